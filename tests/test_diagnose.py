@@ -1,0 +1,89 @@
+"""Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights that an update changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from codechat import diagnose
+from codechat.config import ConfigError
+
+
+def groups(n: int, varying: int, reward: float = 0.3) -> torch.Tensor:
+    """(n, 4) rewards of which `varying` groups hold two different values."""
+    rewards = torch.full((n, 4), reward)
+    rewards[:varying, 0] = 0.55
+    return rewards
+
+
+@pytest.mark.parametrize("varying, verdict", [(0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")])
+def test_verdict_follows_the_share_of_groups_with_variance(varying: int, verdict: str) -> None:
+    found = diagnose.judge(groups(100, varying), torch.zeros(100, 4, dtype=torch.bool))
+    assert (found.verdict, found.effective_groups, found.frac_zero_std) == (verdict, varying, 1 - varying / 100)
+    assert found.remedy
+
+
+def test_saturated_comes_first_and_needs_more_than_85_percent() -> None:
+    correct = torch.zeros(100, 4, dtype=torch.bool)
+    correct.view(-1)[:340] = True  # exactly 85 %
+    assert diagnose.judge(correct.float(), correct).verdict == "DEAD"  # 85 groups all right, 15 all wrong: no variance at all
+    correct.view(-1)[340] = True
+    assert diagnose.judge(correct.float(), correct).verdict == "SATURATED"
+
+
+def test_numbers_of_a_diagnosis() -> None:
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    found = diagnose.judge(rewards, rewards == 1, min_groups=1)
+    assert found.correct_share == found.reward_mean == 0.25
+    assert found.pass_at == {1: 0.25, 2: 0.5}
+    assert found.reward_std == pytest.approx(0.1875**0.5)
+    assert found.frac_with_variance == 0.5
+
+
+def test_too_few_groups_or_a_group_of_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="63 groups.*--groups 64"):
+        diagnose.judge(groups(63, 10), torch.zeros(63, 4, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="group_size 1"):
+        diagnose.judge(torch.zeros(64, 1), torch.zeros(64, 1, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="same"):
+        diagnose.judge(torch.zeros(64, 2), torch.zeros(64, 4, dtype=torch.bool))
+
+
+def test_tiny_differences_of_a_float_mean_are_no_variance() -> None:
+    rewards = torch.full((64, 7), 0.3)  # 0.3 has no exact mean in float32
+    assert diagnose.judge(rewards, torch.zeros(64, 7, dtype=torch.bool)).verdict == "DEAD"
+
+
+def test_sentinel_stops_after_twenty_dead_steps_in_a_row() -> None:
+    watch = diagnose.Sentinel()
+    assert not any(watch.update(0.0) for _ in range(19))
+    assert not watch.update(0.05)  # one live step starts the count again
+    assert [watch.update(0.049) for _ in range(20)] == [False] * 19 + [True]
+
+
+def test_sentinel_continues_its_count_after_a_resume() -> None:
+    first, second = diagnose.Sentinel(patience=3), diagnose.Sentinel(patience=3)
+    first.update(0.0), first.update(0.0)
+    second.load_state(first.state())
+    assert second.update(0.0)
+
+
+def test_share_of_changed_weights_counts_bf16_values_only() -> None:
+    model = torch.nn.Linear(4, 5, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        before = diagnose.bf16_snapshot(model)
+        model.weight[0] += 1e-4  # lost: bf16 steps at 1 are 2^-7
+        assert diagnose.weights_changed_bf16(before, model) == 0.0
+        model.weight[1] += 1e-2
+    assert diagnose.weights_changed_bf16(before, model) == pytest.approx(0.2)
+
+
+def test_snapshot_is_a_copy_even_of_bf16_weights() -> None:
+    model = torch.nn.Linear(2, 2, bias=False).bfloat16()
+    before = diagnose.bf16_snapshot(model)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    assert diagnose.weights_changed_bf16(before, model) == 1.0
+    with pytest.raises(ConfigError, match="snapshot"):
+        diagnose.weights_changed_bf16(before, torch.nn.Linear(3, 2))
