@@ -1,0 +1,285 @@
+"""The corpus: what is written, what is read back, and which window comes next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from codechat import corpus, sources, tokenizer
+from codechat.config import DataError, MissingFile
+
+BYTES = tokenizer.load("bytes")
+
+
+def texts(n: int) -> list[str]:
+    return [f"def f{i}(x):\n    return x + {i}\n" * 3 for i in range(n)]
+
+
+def write(out: Path, documents=None, **options) -> dict:
+    return corpus.write_corpus(texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options)
+
+
+def stream(out: Path, split: str) -> np.ndarray:
+    return np.concatenate(corpus.open_corpus(out, split).shards)
+
+
+def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_path):
+    manifest = write(tmp_path)
+    parts = {s: BYTES.decode(stream(tmp_path, s).tolist()).split("<|endoftext|>")[:-1] for s in ("train", "val")}
+    assert parts["val"] and sorted(parts["train"] + parts["val"]) == sorted(texts(60))
+    assert manifest["train_documents"] == len(parts["train"])
+    for split, kept in parts.items():
+        assert manifest[f"{split}_bytes"] == sum(map(len, kept))
+        assert manifest[f"{split}_tokens"] == sum(map(len, kept)) + len(kept) == len(stream(tmp_path, split))
+
+
+def test_the_split_follows_the_text_not_the_order_or_the_company(tmp_path):
+    write(tmp_path / "a")
+    write(tmp_path / "b", list(reversed(texts(60)))[:50])
+    held = {k: set(BYTES.decode(stream(tmp_path / k, "val").tolist()).split("<|endoftext|>")) for k in "ab"}
+    assert held["b"] <= held["a"]
+
+
+def test_the_last_partial_shard_is_kept_and_shards_concatenate_to_the_same_ids(tmp_path):
+    one = write(tmp_path / "one")
+    many = write(tmp_path / "many", shard_tokens=700)
+    sizes = [f["tokens"] for f in many["files"] if f["split"] == "train"]
+    assert len(sizes) > 2 and set(sizes[:-1]) == {700} and 0 < sizes[-1] < 700
+    assert sum(sizes) == one["train_tokens"]
+    assert np.array_equal(stream(tmp_path / "one", "train"), stream(tmp_path / "many", "train"))
+
+
+def test_same_input_gives_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        write(tmp_path / name)
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert "manifest.json" in files and not [f for f in files if f.endswith(".tmp")]
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+def test_duplicates_and_empty_documents_are_skipped_by_rule_and_counted(tmp_path):
+    manifest = write(tmp_path, [*texts(20), *texts(20), " \n"])
+    assert manifest["kept"] == 20 and manifest["skipped"] == {"duplicate": 20, "empty": 1}
+    assert manifest["dropped"] == {}
+
+
+def test_limits_stop_after_the_document_that_reaches_them(tmp_path):
+    by_tokens = write(tmp_path / "t", max_tokens=500)
+    assert 500 <= by_tokens["train_tokens"] + by_tokens["val_tokens"] < 500 + 120
+    by_bytes = write(tmp_path / "b", max_bytes=500)
+    assert 500 <= by_bytes["train_bytes"] + by_bytes["val_bytes"] < 500 + 120
+
+
+def test_a_single_document_is_cut_at_a_line_near_its_end(tmp_path):
+    write(tmp_path, ["".join(f"line {i}\n" for i in range(100))])
+    held = BYTES.decode(stream(tmp_path, "val").tolist())
+    assert held.startswith("line ") and held.startswith("line 9") and held.endswith("line 99\n<|endoftext|>")
+
+
+def test_a_new_corpus_replaces_the_old_one_whole(tmp_path):
+    write(tmp_path, shard_tokens=500)
+    manifest = write(tmp_path, texts(12))
+    assert {p.name for p in tmp_path.glob("*.bin")} == {f["name"] for f in manifest["files"]}
+    corpus.verify(tmp_path)
+
+
+def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_path):
+    write(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def failing():
+        yield from texts(30)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match="disk full"):
+        write(tmp_path, failing())
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_changed_shard_is_found_by_its_hash_and_a_cut_one_by_its_size(tmp_path):
+    write(tmp_path)
+    shard = tmp_path / "train_000000.bin"
+    raw = shard.read_bytes()
+    shard.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    with pytest.raises(DataError, match="sha256"):
+        corpus.verify(tmp_path)
+    shard.write_bytes(raw[:-2])
+    with pytest.raises(DataError, match=rf"{len(raw) - 2} bytes; manifest.json says {len(raw)}"):
+        corpus.open_corpus(tmp_path, "train")
+
+
+# ------------------------------------------------------------------ windows
+
+def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
+    write(tmp_path)
+    data = stream(tmp_path, "train").tobytes()
+    ids, targets = corpus.WindowLoader(tmp_path, "train", 4, 32).next()
+    assert ids.shape == targets.shape == (4, 32) and ids.dtype == torch.int64
+    assert torch.equal(ids[:, 1:], targets[:, :-1])
+    for row, last in zip(ids.tolist(), targets[:, -1].tolist(), strict=True):
+        assert np.array([*row, last], dtype="<u2").tobytes() in data
+
+
+def test_ranks_and_accumulation_take_turns_in_one_sequence_of_windows(tmp_path):
+    write(tmp_path, shard_tokens=900)
+    whole = corpus.WindowLoader(tmp_path, "train", 8, 16, seed=3)
+    alone = corpus.WindowLoader(tmp_path, "train", 2, 16, seed=3)
+    ranks = [corpus.WindowLoader(tmp_path, "train", 4, 16, seed=3, rank=r, world=2) for r in range(2)]
+    for _ in range(3):
+        want = whole.next()[0]
+        assert torch.equal(want, torch.cat([alone.next()[0] for _ in range(4)]))
+        assert torch.equal(want, torch.cat([r.next()[0] for r in ranks]))
+
+
+def test_state_resumes_exactly_and_refuses_another_seed(tmp_path):
+    write(tmp_path)
+    loader = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1)
+    loader.next()
+    state = json.loads(json.dumps(loader.state()))
+    want = [loader.next() for _ in range(3)]
+    again = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=1)
+    again.load_state(state)
+    for ids, targets in want:
+        got = again.next()
+        assert torch.equal(ids, got[0]) and torch.equal(targets, got[1])
+    other = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2)
+    assert not torch.equal(other.next()[0], want[0][0])
+    with pytest.raises(DataError, match="seed 1; this run has 2"):
+        other.load_state(state)
+
+
+def test_every_start_is_drawn_about_equally_often(tmp_path):
+    corpus.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
+    loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)
+    starts = sum(max(0, len(s) - 8) for s in loader.corpus.shards)
+    draws = corpus._mix(5, np.arange(100_000, dtype=np.uint64)) % np.uint64(starts)
+    counts = np.bincount(draws.astype(np.int64), minlength=starts)
+    expected = 100_000 / starts
+    assert np.abs(counts - expected).max() < 6 * expected**0.5
+
+
+def test_a_corpus_smaller_than_a_block_is_refused_with_both_numbers(tmp_path):
+    manifest = write(tmp_path)
+    tokens = manifest["train_tokens"]
+    with pytest.raises(DataError, match=rf"{tokens} train tokens.*needs {tokens + 1}"):
+        corpus.WindowLoader(tmp_path, "train", 1, tokens)
+    ids, _ = corpus.WindowLoader(tmp_path, "train", 1, tokens - 1).next()
+    assert ids.shape == (1, tokens - 1)
+
+
+# ------------------------------------------------------------------ validation
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path, batch):
+    tok = tokenizer.load("gpt2:4096")
+    documents = [t + "# é 漢字\n" for t in texts(60)]
+    corpus.write_corpus(documents, tmp_path, tok, val_share=0.2)
+    data = stream(tmp_path, "val")
+    batches = list(corpus.val_windows(tmp_path, 24, batch=batch))
+    seen = torch.cat([t[t != -100] for _, t, _ in batches])
+    assert seen.tolist() == data[1:].tolist()
+    text = [i for i in seen.tolist() if i != tok.eot_id]
+    assert sum(n for *_, n in batches) == sum(len(tok.token_bytes(i)) for i in text)
+    limited = list(corpus.val_windows(tmp_path, 24, 2, batch=batch))
+    assert sum(len(ids) for ids, *_ in limited) == 2 and torch.equal(limited[0][0][0], batches[0][0][0])
+
+
+# ------------------------------------------------------------------ the original project's shards
+
+def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
+    for i in range(3):
+        np.arange(i * 100, i * 100 + 100, dtype="<u2").tofile(tmp_path / f"shard_{i:04d}.bin")
+    manifest = corpus.read_manifest(tmp_path)
+    assert manifest["tokenizer"] == "gpt2" and "shard_0002.bin, is held out" in manifest["note"]
+    assert stream(tmp_path, "train").tolist() == list(range(200))
+    assert stream(tmp_path, "val").tolist() == list(range(200, 300))
+    assert sum(int((t != -100).sum()) for _, t, _ in corpus.val_windows(tmp_path, 16)) == 99
+
+
+def test_a_single_bare_shard_gives_its_end_to_validation(tmp_path):
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "shard_0000.bin")
+    assert stream(tmp_path, "train").tolist() == list(range(980))
+    assert stream(tmp_path, "val").tolist() == list(range(980, 1000))
+
+
+# ------------------------------------------------------------------ sources and bad input
+
+def python_tree(root: Path) -> None:
+    files = {
+        "pkg/a.py": "def a():\n    return 1\n", "pkg/tests/test_a.py": "assert a() == 1\n",
+        "pkg/_vendor/b.py": "def b():\n    return 2\n", "pkg/test_c.py": "import a\n",
+        "codechat/gpt.py": "class GPT:\n    pass\n", "site-packages/d.py": "def d():\n    return 4\n",
+        "pkg/table.py": "T = [" + "0, 1, 2, 3,\n" * 50 + "]\n", "pkg/long.py": "x = '" + "a" * 1200 + "'\n",
+        "pkg/e.py": "\ufeffdef e():\r\n    return 5\r\n",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+
+
+def test_embedded_python_keeps_programs_and_counts_what_it_leaves_out(tmp_path):
+    python_tree(tmp_path)
+    ledger = sources.Ledger("embedded", sources.PYTHON_REASONS)
+    found = {d.name: d.text for d in sources.embedded_python(ledger, [("stdlib", tmp_path)])}
+    assert found == {"pkg/a.py": "def a():\n    return 1\n", "pkg/e.py": "def e():\n    return 5\n"}
+    assert ledger.skipped == {"tests": 2, "vendored": 1, "this_project": 1, "mostly_data": 1, "long_lines": 1}
+    assert not ledger.lost
+
+
+def test_the_order_of_documents_does_not_depend_on_the_machine(tmp_path):
+    for root in ("x/y", "z"):
+        for i in range(30):
+            path = tmp_path / root / "pkg" / f"m{i}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"def f():\n    return {i}\n")
+    orders = [[d.name for d in sources.embedded_python(sources.Ledger("e"), [("stdlib", tmp_path / r)])]
+              for r in ("x/y", "z")]
+    assert orders[0] == orders[1] != sorted(orders[0])
+
+
+def test_files_that_are_not_utf8_are_dropped_counted_and_stop_the_source_above_their_share(tmp_path):
+    for i in range(20):
+        (tmp_path / f"m{i}.py").write_text(f"def f():\n    return {i}\n")
+    (tmp_path / "latin.py").write_bytes(b"# caf\xe9 au lait, a comment\n")
+
+    def prepare(allowed: float) -> dict:
+        ledger = sources.Ledger("embedded", {"not_utf8": allowed, "unreadable": 0.05})
+        documents = sources.embedded_python(ledger, [("stdlib", tmp_path)])
+        return write(tmp_path / "out", documents, ledger=ledger)
+
+    assert prepare(0.05)["dropped"] == {"not_utf8": 1}
+    with pytest.raises(DataError, match=r"lost 1 of 21 rows \(4.8%\) to 'not_utf8'; at most 4.0%"):
+        prepare(0.04)
+
+
+def test_an_undeclared_drop_reason_is_a_bug_of_the_source():
+    with pytest.raises(KeyError, match="does not declare"):
+        sources.Ledger("x", {"a": 0.1}).lose("b")
+
+
+def test_no_text_at_all_is_refused(tmp_path):
+    with pytest.raises(DataError, match="kept no row.*empty 1"):
+        write(tmp_path, [""])
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_absent_or_foreign_directory_is_refused(tmp_path):
+    with pytest.raises(MissingFile, match="neither manifest.json nor"):
+        corpus.open_corpus(tmp_path, "train")
+    (tmp_path / "manifest.json").write_text('{"files": ')
+    with pytest.raises(DataError, match="is not JSON"):
+        corpus.open_corpus(tmp_path, "train")
+    (tmp_path / "manifest.json").write_text('{"domains": {}}')
+    with pytest.raises(DataError, match="not the manifest of a corpus"):
+        corpus.open_corpus(tmp_path, "train")
+
+
+def test_an_unknown_split_names_the_known_ones(tmp_path):
+    write(tmp_path)
+    with pytest.raises(DataError, match=r"no split 'test'; it has \['train', 'val'\]"):
+        corpus.open_corpus(tmp_path, "test")
