@@ -1,0 +1,32 @@
+"""What all tests share: two threads, skips with a reason, the folder of real samples."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported, and for the processes that tests start: a test run leaves the rest of the machine usable.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real samples in the hubs' columns, beside the repository; a test that needs it is skipped without."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no real samples: ../shared/data is absent beside {SHARED_DATA.parents[1].name}/")
+    return SHARED_DATA
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is no CUDA device; torch is asked only if there are any."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
