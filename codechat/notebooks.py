@@ -49,7 +49,7 @@ LANGUAGE = {
     "mimetype": "text/x-python",
     "pygments_lexer": "ipython3",
 }
-MAGIC = re.compile(r"^\s*(# )?[%!](?!%)\s*[A-Za-z]")
+MAGIC = re.compile(r"^\s*(# )?(%%?|!)[A-Za-z]")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -179,17 +179,9 @@ def execute_copy(
 
 def parameter_names(notebook: NotebookNode) -> set[str]:
     """Names assigned in the cell tagged `parameters`; empty without such a cell."""
-    found: set[str] = set()
-    for cell in _code(notebook):
-        if "parameters" in cell.metadata.get("tags", []):
-            for statement in ast.parse(cell.source).body:
-                targets = (
-                    statement.targets
-                    if isinstance(statement, ast.Assign)
-                    else [getattr(statement, "target", None)]
-                )
-                found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
+    cells = [cell for cell in _code(notebook) if "parameters" in cell.metadata.get("tags", [])]
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _code(notebook: Mapping) -> list[NotebookNode]:
@@ -198,9 +190,12 @@ def _code(notebook: Mapping) -> list[NotebookNode]:
 
 def _source(name: str, root: Path) -> NotebookNode:
     """The notebook of a source file, without outputs; ids follow from the text: a rebuild keeps them."""
-    path = root / "nbs_py" / f"{name}.py"
-    notebook = jupytext.read(path, config=load_jupytext_config(str(root)))
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": LANGUAGE})
+    config = load_jupytext_config(str(root))
+    notebook = jupytext.read(root / "nbs_py" / f"{name}.py", config=config)
+    # The filters are those that `jupytext --sync` would write: a later sync then finds nothing to change.
+    filters = {key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")}
+    metadata = {"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE}
+    notebook.metadata = nbformat.from_dict(metadata)
     seen: dict[str, int] = {}
     for cell in notebook.cells:
         digest = hashlib.sha256(f"{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]

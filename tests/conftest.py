@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported, and for the processes that tests start: a test run leaves the rest of the machine usable.
+# Before torch is imported, and for the processes that tests start: a test run leaves the machine usable.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -15,7 +15,7 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of real samples in the hubs' columns, beside the repository; a test that needs it is skipped without."""
+    """Folder of real samples in the hubs' columns, beside the repository; tests that need it skip without."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real samples: ../shared/data is absent beside {SHARED_DATA.parents[1].name}/")
     return SHARED_DATA

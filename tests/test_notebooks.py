@@ -1,0 +1,247 @@
+"""The notebook tools on a small project: what a build writes, what a check finds, what a copy claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from codechat import notebooks
+from codechat.config import DataError, MissingFile
+from codechat.notebooks import NotebookError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ADDS = """# %% [markdown]
+# # Two and one is three
+# **Question.** Is it? **Result.** 3.
+
+# %% tags=["parameters"]
+one, label = 1, "sum"
+one: int = 1
+
+# %%
+import os
+import sys
+import warnings
+
+import codechat
+
+print(os.getcwd(), os.listdir(), codechat.__file__, object())
+warnings.warn("said by a cell")
+print(sys.prefix)
+
+# %%
+assert 2 + one == 3, f"{2 + one} is not 3"
+"""
+OTHER = ADDS.replace("one: int = 1\n", "other = 5\n").replace("2 + one == 3", "other == 5")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with one built notebook."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "nbs_py").mkdir()
+    shutil.copy(ROOT / "jupytext.toml", root)
+    (root / "nbs_py" / "01_adds.py").write_text(ADDS)
+    notebooks.build("01_adds", root=root)
+    return root
+
+
+@pytest.fixture
+def project(built: Path, tmp_path: Path) -> Path:
+    """A copy of the built project that a test may change."""
+    return Path(shutil.copytree(built, tmp_path / "project"))
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    notebook = json.loads(path.read_text())
+    change(notebook)
+    path.write_text(json.dumps(notebook))
+
+
+def text_outputs(root: Path) -> str:
+    notebook = json.loads((root / "notebooks" / "01_adds.ipynb").read_text())
+    return "".join(
+        "".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", [])
+    )
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+# --- build
+
+
+def test_a_built_notebook_passes_its_check(built: Path) -> None:
+    assert notebooks.check(root=built) == []
+
+
+def test_outputs_name_no_machine_and_ran_in_an_empty_folder(built: Path) -> None:
+    text = text_outputs(built)
+    assert text.startswith(". [] ")
+    assert "<object object at 0x...>" in text and "<cell>:" in text
+    assert not re.search(rf"{re.escape(sys.prefix)}|{re.escape(str(Path.home()))}/|0x[0-9a-f]{{6}}", text)
+
+
+def test_the_kernel_is_this_python(built: Path) -> None:
+    assert "\n.venv\n" in text_outputs(built), (
+        "its sys.prefix is ours, which the scrubbed output spells .venv"
+    )
+
+
+def test_a_second_build_changes_no_byte(project: Path) -> None:
+    before = {path: path.read_bytes() for path in project.rglob("*01_adds.*")}
+    notebooks.build("01_adds", root=project)
+    assert before == {path: path.read_bytes() for path in project.rglob("*01_adds.*")}
+
+
+@pytest.mark.parametrize("newer", ["nbs_py/01_adds.py", "notebooks/01_adds.ipynb"])
+def test_jupytext_finds_nothing_to_sync(project: Path, newer: str) -> None:
+    pair = [project / "nbs_py/01_adds.py", project / "notebooks/01_adds.ipynb"]
+    os.utime(project / newer, (4e9, 4e9))
+    before = [path.read_bytes() for path in pair]
+    subprocess.run(
+        [sys.executable, "-m", "jupytext", "--sync", str(pair[0])],
+        cwd=project,
+        check=True,
+        capture_output=True,
+    )
+    assert [path.read_bytes() for path in pair] == before
+
+
+def test_a_cell_that_fails_leaves_the_committed_notebook(project: Path) -> None:
+    before = (project / "notebooks" / "01_adds.ipynb").read_bytes()
+    replace(project / "nbs_py" / "01_adds.py", "import warnings\n", "import warnings\n1 / 0\n")
+    with pytest.raises(NotebookError, match="code cell 2 of 3: ZeroDivisionError") as caught:
+        notebooks.build("01_adds", root=project)
+    assert "1 / 0" in caught.value.traceback
+    assert (project / "notebooks" / "01_adds.ipynb").read_bytes() == before
+
+
+def test_a_cell_that_does_not_end_is_named(project: Path) -> None:
+    replace(project / "nbs_py" / "01_adds.py", "import warnings\n", "import time\ntime.sleep(60)\n")
+    with pytest.raises(NotebookError, match="code cell 2 of 3 did not end"):
+        notebooks.build("01_adds", root=project, timeout_s=1)
+
+
+def test_a_build_does_not_lose_code_edited_in_the_notebook(project: Path) -> None:
+    path = project / "notebooks" / "01_adds.ipynb"
+    edit(path, lambda notebook: notebook["cells"][1].update(source="one = 7"))
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="jupytext --to py:percent"):
+        notebooks.build("01_adds", root=project)
+    assert path.read_bytes() == before
+
+
+def test_a_report_template_is_stamped_but_not_executed(project: Path) -> None:
+    (project / "nbs_py" / "91_report.py").write_text(ADDS.replace("import os\n", "raise SystemExit\n"))
+    notebooks.build("91_report", root=project)
+    assert notebooks.check(["91_report"], root=project) == []
+    edit(project / "notebooks" / "91_report.ipynb", lambda nb: nb["cells"][1].update(execution_count=1))
+    assert "is not stripped" in notebooks.check(["91_report"], root=project)[0]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(project: Path) -> None:
+    with pytest.raises(MissingFile, match="did you mean 01_adds"):
+        notebooks.names(["01_add"], root=project)
+
+
+# --- check
+
+
+def swap_counts(notebook: dict) -> None:
+    notebook["cells"][1]["execution_count"], notebook["cells"][2]["execution_count"] = 2, 1
+
+
+def add_error(notebook: dict) -> None:
+    error = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
+    notebook["cells"][2]["outputs"].append(error)
+
+
+def add_bulk(notebook: dict) -> None:
+    notebook["cells"][2]["outputs"].append({"output_type": "stream", "name": "stdout", "text": "x" * 300_000})
+
+
+@pytest.mark.parametrize(
+    "change, found",
+    [
+        (lambda nb: nb["metadata"].pop("codechat"), "its stamp is not of the code"),
+        (lambda nb: nb["cells"][0].update(source="# Another claim"), "its cells differ"),
+        (lambda nb: nb["cells"][1]["metadata"].pop("tags"), "its cells differ"),
+        (swap_counts, "not executed once, from top to bottom"),
+        (add_error, "holds an error"),
+        (add_bulk, "at most 300000 are allowed"),
+    ],
+)
+def test_check_finds_a_notebook_that_is_not_its_source_executed(
+    project: Path, change: Callable, found: str
+) -> None:
+    edit(project / "notebooks" / "01_adds.ipynb", change)
+    problems = notebooks.check(root=project)
+    assert len(problems) == 1 and found in problems[0]
+
+
+def test_check_finds_outputs_older_than_their_code(project: Path) -> None:
+    replace(project / "nbs_py" / "01_adds.py", "one: int = 1", "one: int = 2")
+    assert ["its cells differ" in line or "its stamp" in line for line in notebooks.check(root=project)] == [
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("magic", ["%matplotlib inline", "!ls", "# %time x = 1", "%%bash"])
+def test_check_finds_magics(project: Path, magic: str) -> None:
+    replace(project / "nbs_py" / "01_adds.py", "import warnings\n", f"import warnings\n{magic}\n")
+    assert any("a magic ends the pairing" in line for line in notebooks.check(root=project))
+
+
+def test_check_finds_the_lonely_half_of_a_pair(project: Path) -> None:
+    (project / "nbs_py" / "01_adds.py").rename(project / "nbs_py" / "02_moved.py")
+    problems = notebooks.check(root=project)
+    assert any("02_moved.py: has no notebooks/02_moved.ipynb" in line for line in problems)
+    assert any("01_adds.ipynb: has no source" in line for line in problems)
+
+
+# --- copies
+
+
+def test_copies_get_the_parameters_they_define_and_say_which_claims_held(
+    project: Path, tmp_path: Path
+) -> None:
+    (project / "nbs_py" / "02_other.py").write_text(OTHER)
+    committed = (project / "notebooks" / "01_adds.ipynb").read_bytes()
+    said: list[str] = []
+    results = notebooks.execute_copies([], tmp_path / "copies", {"one": 2}, root=project, echo=said.append)
+    assert [(result.name, result.ok) for result in results] == [("01_adds", False), ("02_other", True)]
+    assert results[0].error == "code cell 4 of 4: the claim did not hold: AssertionError: 4 is not 3"
+    assert said[0].startswith("FAILED") and said[1].startswith("held") and "1 of 2 claims held" in said[2]
+    assert "Two and one is three" in said[0]
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"01_adds.ipynb", "02_other.ipynb"}
+    assert (project / "notebooks" / "01_adds.ipynb").read_bytes() == committed
+
+
+def test_a_parameter_that_no_notebook_defines_is_refused(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no notebook has a parameter two; .* define: label, one"):
+        notebooks.execute_copies([], tmp_path, {"two": 2}, root=project)
+    assert not list(tmp_path.glob("*.ipynb"))
+
+
+# --- the project's own notebooks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in notebooks.names() if not notebooks.is_template(name)])
+def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(name: str, tmp_path: Path) -> None:
+    result = notebooks.execute_copy(name, tmp_path / f"{name}.ipynb", {})
+    assert result.ok, result.error
+    assert result.seconds < 180, "a walk-through takes under 90 s on two free cores"
