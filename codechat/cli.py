@@ -1,0 +1,133 @@
+"""`codechat <command>`: a table of commands, and the one place where an exception becomes a message and an exit code.
+
+Each command is the `main(argv)` of a module that is named here as a string and imported when it is asked for, so that `codechat --help`
+needs neither torch nor a data library. `python -m codechat.sft` passes through `run_main` and ends the same way.
+
+Exit codes: 0 done; 2 refused (one line on stderr says what was got and what to do); 130 interrupted.
+
+Left out: catching what nobody expected. A traceback of a defect is worth more than a friendly line about it.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from codechat.config import ConfigError, Refusal, nearest
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class Command(NamedTuple):
+    module: str  # whose main(argv) runs it
+    help: str
+
+
+COMMANDS = {
+    "run": Command("codechat.recipes", "run a recipe: every stage from data to report"),
+    "data": Command("codechat.data", "prepare a corpus, conversations or function-calling problems"),
+    "pretrain": Command("codechat.pretrain", "train a model from scratch on a corpus"),
+    "sft": Command("codechat.sft", "fine-tune on conversations"),
+    "reinforce": Command("codechat.reinforce", "REINFORCE with a group baseline on a task's reward"),
+    "diagnose": Command("codechat.diagnose", "ask before RL whether there is a gradient"),
+    "evaluate": Command("codechat.evaluate", "pass@k of a checkpoint on a task, with intervals"),
+    "xray": Command("codechat.xray", "colour tokens by loss mask, values or share of the gradient"),
+    "talk": Command("codechat.talk", "chat with a checkpoint"),
+    "tools": Command("codechat.tool_talk", "chat with a checkpoint that calls real functions"),
+    "runs": Command("codechat.runs", "list, show, compare and export runs"),
+    "report": Command("codechat.report", "execute a report over finished runs"),
+}
+
+EXAMPLES = """\
+examples:
+  codechat run nano                                   the whole story on two CPU cores
+  codechat talk --ckpt nano/sft --user "write quicksort"
+  codechat tools --ckpt nano/rl --user "What is 12 squared?"
+  codechat runs compare nano/sft nano/rl
+  codechat sft --help                                 every setting of a command"""
+
+STORAGE_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space, then run it again with --resume",
+    errno.EDQUOT: "the disk quota is used up; free some space, then run it again with --resume",
+    errno.EROFS: "the file system is read-only; run in a folder that can be written",
+    errno.EACCES: "permission denied; change the owner or the mode, or run in another folder",
+    errno.EPERM: "the operation is not permitted; change the owner or the mode, or run in another folder",
+    errno.EIO: "the disk reports an input/output error; check the device before trusting what it holds",
+    errno.EFBIG: "the file is larger than the file system or its limit allows; raise the limit or write elsewhere",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n 4096)",
+}
+
+
+def format_help() -> str:
+    """The text of `codechat --help`."""
+    rows = "\n".join(f"  {name:<11}{command.help}" for name, command in COMMANDS.items())
+    return f"usage: codechat COMMAND [OPTIONS]\n\nA laboratory for small code-and-tool-calling language models.\n\ncommands:\n{rows}\n\n{EXAMPLES}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(format_help())
+        return 0 if words else 2
+    if words[0] == "--version":
+        return _print_version()
+    return guarded(_dispatch, words)
+
+
+def run_main(command: Callable[[list[str] | None], Any]) -> None:
+    """End the process with the exit code of a module's `main`: what `python -m codechat.X` calls."""
+    sys.exit(guarded(command, sys.argv[1:]))
+
+
+def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
+    """Call `command(argv)`; turn a refusal, an interrupt or a failing disk into one line on stderr and an exit code."""
+    try:
+        code = command(argv)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except Refusal as refusal:
+        return _fail(str(refusal), 2)
+    except KeyboardInterrupt as stop:
+        return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", INTERRUPTED, "")
+    except BrokenPipeError:
+        # the reader (head, less) has what it wanted; Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in STORAGE_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(where + STORAGE_ERRORS[error.errno], 2)
+
+
+def _dispatch(words: list[str]) -> Any:
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+    return importlib.import_module(COMMANDS[name].module).main(rest)
+
+
+def _fail(message: str, code: int, prefix: str = "error: ") -> int:
+    # a progress bar or a streamed completion may have left the cursor in the middle of a line
+    sys.stdout.flush()
+    print(f"{prefix}{message}", file=sys.stderr)
+    return code
+
+
+def _print_version() -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"codechat {version('codechat')}")
+    except PackageNotFoundError:
+        print("codechat (not installed)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
