@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from codechat import __version__
 from codechat.config import ConfigError, Refusal, nearest
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -51,8 +52,8 @@ examples:
   codechat sft --help                                 every setting of a command"""
 
 STORAGE_ERRORS = {
-    errno.ENOSPC: "the disk is full; free some space, then run it again with --resume",
-    errno.EDQUOT: "the disk quota is used up; free some space, then run it again with --resume",
+    errno.ENOSPC: "the disk is full; free some space and run it again; what was saved before is intact",
+    errno.EDQUOT: "the disk quota is used up; free some space and run it again; what was saved before is intact",
     errno.EROFS: "the file system is read-only; run in a folder that can be written",
     errno.EACCES: "permission denied; change the owner or the mode, or run in another folder",
     errno.EPERM: "the operation is not permitted; change the owner or the mode, or run in another folder",
@@ -70,13 +71,7 @@ def format_help() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. SystemExit passes through where a command raises it (--help)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(format_help())
-        return 0 if words else 2
-    if words[0] == "--version":
-        return _print_version()
-    return guarded(_dispatch, words)
+    return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
 def run_main(command: Callable[[list[str] | None], Any]) -> None:
@@ -106,6 +101,12 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> Any:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(format_help())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"codechat {__version__}")
+        return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
@@ -117,16 +118,6 @@ def _fail(message: str, code: int, prefix: str = "error: ") -> int:
     sys.stdout.flush()
     print(f"{prefix}{message}", file=sys.stderr)
     return code
-
-
-def _print_version() -> int:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        print(f"codechat {version('codechat')}")
-    except PackageNotFoundError:
-        print("codechat (not installed)")
-    return 0
 
 
 if __name__ == "__main__":
