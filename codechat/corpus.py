@@ -20,7 +20,6 @@ import errno
 import hashlib
 import io
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -32,7 +31,7 @@ import torch
 
 from codechat import tokenizer as tokenizers
 from codechat.config import DataError, MissingFile
-from codechat.shards import ShardWriter, write_atomic
+from codechat.shards import ShardWriter, Tally, write_atomic
 from codechat.sources import Document, Ledger, digest, fraction
 
 MANIFEST = "manifest.json"
@@ -74,7 +73,7 @@ def write_corpus(
     ledger = ledger or Ledger("text")
     parts = _assign(_unique(documents, ledger), val_share)
     writers = {split: ShardWriter(out, split, shard_tokens) for split in ("train", "val")}
-    tally = _Tally()
+    tally = Tally()
     try:
         for document, split, ids in _encoded(parts, tokenizer):
             writers[split].append(ids)
@@ -154,37 +153,11 @@ def _encode_chunk(
         yield document, split, np.array([*ids, tokenizer.eot_id], dtype="<u2")
 
 
-class _Tally:
-    """Documents, bytes of text and tokens, by split and by source."""
-
-    def __init__(self) -> None:
-        self.documents: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter()
-        self.sources: dict[str, Counter[str]] = {}
-
-    def add(self, document: Document, split: str, tokens: int) -> None:
-        size = len(document.text.encode("utf-8", "replace"))
-        self.documents[split] += 1
-        self.bytes[split] += size
-        self.tokens[split] += tokens
-        source = self.sources.setdefault(document.source, Counter())
-        source.update(documents=1, bytes=size, tokens=tokens)
-
-    def totals(self) -> dict[str, int]:
-        counts = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
-        return {f"{split}_{name}": n[split] for name, n in counts.items() for split in ("train", "val")}
-
-    def reached(self, max_tokens: int | None, max_bytes: int | None) -> bool:
-        return (max_tokens is not None and self.tokens.total() >= max_tokens) or (
-            max_bytes is not None and self.bytes.total() >= max_bytes
-        )
-
-
 def _manifest(
-    tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: _Tally, ledger: Ledger
+    tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: Tally, ledger: Ledger
 ) -> dict[str, Any]:
     return {
+        "hash": hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest(),
         "tokenizer": tokenizer.spec,
         "tokenizer_state": tokenizer.to_dict(),
         "n_vocab": tokenizer.n_vocab,
@@ -374,11 +347,12 @@ def _mix(seed: int, counters: np.ndarray) -> np.ndarray:
 
 
 def val_windows(
-    directory: Path | str, T: int, limit: int | None = None, *, batch: int = 1, split: str = "val"
+    directory: Path | str, T: int, limit: int | None = None, *, batch: int = 1, split: str = "val",
+    rank: int = 0, world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """(ids (B, T), targets (B, T), bytes of text behind the targets), each token of the split a target
-    exactly once but the very first. `limit` counts windows. The last row is padded with target -100, the last
-    batch may have fewer rows.
+    exactly once but the very first. `limit` counts windows of all ranks; batches are dealt to ranks in turn.
+    The last row is padded with target -100, the last batch may have fewer rows.
     """
     corpus = open_corpus(directory, split)
     lengths = corpus.token_bytes()
@@ -388,7 +362,7 @@ def val_windows(
         have = f"corpus {directory} holds {len(stream)} {split} tokens"
         raise DataError(f"{have}; at least 2 are needed; prepare more text")
     count = count if limit is None else min(limit, count)
-    for first in range(0, count, batch):
+    for first in range(rank * batch, count, batch * world):
         rows = range(first, min(first + batch, count))
         ids, targets = _val_rows(stream, rows, T, corpus.manifest["eot_id"])
         n_bytes = int(lengths[targets[targets != IGNORE]].sum())

@@ -1,17 +1,21 @@
 """Writing flat uint16 shards so that nothing half done is ever seen: every file is made under a `.tmp` name
 first.
 
-Left out: what a corpus is (corpus) and reading (a shard is a plain array: `numpy.memmap`).
+`Tally` counts what went into them. Left out: what a corpus is (corpus) and reading (a shard is a plain array:
+`numpy.memmap`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+
+from codechat.sources import Document
 
 
 def write_atomic(path: Path, raw: bytes) -> None:
@@ -74,3 +78,30 @@ class ShardWriter:
     def publish(self) -> None:
         for file in self.files:
             os.replace(self.out / f"{file['name']}.tmp", self.out / file["name"])
+
+
+class Tally:
+    """Documents, bytes of text and tokens, by split and by source."""
+
+    def __init__(self) -> None:
+        self.documents: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.sources: dict[str, Counter[str]] = {}
+
+    def add(self, document: Document, split: str, tokens: int) -> None:
+        size = len(document.text.encode("utf-8", "replace"))
+        self.documents[split] += 1
+        self.bytes[split] += size
+        self.tokens[split] += tokens
+        source = self.sources.setdefault(document.source, Counter())
+        source.update(documents=1, bytes=size, tokens=tokens)
+
+    def totals(self) -> dict[str, int]:
+        counts = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
+        return {f"{split}_{name}": n[split] for name, n in counts.items() for split in ("train", "val")}
+
+    def reached(self, max_tokens: int | None, max_bytes: int | None) -> bool:
+        return (max_tokens is not None and self.tokens.total() >= max_tokens) or (
+            max_bytes is not None and self.bytes.total() >= max_bytes
+        )

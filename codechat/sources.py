@@ -43,10 +43,12 @@ class Document:
 
 @dataclass
 class Ledger:
-    """Counts of one source. `reasons`: loss reason -> largest share of (kept + lost) that it may take."""
+    """Counts of one source. `reasons`: loss reason -> largest share of (kept + lost) that it may take.
+    `remedy`: what a user can do about a loss, the end of the error message."""
 
     source: str
     reasons: Mapping[str, float] = field(default_factory=dict)
+    remedy: str = "repair the input, or raise --max-lost"
     kept: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -88,7 +90,7 @@ class Ledger:
             if n > self.reasons[reason] * total:
                 raise DataError(
                     f"source {self.source} lost {n} of {total} rows ({n / total:.1%}) to {reason!r}; "
-                    f"at most {self.reasons[reason]:.1%} is allowed; repair the input, or raise --max-lost"
+                    f"at most {self.reasons[reason]:.1%} is allowed; {self.remedy}"
                 )
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
