@@ -346,24 +346,21 @@ def _build_all(chosen: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`build` or `check` the named notebooks, or all; returns 1 if one is wrong, 2 for an unknown name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m codechat.notebooks", description="Build or check the paired notebooks."
-    )
+    """`build` or `check` the named notebooks, or all; returns 1 if something is wrong with one."""
+    prog = "python -m codechat.notebooks"
+    parser = argparse.ArgumentParser(prog=prog, description="Build or check the paired notebooks.")
     parser.add_argument(
         "action", choices=("build", "check"), help="build executes and stamps; check only reads"
     )
     parser.add_argument("names", nargs="*", help="names without folder and suffix (default: all)")
     args = parser.parse_args(argv)
-    try:
-        failed = _build_all(args.names) if args.action == "build" else 0
-        problems = check(args.names)
-    except Refusal as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    failed = _build_all(args.names) if args.action == "build" else 0
+    problems = check(args.names)
     print("\n".join(problems) or "notebooks are paired, fresh and executed")
     return 1 if failed or problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from codechat.cli import run_main
+
+    run_main(main)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import fnmatch
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from codechat import notebooks
+from codechat import cli, config, notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -236,6 +238,40 @@ def test_ci_ends_in_the_closing_line_of_pytest(tmp_path: Path, output: str, code
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     ran = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (code, closing)
+
+
+# --- README
+
+
+def documented() -> list[str]:
+    """Commands of the README's shell blocks, continuation lines joined and comments removed."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [command for line in lines if (command := line.split("  #")[0].split("# ")[0].strip())]
+
+
+@pytest.mark.parametrize("command", [line for line in documented() if "codechat" in line])
+def test_documented_command_and_its_flags_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command.replace("-m codechat.", "codechat "))
+    words = words[[word.endswith("codechat") for word in words].index(True) + 1 :]
+    flags = [word for word in words if word.startswith("--")]
+    command_words = words[: words.index(flags[0])] if flags else words
+    with contextlib.suppress(SystemExit):
+        assert cli.main([*command_words, "--help"]) == 0, capsys.readouterr().err
+    known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+    known |= {"--" + alias.replace("_", "-") for alias in config.ALIASES}
+    assert set(flags) <= known
+
+
+def test_documented_make_targets_exist() -> None:
+    targets = {line.split()[1] for line in documented() if line.startswith("make ")}
+    assert targets and targets <= set(TARGETS)
+
+
+def test_readme_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    assert links and not [link for link in links if link and not (ROOT / link).exists()]
 
 
 # --- what is committed
