@@ -1,0 +1,107 @@
+"""What a task is: problems, a prompt for each, and one `score` that training and evaluation share.
+
+A task carries its own reward, so that the number that is optimised and the number that is quoted cannot drift apart.
+`Score.reward` may be shaped; `Score.correct` never is. Each task must also score its own gold answers at its maximum
+reward: `gold_gate` checks that and counts the failures by reason, because a reward that rejects right answers looks
+exactly like a policy that cannot learn.
+
+Left out: multi-turn environments (a problem here is one prompt and one completion).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from codechat.config import DataError
+
+Message = dict[str, str]
+SPLITS = ("train", "select", "test", "test_hard")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One task item. messages: what the policy is shown. gold: plain json data that `Task.score` compares with."""
+
+    id: str
+    messages: list[Message]
+    gold: Any
+    split: str
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind the reward.
+    correct: the exact answer, nothing less."""
+
+    reward: float
+    tier: str
+    parts: Mapping[str, Any]
+    correct: bool
+
+
+@runtime_checkable
+class Task(Protocol):
+    """tiers are ordered from worst to best; max_reward is what a gold answer must score."""
+
+    name: str
+    tiers: tuple[str, ...]
+    max_reward: float
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        """At most `limit` problems of a split, the same ones for the same seed. DataError for an unknown split."""
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        """The messages before the completion."""
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        """Judge a completion's text. Never raises, whatever the text holds."""
+
+    def gold(self, problem: Problem) -> str:
+        """A completion text that must score `max_reward`."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How many of n gold answers score the task's maximum; the others by reason, with a few of their ids."""
+
+    task: str
+    n: int
+    passed: int
+    reasons: Counter[str]
+    examples: Mapping[str, list[str]]
+
+    @property
+    def ok(self) -> bool:
+        """True when there was something to check and all of it passed."""
+        return self.n > 0 and self.passed == self.n
+
+    def require(self) -> Gate:
+        """Itself when every gold answer passes; DataError with the counts otherwise."""
+        if not self.n:
+            raise DataError(f"the gold gate of task {self.task} saw no problems; at least one is required; "
+                            "check the split, the path and the limit")
+        if not self.ok:
+            counts = ", ".join(f"{reason}: {n} (such as {self.examples[reason][0]})"
+                               for reason, n in self.reasons.most_common())
+            raise DataError(f"{self.n - self.passed} of {self.n} gold answers of task {self.task} do not score the "
+                            f"maximum: {counts}; every one must; mend the task's reader or its reward before training")
+        return self
+
+
+def gold_gate(task: Task, problems: Iterable[Problem], examples: int = 3) -> Gate:
+    """Score every gold answer of `problems`. A gold answer that fails counts under the tier it reached."""
+    n, reasons, ids = 0, Counter[str](), dict[str, list[str]]()
+    for problem in problems:
+        n += 1
+        score = task.score(problem, task.gold(problem))
+        if score.correct and score.reward == task.max_reward:
+            continue
+        reason = score.tier if score.reward < task.max_reward else "maximum reward but not correct"
+        reasons[reason] += 1
+        if len(ids.setdefault(reason, [])) < examples:
+            ids[reason].append(problem.id)
+    return Gate(task.name, n, n - reasons.total(), reasons, ids)

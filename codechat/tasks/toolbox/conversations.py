@@ -1,0 +1,215 @@
+"""Requests, dialogues, problems and behaviour probes made from the tools.
+
+Everything is drawn from one generator per (purpose, split, seed), so the first n of a longer list are the shorter
+list. A prompt offers the gold tool and up to three others that could not serve the request. Negatives teach when not to
+call: the fitting tool is missing, there are no tools at all, or the user only chats.
+
+Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system` give
+their system prompts), and requests for two calls at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from codechat import chat
+from codechat.config import ConfigError
+from codechat.tasks.base import SPLITS, Message, Problem
+from codechat.tasks.toolbox.catalogue import TOOLS, execute, family, respond
+from codechat.tasks.toolbox.tool import LEVELS, Tool
+
+MAX_DISTRACTORS = 3
+SECOND_REQUEST_SHARE = 0.3
+NEUTRAL = ("You are a helpful assistant.", "You are CodeChat.", "Answer the user.", "Help the user.", "Be brief.",
+           "You write Python.", "You are a coding assistant.", "Answer in a few words.")
+NO_FUNCTION = ("I have no function for that.", "None of my functions can do that.")
+NO_TOOLS = ("I have no functions here.", "There is no function that I could call.")
+SMALL_TALK = (("Hello!", "Hello! What can I do for you?"), ("Hi there.", "Hi! How can I help?"),
+              ("Thanks!", "You are welcome."), ("Thank you very much.", "You are welcome."),
+              ("Good morning!", "Good morning! What can I do for you?"), ("Bye!", "Goodbye!"),
+              ("Who are you?", "I am CodeChat, a small language model."), ("Are you there?", "Yes, I am here."),
+              ("What is your name?", "I am CodeChat."), ("Nice work.", "Thank you!"))
+# What a negative is; the share of each among negatives follows from its repetitions.
+NEGATIVES = ("unsuitable", "unsuitable", "absent", "absent", "chat")
+CELLS = tuple((asked, present) for asked in ("tool", "code") for present in (True, False))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A tool, arguments for it and the words that ask for them. hard: what of it training never saw."""
+
+    tool: Tool
+    arguments: dict[str, Any]
+    text: str
+    hard: str | None
+
+
+def dialogues(split: str, n: int, seed: int = 0, *, multi_turn_share: float = 0.25, negatives_share: float = 0.15,
+              levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
+    """n rows {"id", "messages", "domain", "meta"}; a level that is repeated in `levels` is drawn more often.
+
+    meta: tools_present, asked ("tool" or "chat"), tools (names offered), level (0 for negatives), hard, and kind
+    ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
+    rng = _generator("dialogues", split, seed, levels)
+    for i in range(n):
+        draw = rng.random()
+        if draw < negatives_share:
+            messages, meta = _negative(rng, split, levels)
+        elif draw < negatives_share + multi_turn_share * (1 - negatives_share):
+            messages, meta = _multi_turn(rng, split, levels)
+        else:
+            request, offered, messages = _positive(rng, split, levels)
+            messages.append(_call(request))
+            meta = _meta(offered, request, "call")
+        yield {"id": f"toolbox-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
+
+
+def problems(split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVELS,
+             negatives_share: float = 0.0) -> list[Problem]:
+    """n single requests. gold: {"name", "arguments"}, or None where no call is right."""
+    rng = _generator("problems", split, seed, levels)
+    made = []
+    for i in range(n):
+        if rng.random() < negatives_share:
+            messages, meta = _negative(rng, split, levels)
+            gold = None
+            messages = messages[:-1]
+        else:
+            request, offered, messages = _positive(rng, split, levels)
+            gold, meta = {"name": request.tool.name, "arguments": request.arguments}, _meta(offered, request, "call")
+        made.append(Problem(f"toolbox-{split}-{seed}-p{i}", messages, gold, split, meta))
+    return made
+
+
+def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
+    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool}, the four cells of CELLS in turn.
+
+    A tool that is asked for is among those present; only in the cell (tool, True) is a call right."""
+    rng = _generator("probes", split, seed, LEVELS)
+    if n and not code_requests:
+        raise ConfigError("probes got no code requests; at least one is required; pass functions to ask for")
+    rows = []
+    for i in range(n):
+        asked, present = CELLS[i % len(CELLS)]
+        if asked == "code":
+            system = tools_system(rng, split=split) if present else neutral_system(rng)
+            messages = [_message("system", system), _message("user", rng.choice(code_requests))]
+        else:
+            _, _, messages = _positive(rng, split, LEVELS)
+            if not present:
+                messages[0] = _message("system", neutral_system(rng))
+        rows.append({"messages": messages, "asked": asked, "tools_present": present})
+    return rows
+
+
+def tools_system(rng: random.Random, k: int | None = None, split: str = "train") -> str:
+    """A system prompt that offers k tools of the split (1 to 4 of them when k is not given)."""
+    pool = _pool(split == "test_hard")
+    return _offer(rng.sample(pool, k or rng.randint(1, 1 + MAX_DISTRACTORS)))
+
+
+def neutral_system(rng: random.Random) -> str:
+    """A short system prompt without tools."""
+    return rng.choice(NEUTRAL)
+
+
+def _generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> random.Random:
+    if split not in SPLITS:
+        raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
+    if not levels or not set(levels) <= set(LEVELS):
+        raise ConfigError(f"levels {tuple(levels)} are not a selection of {LEVELS}; repeat a level to draw it more often")
+    return random.Random(f"{purpose} {split} {seed}")
+
+
+@lru_cache
+def _pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple[Tool, ...]:
+    """Tools by level; held-out ones among them only for test_hard, or alone."""
+    return tuple(t for t in TOOLS.values() if level in (None, t.level) and (t.held_out if held_out else hard or not t.held_out))
+
+
+def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequence[Tool] | None = None) -> Request:
+    """In test_hard half of the requests are for held-out tools, half say a known tool in new words."""
+    hard, level = None, rng.choice(levels)
+    if split == "test_hard":
+        hard = rng.choice(("tool", "phrasing"))
+    tool = rng.choice(pool or _pool(False, level, hard == "tool"))
+    arguments = tool.sample(rng, split)
+    return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
+
+
+def _positive(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
+    """A request, the tools offered for it, and the prompt."""
+    request = _request(rng, split, levels)
+    offered = [request.tool, *_others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
+    rng.shuffle(offered)
+    return request, offered, [_message("system", _offer(offered)), _message("user", request.text)]
+
+
+def _others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> list[Tool]:
+    """k tools that could not serve a request for any of `tools`, nor for one another."""
+    taken, others = set().union(*(family(t.name) for t in tools)), []
+    while len(others) < k:
+        other = rng.choice(_pool(split == "test_hard"))
+        if other.name not in taken:
+            others.append(other)
+            taken |= family(other.name)
+    return others
+
+
+def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+    """Request, call, response, answer; sometimes a second request for another offered tool or the same one."""
+    request, offered, messages = _positive(rng, split, levels)
+    meta = _meta(offered, request, "multi_turn")
+    messages += _served(request)
+    if rng.random() < SECOND_REQUEST_SHARE:
+        pool = offered if split != "test_hard" else [request.tool]
+        second = _request(rng, split, levels, pool)
+        messages += [_message("user", second.text), *_served(second)]
+    return messages, meta
+
+
+def _negative(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+    """A conversation whose right answer is no call."""
+    kind, offered = rng.choice(NEGATIVES), []
+    request = _request(rng, split, levels)
+    text, answer = request.text, rng.choice(NO_FUNCTION)
+    if kind == "absent":
+        system, answer = neutral_system(rng), rng.choice(NO_TOOLS)
+    else:
+        offered = _others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
+        system = _offer(offered)
+    if kind == "chat":
+        text, answer = rng.choice(SMALL_TALK)
+    messages = [_message("system", system), _message("user", text), _message("assistant", answer)]
+    meta = {"tools_present": bool(offered), "asked": "chat" if kind == "chat" else "tool",
+            "tools": [t.name for t in offered], "level": 0, "hard": request.hard, "kind": kind}
+    return messages, meta
+
+
+def _served(request: Request) -> list[Message]:
+    """The call, what the tool returned, and the answer."""
+    name, arguments = request.tool.name, request.arguments
+    result = execute(name, arguments)["result"]
+    return [_call(request), _message("function", respond(name, arguments)),
+            _message("assistant", request.tool.report(arguments, result))]
+
+
+def _call(request: Request) -> Message:
+    return _message("assistant", chat.format_call(request.tool.name, request.arguments))
+
+
+def _offer(tools: Sequence[Tool]) -> str:
+    return chat.tools_prompt([t.schema for t in tools], "compact")
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _meta(offered: Sequence[Tool], request: Request, kind: str) -> dict[str, Any]:
+    return {"tools_present": True, "asked": "tool", "tools": [t.name for t in offered], "level": request.tool.level,
+            "hard": request.hard, "kind": kind, "tool": request.tool.name}

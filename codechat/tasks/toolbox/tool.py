@@ -1,0 +1,143 @@
+"""One tool: schema, implementation, argument sampler and the ways to ask for it, from one decorated function.
+
+    @tool("Square a number", x=number(2, 500), asks=["Square {x}.", ...], hard=["{x} squared, please."],
+          answer="{x} squared is {result}.")
+    def square(x: float) -> float: ...
+
+The decorated name becomes a `Tool`. Every parameter is required; optional ones would make "the right call" ambiguous.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from codechat.tasks.toolbox.values import Slot, whole
+
+MAX_TEXT, MAX_ITEMS, MAX_NUMBER = 1000, 1000, 1e15
+LEVELS = (1, 2, 3)
+
+
+class ToolError(ValueError):
+    """A tool was called with arguments that it cannot use; the message is meant for the caller."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """asks and hard_asks are templates over the slots (hard_asks only in test_hard); answer also knows {result}.
+    held_out tools appear in test_hard alone, not even as distractors elsewhere. adjust: rng, arguments -> arguments that
+    depend on one another."""
+
+    name: str
+    description: str
+    slots: Mapping[str, Slot]
+    run: Callable[..., Any]
+    asks: tuple[str, ...]
+    hard_asks: tuple[str, ...]
+    answer: str
+    held_out: bool = False
+    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """{"name", "description", "parameters": JSON schema}."""
+        return {"name": self.name, "description": self.description, "parameters": {
+            "type": "object", "properties": {k: dict(s.schema) for k, s in self.slots.items()},
+            "required": list(self.slots)}}
+
+    @cached_property
+    def level(self) -> int:
+        """1: one word or number, copied. 2: two, or one that has to be translated. 3: more, or lists and phrases."""
+        return min(3, sum(slot.cost for slot in self.slots.values()))
+
+    def sample(self, rng: random.Random, split: str) -> dict[str, Any]:
+        """Arguments that only `split` uses, in the order of the schema; two enumerations never take the same value."""
+        while True:
+            arguments = {name: slot.sample(rng, split) for name, slot in self.slots.items()}
+            if self.adjust:
+                arguments = self.adjust(rng, arguments)
+            chosen = [v for k, v in arguments.items() if "enum" in self.slots[k].schema]
+            decided = any(self.slots[k].decides(v) for k, v in arguments.items()) or whole(arguments, split)
+            if decided and len(set(chosen)) == len(chosen):
+                return arguments
+
+    def ask(self, rng: random.Random, arguments: Mapping[str, Any], hard: bool = False) -> str:
+        """A request in words; `hard` uses the phrasings that training never sees."""
+        template = rng.choice(self.hard_asks if hard else self.asks)
+        return template.format(**{k: self.slots[k].say(rng, v) for k, v in arguments.items()})
+
+    def report(self, arguments: Mapping[str, Any], result: Any) -> str:
+        """A short answer in words, built from the result."""
+        return self.answer.format(result=say(result), **{k: say(v) for k, v in arguments.items()})
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Check the arguments against the schema and run. ToolError says what is wrong with them."""
+        if not isinstance(arguments, Mapping):
+            raise ToolError(f"{self.name}: arguments must be an object")
+        missing = [k for k in self.slots if k not in arguments]
+        unknown = [str(k) for k in arguments if k not in self.slots]
+        if missing or unknown:
+            problem = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)[:100]}"
+            raise ToolError(f"{self.name}({', '.join(self.slots)}): {problem}")
+        checked = {k: check(k, arguments[k], slot.schema) for k, slot in self.slots.items()}
+        try:
+            return self.run(**checked)
+        except (OverflowError, ZeroDivisionError) as error:
+            raise ToolError(f"{self.name}: {error}") from error
+
+
+def check(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
+    """The value as its schema has it (2.0 becomes 2 where an integer is due). ToolError where it does not fit."""
+    kind = schema["type"]
+    if kind == "array":
+        if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:
+            raise ToolError(f"{name} must be a list of 1 to {MAX_ITEMS} items")
+        return [check(f"{name}[{i}]", item, schema["items"]) for i, item in enumerate(value)]
+    if kind == "boolean":
+        fits = isinstance(value, bool)
+    elif kind == "string":
+        fits = isinstance(value, str) and len(value) <= MAX_TEXT
+    else:
+        fits = _is_number(value) and (kind == "number" or value == int(value))
+    if not fits:
+        raise ToolError(f"{name} must be {'an' if kind[0] in 'aio' else 'a'} {kind} of sensible size")
+    if kind == "integer":
+        value = int(value)
+    if "enum" in schema and value not in schema["enum"]:
+        raise ToolError(f"{name} must be one of {', '.join(map(str, schema['enum']))}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def neat(value: float, digits: int = 4) -> int | float:
+    """A number as people write it: rounded, and whole where it is whole. ToolError where it is not finite."""
+    if isinstance(value, complex) or not math.isfinite(value):
+        raise ToolError("the result is not a finite number")
+    rounded = round(value, digits)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def say(value: Any) -> str:
+    """A result in words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(say(v) for v in value) if isinstance(value, list) else str(value)
+
+
+def tool(description: str, *, asks: Sequence[str], hard: Sequence[str], answer: str, held_out: bool = False,
+         adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None,
+         **slots: Slot) -> Callable[[Callable[..., Any]], Tool]:
+    """Decorator: a function whose parameters are `slots` becomes a Tool of the same name."""
+
+    def build(function: Callable[..., Any]) -> Tool:
+        return Tool(function.__name__, description, slots, function, tuple(asks), tuple(hard), answer,
+                    held_out, adjust)
+
+    return build

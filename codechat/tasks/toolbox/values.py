@@ -1,0 +1,190 @@
+"""Where argument values come from, how a request says them, and which split may use which.
+
+A value that the domain has plenty of (an invented word, a date, a colour, a number of three or more digits) belongs
+to exactly one split by its hash, so a test request cannot be answered with a value remembered from training: the
+policy has to copy it. One- and two-digit numbers and enumerations are shared; a request made of those alone is
+assigned to a split as a whole. Invented words are used instead of a dictionary for the same reason.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+# Residues modulo 10 of a value's hash.
+SHARES: dict[str, range] = {
+    "train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
+SHARED_DIGITS = 2
+ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".split()
+VOWELS = "a e i o u ai ea oo".split()
+CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
+ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
+# One token each in a small GPT-2 vocabulary.
+COMMON = """air all art back bad base best big black blue body book box call car case city class close code cold
+color cost cut dark data day deep dead door down drive early east end even eye face fact fall family far fast field
+final fine fire first five food form four free friend full game girl give good great green ground group hand hard head
+heart heavy help high home hot house human idea inside job keep key kind land large last late law lead left letter
+level life light line list little local long look love low main man map market mark mind model money moon morning
+move music name new news next night north note office old open order outside page paper park part past path people
+person phone place plan play point power press quick quiet read real record red rest rich right river road rock room
+round rule run safe sea second self send short show side sign simple single six sky small song sound south space
+speed spring stand star start state step stone store story street strong sun table talk tall team ten test text
+thing third three time top town track train tree trip true turn view voice walk wall warm watch water west white
+wide wild wind window winter wood word work world year young""".split()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: rng, value -> request text.
+    unseen: values belong to one split each. cost: what it adds to a tool's level."""
+
+    schema: Mapping[str, Any]
+    draw: Callable[[random.Random], Any]
+    say: Callable[[random.Random, Any], str]
+    unseen: bool = True
+    cost: int = 1
+
+    def sample(self, rng: random.Random, split: str) -> Any:
+        """A value that `split` may use."""
+        while True:
+            value = self.draw(rng)
+            if not self.unseen or all(allowed(part, split) for part in _parts(value)):
+                return value
+
+    def decides(self, value: Any) -> bool:
+        """Whether the value alone ties a request to its split."""
+        return self.unseen and any(not is_shared(part) for part in _parts(value))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list) else (value,)
+
+
+def is_shared(value: Any) -> bool:
+    """Numbers of one or two digits are used by all splits: there are too few of them to hold any out."""
+    return isinstance(value, (int, float)) and sum(c.isdigit() for c in str(value)) <= SHARED_DIGITS
+
+
+def belongs(key: str, split: str) -> bool:
+    """Whether the hash of `key` falls into the share of `split`."""
+    return crc32(key.encode()) % 10 in SHARES[split]
+
+
+def allowed(value: Any, split: str) -> bool:
+    """Whether `split` may use this value of an open domain. Strings are compared without case."""
+    return is_shared(value) or belongs(str(value).lower(), split)
+
+
+def say_plainly(rng: random.Random, value: Any) -> str:
+    """The value as a request writes it."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def integer(low: int, high: int) -> Slot:
+    """Whole numbers, log-uniform so that one to many digits occur."""
+    ratio = (high + 1) / max(low, 1)
+
+    def draw(rng: random.Random) -> int:
+        return max(low, min(high, int(max(low, 1) * ratio ** rng.random())))
+
+    return Slot({"type": "integer"}, draw, say_plainly)
+
+
+def number(low: int, high: int, decimal_share: float = 0.2) -> Slot:
+    """Numbers, a share of them with one decimal."""
+    whole = integer(low, high)
+
+    def draw(rng: random.Random) -> int | float:
+        value = whole.draw(rng)
+        if rng.random() >= decimal_share or value >= 100:
+            return value
+        return value + rng.randint(1, 9) / 10
+
+    return Slot({"type": "number"}, draw, say_plainly)
+
+
+def numbers(low: int, high: int, shortest: int = 3, longest: int = 4) -> Slot:
+    """A list of whole numbers, said as `3, 14 and 15`."""
+    item = integer(low, high)
+
+    def draw(rng: random.Random) -> list[int]:
+        return [item.draw(rng) for _ in range(rng.randint(shortest, longest))]
+
+    def say(rng: random.Random, value: list[int]) -> str:
+        return f"{', '.join(map(str, value[:-1]))} and {value[-1]}" if rng.random() < 0.5 else say_plainly(rng, value)
+
+    return Slot({"type": "array", "items": {"type": "number"}}, draw, say, cost=3)
+
+
+def invent(rng: random.Random) -> str:
+    """A word that nobody has seen: onset, vowel, coda, ending."""
+    return rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) + rng.choice(ENDINGS)
+
+
+def word() -> Slot:
+    """An invented word in lower case."""
+    return Slot({"type": "string"}, invent, say_plainly)
+
+
+def name() -> Slot:
+    """An invented name with a capital."""
+    return Slot({"type": "string"}, lambda rng: invent(rng).capitalize(), say_plainly)
+
+
+def phrase(shortest: int = 2, longest: int = 4) -> Slot:
+    """A few common words; unseen as a whole."""
+
+    def draw(rng: random.Random) -> str:
+        return " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest)))
+
+    return Slot({"type": "string"}, draw, say_plainly, cost=3)
+
+
+def common_word() -> Slot:
+    """One common word, shared by all splits."""
+    return Slot({"type": "string"}, lambda rng: rng.choice(COMMON), say_plainly, unseen=False)
+
+
+def letter() -> Slot:
+    """One lower-case letter, shared by all splits."""
+    return Slot({"type": "string"}, lambda rng: rng.choice("abdeilnorst"), say_plainly, unseen=False)
+
+
+def date(first: int = 1950, last: int = 2049) -> Slot:
+    """A day as YYYY-MM-DD."""
+    start, end = datetime.date(first, 1, 1).toordinal(), datetime.date(last, 12, 31).toordinal()
+
+    def draw(rng: random.Random) -> str:
+        return datetime.date.fromordinal(rng.randint(start, end)).isoformat()
+
+    return Slot({"type": "string"}, draw, say_plainly, cost=2)
+
+
+def clock() -> Slot:
+    """A time of day as HH:MM."""
+    return Slot({"type": "string"}, lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}", say_plainly)
+
+
+def colour() -> Slot:
+    """A colour as #rgb."""
+    return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)), say_plainly)
+
+
+def choice(options: Mapping[Any, str]) -> Slot:
+    """An enumeration: value -> the ways to say it, separated by `|`. Shared by all splits; has to be translated."""
+    values, kind = list(options), type(next(iter(options)))
+    spoken = {value: ways.split("|") for value, ways in options.items()}
+    schema: dict[str, Any] = {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
+    if kind is not bool:
+        schema["enum"] = values
+    return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]), unseen=False)
+
+
+def whole(arguments: Mapping[str, Any], split: str) -> bool:
+    """Whether a request made of shared values only falls to `split`."""
+    return belongs(json.dumps(arguments, sort_keys=True), split)

@@ -1,0 +1,256 @@
+"""The toolbox: tools that run, values that no other split has seen, prompts short enough for a small model."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import statistics
+import time
+
+import pytest
+
+from codechat import chat, tokenizer
+from codechat.config import ConfigError
+from codechat.tasks import toolbox
+from codechat.tasks.base import SPLITS
+from codechat.tasks.toolbox import TOOLS, ToolError, execute, family
+from codechat.tasks.toolbox.tool import check
+from codechat.tasks.toolbox.values import is_shared
+
+SEEN = [t for t in TOOLS.values() if not t.held_out]
+HELD_OUT = [t for t in TOOLS.values() if t.held_out]
+
+
+def first_calls(rows):
+    """(tool name, arguments) of every call in dialogue rows."""
+    for row in rows:
+        for message in row["messages"]:
+            if message["role"] == "assistant" and message["content"].startswith("<functioncall>"):
+                call = json.loads(message["content"].removeprefix("<functioncall>"))
+                yield call["name"], call["arguments"]
+
+
+def test_catalogue_is_large_and_graded():
+    assert len(TOOLS) >= 44 and len(HELD_OUT) >= 8
+    for level in toolbox.LEVELS:
+        assert sum(t.level == level for t in SEEN) >= 12
+        assert sum(t.level == level for t in HELD_OUT) >= 2
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_tool_is_well_formed(tool):
+    assert len(tool.description.split()) <= 6
+    assert len(tool.asks) + len(tool.hard_asks) >= 5 and len(tool.asks) >= 4 and tool.hard_asks
+    assert len(set(tool.asks + tool.hard_asks)) == len(tool.asks + tool.hard_asks)
+    for template in tool.asks + tool.hard_asks:
+        assert all("{" + name + "}" in template for name in tool.slots), template
+    assert tool.schema["parameters"]["required"] == list(tool.slots)
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_sampled_arguments_run_and_are_deterministic(tool, split):
+    rng, again = random.Random(tool.name + split), random.Random(tool.name + split)
+    for _ in range(25):
+        arguments = tool.sample(rng, split)
+        assert tool.sample(again, split) == arguments
+        result = execute(tool.name, arguments)
+        assert execute(tool.name, json.loads(json.dumps(arguments))) == result
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
+        assert len(tool.ask(rng, arguments, hard=split == "test_hard").split()) <= 25
+        tool.ask(again, arguments, hard=split == "test_hard")
+        assert tool.report(arguments, result["result"]).strip()
+
+
+@pytest.mark.parametrize("name, arguments, result", [
+    ("is_prime", {"n": 97}, True), ("is_prime", {"n": 91}, False), ("factorize", {"n": 360}, [2, 2, 2, 3, 3, 5]),
+    ("gcd", {"a": 48, "b": 36}, 12), ("power", {"base": 2, "exponent": 8}, 256), ("digit_sum", {"n": 1234}, 10),
+    ("convert_length", {"value": 26.2, "unit": "mi", "to": "km"}, 42.1648),
+    ("convert_degrees", {"value": 100, "unit": "C", "to": "F"}, 212), ("to_seconds", {"value": 2, "unit": "h"}, 7200),
+    ("weekday", {"date": "2024-02-29"}, "Thursday"), ("is_leap_year", {"year": 1900}, False),
+    ("days_between", {"start": "2024-02-28", "end": "2024-03-01"}, 2), ("month_days", {"month": 2, "year": 2024}, 29),
+    ("add_minutes", {"time": "23:30", "minutes": 45}, "00:15"), ("twelve_hour", {"time": "00:05"}, "12:05 am"),
+    ("edit_distance", {"a": "kitten", "b": "sitting"}, 3), ("are_anagrams", {"a": "listen", "b": "Silent"}, True),
+    ("is_palindrome", {"word": "Level"}, True), ("acronym", {"text": "big blue book"}, "BBB"),
+    ("replace_word", {"text": "red car", "old": "red", "new": "blue"}, "blue car"),
+    ("median", {"numbers": [5, 1, 4, 2]}, 3), ("sort_numbers", {"numbers": [2, 3, 1], "order": "down"}, [3, 2, 1]),
+    ("percentage", {"part": 30, "whole": 120}, 25), ("combinations", {"n": 5, "k": 2}, 10),
+    ("hypotenuse", {"a": 3, "b": 4}, 5), ("circle_area", {"radius": 1}, 3.1416), ("polygon_angle", {"sides": 6}, 120),
+    ("hex_to_rgb", {"color": "#f0a"}, [255, 0, 170]), ("rgb_to_hex", {"red": 255, "green": 0, "blue": 16}, "#ff0010"),
+    ("contrast", {"first": "#000", "second": "#ffffff"}, 21), ("to_roman", {"n": 1994}, "MCMXCIV"),
+    ("to_base", {"n": 255, "base": 16}, "ff"), ("encode", {"text": "hi", "scheme": "base64"}, "aGk="),
+    ("caesar", {"text": "xyz", "shift": 3}, "abc"), ("checksum", {"text": "abc", "method": "crc32"}, "352441c2"),
+    ("to_morse", {"word": "sos"}, "... --- ..."), ("savings", {"amount": 100, "rate": 10, "years": 2}, 121),
+    ("loan_payment", {"amount": 1200, "rate": 12, "months": 12}, 106.62), ("split_bill", {"amount": 10, "people": 4}, 2.5),
+    ("greet_in", {"name": "Ada", "language": "fr"}, "Bonjour, Ada!"), ("slug", {"text": "Big House!"}, "big-house"),
+])  # fmt: skip
+def test_known_results(name, arguments, result):
+    assert execute(name, arguments) == {"result": result}
+
+
+@pytest.mark.parametrize("name, arguments, complaint", [
+    ("no_such_tool", {}, "no function"), ("square", {}, "missing x"), ("square", {"x": 1, "y": 2}, "unknown y"),
+    ("square", {"x": "5"}, "number"), ("square", {"x": True}, "number"), ("square", {"x": math.nan}, "number"),
+    ("square", {"x": math.inf}, "number"), ("square", {"x": 10**400}, "number"), ("square", [1], "object"),
+    ("is_prime", {"n": 2.5}, "integer"), ("is_prime", {"n": 10**13}, "at most"), ("modulo", {"a": 5, "b": 0}, "zero"),
+    ("sqrt", {"x": -1}, "negative"), ("power", {"base": 9, "exponent": 10**6}, "exponent"),
+    ("power", {"base": 0, "exponent": -1}, "power"), ("mean", {"numbers": []}, "list"),
+    ("mean", {"numbers": [1, "2"]}, r"numbers\[1\]"), ("mean", {"numbers": [1] * 1001}, "list"),
+    ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, "one of"), ("weekday", {"date": "2023-02-29"}, "date"),
+    ("twelve_hour", {"time": "25:00"}, "time"), ("hex_to_rgb", {"color": "red"}, "colour"),
+    ("to_morse", {"word": "7"}, "Morse"), ("repeat_text", {"text": "a", "times": 10**9}, "times"),
+    ("uppercase", {"text": "x" * 1001}, "string"), ("circle_area", {"radius": 0}, "above 0"),
+])  # fmt: skip
+def test_bad_arguments_are_refused_with_a_message(name, arguments, complaint):
+    with pytest.raises(ToolError, match=complaint):
+        execute(name, arguments)
+    assert "error" in json.loads(toolbox.respond(name, arguments))
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_no_argument_of_a_fitting_type_makes_a_tool_crash(tool):
+    wild = {"integer": [0, -1, 10**15, -(10**15)], "number": [0, -2.5, 1e15, 1e-300], "boolean": [True, False],
+            "string": ["", " ", "\u00e9\ud800", "0" * 1000, "2024-13-01"], "array": [[0], [0, 0], [-1e15, 1e15]]}
+    rng = random.Random(tool.name)
+    for _ in range(100):
+        arguments = {k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]]) for k, s in tool.slots.items()}
+        try:
+            result = execute(tool.name, arguments)
+        except ToolError:
+            continue
+        json.dumps(result, allow_nan=False)
+
+
+def test_integers_written_as_floats_are_taken():
+    assert check("n", 7.0, {"type": "integer"}) == 7 and isinstance(check("n", 7.0, {"type": "integer"}), int)
+
+
+def open_values(tool, arguments):
+    """The values that must not be shared between splits."""
+    for key, value in arguments.items():
+        if tool.slots[key].unseen:
+            yield from (str(v).lower() for v in (value if isinstance(value, list) else [value]) if not is_shared(v))
+
+
+def test_argument_values_and_tuples_are_disjoint_between_splits():
+    values, tuples = {s: set() for s in SPLITS}, {s: set() for s in SPLITS}
+    for split in SPLITS:
+        for p in toolbox.problems(split, 4000, seed=3):
+            values[split].update(open_values(TOOLS[p.gold["name"]], p.gold["arguments"]))
+            tuples[split].add(json.dumps(p.gold, sort_keys=True))
+    for a in SPLITS:
+        assert len(values[a]) > 1000
+        for b in SPLITS[SPLITS.index(a) + 1 :]:
+            assert not values[a] & values[b], (a, b, sorted(values[a] & values[b])[:5])
+            assert not tuples[a] & tuples[b], (a, b)
+
+
+def test_every_free_string_is_unseen():
+    shared = {"letter", "old"}
+    for tool in TOOLS.values():
+        for key, slot in tool.slots.items():
+            if slot.schema["type"] == "string" and "enum" not in slot.schema and key not in shared:
+                assert slot.unseen, (tool.name, key)
+
+
+def test_held_out_tools_and_phrasings_occur_in_test_hard_only():
+    hard_only = {t.name for t in HELD_OUT}
+    for split in ("train", "select", "test"):
+        rows = list(toolbox.dialogues(split, 3000, seed=1))
+        assert not hard_only & {n for r in rows for n in r["meta"]["tools"]}
+        assert not hard_only & {n for n, _ in first_calls(rows)}
+        assert {r["meta"]["hard"] for r in rows} == {None}
+    kinds = [p.meta["hard"] for p in toolbox.problems("test_hard", 400)]
+    assert set(kinds) == {"tool", "phrasing"} and 120 < kinds.count("tool") < 280
+    assert any(n in hard_only for r in toolbox.dialogues("test_hard", 200) for n in r["meta"]["tools"])
+
+
+def says(templates, text):
+    """Whether `text` is one of the templates with its slots filled."""
+    patterns = (re.sub(r"\\{\w+\\}", ".+", re.escape(t)) for t in templates)
+    return any(re.fullmatch(p, text) for p in patterns)
+
+
+def test_training_says_known_phrasings_only():
+    for tool in SEEN:
+        assert not any(says(tool.asks, t.format(**dict.fromkeys(tool.slots, "7"))) for t in tool.hard_asks), tool.name
+    for split in SPLITS:
+        for p in toolbox.problems(split, 1500):
+            tool, text = TOOLS[p.meta["tool"]], p.messages[-1]["content"]
+            assert says(tool.hard_asks if p.meta["hard"] == "phrasing" else tool.asks, text), text
+
+
+def test_multi_turn_responses_come_from_running_the_tool():
+    rows = list(toolbox.dialogues("train", 300, multi_turn_share=1.0, negatives_share=0.0))
+    assert {len(r["messages"]) for r in rows} == {5, 9}
+    for row in rows:
+        for call, response, answer in zip(row["messages"], row["messages"][1:], row["messages"][2:]):
+            if response["role"] == "function":
+                (parsed,) = chat.parse_calls(call["content"])
+                assert json.loads(response["content"]) == execute(parsed.name, parsed.arguments)
+                assert answer["role"] == "assistant" and "<functioncall>" not in answer["content"]
+
+
+def test_negatives_hold_no_call_and_no_tool_that_could_serve():
+    rows = list(toolbox.dialogues("train", 1000, negatives_share=1.0))
+    assert {r["meta"]["kind"] for r in rows} == {"unsuitable", "absent", "chat"}
+    assert not list(first_calls(rows)) and {r["meta"]["level"] for r in rows} == {0}
+    for row in rows:
+        assert row["meta"]["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
+
+
+def test_offered_tools_are_never_ambiguous():
+    for row in toolbox.dialogues("test_hard", 2000, negatives_share=0.0):
+        offered = row["meta"]["tools"]
+        assert row["meta"]["tool"] in offered and len(set(offered)) == len(offered) <= 4
+        assert not any(b in family(a) for a in offered for b in offered if a != b)
+
+
+def test_levels_and_shares_are_parameters():
+    assert {p.meta["level"] for p in toolbox.problems("test", 200, levels=(2,))} == {2}
+    levels = [p.meta["level"] for p in toolbox.problems("test", 1000, levels=(1, 1, 1, 3))]
+    assert 650 < levels.count(1) < 850 and 2 not in levels
+    golds = [p.gold for p in toolbox.problems("test", 1000, negatives_share=0.3)]
+    assert 220 < golds.count(None) < 380
+    with pytest.raises(ConfigError, match="levels"):
+        toolbox.problems("test", 1, levels=(4,))
+    with pytest.raises(ConfigError, match="split"):
+        list(toolbox.dialogues("validation", 1))
+
+
+def test_same_seed_same_rows_and_longer_lists_extend_shorter_ones():
+    rows = list(toolbox.dialogues("train", 50, seed=5))
+    assert list(toolbox.dialogues("train", 80, seed=5))[:50] == rows
+    assert list(toolbox.dialogues("train", 50, seed=6)) != rows
+    assert toolbox.problems("select", 9) == toolbox.problems("select", 30)[:9]
+    assert len({r["id"] for r in rows}) == 50
+
+
+def test_probes_fill_the_two_by_two_matrix():
+    rows = toolbox.probes("select", 40, 0, ["Write a function that adds."])
+    cells = [(r["asked"], r["tools_present"]) for r in rows]
+    assert all(cells.count(cell) == 10 for cell in {("tool", True), ("tool", False), ("code", True), ("code", False)})
+    for row in rows:
+        assert [m["role"] for m in row["messages"]] == ["system", "user"]
+        assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
+        assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
+    with pytest.raises(ConfigError, match="code requests"):
+        toolbox.probes("select", 4, 0, [])
+
+
+def test_prompts_and_calls_are_short():
+    tok = tokenizer.load("gpt2:4096")
+    problems = toolbox.problems("train", 600)
+    prompts = [len(chat.prompt(p.messages, tok, "reserved")) for p in problems]
+    calls = [chat.render([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}], tok, "reserved")
+             for p in problems]
+    assert statistics.mean(prompts) <= 110
+    assert statistics.mean(sum(c.loss_mask) for c in calls) <= 35
+
+
+def test_twenty_thousand_dialogues_take_seconds():
+    start = time.process_time()
+    assert sum(1 for _ in toolbox.dialogues("train", 20_000)) == 20_000
+    assert time.process_time() - start < 20
