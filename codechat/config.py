@@ -121,19 +121,20 @@ def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T
     return _build(cls, _merge({}, _flatten(cls, d, where or cls.__name__)))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Configurations, mappings, tuples and paths as plain json."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_dict(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
     """Plain json: nested dicts, lists for tuples. `from_dict(type(cfg), to_dict(cfg)) == cfg`."""
-    return {f.name: _plain(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
+    return {f.name: plain(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -186,14 +187,15 @@ def describe(cls: type) -> list[Row]:
     ]
 
 
-def _identity(cfg: Any) -> dict[str, Any]:
+def identity(cfg: Any) -> dict[str, Any]:
+    """The fields that decide the result, as plain json: all but those marked identity=False."""
     kept = [f for f in dataclasses.fields(cfg) if f.metadata.get("identity", True)]
-    return {f.name: _identity(v) if dataclasses.is_dataclass(v := getattr(cfg, f.name)) else _plain(v) for f in kept}
+    return {f.name: identity(v) if dataclasses.is_dataclass(v := getattr(cfg, f.name)) else plain(v) for f in kept}
 
 
 def config_hash(cfg: Any) -> str:
     """12 hex digits of what decides the result: all fields but those marked identity=False. Takes a plain mapping too."""
-    what = _plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **_identity(cfg)}
+    what = plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -1,0 +1,52 @@
+"""Whether the process that wrote something still lives, and how to ask this one to stop."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+def process_start(pid: int) -> str | None:
+    """The kernel's start time of a live process; None where it is gone, a zombie, or the system has no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def alive(status: Mapping[str, Any]) -> bool:
+    if status.get("host") != platform.node() or not Path("/proc/self/stat").exists():
+        return True  # cannot be known from here
+    return status.get("pid_start") is not None and status["pid_start"] == process_start(status["pid"])
+
+
+class StopSignal:
+    """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._former: dict[int, Any] = {}
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._former[number] = signal.signal(number, self._on_signal)
+            except ValueError:  # not the main thread: signals go elsewhere
+                break
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
