@@ -1,9 +1,9 @@
 """What a task is: problems, a prompt for each, and one `score` that training and evaluation share.
 
-A task carries its own reward, so that the number that is optimised and the number that is quoted cannot drift apart.
-`Score.reward` may be shaped; `Score.correct` never is. Each task must also score its own gold answers at its maximum
-reward: `gold_gate` checks that and counts the failures by reason, because a reward that rejects right answers looks
-exactly like a policy that cannot learn.
+A task carries its own reward, so that the number that is optimised and the number that is quoted cannot drift
+apart. `Score.reward` may be shaped; `Score.correct` never is. Each task must also score its own gold answers
+at its maximum reward: `gold_gate` checks that and counts the failures by reason, because a reward that
+rejects right answers looks exactly like a policy that cannot learn.
 
 Left out: multi-turn environments (a problem here is one prompt and one completion).
 """
@@ -23,7 +23,7 @@ SPLITS = ("train", "select", "test", "test_hard")
 
 @dataclass(frozen=True)
 class Problem:
-    """One task item. messages: what the policy is shown. gold: plain json data that `Task.score` compares with."""
+    """One task item. messages: what the policy is shown. gold: json data that `Task.score` compares with."""
 
     id: str
     messages: list[Message]
@@ -52,7 +52,7 @@ class Task(Protocol):
     max_reward: float
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems of a split, the same ones for the same seed. DataError for an unknown split."""
+        """At most `limit` problems, the same ones for the same seed. ConfigError for an unknown split."""
 
     def prompt(self, problem: Problem) -> list[Message]:
         """The messages before the completion."""
@@ -87,8 +87,9 @@ class Gate:
         if not self.ok:
             counts = ", ".join(f"{reason}: {n} (such as {self.examples[reason][0]})"
                                for reason, n in self.reasons.most_common())
-            raise DataError(f"{self.n - self.passed} of {self.n} gold answers of task {self.task} do not score the "
-                            f"maximum: {counts}; every one must; mend the task's reader or its reward before training")
+            raise DataError(
+                f"{self.n - self.passed} of {self.n} gold answers of task {self.task} do not score the "
+                f"maximum: {counts}; every one must; mend the task's reader or its reward before training")
         return self
 
 

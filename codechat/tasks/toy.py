@@ -1,9 +1,10 @@
 """A task that is learned from nothing in under a minute: write bytes of the class that the prompt names.
 
-The reward is the share of a completion's eight characters that belong to the class, so an untrained policy over the
-`bytes` tokenizer gets about 0.1 and there is a gradient from the first step. Four prompts make it conditional: a
-policy that ignores its prompt cannot pass 0.25. Use TOY_MODEL, the `bytes` tokenizer, COMPLETION_LENGTH new tokens and
-no stop sequence (`ToyTask.no_stop`); at a learning rate of 3e-3, 80 steps of 4 x 16 rollouts reach 0.95.
+The reward is the share of a completion's eight characters that belong to the class, so an untrained policy
+over the `bytes` tokenizer gets about 0.1 and there is a gradient from the first step. Four prompts make it
+conditional: a policy that ignores its prompt cannot pass 0.25. Use TOY_MODEL, the `bytes` tokenizer,
+COMPLETION_LENGTH new tokens and no stop sequence (`ToyTask.no_stop`); at a learning rate of 3e-3, 80 steps of
+4 x 16 rollouts reach 0.95.
 
 Every split holds the same four prompts: there is nothing to generalise to.
 """
@@ -48,7 +49,8 @@ class ToyTask:
         return problem.messages
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """Share of characters in the class; a text shorter than COMPLETION_LENGTH counts as if filled up with misses."""
+        """Share of characters in the class; a text shorter than COMPLETION_LENGTH counts as if filled up with
+        misses."""
         characters = _MARK.sub("\0", completion)
         fitting = sum(c in CLASSES[problem.gold] for c in characters)
         share = fitting / max(COMPLETION_LENGTH, len(characters))

@@ -27,7 +27,8 @@ def sqrt(x: float) -> float:
 
 
 @tool("Check for a prime number", n=integer(11, 9999), answer="Is {n} prime? {result}.",
-      asks=["Is {n} prime?", "Is {n} a prime number?", "Check whether {n} is prime.", "Tell me if {n} is a prime.",
+      asks=["Is {n} prime?", "Is {n} a prime number?", "Check whether {n} is prime.",
+            "Tell me if {n} is a prime.",
             "Prime or not: {n}?"],
       hard=["Does {n} have only trivial divisors?", "Can you say if the number {n} is prime?"])
 def is_prime(n: int) -> bool:
@@ -82,7 +83,8 @@ def multiply(a: float, b: float) -> float:
 
 
 @tool("Remainder of a division", a=integer(20, 9999), b=integer(2, 99), answer="{a} mod {b} is {result}.",
-      asks=["What is {a} mod {b}?", "Remainder of {a} divided by {b}?", "What is left when {a} is divided by {b}?",
+      asks=["What is {a} mod {b}?", "Remainder of {a} divided by {b}?",
+            "What is left when {a} is divided by {b}?",
             "Compute {a} modulo {b}.", "Find the remainder of {a} over {b}."],
       hard=["Divide {a} by {b} and keep the rest.", "What remains of {a} after division by {b}?"])
 def modulo(a: int, b: int) -> int:
@@ -90,7 +92,8 @@ def modulo(a: int, b: int) -> int:
 
 
 @tool("Raise to a power", base=integer(2, 400), exponent=integer(2, 9), answer="It is {result}.",
-      asks=["What is {base} to the power {exponent}?", "Raise {base} to {exponent}.", "{base} ^ {exponent} = ?",
+      asks=["What is {base} to the power {exponent}?", "Raise {base} to {exponent}.",
+            "{base} ^ {exponent} = ?",
             "Compute {base} to the power of {exponent}.", "Power: base {base}, exponent {exponent}."],
       hard=["Multiply {base} by itself {exponent} times.", "Take power {exponent} of {base}."])
 def power(base: int, exponent: int) -> float:
@@ -99,7 +102,8 @@ def power(base: int, exponent: int) -> float:
     return neat(base**exponent)
 
 
-@tool("Greatest common divisor", a=integer(12, 2000), b=integer(12, 2000), answer="Their common divisor is {result}.",
+@tool("Greatest common divisor", a=integer(12, 2000), b=integer(12, 2000),
+      answer="Their common divisor is {result}.",
       asks=["What is the gcd of {a} and {b}?", "Greatest common divisor of {a} and {b}?", "Find gcd {a} {b}.",
             "Which largest number divides {a} and {b}?", "gcd of {a} and {b}, please."],
       hard=["What is the biggest factor shared by {a} and {b}?", "Common divisor of {a} and {b}?"])
@@ -107,7 +111,8 @@ def gcd(a: int, b: int) -> int:
     return math.gcd(a, b)
 
 
-@tool("Least common multiple", a=integer(12, 900), b=integer(4, 900), answer="Their common multiple is {result}.",
+@tool("Least common multiple", a=integer(12, 900), b=integer(4, 900),
+      answer="Their common multiple is {result}.",
       held_out=True,
       asks=["What is the lcm of {a} and {b}?", "Least common multiple of {a} and {b}?", "Find lcm {a} {b}.",
             "Smallest number that {a} and {b} divide?", "lcm of {a} and {b}, please."],
@@ -124,7 +129,8 @@ def cube(x: float) -> float:
     return neat(x**3)
 
 
-@tool("Round to some decimals", value=number(3, 99, 1.0), digits=integer(0, 5), answer="Rounded, it is {result}.",
+@tool("Round to some decimals", value=number(3, 99, 1.0), digits=integer(0, 5),
+      answer="Rounded, it is {result}.",
       asks=["Round {value} to {digits} digits.", "Round {value} to {digits} places.",
             "Give {value} with {digits} decimals.", "Shorten {value} to {digits} decimals.",
             "Round off {value}, {digits} digits."],

@@ -48,8 +48,10 @@ def to_gray(color: str) -> str:
     return _hex([round(0.299 * red + 0.587 * green + 0.114 * blue)] * 3)
 
 
-@tool("One channel of a colour", color=colour(), channel=choice({c: c for c in CHANNELS}), answer="It has {result}.",
-      asks=['How much {channel} is in "{color}"?', "How {channel} is {color}?", 'Give the {channel} part of "{color}".',
+@tool("One channel of a colour", color=colour(), channel=choice({c: c for c in CHANNELS}),
+      answer="It has {result}.",
+      asks=['How much {channel} is in "{color}"?', "How {channel} is {color}?",
+            'Give the {channel} part of "{color}".',
             "Channel {channel} of {color}?", 'Read {channel} from "{color}".'],
       hard=['What {channel} value has the colour "{color}"?'])
 def color_channel(color: str, channel: str) -> int:
@@ -68,7 +70,8 @@ def lighten(color: str, percent: int) -> str:
 
 
 @tool("Mix two colours", first=colour(), second=colour(), answer="The mix is {result}.",
-      asks=['Mix "{first}" and "{second}".', "Blend {first} with {second}.", "What do {first} and {second} mix to?",
+      asks=['Mix "{first}" and "{second}".', "Blend {first} with {second}.",
+            "What do {first} and {second} mix to?",
             'Mix the colors "{first}" and "{second}".', "Average {first} and {second} as colors."],
       hard=['Which colour lies midway from "{first}" to "{second}"?'])
 def mix_colors(first: str, second: str) -> str:
@@ -87,7 +90,8 @@ def rgb_to_hex(red: int, green: int, blue: int) -> str:
     return _hex([red, green, blue])
 
 
-@tool("Contrast of two colours", first=colour(), second=colour(), answer="Their contrast is {result}.", held_out=True,
+@tool("Contrast of two colours", first=colour(), second=colour(), answer="Their contrast is {result}.",
+      held_out=True,
       asks=['What is the contrast of "{first}" and "{second}"?', "Contrast of {first} and {second}?",
             'Can I read "{first}" on "{second}"?', "Contrast from {first} to {second}?",
             "Compare the colors {first} and {second}."],

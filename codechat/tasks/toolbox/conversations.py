@@ -1,11 +1,11 @@
 """Requests, dialogues, problems and behaviour probes made from the tools.
 
-Everything is drawn from one generator per (purpose, split, seed), so the first n of a longer list are the shorter
-list. A prompt offers the gold tool and up to three others that could not serve the request. Negatives teach when not to
-call: the fitting tool is missing, there are no tools at all, or the user only chats.
+Everything is drawn from one generator per (purpose, split, seed), so the first n of a longer list are the
+shorter list. A prompt offers the gold tool and up to three others that could not serve the request. Negatives
+teach when not to call: the fitting tool is missing, there are no tools at all, or the user only chats.
 
-Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system` give
-their system prompts), and requests for two calls at once.
+Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system`
+give their system prompts), and requests for two calls at once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from codechat.tasks.toolbox.tool import LEVELS, Tool
 
 MAX_DISTRACTORS = 3
 SECOND_REQUEST_SHARE = 0.3
-NEUTRAL = ("You are a helpful assistant.", "You are CodeChat.", "Answer the user.", "Help the user.", "Be brief.",
+NEUTRAL = ("You are a helpful assistant.", "You are CodeChat.", "Answer the user.", "Help the user.",
+           "Be brief.",
            "You write Python.", "You are a coding assistant.", "Answer in a few words.")
 NO_FUNCTION = ("I have no function for that.", "None of my functions can do that.")
 NO_TOOLS = ("I have no functions here.", "There is no function that I could call.")
 SMALL_TALK = (("Hello!", "Hello! What can I do for you?"), ("Hi there.", "Hi! How can I help?"),
               ("Thanks!", "You are welcome."), ("Thank you very much.", "You are welcome."),
               ("Good morning!", "Good morning! What can I do for you?"), ("Bye!", "Goodbye!"),
-              ("Who are you?", "I am CodeChat, a small language model."), ("Are you there?", "Yes, I am here."),
+              ("Who are you?", "I am CodeChat, a small language model."), 
+              ("Are you there?", "Yes, I am here."),
               ("What is your name?", "I am CodeChat."), ("Nice work.", "Thank you!"))
 # What a negative is; the share of each among negatives follows from its repetitions.
 NEGATIVES = ("unsuitable", "unsuitable", "absent", "absent", "chat")
@@ -48,12 +50,13 @@ class Request:
     hard: str | None
 
 
-def dialogues(split: str, n: int, seed: int = 0, *, multi_turn_share: float = 0.25, negatives_share: float = 0.15,
+def dialogues(split: str, n: int, seed: int = 0, *, multi_turn_share: float = 0.25,
+              negatives_share: float = 0.15,
               levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain", "meta"}; a level that is repeated in `levels` is drawn more often.
 
-    meta: tools_present, asked ("tool" or "chat"), tools (names offered), level (0 for negatives), hard, and kind
-    ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
+    meta: tools_present, asked ("tool" or "chat"), tools (names offered), level (0 for negatives), hard, and
+    kind ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
     rng = _generator("dialogues", split, seed, levels)
     for i in range(n):
         draw = rng.random()
@@ -80,13 +83,14 @@ def problems(split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVEL
             messages = messages[:-1]
         else:
             request, offered, messages = _positive(rng, split, levels)
-            gold, meta = {"name": request.tool.name, "arguments": request.arguments}, _meta(offered, request, "call")
+            gold = {"name": request.tool.name, "arguments": request.arguments}
+            meta = _meta(offered, request, "call")
         made.append(Problem(f"toolbox-{split}-{seed}-p{i}", messages, gold, split, meta))
     return made
 
 
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
-    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool}, the four cells of CELLS in turn.
+    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool}, the cells of CELLS in turn.
 
     A tool that is asked for is among those present; only in the cell (tool, True) is a call right."""
     rng = _generator("probes", split, seed, LEVELS)
@@ -121,17 +125,19 @@ def _generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> ra
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
     if not levels or not set(levels) <= set(LEVELS):
-        raise ConfigError(f"levels {tuple(levels)} are not a selection of {LEVELS}; repeat a level to draw it more often")
+        raise ConfigError(f"levels {tuple(levels)} must be some of {LEVELS}; repeat one to weigh it")
     return random.Random(f"{purpose} {split} {seed}")
 
 
 @lru_cache
 def _pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple[Tool, ...]:
     """Tools by level; held-out ones among them only for test_hard, or alone."""
-    return tuple(t for t in TOOLS.values() if level in (None, t.level) and (t.held_out if held_out else hard or not t.held_out))
+    wanted = (t for t in TOOLS.values() if level in (None, t.level))
+    return tuple(t for t in wanted if (t.held_out if held_out else hard or not t.held_out))
 
 
-def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequence[Tool] | None = None) -> Request:
+def _request(rng: random.Random, split: str, levels: Sequence[int],
+             pool: Sequence[Tool] | None = None) -> Request:
     """In test_hard half of the requests are for held-out tools, half say a known tool in new words."""
     hard, level = None, rng.choice(levels)
     if split == "test_hard":
@@ -141,7 +147,8 @@ def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequen
     return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
 
 
-def _positive(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
+def _positive(rng: random.Random, split: str,
+              levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
     """A request, the tools offered for it, and the prompt."""
     request = _request(rng, split, levels)
     offered = [request.tool, *_others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
@@ -160,8 +167,9 @@ def _others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> li
     return others
 
 
-def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
-    """Request, call, response, answer; sometimes a second request for another offered tool or the same one."""
+def _multi_turn(rng: random.Random, split: str,
+                levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+    """Request, call, response, answer; sometimes a second request for one of the offered tools."""
     request, offered, messages = _positive(rng, split, levels)
     meta = _meta(offered, request, "multi_turn")
     messages += _served(request)
@@ -211,5 +219,6 @@ def _message(role: str, content: str) -> Message:
 
 
 def _meta(offered: Sequence[Tool], request: Request, kind: str) -> dict[str, Any]:
-    return {"tools_present": True, "asked": "tool", "tools": [t.name for t in offered], "level": request.tool.level,
+    return {"tools_present": True, "asked": "tool", "tools": [t.name for t in offered],
+            "level": request.tool.level,
             "hard": request.hard, "kind": kind, "tool": request.tool.name}

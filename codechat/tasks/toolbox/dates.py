@@ -10,8 +10,8 @@ from codechat.tasks.toolbox.tool import ToolError, tool
 from codechat.tasks.toolbox.values import choice, clock, date, integer
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = {i: name for i, name in enumerate("January February March April May June July August September October "
-                                           "November December".split(), 1)}
+MONTHS = dict(enumerate("January February March April May June July August September October November "
+                        "December".split(), 1))
 
 
 def _day(text: str) -> datetime.date:
@@ -43,7 +43,8 @@ def weekday(date: str) -> str:
 
 
 @tool("Add days to a date", date=date(), days=integer(3, 900), answer="It is {result}.",
-      asks=["What is {days} days after {date}?", "Add {days} days to {date}.", "Which date is {days} days past {date}?",
+      asks=["What is {days} days after {date}?", "Add {days} days to {date}.",
+            "Which date is {days} days past {date}?",
             "{date} plus {days} days?", "Move {date} forward by {days} days."],
       hard=["Starting on {date}, where are we in {days} days?", "Count {days} days on from {date}."])
 def add_days(date: str, days: int) -> str:
@@ -54,7 +55,8 @@ def add_days(date: str, days: int) -> str:
 
 
 @tool("Days between two dates", start=date(), end=date(), answer="There are {result} days between them.",
-      asks=["How many days from {start} to {end}?", "Days between {start} and {end}?", "Count days {start} to {end}.",
+      asks=["How many days from {start} to {end}?", "Days between {start} and {end}?",
+            "Count days {start} to {end}.",
             "How long is it from {start} until {end}?", "Number of days from {start} to {end}?"],
       hard=["How far apart are {start} and {end}?", "From {start}, how many days until {end}?"])
 def days_between(start: str, end: str) -> int:
@@ -70,7 +72,8 @@ def is_leap_year(year: int) -> bool:
 
 
 @tool("Number of the day in year", date=date(), answer="It is day {result} of the year.",
-      asks=["Which day of the year is {date}?", "What is the day number of {date}?", "Day of the year for {date}?",
+      asks=["Which day of the year is {date}?", "What is the day number of {date}?",
+            "Day of the year for {date}?",
             "Count the day number of {date}.", "Tell me the day of the year of {date}."],
       hard=["How many days into its year is {date}?"])
 def day_of_year(date: str) -> int:
@@ -106,7 +109,8 @@ def twelve_hour(time: str) -> str:
       asks=["What time is {minutes} minutes after {time}?", "Add {minutes} minutes to {time}.",
             "{time} plus {minutes} minutes?", "Start {time}, length {minutes} minutes: when does it end?",
             "A film starts at {time} and takes {minutes} minutes. When is it over?"],
-      hard=["I leave at {time} and need {minutes} minutes. When do I arrive?", "Shift {time} by {minutes} minutes."])
+      hard=["I leave at {time} and need {minutes} minutes. When do I arrive?",
+            "Shift {time} by {minutes} minutes."])
 def add_minutes(time: str, minutes: int) -> str:
     hour, minute = divmod((_minutes(time) + minutes) % 1440, 60)
     return f"{hour:02d}:{minute:02d}"
@@ -116,12 +120,14 @@ def add_minutes(time: str, minutes: int) -> str:
       asks=["How many minutes from {start} to {end}?", "Minutes between {start} and {end}?",
             "How long is {start} to {end}?", "A meeting runs {start} to {end}. How long is it?",
             "Time from {start} until {end}?"],
-      hard=["Between {start} and {end}, how many minutes pass?", "The train leaves {start}, arrives {end}. How long?"])
+      hard=["Between {start} and {end}, how many minutes pass?",
+            "The train leaves {start}, arrives {end}. How long?"])
 def minutes_between(start: str, end: str) -> int:
     return (_minutes(end) - _minutes(start)) % 1440
 
 
-@tool("Age in a given year", born=integer(1900, 1999), year=integer(2000, 2099), answer="About {result} years.",
+@tool("Age in a given year", born=integer(1900, 1999), year=integer(2000, 2099),
+      answer="About {result} years.",
       asks=["How old in {year} is someone born in {born}?", "Born in {born}, what age in {year}?",
             "Age in {year} if born in {born}?", "Someone was born in {born}. How old in {year}?",
             "Birth year {born}: age in {year}?"],

@@ -10,12 +10,18 @@ from urllib.parse import quote
 from codechat.tasks.toolbox.tool import ToolError, tool
 from codechat.tasks.toolbox.values import choice, integer, phrase, word
 
-ROMAN = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX", 5: "V",
+ROMAN = {1000: "M", 900: "CM", 500: "D", 400: "CD", 100: "C", 90: "XC", 50: "L", 40: "XL", 10: "X", 9: "IX",
+         5: "V",
          4: "IV", 1: "I"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-MORSE = dict(zip(LETTERS, ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- "
-                          "-..- -.-- --..".split(), strict=True))
+MORSE = dict(zip(LETTERS, ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - "
+                          "..- ...- .-- -..- -.-- --..".split(), strict=True))
 DIGITS = "0123456789abcdef"
+BASES = {2: "binary|base 2", 8: "octal|base 8", 16: "hex|base 16"}
+SCHEMES = {"base64": "base64|base 64", "hex": "hex|hexadecimal", "rot13": "rot13|rot 13"}
+CHECKSUMS = {"crc32": "CRC-32|crc 32", "adler32": "Adler-32|adler 32"}
+NATO = ("Alpha Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa "
+        "Quebec Romeo Sierra Tango Uniform Victor Whiskey X-ray Yankee Zulu").split()
 
 
 @tool("Number in Roman numerals", n=integer(3, 3999), answer="{n} is {result}.",
@@ -40,8 +46,7 @@ def to_binary(n: int) -> str:
     return f"{n:b}"
 
 
-@tool("Number in another base", n=integer(3, 9999), base=choice({2: "binary|base 2", 8: "octal|base 8",
-                                                                  16: "hex|base 16"}), answer="It is {result}.",
+@tool("Number in another base", n=integer(3, 9999), base=choice(BASES), answer="It is {result}.",
       asks=["Write {n} in {base}.", "What is {n} in {base}?", "Convert {n} to {base}.", "Show {n} in {base}.",
             "I need {n} in {base}."],
       hard=["Express the number {n} in {base}.", "How is {n} written in {base}?"])
@@ -63,8 +68,7 @@ def to_morse(word: str) -> str:
     return " ".join(MORSE[c] for c in word.lower())
 
 
-@tool("Encode a text", text=word(), scheme=choice({"base64": "base64|base 64", "hex": "hex|hexadecimal",
-                                                   "rot13": "rot13|rot 13"}), answer="Encoded: {result}",
+@tool("Encode a text", text=word(), scheme=choice(SCHEMES), answer="Encoded: {result}",
       asks=['Encode "{text}" as {scheme}.', 'Write "{text}" in {scheme}.', "Encode {text} in {scheme}.",
             'What is "{text}" in {scheme}?', "Turn {text} into {scheme}."],
       hard=['Use {scheme} to encode the word "{text}".', 'Give the {scheme} form of "{text}".'])
@@ -86,8 +90,7 @@ def caesar(text: str, shift: int) -> str:
     return text.translate(table)
 
 
-@tool("Checksum of a text", text=word(), method=choice({"crc32": "CRC-32|crc 32", "adler32": "Adler-32|adler 32"}),
-      answer="The checksum is {result}.",
+@tool("Checksum of a text", text=word(), method=choice(CHECKSUMS), answer="The checksum is {result}.",
       asks=['Checksum of "{text}" with {method}?', "Compute the {method} checksum of {text}.",
             'Get {method} for "{text}".', 'Run {method} over "{text}".', "Hash {text} by {method}."],
       hard=['I want to check "{text}"; use {method}.'])
@@ -109,7 +112,5 @@ def url_escape(text: str) -> str:
             'Say "{word}" in the radio alphabet.', "Spell out {word} in radio words."],
       hard=['Alpha, Bravo and so on: what is "{word}"?'])
 def radio_spell(word: str) -> str:
-    names = ("Alpha Bravo Charlie Delta Echo Foxtrot Golf Hotel India Juliett Kilo Lima Mike November Oscar Papa Quebec "
-             "Romeo Sierra Tango Uniform Victor Whiskey X-ray Yankee Zulu").split()
-    spoken = {name[0].lower(): name for name in names}
+    spoken = {name[0].lower(): name for name in NATO}
     return " ".join(spoken.get(c, c) for c in word.lower())

@@ -18,7 +18,8 @@ def _need_positive(**sizes: float) -> None:
       asks=["What is the area of a circle with radius {radius}?", "Circle area, radius {radius}?",
             "Find the area of a circle of radius {radius}.", "Area of a circle, radius {radius}.",
             "A circle has radius {radius}. What is its area?"],
-      hard=["How much surface does a disc of radius {radius} cover?", "The radius is {radius}; give the circle area."])
+      hard=["How much surface does a disc of radius {radius} cover?",
+            "The radius is {radius}; give the circle area."])
 def circle_area(radius: float) -> float:
     _need_positive(radius=radius)
     return neat(math.pi * radius**2)
@@ -26,7 +27,8 @@ def circle_area(radius: float) -> float:
 
 @tool("Length around a circle", radius=number(3, 900), answer="It is {result} around.",
       asks=["How long is the edge of a circle with radius {radius}?", "Circumference for radius {radius}?",
-            "Find the circumference of a circle of radius {radius}.", "Length around a circle, radius {radius}?",
+            "Find the circumference of a circle of radius {radius}.",
+            "Length around a circle, radius {radius}?",
             "A circle has radius {radius}. What is its circumference?"],
       hard=["How far is it around a pond of radius {radius}?", "Circumference? The radius is {radius}."])
 def circumference(radius: float) -> float:
@@ -45,7 +47,8 @@ def sphere_volume(radius: float) -> float:
 
 
 @tool("Angle of a regular polygon", sides=integer(3, 900), answer="Each angle has {result} degrees.",
-      asks=["What is the angle of a polygon with {sides} sides?", "Angle of a regular shape with {sides} sides?",
+      asks=["What is the angle of a polygon with {sides} sides?",
+            "Angle of a regular shape with {sides} sides?",
             "Inner angle, {sides} sides?", "Find the angle in a polygon of {sides} sides.",
             "A polygon has {sides} sides. What is its angle?"],
       hard=["How wide is each corner of a shape with {sides} sides?"])
@@ -59,7 +62,8 @@ def polygon_angle(sides: int) -> float:
       asks=["What is the area of a rectangle {width} by {height}?", "Area of a {width} by {height} room?",
             "Rectangle area: width {width}, height {height}.", "Find the area of {width} by {height}.",
             "A field is {width} wide and {height} high. What is its area?"],
-      hard=["How much floor has a hall of {width} by {height}?", "Surface of a sheet {width} wide, {height} high?"])
+      hard=["How much floor has a hall of {width} by {height}?",
+            "Surface of a sheet {width} wide, {height} high?"])
 def rectangle_area(width: float, height: float) -> float:
     _need_positive(width=width, height=height)
     return neat(width * height)
@@ -67,7 +71,8 @@ def rectangle_area(width: float, height: float) -> float:
 
 @tool("Area of a triangle", base=number(3, 900), height=number(3, 900), answer="The area is {result}.",
       asks=["What is the area of a triangle with base {base} and height {height}?",
-            "Triangle area: base {base}, height {height}.", "Find the triangle area for base {base}, height {height}.",
+            "Triangle area: base {base}, height {height}.",
+            "Find the triangle area for base {base}, height {height}.",
             "A triangle has base {base} and height {height}. What is its area?",
             "Area of a triangle, base {base}, height {height}?"],
       hard=["A sail is {base} at the base and {height} tall. What is its triangle area?"])
@@ -78,7 +83,8 @@ def triangle_area(base: float, height: float) -> float:
 
 @tool("Longest side, right triangle", a=number(3, 900), b=number(3, 900), answer="It is {result} long.",
       asks=["What is the hypotenuse for sides {a} and {b}?", "Hypotenuse of {a} and {b}?",
-            "A right triangle has sides {a} and {b}. How long is the third?", "Find the hypotenuse: {a} and {b}.",
+            "A right triangle has sides {a} and {b}. How long is the third?",
+            "Find the hypotenuse: {a} and {b}.",
             "Sides {a} and {b}: how long is the hypotenuse?"],
       hard=["Walk {a} east, then {b} north. How far is it straight back?"])
 def hypotenuse(a: float, b: float) -> float:
@@ -88,7 +94,8 @@ def hypotenuse(a: float, b: float) -> float:
 
 @tool("Volume of a cylinder", radius=number(3, 300), height=number(3, 900), answer="The volume is {result}.",
       asks=["What is the volume of a cylinder of radius {radius} and height {height}?",
-            "Cylinder volume: radius {radius}, height {height}.", "A can has radius {radius}, height {height}. Volume?",
+            "Cylinder volume: radius {radius}, height {height}.",
+            "A can has radius {radius}, height {height}. Volume?",
             "Find the volume of a cylinder, radius {radius}, height {height}.",
             "Volume of a tube with radius {radius} and height {height}?"],
       hard=["How much goes into a round tank of radius {radius}, height {height}?"])
@@ -99,7 +106,8 @@ def cylinder_volume(radius: float, height: float) -> float:
 
 @tool("Volume of a box", length=number(3, 300), width=number(3, 300), height=number(3, 300),
       answer="The volume is {result}.",
-      asks=["What is the volume of a box {length} by {width} by {height}?", "Box volume: {length} x {width} x {height}.",
+      asks=["What is the volume of a box {length} by {width} by {height}?",
+            "Box volume: {length} x {width} x {height}.",
             "A box is {length} long, {width} wide and {height} high. What is its volume?",
             "Find the volume of {length} by {width} by {height}.",
             "Volume of a crate, {length} by {width} by {height}?"],
@@ -109,10 +117,12 @@ def box_volume(length: float, width: float, height: float) -> float:
     return neat(length * width * height)
 
 
-@tool("Distance of two points", x1=integer(2, 300), y1=integer(2, 300), x2=integer(2, 300), y2=integer(2, 300),
+@tool("Distance of two points", x1=integer(2, 300), y1=integer(2, 300), x2=integer(2, 300), y2=integer(2,
+                                                            300),
       answer="They are {result} apart.",
       asks=["How far is ({x1}, {y1}) from ({x2}, {y2})?", "Distance from ({x1}, {y1}) to ({x2}, {y2})?",
-            "Distance between ({x1}, {y1}) and ({x2}, {y2})?", "How far apart are ({x1}, {y1}) and ({x2}, {y2})?",
+            "Distance between ({x1}, {y1}) and ({x2}, {y2})?",
+            "How far apart are ({x1}, {y1}) and ({x2}, {y2})?",
             "Measure ({x1}, {y1}) to ({x2}, {y2})."],
       hard=["A line goes from ({x1}, {y1}) to ({x2}, {y2}). How long is it?"])
 def point_distance(x1: int, y1: int, x2: int, y2: int) -> float:

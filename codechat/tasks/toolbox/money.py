@@ -14,7 +14,8 @@ def _need_count(**counts: int) -> None:
 
 @tool("Tip for a bill", amount=number(5, 900), percent=integer(5, 40), answer="The tip is {result}.",
       asks=["What is a {percent} percent tip on {amount}?", "Tip {percent} percent on {amount}.",
-            "How much is {percent} percent tip for a bill of {amount}?", "The bill is {amount}. Tip {percent} percent?",
+            "How much is {percent} percent tip for a bill of {amount}?",
+            "The bill is {amount}. Tip {percent} percent?",
             "Work out the tip: {amount} at {percent} percent."],
       hard=["Dinner cost {amount}; what do I leave at {percent} percent?", "Tip of {percent}% for {amount}?"])
 def tip(amount: float, percent: int) -> float:
@@ -33,14 +34,16 @@ def split_bill(amount: float, people: int) -> float:
 
 @tool("Price after a discount", price=number(5, 900), percent=integer(5, 90), answer="It costs {result} now.",
       asks=["What is {price} with {percent} percent off?", "Take {percent} percent off {price}.",
-            "Price {price}, discount {percent} percent.", "How much is {price} after a {percent} percent discount?",
+            "Price {price}, discount {percent} percent.",
+            "How much is {price} after a {percent} percent discount?",
             "A coat costs {price}, {percent} percent off. What do I pay?"],
       hard=["It was {price} and is {percent} percent cheaper today. How much now?"])
 def discount(price: float, percent: int) -> float:
     return neat(price * (1 - percent / 100), 2)
 
 
-@tool("Price with tax", price=number(5, 900), rate=integer(3, 30), answer="With tax it is {result}.", held_out=True,
+@tool("Price with tax", price=number(5, 900), rate=integer(3, 30), answer="With tax it is {result}.",
+      held_out=True,
       asks=["What is {price} plus {rate} percent tax?", "Add {rate} percent tax to {price}.",
             "Price {price}, tax {rate} percent.", "How much is {price} with {rate} percent tax?",
             "Tax {price} at {rate} percent."],
@@ -52,7 +55,8 @@ def add_tax(price: float, rate: int) -> float:
 @tool("Savings with interest", amount=integer(50, 5000), rate=integer(2, 15), years=integer(2, 40),
       answer="You will have {result}.",
       asks=["What are {amount} at {rate} percent worth in {years} years?",
-            "Save {amount} at {rate} percent for {years} years.", "Interest: {amount}, {rate} percent, {years} years.",
+            "Save {amount} at {rate} percent for {years} years.",
+            "Interest: {amount}, {rate} percent, {years} years.",
             "How much is {amount} after {years} years at {rate} percent?",
             "Grow {amount} by {rate} percent over {years} years."],
       hard=["I put away {amount} for {years} years at {rate} percent. What do I get?"])
@@ -64,7 +68,8 @@ def savings(amount: int, rate: int, years: int) -> float:
 @tool("Monthly loan payment", amount=integer(200, 9000), rate=integer(2, 15), months=integer(6, 90),
       answer="You pay {result} a month.",
       asks=["Monthly payment for a loan of {amount} at {rate} percent over {months} months?",
-            "Loan {amount}, rate {rate} percent, {months} months.", "Pay back {amount} at {rate} percent in {months} months.",
+            "Loan {amount}, rate {rate} percent, {months} months.",
+            "Pay back {amount} at {rate} percent in {months} months.",
             "What does a loan of {amount} cost monthly at {rate} percent for {months} months?",
             "I borrow {amount} at {rate} percent for {months} months. What is the payment?"],
       hard=["How much a month for {amount}, {rate} percent a year, {months} months?"])
@@ -75,7 +80,8 @@ def loan_payment(amount: int, rate: int, months: int) -> float:
 
 
 @tool("Double an amount", amount=number(3, 2000), answer="Twice {amount} is {result}.",
-      asks=["Double {amount}.", "What is twice {amount}?", "Two times {amount}?", "How much is {amount} doubled?",
+      asks=["Double {amount}.", "What is twice {amount}?", "Two times {amount}?",
+            "How much is {amount} doubled?",
             "Give me twice {amount}."],
       hard=["I get {amount} two times. How much is that?", "{amount} and the same again?"])
 def double(amount: float) -> float:

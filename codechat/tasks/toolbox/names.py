@@ -42,7 +42,8 @@ def name_tag(name: str) -> str:
 
 
 @tool("Greet in a language", name=name(), language=choice(LANGUAGES), answer="{result}",
-      asks=['Greet "{name}" in {language}.', "Say hello to {name} in {language}.", 'Welcome "{name}" in {language}.',
+      asks=['Greet "{name}" in {language}.', "Say hello to {name} in {language}.",
+            'Welcome "{name}" in {language}.',
             "Say hi to {name} in {language}.", "How do I greet {name} in {language}?"],
       hard=['"{name}" speaks {language}; say hello.', "A {language} hello for {name}, please."])
 def greet_in(name: str, language: str) -> str:

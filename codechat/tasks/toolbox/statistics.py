@@ -26,7 +26,8 @@ def median(numbers: list[float]) -> float:
 
 
 @tool("Total of numbers", numbers=numbers(2, 300), answer="The total is {result}.",
-      asks=["Add up {numbers}.", "What is the total of {numbers}?", "Sum up {numbers}.", "Total of {numbers}?",
+      asks=["Add up {numbers}.", "What is the total of {numbers}?", "Sum up {numbers}.",
+            "Total of {numbers}?",
             "Compute the sum: {numbers}"],
       hard=["All together, how much are {numbers}?", "What do {numbers} total?"])
 def total(numbers: list[float]) -> float:
@@ -57,7 +58,8 @@ def deviation(numbers: list[float]) -> float:
     return neat(statistics.pstdev(numbers))
 
 
-@tool("Sort numbers", numbers=numbers(2, 300), order=choice({"up": "rising order|upward", "down": "falling order|downward"}),
+@tool("Sort numbers", numbers=numbers(2, 300), order=choice({"up": "rising order|upward",
+                                                            "down": "falling order|downward"}),
       answer="Sorted: {result}",
       asks=["Sort {numbers} in {order}.", "Put {numbers} in {order}.", "Order {numbers}, {order}.",
             "Arrange {numbers} in {order}.", "Sort: {numbers} ({order})"],

@@ -34,7 +34,8 @@ def uppercase(text: str) -> str:
 
 
 @tool("Count vowels of a word", word=word(), answer="It has {result} vowels.",
-      asks=['How many vowels has "{word}"?', 'Count the vowels in "{word}".', "How many vowels are in {word}?",
+      asks=['How many vowels has "{word}"?', 'Count the vowels in "{word}".',
+            "How many vowels are in {word}?",
             'Vowels in "{word}"?', "Tell me the number of vowels of {word}."],
       hard=['How often does "{word}" use a, e, i, o or u?', "Vowel count of {word}?"])
 def count_vowels(word: str) -> int:
@@ -80,7 +81,8 @@ def count_letter(text: str, letter: str) -> int:
 
 
 @tool("Pad a text to width", text=word(), width=integer(8, 80), answer="Padded: {result}",
-      asks=['Pad "{text}" to width {width}.', 'Fill "{text}" up to {width} characters.', "Pad {text} to {width}.",
+      asks=['Pad "{text}" to width {width}.', 'Fill "{text}" up to {width} characters.',
+            "Pad {text} to {width}.",
             'Make "{text}" {width} characters wide.', 'Set "{text}" in a field of width {width}.'],
       hard=['Stretch "{text}" with dots until it has {width} characters.'])
 def pad_text(text: str, width: int) -> str:
@@ -98,7 +100,8 @@ def are_anagrams(a: str, b: str) -> bool:
 
 
 @tool("Edits between two words", a=word(), b=word(), answer="They differ by {result} edits.",
-      asks=['How far is "{a}" from "{b}"?', 'Edit distance of "{a}" and "{b}"?', "How many edits from {a} to {b}?",
+      asks=['How far is "{a}" from "{b}"?', 'Edit distance of "{a}" and "{b}"?',
+            "How many edits from {a} to {b}?",
             'Compare the spelling of "{a}" and "{b}".', "Edit distance between {a} and {b}?"],
       hard=['How many letters must change to make "{b}" of "{a}"?', 'Levenshtein "{a}" "{b}"?'])
 def edit_distance(a: str, b: str) -> int:
@@ -110,7 +113,8 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-@tool("Change the case", text=word(), style=choice({"upper": "capitals|upper case", "lower": "small letters|lower case",
+@tool("Change the case", text=word(), style=choice({"upper": "capitals|upper case",
+                                                    "lower": "small letters|lower case",
                                                     "title": "title case|a leading capital"}),
       answer="Changed: {result}",
       asks=['Write "{text}" in {style}.', 'Put "{text}" into {style}.', "Set {text} in {style}.",
@@ -163,7 +167,8 @@ def replace_word(text: str, old: str, new: str) -> str:
 
 
 @tool("Join two words", first=word(), second=word(),
-      mark=choice({"-": "a dash|a hyphen", "_": "an underscore", ".": "a dot", "/": "a slash"}), answer="{result}",
+      mark=choice({"-": "a dash|a hyphen", "_": "an underscore", ".": "a dot", "/": "a slash"}),
+      answer="{result}",
       asks=['Join "{first}" and "{second}" with {mark}.', "Join {first} and {second} by {mark}.",
             'Put {mark} between "{first}" and "{second}".', 'Link "{first}" to "{second}" with {mark}.',
             "Connect {first} and {second} using {mark}."],

@@ -4,7 +4,8 @@
           answer="{x} squared is {result}.")
     def square(x: float) -> float: ...
 
-The decorated name becomes a `Tool`. Every parameter is required; optional ones would make "the right call" ambiguous.
+The decorated name becomes a `Tool`. Every parameter is required; optional ones would make "the right call"
+ambiguous.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class ToolError(ValueError):
 
 @dataclass(frozen=True)
 class Tool:
-    """asks and hard_asks are templates over the slots (hard_asks only in test_hard); answer also knows {result}.
-    held_out tools appear in test_hard alone, not even as distractors elsewhere. adjust: rng, arguments -> arguments that
-    depend on one another."""
+    """asks and hard_asks are templates over the slots (hard_asks only in test_hard); answer also knows
+    {result}. held_out tools appear in test_hard alone, not even as distractors elsewhere. adjust: rng,
+    arguments -> arguments that depend on one another."""
 
     name: str
     description: str
@@ -51,11 +52,11 @@ class Tool:
 
     @cached_property
     def level(self) -> int:
-        """1: one word or number, copied. 2: two, or one that has to be translated. 3: more, or lists and phrases."""
+        """1: one word or number, copied. 2: two, or one and a translated choice. 3: more, lists, phrases."""
         return min(3, sum(slot.cost for slot in self.slots.values()))
 
     def sample(self, rng: random.Random, split: str) -> dict[str, Any]:
-        """Arguments that only `split` uses, in the order of the schema; two enumerations never take the same value."""
+        """Arguments that only `split` uses, in schema order; two enumerations never take the same value."""
         while True:
             arguments = {name: slot.sample(rng, split) for name, slot in self.slots.items()}
             if self.adjust:
@@ -91,7 +92,7 @@ class Tool:
 
 
 def check(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
-    """The value as its schema has it (2.0 becomes 2 where an integer is due). ToolError where it does not fit."""
+    """The value as its schema has it (2.0 becomes 2 for an integer). ToolError where it does not fit."""
     kind = schema["type"]
     if kind == "array":
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:

@@ -1,9 +1,10 @@
 """Where argument values come from, how a request says them, and which split may use which.
 
-A value that the domain has plenty of (an invented word, a date, a colour, a number of three or more digits) belongs
-to exactly one split by its hash, so a test request cannot be answered with a value remembered from training: the
-policy has to copy it. One- and two-digit numbers and enumerations are shared; a request made of those alone is
-assigned to a split as a whole. Invented words are used instead of a dictionary for the same reason.
+A value that the domain has plenty of (an invented word, a date, a colour, a number of three or more digits)
+belongs to exactly one split by its hash, so a test request cannot be answered with a value remembered from
+training: the policy has to copy it. One- and two-digit numbers and enumerations are shared; a request made of
+those alone is assigned to a split as a whole. Invented words are used instead of a dictionary for the same
+reason.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ VOWELS = "a e i o u ai ea oo".split()
 CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
 ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
 # One token each in a small GPT-2 vocabulary.
-COMMON = """air all art back bad base best big black blue body book box call car case city class close code cold
-color cost cut dark data day deep dead door down drive early east end even eye face fact fall family far fast field
-final fine fire first five food form four free friend full game girl give good great green ground group hand hard head
-heart heavy help high home hot house human idea inside job keep key kind land large last late law lead left letter
-level life light line list little local long look love low main man map market mark mind model money moon morning
-move music name new news next night north note office old open order outside page paper park part past path people
-person phone place plan play point power press quick quiet read real record red rest rich right river road rock room
-round rule run safe sea second self send short show side sign simple single six sky small song sound south space
-speed spring stand star start state step stone store story street strong sun table talk tall team ten test text
-thing third three time top town track train tree trip true turn view voice walk wall warm watch water west white
-wide wild wind window winter wood word work world year young""".split()
+COMMON = """air all art back bad base best big black blue body book box call car case city class close code
+cold color cost cut dark data day deep dead door down drive early east end even eye face fact fall family
+far fast field final fine fire first five food form four free friend full game girl give good great green
+ground group hand hard head heart heavy help high home hot house human idea inside job keep key kind land
+large last late law lead left letter level life light line list little local long look love low main man map
+market mark mind model money moon morning move music name new news next night north note office old open
+order outside page paper park part past path people person phone place plan play point power press quick
+quiet read real record red rest rich right river road rock room round rule run safe sea second self send
+short show side sign simple single six sky small song sound south space speed spring stand star start state
+step stone store story street strong sun table talk tall team ten test text thing third three time top town
+track train tree trip true turn view voice walk wall warm watch water west white wide wild wind window
+winter wood word work world year young""".split()
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: rng, value -> request text.
-    unseen: values belong to one split each. cost: what it adds to a tool's level."""
+    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: rng, value -> request
+    text. unseen: values belong to one split each. cost: what it adds to a tool's level."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
@@ -116,7 +118,9 @@ def numbers(low: int, high: int, shortest: int = 3, longest: int = 4) -> Slot:
         return [item.draw(rng) for _ in range(rng.randint(shortest, longest))]
 
     def say(rng: random.Random, value: list[int]) -> str:
-        return f"{', '.join(map(str, value[:-1]))} and {value[-1]}" if rng.random() < 0.5 else say_plainly(rng, value)
+        if rng.random() < 0.5:
+            return say_plainly(rng, value)
+        return f"{', '.join(map(str, value[:-1]))} and {value[-1]}"
 
     return Slot({"type": "array", "items": {"type": "number"}}, draw, say, cost=3)
 
@@ -167,22 +171,25 @@ def date(first: int = 1950, last: int = 2049) -> Slot:
 
 def clock() -> Slot:
     """A time of day as HH:MM."""
-    return Slot({"type": "string"}, lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}", say_plainly)
+    return Slot({"type": "string"}, lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}",
+                say_plainly)
 
 
 def colour() -> Slot:
     """A colour as #rgb."""
-    return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)), say_plainly)
+    return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)),
+                say_plainly)
 
 
 def choice(options: Mapping[Any, str]) -> Slot:
-    """An enumeration: value -> the ways to say it, separated by `|`. Shared by all splits; has to be translated."""
+    """An enumeration: value -> the ways to say it, separated by `|`. Shared by all splits."""
     values, kind = list(options), type(next(iter(options)))
     spoken = {value: ways.split("|") for value, ways in options.items()}
     schema: dict[str, Any] = {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
     if kind is not bool:
         schema["enum"] = values
-    return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]), unseen=False)
+    return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]),
+                unseen=False)
 
 
 def whole(arguments: Mapping[str, Any], split: str) -> bool:

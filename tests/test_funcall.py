@@ -1,0 +1,332 @@
+"""The staircase: every rung, no way up but the right call; gold answers score the maximum in every source."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+
+from codechat import chat, tasks
+from codechat.config import ConfigError, DataError, MissingFile
+from codechat.sources import local_rows
+from codechat.tasks.base import Problem, gold_gate
+from codechat.tasks.call_sources import bfcl_gold
+from codechat.tasks.funcall import FuncallTask, Staircase, score_call
+from codechat.tasks.staircase import TIERS
+
+TAG = "<functioncall> "
+GOLD = {"name": "mix", "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True,
+                                                                                      "tags": ["a", "b"]}}}
+
+
+def call(name="mix", **arguments):
+    return TAG + json.dumps({"name": name, "arguments": arguments})
+
+
+def right(**changes):
+    return call(**(GOLD["arguments"] | changes))
+
+
+def reward(text, gold=GOLD):
+    return score_call(text, gold).reward
+
+
+@pytest.mark.parametrize("text, tier, expected", [
+    ("It is sunny.", "no_tag", 0.0), ("", "no_tag", 0.0), ("functioncall {}", "no_tag", 0.0),
+    (TAG + '{"name": "mix", "arguments": {', "bad_json", 0.15), (TAG, "bad_json", 0.15), (TAG + "mix(3)",
+                                                                                          "bad_json", 0.15),
+    (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30), (TAG + '{"name": 7}', "no_name", 0.30),
+    (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
+    (call("mixer", city="Oslo"), "wrong_name", 0.35), (call("MIX", city="Oslo"), "wrong_name", 0.35),
+    (call(), "name_only", 0.55), (call(city="Rome"), "name_only", 0.55), (TAG + '{"name": "mix"}',
+                                                                          "name_only", 0.55),
+    (call(city="Oslo"), "partial", 0.55 + 0.45 / 4), (right(days=4), "partial", 0.55 + 0.45 * 3 / 4),
+    (right(x=1), "partial", 0.55 + 0.45 * 0.9), (right(**{f"x{i}": 1 for i in range(9)}), "partial",
+                                                 0.55 + 0.45 * 0.5),
+    (right(), "full", 1.0),
+])  # fmt: skip
+def test_every_rung(text, tier, expected):
+    score = score_call(text, GOLD)
+    assert (score.tier, score.reward) == (tier, pytest.approx(expected))
+    assert score.correct == (tier == "full") and tier in TIERS
+
+
+@pytest.mark.parametrize("text", [
+    right(), "Let me look that up. " + right(), right() + "\n", TAG.strip() + right().removeprefix(TAG),
+    TAG + json.dumps({"name": "mix", "arguments": json.dumps(GOLD["arguments"])}),
+    TAG + '{"name": "mix", "arguments": \'' + json.dumps(GOLD["arguments"]) + "'}",
+    TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}),
+    TAG + json.dumps(json.loads(right()[15:]), indent=2),
+    right(city=" oslo "), right(days=3.0), right(rate=2.5 + 1e-7),
+])  # fmt: skip
+def test_correct_calls_in_every_legal_form_score_one(text):
+    assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct
+
+
+def test_single_quoted_arguments_with_apostrophes_score_one():
+    gold = {"name": "send", "arguments": {"text": "You've won"}}
+    assert reward('<functioncall> {"name": "send", "arguments": \'{"text": "You\'ve won"}\'}', gold) == 1.0
+
+
+@pytest.mark.parametrize("changes", [
+    {"days": 4}, {"days": 3 + 1e-5}, {"days": "3"}, {"days": True}, {"days": [3]}, {"days": None},
+    {"days": {"v": 3}},
+    {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]}, {"deep": {"on": 1, "tags": ["a", "b"]}},
+    {"deep": {"on": True, "tags": ["b", "a"]}}, {"deep": {"on": True, "tags": ["a"]}},
+    {"deep": {"on": True, "tags": ["a", "b"], "more": 1}}, {"deep": "{'on': True}"},
+])  # fmt: skip
+def test_near_misses_do_not_match(changes):
+    score = score_call(right(**changes), GOLD)
+    assert score.parts["matched"] == 3 and not score.correct
+    assert score.reward == pytest.approx(0.55 + 0.45 * 3 / 4)
+
+
+def test_booleans_are_not_numbers_and_large_integers_are_exact():
+    assert reward(call(a=1), {"name": "mix", "arguments": {"a": True}}) == 0.55
+    assert reward(call(a=True), {"name": "mix", "arguments": {"a": 1}}) == 0.55
+    assert reward(call(a=123456790), {"name": "mix", "arguments": {"a": 123456789}}) == 0.55
+    assert reward(TAG + '{"name": "mix", "arguments": {"a": 1' + "0" * 400 + "}}", {"name": "mix",
+                                                                                    "arguments": {"a": 1.5}}) == 0.55
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_nan_and_infinity_match_nothing(value):
+    text = TAG + '{"name": "mix", "arguments": {"a": ' + value + "}}"
+    for wanted in (1, 0.0, 10**400, "NaN", None):
+        assert reward(text, {"name": "mix", "arguments": {"a": wanted}}) <= 0.55
+
+
+def test_without_expected_arguments():
+    gold = {"name": "mix", "arguments": {}}
+    assert reward(call(), gold) == 1.0 and reward(TAG + '{"name": "mix"}', gold) == 1.0
+    assert reward(call(x=1), gold) == pytest.approx(0.55 + 0.45 * 0.9)
+    assert reward(call(**{f"x{i}": 1 for i in range(50)}), gold) == pytest.approx(0.55 + 0.45 * 0.5)
+    assert reward(call() + call(), gold) == 0.99
+    assert reward(TAG + '{"name": "mix", "arguments": [1, 2]}', gold) < 0.99
+
+
+def test_no_call_is_right_where_gold_is_none():
+    assert score_call("I cannot do that.", None).reward == 1.0 and score_call("", None).correct
+    for text in (right(), TAG, TAG + "{", "Sure: " + call("other")):
+        score = score_call(text, None)
+        assert score.reward == 0.0 and not score.correct and score.tier in TIERS
+
+
+def wrong_calls(rng):
+    """A call that is not a full match, by changing or leaving out arguments."""
+    arguments = dict(GOLD["arguments"])
+    for key in rng.sample(list(arguments), rng.randint(1, 4)):
+        if rng.random() < 0.5:
+            del arguments[key]
+        else:
+            arguments[key] = "wrong"
+    return arguments
+
+
+def test_extra_keys_never_raise_the_reward():
+    rng = random.Random(0)
+    for _ in range(200):
+        arguments = wrong_calls(rng) if rng.random() < 0.8 else dict(GOLD["arguments"])
+        rewards = [reward(call(**arguments, **{f"extra{i}": "Oslo" for i in range(n)})) for n in range(12)]
+        assert rewards == sorted(rewards, reverse=True)
+        assert rewards[1] < rewards[0] or rewards[0] == 0.55
+
+
+def test_reward_rises_with_every_argument_put_right_and_stays_below_full():
+    wrong = {k: "wrong" for k in GOLD["arguments"]}
+    for extras in range(3):
+        extra = {f"x{i}": 1 for i in range(extras)}
+        for order in itertools.permutations(GOLD["arguments"]):
+            arguments, last = dict(wrong), -1.0
+            for key in order:
+                score = score_call(call(**arguments, **extra), GOLD)
+                assert last < score.reward <= 0.99 and not score.correct
+                last, arguments[key] = score.reward, GOLD["arguments"][key]
+            final = score_call(call(**arguments, **extra), GOLD)
+            assert final.reward > last and final.correct == (extras == 0)
+
+
+def test_rungs_rise_and_nothing_below_full_passes_the_cap():
+    texts = ["hello", TAG + "{", TAG + "{}", call("other"), call(), right(days=4), right(), right() + right()]
+    rewards = [reward(t) for t in texts]
+    assert rewards[:7] == sorted(set(rewards[:7])) and rewards[7] == 0.99
+
+
+@pytest.mark.parametrize("text, most", [
+    (right() + right(), 0.99), (right() + " " + call("other"), 0.99), (right() + TAG + "{", 0.99),
+    (call("other") + right(), 0.35), (TAG + "{" + right(), 0.15), (TAG + "broken " + right(), 0.15),
+    ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), 0.55), ("full match reward 1.0 " * 50, 0.0),
+    ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15), (call(**{"city": "Oslo " * 10_000}),
+                                                                        0.55),
+    (call(**{f"k{i}": "Oslo" for i in range(5000)}), 0.55), (call(city=["Oslo", "Rome"]), 0.55),
+    (call(city={"Oslo": "Oslo"}), 0.55),
+])  # fmt: skip
+def test_tricks_do_not_pay(text, most):
+    score = score_call(text, GOLD)
+    assert score.reward <= most and not score.correct
+
+
+def test_of_a_repeated_key_the_last_value_counts():
+    gold = {"name": "mix", "arguments": {"city": "Oslo"}}
+    assert reward(TAG + '{"name": "mix", "arguments": {"city": "Oslo", "city": "Rome"}}', gold) == 0.55
+
+
+def test_deep_nesting_neither_crashes_nor_pays():
+    for depth in (100, 5_000, 100_000):
+        for deep in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
+            for text in (TAG + '{"name": "mix", "arguments": {"city": ' + deep + "}}", TAG + deep, deep):
+                assert score_call(text, GOLD).reward <= 0.55
+
+
+def test_scoring_never_raises_on_noise():
+    rng = random.Random(0)
+    pieces = [TAG, "{", "}", '"name"', ": ", '"mix"', '"arguments"', "'", '"', "\\", "[", "]", ", ", "NaN",
+              "\ud800", "1e9999", "\x00"]
+    for _ in range(3000):
+        text = "".join(rng.choices(pieces, k=rng.randint(1, 20)))
+        score = score_call(text, rng.choice([GOLD, None]))
+        assert 0 <= score.reward <= 1 and score.tier in TIERS
+
+
+def test_staircase_values_are_the_tasks_and_must_rise():
+    task = FuncallTask(weights={"name_only": 0.6})
+    problem = Problem("p", [], GOLD, "test")
+    assert task.score(problem, call()).reward == 0.6 and task.score(problem,
+                                                                    right()).reward == task.max_reward
+    with pytest.raises(ConfigError, match="rise"):
+        Staircase(bad_json=0.4)
+    with pytest.raises(ConfigError, match="name_only"):
+        FuncallTask(weights={"nameonly": 0.6})
+
+
+def test_acceptable_values_of_bfcl():
+    truth = {"name": "book", "arguments": {"city": ["Oslo", "Oslo, Norway"], "unit": ["km", ""], "skip": [],
+                                           "box": [{"w": [1, 2], "note": ["", "x"]}], "list": [[1, 2], [2,
+                                                                                                        1]]}}
+    gold = bfcl_gold(truth)
+    assert gold["arguments"] == {"city": "Oslo", "box": {"w": 1}, "list": [1, 2]}
+    base = gold["arguments"]
+    for fine in ({}, {"unit": "KM"}, {"city": "oslo, norway"}, {"box": {"w": 2, "note": "x"}}, {"list": [2,
+                                                                                                         1]}):
+        assert score_call(call("book", **base | fine), gold).correct, fine
+    for wrong in ({"unit": "mi"}, {"box": {"w": 3}}, {"box": {"w": 1, "h": 1}}, {"list": [1]}, {"skip": 1},
+                  {"new": 1}):
+        assert not score_call(call("book", **base | wrong), gold).correct, wrong
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+USER = [{"role": "user", "content": "Mix it."}]
+
+
+def test_problems_file_keeps_its_splits(tmp_path):
+    path = write(tmp_path / "p.jsonl", {"id": "a", "messages": USER, "gold": GOLD, "split": "test"},
+                 {"id": "b", "messages": USER, "gold": None, "split": "train"})
+    task = FuncallTask(path)
+    assert [p.id for p in task.problems("test")] == ["a"] and task.problems("train")[0].gold is None
+    assert task.problems("test_hard") == [] and task.ledger.kept == 2
+    assert gold_gate(task, task.problems("test") + task.problems("train")).require().passed == 2
+
+
+def test_original_prompts_become_messages(tmp_path):
+    prompt = "<|system|>\nUse\ntools\n<|end|>\n<|user|>\nMix 1 < 2\n<|end|>\n<|assistant|>\n"
+    rows = [{"prompt": prompt, "gt_name": "mix", "gt_args": {"a": i}} for i in range(3)]
+    task = FuncallTask(write(tmp_path / "o.jsonl", *rows))
+    problems = [p for s in tasks.SPLITS for p in task.problems(s)]
+    assert problems[0].messages == [{"role": "system", "content": "Use\ntools"}, {"role": "user",
+                                                                                  "content": "Mix 1 < 2"}]
+    assert len({p.split for p in problems}) == 1, "equal prompts must not meet across splits"
+    assert gold_gate(task, problems).require().n == 3
+
+
+def test_limit_and_seed(tmp_path):
+    path = write(tmp_path / "p.jsonl", *({"id": str(i), "messages": USER, "gold": GOLD,
+                                          "split": "test"} for i in range(30)))
+    task = FuncallTask(path)
+    assert task.problems("test", 5, seed=1) == task.problems("test", 5, seed=1) != task.problems("test", 5,
+                                                                                                 seed=2)
+    assert len(task.problems("test")) == 30 and len(FuncallTask().problems("test", 7)) == 7
+    with pytest.raises(ConfigError, match="split"):
+        task.problems("dev")
+
+
+@pytest.mark.parametrize("text, error, complaint", [
+    ("", DataError, "empty"), ('{"prompt": "x", "gt_na', DataError, "JSON"), ('{"question": 1}', DataError,
+                                                                              "columns"),
+    ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
+    ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
+    ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
+    ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant_turn"),
+])  # fmt: skip
+def test_bad_files_are_refused(tmp_path, text, error, complaint):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(error, match=complaint):
+        FuncallTask(path)
+    with pytest.raises(MissingFile):
+        FuncallTask(tmp_path / "absent.jsonl")
+
+
+def test_gold_gate_counts_failures_by_reason_and_is_loud():
+    class Broken(FuncallTask):
+        def gold(self, problem):
+            return {"a": super().gold(problem), "b": "no call", "c": TAG + "{"}[problem.id]
+
+    problems = [Problem(i, USER, GOLD, "test") for i in "abc"]
+    gate = gold_gate(Broken(), problems)
+    assert (gate.n, gate.passed, dict(gate.reasons)) == (3, 1, {"no_tag": 1, "bad_json": 1})
+    with pytest.raises(DataError, match="no_tag: 1 .such as b."):
+        gate.require()
+    with pytest.raises(DataError, match="no problems"):
+        gold_gate(FuncallTask(), []).require()
+
+
+@pytest.mark.parametrize("split", tasks.SPLITS)
+def test_gold_gate_over_the_toolbox(split):
+    task = tasks.load("funcall", negatives_share=0.1)
+    gate = gold_gate(task, task.problems(split, 1500)).require()
+    assert gate.n == 1500
+
+
+def everything(task):
+    return [p for split in tasks.SPLITS for p in task.problems(split)]
+
+
+@pytest.mark.parametrize("name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"])
+def test_gold_gate_over_glaive_rows(shared_data, name):
+    path = shared_data / "function_calling" / f"{name}.jsonl"
+    task = FuncallTask(path)
+    problems = everything(task)
+    assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(path)), task.ledger.lost
+    gold_gate(task, problems).require()
+    canonical = [p for p in problems if p.gold]
+    assert all(task.score(p, chat.format_call(p.gold["name"],
+                                              p.gold["arguments"])).correct for p in canonical)
+
+
+def test_glaive_golds_equal_the_ground_truth_they_were_made_from(shared_data):
+    folder = shared_data / "function_calling"
+    truth = {r["id"]: json.loads(r["ground_truth"]) for r in local_rows(folder / "common_non_bfcl.parquet")}
+    by_row = {r["id"]: r for r in local_rows(folder / "glaive_format_short.jsonl")}
+    problems = {p.id: p for p in everything(FuncallTask(folder / "glaive_format_short.jsonl"))}
+    compared = 0
+    for key in by_row:
+        if key in truth and key in problems and truth[key]:
+            assert problems[key].gold == truth[key][0]
+            compared += 1
+    assert compared > 900
+
+
+@pytest.mark.parametrize("name", ["bfcl_v4/all_single_turn", "common_non_bfcl"])
+def test_gold_gate_over_bfcl_rows_which_are_test_only(shared_data, name):
+    task = FuncallTask(shared_data / "function_calling" / f"{name}.parquet")
+    problems = task.problems("test")
+    assert len(everything(task)) == len(problems) == task.ledger.kept > 1500
+    assert set(task.ledger.skipped) <= {"several gold calls",
+                                        "a call is due but not stated"} and not task.ledger.lost
+    assert gold_gate(task, problems).require().n == len(problems)

@@ -1,0 +1,51 @@
+"""The toy task: about a tenth by chance, nothing gained by tricks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from codechat import tasks
+from codechat.config import ConfigError
+from codechat.tasks.toy import CLASSES, COMPLETION_LENGTH, ToyTask
+
+task = ToyTask()
+
+
+def test_gold_scores_the_maximum():
+    assert tasks.gold_gate(task, task.problems("train", 40)).require().passed == 40
+
+
+def test_chance_is_about_a_tenth():
+    rng = random.Random(0)
+    rewards = [task.score(p,
+                          bytes(rng.randrange(256) for _ in range(COMPLETION_LENGTH)).decode(errors="replace")).reward
+               for p in task.problems("train", 4000)]
+    assert 0.06 < sum(rewards) / len(rewards) < 0.12
+
+
+def test_one_answer_for_all_prompts_stays_at_a_quarter():
+    for characters in CLASSES.values():
+        rewards = [task.score(p, characters[0] * COMPLETION_LENGTH).reward for p in task.problems("test")]
+        assert sum(rewards) / len(rewards) == 0.25
+
+
+@pytest.mark.parametrize("text, share", [("abcdefgh", 1), ("abcd", 0.5), ("", 0), ("abcdefgh" * 2, 1),
+                                         ("ABCDefgh", 0.5),
+                                         ("abcdefgh!!!!!!!!", 0.5), ("<|endoftext|>" * 8, 0),
+                                         ("<|user|>abcdefg", 7 / 8)])
+def test_share_of_characters(text, share):
+    problem = next(p for p in task.problems("train") if p.gold == "lower")
+    assert task.score(problem, text).reward == share
+    assert task.score(problem, text).correct == (share == 1)
+
+
+def test_load_knows_the_tasks_and_refuses_others():
+    assert tasks.load("toy").name == "toy"
+    with pytest.raises(ConfigError, match="'toy'"):
+        tasks.load("toys")
+    with pytest.raises(ConfigError, match="speed"):
+        tasks.load("toy", speed=3)
+    with pytest.raises(ConfigError, match="split"):
+        task.problems("validation")
