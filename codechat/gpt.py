@@ -1,0 +1,399 @@
+"""The model: a decoder-only transformer, its presets, its key-value cache.
+
+Pre-norm RMSNorm, rotary positions, SDPA attention (grouped-query if asked), a non-gated 4x MLP with squared ReLU, no biases, tied head. With
+these defaults it computes what Hugging Face's `ArceeForCausalLM` computes; options turn it into Llama (swiglu), Qwen2 (qkv_bias), Qwen3
+(qk_norm), or into the original CodeChat architecture (pos="learned", mlp="gelu").
+
+The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then rows that nobody owns up to a multiple of 64: those are excluded
+from `token_logprobs` and from sampling. Weights are float32; `dist.autocast` decides what the matrix products run in.
+
+Left out: dropout (one epoch or less over the data), biases, an untied head by default.
+
+Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+from zlib import crc32
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from codechat.config import ConfigError, opt
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "nano": dict(depth=4, n_embd=256, n_head=4, block_size=512, vocab_size=4096),
+    "d12": dict(depth=12, n_embd=768, n_head=6, block_size=1024),
+    "d20": dict(depth=20, n_embd=1280, n_head=10, block_size=2048),
+    "d24": dict(depth=24, n_embd=1792, n_head=14, block_size=2048),
+    "2b": dict(depth=32, n_embd=2560, n_head=20, block_size=2048),
+    "3b": dict(depth=32, n_embd=3072, n_head=24, block_size=2048),
+    "8b": dict(depth=40, n_embd=4096, n_head=32, block_size=2048),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Architecture; every number that decides a weight's shape. `PRESETS` holds the named sizes."""
+
+    depth: int = opt(4, "transformer blocks")
+    n_embd: int = opt(256, "model width")
+    n_head: int = opt(4, "attention heads")
+    n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (grouped-query attention if fewer)")
+    block_size: int = opt(512, "longest sequence, tokens")
+    vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included")
+    n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text")
+    mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
+    mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd")
+    pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
+    rope_theta: float = opt(10000.0, "base of the rotary frequencies")
+    qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
+    qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
+    tied: bool = opt(True, "share the embedding with the output head")
+    norm_eps: float = opt(1e-5, "epsilon of RMSNorm")
+    causal: bool = opt(True, "attend to earlier tokens only")
+    checkpoint_blocks: bool = opt(False, "recompute each block in the backward pass: less memory, about a third more compute")
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.n_embd % self.n_head:
+            raise ConfigError(f"n_embd {self.n_embd} must be a multiple of n_head {self.n_head}")
+        if self.n_head % self.kv_heads:
+            raise ConfigError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def hidden_width(self) -> int:
+        return self.mlp_width or 4 * self.n_embd
+
+    @property
+    def owned(self) -> int:
+        """Embedding rows that a token or a tag owns; only these can be sampled."""
+        return self.vocab_size + self.n_tags
+
+    @property
+    def padded_vocab(self) -> int:
+        return -(-self.owned // 64) * 64
+
+    @property
+    def block_matmul_params(self) -> int:
+        """Weights of one block that take part in a matrix product."""
+        attention = self.n_embd * (2 * self.n_embd + 2 * self.kv_heads * self.head_dim)
+        return attention + (3 if self.mlp == "swiglu" else 2) * self.n_embd * self.hidden_width
+
+    @property
+    def n_params(self) -> int:
+        """All parameters; a tied head counts once."""
+        embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
+        embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
+        gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
+        biases = self.depth * (self.n_embd + 2 * self.kv_heads * self.head_dim) if self.qkv_bias else 0
+        return embeddings + self.depth * self.block_matmul_params + gains + biases
+
+    def flops_per_token(self, length: int) -> int:
+        """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the embedding
+        look-up not) plus 12 x depth x width x length for attention, uncut by causality (PaLM, arXiv:2204.02311, appendix B)."""
+        matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
+        return 6 * matmul + 12 * self.depth * self.n_embd * length
+
+
+class KVCache:
+    """Keys and values of the tokens that a batch has seen, one row per sequence, at each row's own length.
+
+    An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would silently drop what is appended."""
+
+    def __init__(self, cfg: GPTConfig, batch: int, length: int, device: torch.device | str = "cpu",
+                 dtype: torch.dtype = torch.float32) -> None:
+        shape = (cfg.depth, batch, cfg.kv_heads, length, cfg.head_dim)
+        self.k = torch.zeros(shape, device=device, dtype=dtype)  # (depth, B, K, S, E)
+        self.v = torch.zeros(shape, device=device, dtype=dtype)
+        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,)
+        self.extent = 0  # longest row, kept on the host so that no step waits for the device
+
+    def positions(self, new: int) -> Tensor:
+        """(B, new) positions that the next `new` tokens of each row take."""
+        return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
+
+    def mask(self, new: int) -> Tensor:
+        """bool (B, 1, new, S): what the next `new` tokens of each row may attend to."""
+        places = torch.arange(self.extent + new, device=self.lengths.device)
+        return (places <= self.positions(new)[:, :, None])[:, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over each row's tokens."""
+        rows, at, extent = torch.arange(len(k), device=k.device)[:, None], self.positions(k.shape[2]), mask.shape[-1]
+        self.k[layer][rows, :, at] = k.transpose(1, 2).to(self.k.dtype)
+        self.v[layer][rows, :, at] = v.transpose(1, 2).to(self.v.dtype)
+        k, v = self.k[layer][:, :, :extent].to(q.dtype), self.v[layer][:, :, :extent].to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
+
+    def advance(self, new: int, n_new: Tensor | None = None) -> None:
+        """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
+        self.lengths = self.lengths + (new if n_new is None else n_new)
+        self.extent += new
+
+    def select(self, rows: Tensor) -> KVCache:
+        """The cache of `rows` (repeats allowed); the original is left as it is."""
+        out = object.__new__(KVCache)
+        out.k, out.v = self.k[:, rows], self.v[:, rows]
+        out.lengths, out.extent = self.lengths[rows], self.extent
+        return out
+
+    def share(self, owner: Tensor, room: int) -> SharedCache:
+        """A cache of len(owner) rows; row i continues row owner[i] of this one with `room` tokens of its own. Nothing is copied."""
+        return SharedCache(self, owner, self.k.new_zeros(self.k.shape[0], 2, len(owner), self.k.shape[2], room, self.k.shape[4]), 0)
+
+
+class SharedCache:
+    """Rows that continue prefixes which several of them share; the rows' own tokens advance together.
+
+    At one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of once for each."""
+
+    def __init__(self, prefix: KVCache, owner: Tensor, own: Tensor, extent: int) -> None:
+        used, owner = owner.unique(return_inverse=True)
+        self.prefix = prefix if len(used) == len(prefix.lengths) else prefix.select(used)
+        self.owner, self.own, self.extent = owner, own, extent  # own: keys and values (depth, 2, B, K, room, E)
+        members = F.one_hot(owner, len(used)).cumsum(0)  # (B, P)
+        self.place = members.gather(1, owner[:, None])[:, 0] - 1  # (B,) which member of its group a row is
+        self.width = int(members[-1].max())
+        self.prefix_mask = torch.arange(self.prefix.extent, device=owner.device) < self.prefix.lengths[:, None, None, None]
+
+    def positions(self, new: int) -> Tensor:
+        """(B, new) positions that the next `new` tokens of each row take."""
+        return self.prefix.lengths[self.owner, None] + torch.arange(self.extent, self.extent + new, device=self.owner.device)
+
+    def mask(self, new: int) -> Tensor | None:
+        """bool (new, S): what the next `new` tokens may attend to of the rows' own; none = everything."""
+        return None if new == 1 else torch.ones(new, self.extent + new, dtype=torch.bool, device=self.owner.device).tril(self.extent)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over prefix and own tokens.
+
+        The two parts are softmaxes of their own, weighed by their log-sum-exps: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
+        end = self.extent + k.shape[2]
+        own_k, own_v = self.own[layer, :, :, :, :end]
+        own_k[:, :, self.extent :], own_v[:, :, self.extent :] = k, v
+        # (B, K, H/K x T, E): the queries of one key head side by side
+        rows = (q * q.shape[3] ** -0.5).to(own_k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])
+        visible = None if mask is None else mask.repeat(q.shape[1] // k.shape[1], 1)
+        own, own_lse = partial_attention(rows, own_k, own_v, visible)
+        past, past_lse = self._attend_prefix(layer, rows)
+        return torch.lerp(past, own, (own_lse - past_lse).sigmoid().to(own.dtype)).to(q.dtype).reshape(q.shape)
+
+    def _attend_prefix(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`partial_attention` of rows (B, K, Q, E) over their prefixes: all queries of a group as one matrix."""
+        _, K, Q, E = rows.shape
+        grid = rows.new_zeros(len(self.prefix.lengths), self.width, K, Q, E)
+        grid[self.owner, self.place] = rows
+        y, lse = partial_attention(grid.transpose(1, 2).flatten(2, 3), self.prefix.k[layer], self.prefix.v[layer], self.prefix_mask)
+        y, lse = (x.unflatten(2, (self.width, Q)).transpose(1, 2)[self.owner, self.place] for x in (y, lse))
+        return y, lse
+
+    def advance(self, new: int, n_new: Tensor | None = None) -> None:
+        """Count `new` stored tokens of every row."""
+        if n_new is not None:
+            raise ConfigError("rows of a shared cache advance together; n_new belongs to the prefill of a KVCache")
+        self.extent += new
+
+    def select(self, rows: Tensor) -> SharedCache:
+        """The cache of `rows`, and of the prefixes that they still need."""
+        return SharedCache(self.prefix, self.owner[rows], self.own[:, :, rows], self.extent)
+
+
+def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of scaled queries (.., Q, E) over a part of the keys (.., S, E), and its log-sum-exp (.., Q, 1) to merge parts by."""
+    scores = (q @ k.mT).float()
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1)
+    # the largest weight is exp(largest score - lse); logsumexp itself would pass -inf to a slow branch of exp
+    lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
+    return weights.to(v.dtype) @ v, lse
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; rotation in halves, as Hugging Face's Llama family lays it out."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.qkv = nn.Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
+        self.out = nn.Linear(cfg.n_embd, cfg.n_embd, bias=False)
+        self.q_norm = nn.RMSNorm(cfg.head_dim, eps=cfg.norm_eps) if cfg.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(cfg.head_dim, eps=cfg.norm_eps) if cfg.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None,
+                cached: tuple[KVCache | SharedCache, int] | None) -> Tensor:
+        cfg, (B, T, D) = self.cfg, x.shape
+        heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
+        q, k, v = heads.split((cfg.n_head, cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H|K, T, E)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if cached is not None:
+            cache, layer = cached
+            y = cache.attend(layer, q, k, v, mask)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal,
+                                               enable_gqa=cfg.kv_heads != cfg.n_head)
+        return self.out(y.transpose(1, 2).reshape(B, T, D))
+
+
+class MLP(nn.Module):
+    """Feed-forward: squared ReLU (Primer, arXiv:2109.08668), GELU, or SwiGLU (arXiv:2002.05202)."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.kind = cfg.mlp
+        self.up = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False)
+        self.gate = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
+        self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * h)
+        return self.down(F.relu(h).square() if self.kind == "relu2" else F.gelu(h))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.attn_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
+        self.attn = Attention(cfg)
+        self.mlp_norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
+        self.mlp = MLP(cfg)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None,
+                cached: tuple[KVCache | SharedCache, int] | None = None) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), rope, mask, cached)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """The language model. `GPT(cfg)` initialises from `seed`; on the meta device call `init_weights` after `to_empty`."""
+
+    def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.wte = nn.Embedding(cfg.padded_vocab, cfg.n_embd)
+        self.wpe = nn.Embedding(cfg.block_size, cfg.n_embd) if cfg.pos == "learned" else None
+        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.depth))
+        self.norm = nn.RMSNorm(cfg.n_embd, eps=cfg.norm_eps)
+        # no head module when tied: to_empty() would silently untie it and FSDP groups could not share it
+        self.head = None if cfg.tied else nn.Linear(cfg.n_embd, cfg.padded_vocab, bias=False)
+        if self.wte.weight.device.type != "meta":
+            self.init_weights(seed)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0) -> None:
+        """Fill every parameter from a generator seeded by (seed, its name): the same weights whatever the sharding.
+
+        Projections that write into the residual stream start at zero, so the model starts as a bigram of its embedding."""
+        for name, p in self.named_parameters():
+            rng = torch.Generator().manual_seed(seed * 1_000_003 + crc32(name.encode()))
+            if name.endswith("norm.weight"):
+                p.fill_(1.0)
+            elif name.endswith(("out.weight", "down.weight", "bias")):
+                p.zero_()
+            else:
+                std = 0.02 if name.startswith(("wte", "wpe", "head")) else p.shape[1] ** -0.5
+                p.copy_(torch.randn(p.shape, generator=rng) * std)
+
+    def head_weight(self) -> Tensor:
+        """(V, D): the tied embedding, or the head's own."""
+        return self.wte.weight if self.head is None else self.head.weight
+
+    def hidden(self, ids: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None,
+               cache: KVCache | SharedCache | None = None, n_new: Tensor | None = None) -> Tensor:
+        """(B, T) ids -> (B, T, D) after the last norm.
+
+        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size. mask: bool (B, 1, T, S), true = attend; default causal.
+        cache: tokens are appended to it; n_new (B,) says how many of the T are real in each right-padded row (default all)."""
+        B, T = ids.shape
+        if cache is None and positions is None and T > self.cfg.block_size:
+            raise ConfigError(f"sequence of {T} tokens; the model's block_size is {self.cfg.block_size}; shorten the input")
+        if cache is not None:
+            positions, mask = cache.positions(T), cache.mask(T)
+        x = self.wte(ids)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(T, device=ids.device) if positions is None else positions)
+        rope = rope_table(self.cfg, T, positions, x.device, x.dtype) if self.cfg.pos == "rope" else None
+        for layer, block in enumerate(self.blocks):
+            if self.cfg.checkpoint_blocks and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, rope, mask, use_reentrant=False)
+            else:
+                x = block(x, rope, mask, None if cache is None else (cache, layer))
+        if cache is not None:
+            cache.advance(T, n_new)
+        return self.norm(x)
+
+    def forward(self, ids: Tensor, **where: Any) -> Tensor:
+        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on belong to no token: never sample them."""
+        return F.linear(self.hidden(ids, **where), self.head_weight())
+
+    def loss(self, ids: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean", **where: Any) -> Tensor:
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss. "none" gives (B, T)."""
+        hidden, flat = self.hidden(ids, **where), targets.flatten()
+        if torch.compiler.is_compiling():  # a selection has no fixed shape to compile for
+            loss = F.cross_entropy(F.linear(hidden, self.head_weight()).flatten(0, 1).float(), flat, ignore_index=-100, reduction="none")
+        else:
+            loss = self._at(hidden, flat >= 0, lambda logits, chosen: F.cross_entropy(logits.float(), flat[chosen], reduction="none"))
+        if reduction == "none":
+            return loss.view_as(targets)
+        return loss.sum() if reduction == "sum" else loss.sum() / (flat >= 0).sum()
+
+    def _at(self, hidden: Tensor, wanted: Tensor, fn: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """fn(logits, places) at the wanted places of the flattened batch, zeros elsewhere: no head where nothing is learned."""
+        places = wanted.nonzero()[:, 0]
+        values = fn(F.linear(hidden.flatten(0, 1)[places], self.head_weight()), places)
+        return values.new_zeros(wanted.shape).index_put((places,), values)
+
+    def token_logprobs(self, ids: Tensor, targets: Tensor, *, temperature: float = 1.0, **where: Any) -> tuple[Tensor, Tensor]:
+        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, over owned rows only.
+
+        The same distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100."""
+        flat, entropy = targets.flatten(), torch.zeros(targets.numel(), device=targets.device)
+
+        def taken(logits: Tensor, places: Tensor) -> Tensor:
+            logprobs = (logits[:, : self.cfg.owned].float() / temperature).log_softmax(-1)
+            with torch.no_grad():
+                entropy[places] = -(logprobs.exp() * logprobs).sum(-1)
+            return logprobs.gather(-1, flat[places, None])[:, 0]
+
+        logprobs = self._at(self.hidden(ids, **where), flat >= 0, taken)
+        return logprobs.view_as(targets), entropy.view_as(targets)
+
+
+def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (1|B, 1, T, E/2) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34)."""
+    half = torch.arange(0, cfg.head_dim, 2, device=device, dtype=torch.float32)
+    frequency = cfg.rope_theta ** (-half / cfg.head_dim)
+    if positions is None:
+        positions = torch.arange(length, device=device)[None]
+    angle = positions[:, None, :, None].float() * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate (B, H, T, E) by each position's angles."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)

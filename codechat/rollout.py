@@ -1,0 +1,163 @@
+"""From a policy and problems to a scored batch of rollouts, and from that batch to packed rows that a loss can train on.
+
+A completion is trained on exactly the ids that were sampled; its text goes to the reward and to people only. The G completions of a
+group share their prompt: a packed row holds the prompt once and each completion as a branch that sees the prompt and itself, nothing
+else. That costs P + G x C tokens per group instead of G x (P + C).
+
+Left out: multi-turn environments, off-policy buffers.
+
+Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; R rows of T tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from codechat import chat, generate
+from codechat.gpt import GPT
+from codechat.tasks.base import Problem, Score, Task
+from codechat.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """N = P x G scored completions. prompts: P id lists. completions, texts, scores: N each. rewards: (P, G) float32."""
+
+    problems: list[Problem]
+    prompts: list[list[int]]
+    completions: list[generate.Completion]
+    texts: list[str]
+    scores: list[Score]
+    rewards: Tensor
+    group_size: int
+
+    @property
+    def correct(self) -> Tensor:
+        """(P, G) bool: exact matches, apart from the shaped reward."""
+        return torch.tensor([s.correct for s in self.scores]).view_as(self.rewards)
+
+    @property
+    def n_tokens(self) -> int:
+        """Completion tokens of the whole batch."""
+        return sum(len(c.ids) for c in self.completions)
+
+    @property
+    def truncated_frac(self) -> float:
+        """Share of completions that ended without their stop sequence."""
+        return sum(c.stop != "stop" for c in self.completions) / len(self.completions)
+
+    def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
+        """Share of rollouts on each rung, every rung present."""
+        counts = Counter(s.tier for s in self.scores)
+        return {f"tier/{t}": counts[t] / len(self.scores) for t in tiers}
+
+    def best_and_worst(self, groups: int) -> list[dict[str, object]]:
+        """Rows for people: the best and the worst rollout of the first `groups` groups."""
+        rows: list[dict[str, object]] = []
+        for p, problem in enumerate(self.problems[:groups]):
+            order = self.rewards[p].argsort()
+            for label, g in (("best", int(order[-1])), ("worst", int(order[0]))):
+                i = p * self.group_size + g
+                rows.append(dict(problem=problem.id, which=label, reward=self.scores[i].reward, tier=self.scores[i].tier,
+                                 request=problem.messages[-1]["content"], completion=self.texts[i], stop=self.completions[i].stop))
+        return rows
+
+
+def collect(policy: GPT, task: Task, problems: Sequence[Problem], tokenizer: Tokenizer, tags: str, *, group_size: int, max_new_tokens: int,
+            temperature: float = 1.0, top_k: int | None = None, seed: int = 0) -> RolloutBatch:
+    """Sample `group_size` completions of every problem and score them."""
+    prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
+    stops = () if getattr(task, "no_stop", False) else chat.stop_sequences(tokenizer, tags)
+    completions = generate.sample(policy, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, stop=stops, seed=seed,
+                                  samples_per_prompt=group_size, on_overflow="stop")
+    texts = [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
+    scores = [task.score(problems[i // group_size], text) for i, text in enumerate(texts)]
+    rewards = torch.tensor([s.reward for s in scores], dtype=torch.float32).view(len(problems), group_size)
+    return RolloutBatch(list(problems), prompts, completions, texts, scores, rewards, group_size)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """R rows of T tokens. targets: -100 where nothing is learned. positions: each branch continues its prompt. docs: which group a token
+    belongs to, -1 = padding. branches: 0 = prompt, k = k-th completion of the group. old_logprobs and weights (the advantages): 0
+    outside completions. All (R, T)."""
+
+    ids: Tensor
+    targets: Tensor
+    positions: Tensor
+    docs: Tensor
+    branches: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+
+    def mask(self) -> Tensor:
+        """(R, 1, T, T) bool: earlier tokens of the same group that are its prompt or the same branch; padding sees itself."""
+        T = self.ids.shape[1]
+        q, k = self.branches[:, :, None], self.branches[:, None, :]
+        same = (self.docs[:, :, None] == self.docs[:, None, :]) & ((k == 0) | (q == k)) & (self.docs[:, :, None] >= 0)
+        causal = torch.ones(T, T, dtype=torch.bool, device=self.ids.device).tril()
+        return (same & causal | torch.eye(T, dtype=torch.bool, device=self.ids.device))[:, None]
+
+    def to(self, device: torch.device | str) -> Packed:
+        return Packed(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+
+
+EMPTY = dict(ids=0, targets=-100, positions=0, docs=-1, branches=0, old_logprobs=0.0, advantages=0.0)
+FIELDS = tuple(EMPTY)
+
+
+def pack(batch: RolloutBatch, advantages: Tensor, *, row_tokens: int, rows: int, skip_zero: bool = True) -> Iterator[Packed]:
+    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt repeated.
+
+    advantages: (P, G). With `skip_zero`, completions of advantage exactly 0 are left out: they add exactly 0 to a policy gradient.
+    Counts that normalise the loss must come from the batch (`n_tokens`), not from what is packed."""
+    chunks = [chunk for p in range(len(batch.problems)) for chunk in _group_chunks(batch, advantages, p, row_tokens, skip_zero)]
+    chunks.sort(key=lambda c: -len(c["ids"]))
+    bins: list[dict[str, list]] = []
+    for chunk in chunks:  # first fit, longest first
+        room = next((b for b in bins if len(b["ids"]) + len(chunk["ids"]) <= row_tokens), None)
+        if room is None:
+            bins.append(room := {name: [] for name in FIELDS})
+        doc = room["docs"][-1] + 1 if room["docs"] else 0
+        for name in FIELDS:
+            room[name].extend([doc] * len(chunk["ids"]) if name == "docs" else chunk[name])
+    bins.sort(key=lambda b: -len(b["ids"]))
+    for at in range(0, len(bins), rows):
+        yield _pad(bins[at : at + rows])
+
+
+def _group_chunks(batch: RolloutBatch, advantages: Tensor, p: int, row_tokens: int, skip_zero: bool) -> Iterator[dict[str, list]]:
+    """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
+    prompt, chunk, branch = batch.prompts[p], None, 0
+    for g in range(batch.group_size):
+        completion, advantage = batch.completions[p * batch.group_size + g], float(advantages[p, g])
+        if skip_zero and advantage == 0.0 or not completion.ids:
+            continue
+        n = len(completion.ids)
+        if chunk is not None and len(chunk["ids"]) + n > row_tokens:
+            yield chunk
+            chunk = None
+        if chunk is None:
+            head = len(prompt) - 1
+            chunk, branch = dict(ids=prompt[:-1], targets=[-100] * head, positions=list(range(head)), docs=[], branches=[0] * head,
+                                 old_logprobs=[0.0] * head, advantages=[0.0] * head), 0
+        branch += 1
+        chunk["ids"] = chunk["ids"] + [prompt[-1]] + list(completion.ids[:-1])
+        chunk["targets"] += list(completion.ids)
+        chunk["positions"] += range(len(prompt) - 1, len(prompt) - 1 + n)
+        chunk["branches"] += [branch] * n
+        chunk["old_logprobs"] += list(completion.logprobs)
+        chunk["advantages"] += [advantage] * n
+    if chunk is not None:
+        yield chunk
+
+
+def _pad(bins: list[dict[str, list]]) -> Packed:
+    T = max(len(b["ids"]) for b in bins)
+    dtype = {name: torch.float32 if name in ("old_logprobs", "advantages") else torch.long for name in FIELDS}
+    return Packed(**{name: torch.tensor([b[name] + [EMPTY[name]] * (T - len(b[name])) for b in bins], dtype=dtype[name]) for name in FIELDS})
