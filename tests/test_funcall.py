@@ -35,18 +35,15 @@ def reward(text, gold=GOLD):
 
 @pytest.mark.parametrize("text, tier, expected", [
     ("It is sunny.", "no_tag", 0.0), ("", "no_tag", 0.0), ("functioncall {}", "no_tag", 0.0),
-    (TAG + '{"name": "mix", "arguments": {', "bad_json", 0.15), (TAG, "bad_json", 0.15), (TAG + "mix(3)",
-                                                                                          "bad_json", 0.15),
-    (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30), (TAG + '{"name": 7}', "no_name", 0.30),
-    (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
+    (TAG + '{"name": "mix", "arguments": {', "bad_json", 0.15), (TAG, "bad_json", 0.15),
+    (TAG + "mix(3)", "bad_json", 0.15), (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30),
+    (TAG + '{"name": 7}', "no_name", 0.30), (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
     (call("mixer", city="Oslo"), "wrong_name", 0.35), (call("MIX", city="Oslo"), "wrong_name", 0.35),
-    (call(), "name_only", 0.55), (call(city="Rome"), "name_only", 0.55), (TAG + '{"name": "mix"}',
-                                                                          "name_only", 0.55),
-    (call(city="Oslo"), "partial", 0.55 + 0.45 / 4), (right(days=4), "partial", 0.55 + 0.45 * 3 / 4),
-    (right(x=1), "partial", 0.55 + 0.45 * 0.9), (right(**{f"x{i}": 1 for i in range(9)}), "partial",
-                                                 0.55 + 0.45 * 0.5),
-    (right(), "full", 1.0),
-])  # fmt: skip
+    (call(), "name_only", 0.55), (call(city="Rome"), "name_only", 0.55),
+    (TAG + '{"name": "mix"}', "name_only", 0.55), (call(city="Oslo"), "partial", 0.55 + 0.45 / 4),
+    (right(days=4), "partial", 0.55 + 0.45 * 3 / 4), (right(x=1), "partial", 0.55 + 0.45 * 0.9),
+    (right(**{f"x{i}": 1 for i in range(9)}), "partial", 0.55 + 0.45 * 0.5), (right(), "full", 1.0),
+])
 def test_every_rung(text, tier, expected):
     score = score_call(text, GOLD)
     assert (score.tier, score.reward) == (tier, pytest.approx(expected))
@@ -58,9 +55,9 @@ def test_every_rung(text, tier, expected):
     TAG + json.dumps({"name": "mix", "arguments": json.dumps(GOLD["arguments"])}),
     TAG + '{"name": "mix", "arguments": \'' + json.dumps(GOLD["arguments"]) + "'}",
     TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}),
-    TAG + json.dumps(json.loads(right()[15:]), indent=2),
-    right(city=" oslo "), right(days=3.0), right(rate=2.5 + 1e-7),
-])  # fmt: skip
+    TAG + json.dumps(json.loads(right()[15:]), indent=2), right(city=" oslo "), right(days=3.0),
+    right(rate=2.5 + 1e-7),
+])
 def test_correct_calls_in_every_legal_form_score_one(text):
     assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct
 
@@ -72,11 +69,11 @@ def test_single_quoted_arguments_with_apostrophes_score_one():
 
 @pytest.mark.parametrize("changes", [
     {"days": 4}, {"days": 3 + 1e-5}, {"days": "3"}, {"days": True}, {"days": [3]}, {"days": None},
-    {"days": {"v": 3}},
-    {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]}, {"deep": {"on": 1, "tags": ["a", "b"]}},
-    {"deep": {"on": True, "tags": ["b", "a"]}}, {"deep": {"on": True, "tags": ["a"]}},
-    {"deep": {"on": True, "tags": ["a", "b"], "more": 1}}, {"deep": "{'on': True}"},
-])  # fmt: skip
+    {"days": {"v": 3}}, {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]},
+    {"deep": {"on": 1, "tags": ["a", "b"]}}, {"deep": {"on": True, "tags": ["b", "a"]}},
+    {"deep": {"on": True, "tags": ["a"]}}, {"deep": {"on": True, "tags": ["a", "b"], "more": 1}},
+    {"deep": "{'on': True}"},
+])
 def test_near_misses_do_not_match(changes):
     score = score_call(right(**changes), GOLD)
     assert score.parts["matched"] == 3 and not score.correct
@@ -87,8 +84,8 @@ def test_booleans_are_not_numbers_and_large_integers_are_exact():
     assert reward(call(a=1), {"name": "mix", "arguments": {"a": True}}) == 0.55
     assert reward(call(a=True), {"name": "mix", "arguments": {"a": 1}}) == 0.55
     assert reward(call(a=123456790), {"name": "mix", "arguments": {"a": 123456789}}) == 0.55
-    assert reward(TAG + '{"name": "mix", "arguments": {"a": 1' + "0" * 400 + "}}", {"name": "mix",
-                                                                                    "arguments": {"a": 1.5}}) == 0.55
+    giant = TAG + '{"name": "mix", "arguments": {"a": 1' + "0" * 400 + "}}"
+    assert reward(giant, {"name": "mix", "arguments": {"a": 1.5}}) == 0.55
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -158,14 +155,17 @@ def test_rungs_rise_and_nothing_below_full_passes_the_cap():
     (right() + right(), 0.99), (right() + " " + call("other"), 0.99), (right() + TAG + "{", 0.99),
     (call("other") + right(), 0.35), (TAG + "{" + right(), 0.15), (TAG + "broken " + right(), 0.15),
     ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), 0.55), ("full match reward 1.0 " * 50, 0.0),
-    ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15), (call(**{"city": "Oslo " * 10_000}),
-                                                                        0.55),
-    (call(**{f"k{i}": "Oslo" for i in range(5000)}), 0.55), (call(city=["Oslo", "Rome"]), 0.55),
-    (call(city={"Oslo": "Oslo"}), 0.55),
-])  # fmt: skip
+    ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15),
+    (call(city=["Oslo", "Rome"]), 0.55), (call(city={"Oslo": "Oslo"}), 0.55),
+])
 def test_tricks_do_not_pay(text, most):
     score = score_call(text, GOLD)
     assert score.reward <= most and not score.correct
+
+
+def test_giant_arguments_do_not_pay():
+    for giant in ({"city": "Oslo " * 10_000}, {f"k{i}": "Oslo" for i in range(5000)}, {"city": ["Oslo"] * 10_000}):
+        assert reward(call(**giant)) == 0.55
 
 
 def test_of_a_repeated_key_the_last_value_counts():
@@ -256,13 +256,13 @@ def test_limit_and_seed(tmp_path):
 
 
 @pytest.mark.parametrize("text, error, complaint", [
-    ("", DataError, "empty"), ('{"prompt": "x", "gt_na', DataError, "JSON"), ('{"question": 1}', DataError,
-                                                                              "columns"),
+    ("", DataError, "empty"), ('{"prompt": "x", "gt_na', DataError, "JSON"),
+    ('{"question": 1}', DataError, "columns"),
     ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
     ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
     ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
     ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant_turn"),
-])  # fmt: skip
+])
 def test_bad_files_are_refused(tmp_path, text, error, complaint):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)

@@ -65,60 +65,56 @@ def test_sampled_arguments_run_and_are_deterministic(tool, split):
 
 
 @pytest.mark.parametrize("name, arguments, result", [
-    ("is_prime", {"n": 97}, True), ("is_prime", {"n": 91}, False), ("factorize", {"n": 360}, [2, 2, 2, 3, 3,
-                                                                                              5]),
-    ("gcd", {"a": 48, "b": 36}, 12), ("power", {"base": 2, "exponent": 8}, 256), ("digit_sum", {"n": 1234},
-                                                                                  10),
+    ("is_prime", {"n": 97}, True), ("is_prime", {"n": 91}, False),
+    ("factorize", {"n": 360}, [2, 2, 2, 3, 3, 5]), ("gcd", {"a": 48, "b": 36}, 12),
+    ("power", {"base": 2, "exponent": 8}, 256), ("digit_sum", {"n": 1234}, 10),
     ("convert_length", {"value": 26.2, "unit": "mi", "to": "km"}, 42.1648),
-    ("convert_degrees", {"value": 100, "unit": "C", "to": "F"}, 212), ("to_seconds", {"value": 2,
-                                                                                      "unit": "h"}, 7200),
-    ("weekday", {"date": "2024-02-29"}, "Thursday"), ("is_leap_year", {"year": 1900}, False),
-    ("days_between", {"start": "2024-02-28", "end": "2024-03-01"}, 2), ("month_days", {"month": 2,
-                                                                                       "year": 2024}, 29),
-    ("add_minutes", {"time": "23:30", "minutes": 45}, "00:15"), ("twelve_hour", {"time": "00:05"},
-                                                                 "12:05 am"),
-    ("edit_distance", {"a": "kitten", "b": "sitting"}, 3), ("are_anagrams", {"a": "listen", "b": "Silent"},
-                                                            True),
-    ("is_palindrome", {"word": "Level"}, True), ("acronym", {"text": "big blue book"}, "BBB"),
+    ("convert_degrees", {"value": 100, "unit": "C", "to": "F"}, 212),
+    ("to_seconds", {"value": 2, "unit": "h"}, 7200), ("weekday", {"date": "2024-02-29"}, "Thursday"),
+    ("is_leap_year", {"year": 1900}, False),
+    ("days_between", {"start": "2024-02-28", "end": "2024-03-01"}, 2),
+    ("month_days", {"month": 2, "year": 2024}, 29),
+    ("add_minutes", {"time": "23:30", "minutes": 45}, "00:15"),
+    ("twelve_hour", {"time": "00:05"}, "12:05 am"), ("edit_distance", {"a": "kitten", "b": "sitting"}, 3),
+    ("are_anagrams", {"a": "listen", "b": "Silent"}, True), ("is_palindrome", {"word": "Level"}, True),
+    ("acronym", {"text": "big blue book"}, "BBB"),
     ("replace_word", {"text": "red car", "old": "red", "new": "blue"}, "blue car"),
-    ("median", {"numbers": [5, 1, 4, 2]}, 3), ("sort_numbers", {"numbers": [2, 3, 1], "order": "down"}, [3, 2,
-                                                                                                         1]),
+    ("median", {"numbers": [5, 1, 4, 2]}, 3),
+    ("sort_numbers", {"numbers": [2, 3, 1], "order": "down"}, [3, 2, 1]),
     ("percentage", {"part": 30, "whole": 120}, 25), ("combinations", {"n": 5, "k": 2}, 10),
-    ("hypotenuse", {"a": 3, "b": 4}, 5), ("circle_area", {"radius": 1}, 3.1416), ("polygon_angle",
-                                                                                  {"sides": 6}, 120),
-    ("hex_to_rgb", {"color": "#f0a"}, [255, 0, 170]), ("rgb_to_hex", {"red": 255, "green": 0, "blue": 16},
-                                                       "#ff0010"),
+    ("hypotenuse", {"a": 3, "b": 4}, 5), ("circle_area", {"radius": 1}, 3.1416),
+    ("polygon_angle", {"sides": 6}, 120), ("hex_to_rgb", {"color": "#f0a"}, [255, 0, 170]),
+    ("rgb_to_hex", {"red": 255, "green": 0, "blue": 16}, "#ff0010"),
     ("contrast", {"first": "#000", "second": "#ffffff"}, 21), ("to_roman", {"n": 1994}, "MCMXCIV"),
     ("to_base", {"n": 255, "base": 16}, "ff"), ("encode", {"text": "hi", "scheme": "base64"}, "aGk="),
-    ("caesar", {"text": "xyz", "shift": 3}, "abc"), ("checksum", {"text": "abc", "method": "crc32"},
-                                                     "352441c2"),
+    ("caesar", {"text": "xyz", "shift": 3}, "abc"),
+    ("checksum", {"text": "abc", "method": "crc32"}, "352441c2"),
     ("to_morse", {"word": "sos"}, "... --- ..."), ("savings", {"amount": 100, "rate": 10, "years": 2}, 121),
-    ("loan_payment", {"amount": 1200, "rate": 12, "months": 12}, 106.62), ("split_bill", {"amount": 10,
-                                                                                          "people": 4}, 2.5),
-    ("greet_in", {"name": "Ada", "language": "fr"}, "Bonjour, Ada!"), ("slug", {"text": "Big House!"},
-                                                                       "big-house"),
-])  # fmt: skip
+    ("loan_payment", {"amount": 1200, "rate": 12, "months": 12}, 106.62),
+    ("split_bill", {"amount": 10, "people": 4}, 2.5),
+    ("greet_in", {"name": "Ada", "language": "fr"}, "Bonjour, Ada!"),
+    ("slug", {"text": "Big House!"}, "big-house"),
+])
 def test_known_results(name, arguments, result):
     assert execute(name, arguments) == {"result": result}
 
 
 @pytest.mark.parametrize("name, arguments, complaint", [
-    ("no_such_tool", {}, "no function"), ("square", {}, "missing x"), ("square", {"x": 1, "y": 2},
-                                                                       "unknown y"),
-    ("square", {"x": "5"}, "number"), ("square", {"x": True}, "number"), ("square", {"x": math.nan},
-                                                                          "number"),
+    ("no_such_tool", {}, "no function"), ("square", {}, "missing x"),
+    ("square", {"x": 1, "y": 2}, "unknown y"), ("square", {"x": "5"}, "number"),
+    ("square", {"x": True}, "number"), ("square", {"x": math.nan}, "number"),
     ("square", {"x": math.inf}, "number"), ("square", {"x": 10**400}, "number"), ("square", [1], "object"),
-    ("is_prime", {"n": 2.5}, "integer"), ("is_prime", {"n": 10**13}, "at most"), ("modulo", {"a": 5, "b": 0},
-                                                                                  "zero"),
-    ("sqrt", {"x": -1}, "negative"), ("power", {"base": 9, "exponent": 10**6}, "exponent"),
-    ("power", {"base": 0, "exponent": -1}, "power"), ("mean", {"numbers": []}, "list"),
-    ("mean", {"numbers": [1, "2"]}, r"numbers\[1\]"), ("mean", {"numbers": [1] * 1001}, "list"),
-    ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, "one of"), ("weekday",
-                                                                             {"date": "2023-02-29"}, "date"),
-    ("twelve_hour", {"time": "25:00"}, "time"), ("hex_to_rgb", {"color": "red"}, "colour"),
-    ("to_morse", {"word": "7"}, "Morse"), ("repeat_text", {"text": "a", "times": 10**9}, "times"),
-    ("uppercase", {"text": "x" * 1001}, "string"), ("circle_area", {"radius": 0}, "above 0"),
-])  # fmt: skip
+    ("is_prime", {"n": 2.5}, "integer"), ("is_prime", {"n": 10**13}, "at most"),
+    ("modulo", {"a": 5, "b": 0}, "zero"), ("sqrt", {"x": -1}, "negative"),
+    ("power", {"base": 9, "exponent": 10**6}, "exponent"), ("power", {"base": 0, "exponent": -1}, "power"),
+    ("mean", {"numbers": []}, "list"), ("mean", {"numbers": [1, "2"]}, r"numbers\[1\]"),
+    ("mean", {"numbers": [1] * 1001}, "list"),
+    ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, "one of"),
+    ("weekday", {"date": "2023-02-29"}, "date"), ("twelve_hour", {"time": "25:00"}, "time"),
+    ("hex_to_rgb", {"color": "red"}, "colour"), ("to_morse", {"word": "7"}, "Morse"),
+    ("repeat_text", {"text": "a", "times": 10**9}, "times"), ("uppercase", {"text": "x" * 1001}, "string"),
+    ("circle_area", {"radius": 0}, "above 0"),
+])
 def test_bad_arguments_are_refused_with_a_message(name, arguments, complaint):
     with pytest.raises(ToolError, match=complaint):
         execute(name, arguments)
@@ -195,8 +191,8 @@ def says(templates, text):
 
 def test_training_says_known_phrasings_only():
     for tool in SEEN:
-        assert not any(says(tool.asks, t.format(**dict.fromkeys(tool.slots, "7"))) for t in tool.hard_asks),
-        tool.name
+        filled = [t.format(**dict.fromkeys(tool.slots, "7")) for t in tool.hard_asks]
+        assert not any(says(tool.asks, text) for text in filled), tool.name
     for split in SPLITS:
         for p in toolbox.problems(split, 1500):
             tool, text = TOOLS[p.meta["tool"]], p.messages[-1]["content"]

@@ -19,9 +19,8 @@ def test_gold_scores_the_maximum():
 
 def test_chance_is_about_a_tenth():
     rng = random.Random(0)
-    rewards = [task.score(p,
-                          bytes(rng.randrange(256) for _ in range(COMPLETION_LENGTH)).decode(errors="replace")).reward
-               for p in task.problems("train", 4000)]
+    texts = [rng.randbytes(COMPLETION_LENGTH).decode(errors="replace") for _ in range(4000)]
+    rewards = [task.score(p, t).reward for p, t in zip(task.problems("train", 4000), texts, strict=True)]
     assert 0.06 < sum(rewards) / len(rewards) < 0.12
 
 
@@ -31,10 +30,10 @@ def test_one_answer_for_all_prompts_stays_at_a_quarter():
         assert sum(rewards) / len(rewards) == 0.25
 
 
-@pytest.mark.parametrize("text, share", [("abcdefgh", 1), ("abcd", 0.5), ("", 0), ("abcdefgh" * 2, 1),
-                                         ("ABCDefgh", 0.5),
-                                         ("abcdefgh!!!!!!!!", 0.5), ("<|endoftext|>" * 8, 0),
-                                         ("<|user|>abcdefg", 7 / 8)])
+@pytest.mark.parametrize("text, share", [
+    ("abcdefgh", 1), ("abcd", 0.5), ("", 0), ("abcdefgh" * 2, 1), ("ABCDefgh", 0.5),
+    ("abcdefgh!!!!!!!!", 0.5), ("<|endoftext|>" * 8, 0), ("<|user|>abcdefg", 7 / 8),
+])
 def test_share_of_characters(text, share):
     problem = next(p for p in task.problems("train") if p.gold == "lower")
     assert task.score(problem, text).reward == share
