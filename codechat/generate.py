@@ -1,12 +1,14 @@
-"""Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of what was drawn.
+"""Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of each draw.
 
-`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a batch is run once and its
-cache shared by its samples; finished rows leave the batch.
+`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a
+batch is run once and its cache shared by its samples; finished rows leave the batch.
 
-A draw is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's tokens do not depend on the
-other rows, their order, or the batch size; in float32 that holds up to the rounding of matrix products of other shapes.
+A draw is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's tokens
+do not depend on the other rows, their order, or the batch size; in float32 that holds up to the rounding of
+matrix products of other shapes.
 
-Runs in the caller's autocast and leaves the model in its mode. Left out: beam search, penalties, speculative decoding.
+Runs in the caller's autocast and leaves the model in its mode.
+Left out: beam search, repetition penalties, speculative decoding.
 
 Shapes: B rows, T tokens, V owned vocabulary.
 """
@@ -24,18 +26,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.config import ConfigError
-from codechat.gpt import GPT, KVCache
+from codechat.gpt import GPT, KVCache, SharedCache
 
 CACHE_BYTES = 2**30  # memory of keys, values and logits that the default batch size aims at
-COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than carrying the finished ones
+COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
+BLOCK = 64  # the padded vocabulary is a multiple of it
 
 StopReason = Literal["stop", "length", "context"]
+OnOverflow = Literal["raise", "stop"]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended: a stop sequence, `max_new_tokens`, or
-    the model's context was full."""
+    """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
+
+    "stop": a stop sequence; "length": `max_new_tokens`; "context": the model's block was full."""
 
     ids: list[int]
     logprobs: list[float]
@@ -44,7 +49,8 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """The distribution drawn from: logits / temperature, of which the top_k largest, of which the smallest set that holds top_p."""
+    """The distribution drawn from: logits / temperature; of these the top_k largest; of these the smallest set
+    of the largest that holds top_p."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -59,8 +65,8 @@ class Truncation:
             raise ConfigError(f"top_p {self.top_p}; it must be above 0 and at most 1")
 
     def apply(self, logits: Tensor) -> Tensor:
-        """(B, V) float32 logits -> logits at temperature, -inf where cut. Nothing is sorted when only the temperature is set."""
-        logits = logits / self.temperature
+        """(B, V) float32 logits -> logits at temperature, -inf where cut. Only truncation sorts."""
+        logits = logits if self.temperature == 1 else logits / self.temperature
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
             return logits
         best, at = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
@@ -73,20 +79,22 @@ class Truncation:
 
 
 @torch.no_grad()
-def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
-           top_p: float | None = None, stop: Sequence[Sequence[int]] = (), seed: int | None = None, samples_per_prompt: int = 1,
-           keys: Sequence[int | str] | None = None, batch_size: int | None = None,
-           on_overflow: Literal["raise", "stop"] = "raise") -> list[Completion]:
-    """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1, ..., prompt 1 sample 0, ...
+def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, temperature: float = 1.0,
+           top_k: int | None = None, top_p: float | None = None, stop: Sequence[Sequence[int]] = (),
+           seed: int | None = None, samples_per_prompt: int = 1, keys: Sequence[int | str] | None = None,
+           batch_size: int | None = None, on_overflow: OnOverflow = "raise") -> list[Completion]:
+    """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1, ...
 
-    temperature 0 takes the most likely token; its log-probability is then the model's own at temperature 1. Otherwise log-probabilities
-    are of the distribution drawn from, after temperature and truncation.
-    stop: token sequences, each matched as a whole against the end of the completion (never the prompt); its tokens stay in `ids`.
-    seed: none takes one from torch's global generator. keys: one per prompt; the draws of a prompt hang on its key, so a problem's id
-    makes them independent of which other prompts are asked. Default: the index, so that equal prompts differ.
-    batch_size: rows at a time; default: as many as keep the cache under a GiB.
-    on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context" when the block is full.
-    Raises ConfigError for an empty prompt, one longer than the block, ids without an owner, and settings out of range."""
+    temperature: 0 takes the most likely token, whose log-probability is then the model's own at temperature 1.
+    Otherwise log-probabilities are of the distribution drawn from, after temperature and truncation.
+    stop: token sequences, each matched whole against the end of the completion (never the prompt) and kept in it.
+    seed: none takes one from torch's global generator.
+    keys: one per prompt; the prompt's draws hang on it, so that with a problem's id they do not depend on which
+    other prompts are asked. Default: the index, so equal prompts differ; under equal keys they draw alike.
+    batch_size: rows at a time; default: as many as keep cache and logits under a GiB.
+    on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
+
+    Raises ConfigError for an empty prompt, one beyond the block, ids without an owner, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budgets = [_budget(model, i, prompt, max_new_tokens, on_overflow) for i, prompt in enumerate(prompts)]
     _at_least_1(samples_per_prompt=samples_per_prompt, batch_size=1 if batch_size is None else batch_size)
@@ -94,29 +102,32 @@ def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int,
         raise ConfigError(f"{len(keys)} keys for {len(prompts)} prompts; give one key per prompt")
     if not prompts:
         return []
-    seed = _fresh_seed() if seed is None else seed
-    draws = [row_key(seed, i if keys is None else keys[i], s) for i in range(len(prompts)) for s in range(samples_per_prompt)]
-    rows = sorted(range(len(draws)), key=lambda r: (len(prompts[r // samples_per_prompt]), r))  # alike lengths pad little
-    width = batch_size or _rows_in_memory(model, max(len(p) + b for p, b in zip(prompts, budgets)))
+    names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
+    draws = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
+    asked = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]  # prompt of each row
+    order = sorted(range(len(draws)), key=lambda r: (len(prompts[asked[r]]), r))  # alike lengths pad little
+    width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
-    for start in range(0, len(rows), width):
-        part = rows[start : start + width]
-        asked = [r // samples_per_prompt for r in part]
-        batch = _complete(model, [prompts[i] for i in asked], [budgets[i] for i in asked], [draws[r] for r in part], how, stops,
-                          max_new_tokens)
-        done.update(zip(part, batch))
+    for start in range(0, len(order), width):
+        rows = order[start : start + width]
+        at = [asked[r] for r in rows]
+        batch = _Batch([prompts[i] for i in at], [budgets[i] for i in at], [draws[r] for r in rows])
+        done.update(zip(rows, _complete(model, batch, how, stops, max_new_tokens)))
     return [done[r] for r in range(len(draws))]
 
 
 @torch.no_grad()
-def stream(model: GPT, prompt: Sequence[int], *, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
-           top_p: float | None = None, stop: Sequence[Sequence[int]] = (), seed: int | None = None, key: int | str = 0,
-           on_overflow: Literal["raise", "stop"] = "raise") -> Iterator[tuple[int, float]]:
-    """(id, logprob) of each token as it is drawn: what `sample` returns for this prompt and key. Arguments as in `sample`."""
+def stream(model: GPT, prompt: Sequence[int], *, max_new_tokens: int, temperature: float = 1.0,
+           top_k: int | None = None, top_p: float | None = None, stop: Sequence[Sequence[int]] = (),
+           seed: int | None = None, key: int | str = 0,
+           on_overflow: OnOverflow = "raise") -> Iterator[tuple[int, float]]:
+    """(id, logprob) of each token as it is drawn: what `sample` returns for this prompt and key.
+
+    Arguments and errors as in `sample`; errors come with the first token asked for."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
     draws = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
-    for step in _decode(model, [prompt], [budget], draws, how, stops):
+    for step in _decode(model, _Batch([prompt], [budget], draws), how, stops):
         yield int(step.ids), float(step.logprobs)
 
 
@@ -124,48 +135,60 @@ def stream(model: GPT, prompt: Sequence[int], *, max_new_tokens: int, temperatur
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One new token of each row still in the batch."""
+class _Batch:
+    """What is decoded together, one entry per row."""
 
-    rows: Tensor  # (B,) rows of the batch as it was asked
+    prompts: list[Sequence[int]]
+    budgets: list[int]  # tokens that each completion may have
+    draws: list[int]  # `row_key` of each
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One new token of each row that is still there."""
+
+    rows: Tensor  # (B,) indices into the batch
     ids: Tensor  # (B,)
     logprobs: Tensor  # (B,)
     stopped: Tensor  # (B,) bool: a stop sequence is complete
 
 
-def _complete(model: GPT, prompts: list[Sequence[int]], budgets: list[int], draws: list[int], how: Truncation,
-              stops: list[list[int]], max_new_tokens: int) -> list[Completion]:
+def _complete(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]],
+              max_new_tokens: int) -> list[Completion]:
     """Decode one batch to its end."""
     device = model.wte.weight.device
-    B, T = len(prompts), max(budgets)
+    B, T = len(batch.prompts), max(batch.budgets)
     ids = torch.zeros(B, T, dtype=torch.long, device=device)
     logprobs = torch.zeros(B, T, device=device)
-    ends = torch.tensor(budgets, device=device)  # (B,) tokens of each completion
+    ends = torch.tensor(batch.budgets, device=device)  # (B,) tokens of each completion
     stopped = torch.zeros(B, dtype=torch.bool, device=device)
-    for t, step in enumerate(_decode(model, prompts, budgets, draws, how, stops)):
+    for t, step in enumerate(_decode(model, batch, how, stops)):
         ids[step.rows, t], logprobs[step.rows, t] = step.ids, step.logprobs
-        first = step.stopped & ~stopped[step.rows] & (t < ends[step.rows])  # finished rows may linger until the next compaction
+        # rows that are done linger until the next compaction: they must not stop twice, nor past their budget
+        first = step.stopped & ~stopped[step.rows] & (t < ends[step.rows])
         stopped[step.rows] |= first
         ends[step.rows] = torch.where(first, t + 1, ends[step.rows])
-    rows = zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())
-    return [Completion(i[:n], lp[:n], "stop" if hit else "length" if n == max_new_tokens else "context") for i, lp, n, hit in rows]
+    return [Completion(i[:n], lp[:n], "stop" if hit else "length" if n == max_new_tokens else "context")
+            for i, lp, n, hit in zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())]
 
 
-def _decode(model: GPT, prompts: Sequence[Sequence[int]], budgets: Sequence[int], draws: Sequence[int], how: Truncation,
-            stops: list[list[int]]) -> Iterator[_Step]:
-    """Steps until every row has stopped or used its budget. Finished rows may appear in a few more steps."""
-    if not max(budgets):
+def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) -> Iterator[_Step]:
+    """Steps until every row has stopped or used its budget; rows that are done may appear in a few more."""
+    if not max(batch.budgets):
         return
-    cache, hidden = _prefill(model, prompts, max(budgets))
-    device = hidden.device
-    head = model.head_weight()[: model.cfg.owned]
-    rows, budget = torch.arange(len(prompts), device=device), torch.tensor(budgets, device=device)
-    keys, done = torch.tensor(draws, device=device), budget == 0
-    tail = torch.full((len(prompts), max(map(len, stops), default=1)), -1, device=device)  # no id is -1: nothing matches too early
-    for t in range(max(budgets)):
-        ids, logprobs = draw(F.linear(hidden, head).float(), how, uniform(keys, t))
+    cache, hidden = _prefill(model, batch.prompts, max(batch.budgets))
+    rows = torch.arange(len(batch.prompts), device=hidden.device)
+    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
+    endings = [torch.tensor(s, device=hidden.device) for s in stops]
+    # no id is -1, so nothing matches before enough tokens were drawn
+    tail = torch.full((len(rows), max(map(len, stops), default=1)), -1, device=hidden.device)
+    done = budget == 0
+    for t in range(max(batch.budgets)):
+        logits = F.linear(hidden, model.head_weight()).float()
+        logits[:, model.cfg.owned :] = -math.inf
+        ids, logprobs = draw(logits, how, uniform(keys, t))
         tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)
-        stopped = _matches(tail, stops)
+        stopped = _ends_with(tail, endings)
         yield _Step(rows, ids, logprobs, stopped)
         done = done | stopped | (budget == t + 1)
         alive = len(rows) - int(done.sum())  # the one wait for the device per token
@@ -178,44 +201,55 @@ def _decode(model: GPT, prompts: Sequence[Sequence[int]], budgets: Sequence[int]
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, prompts: Sequence[Sequence[int]], room: int) -> tuple[KVCache, Tensor]:
-    """Run each distinct prompt once. Returns the cache of all rows and the hidden state (B, D) of their last tokens."""
+def _prefill(model: GPT, prompts: list[Sequence[int]], room: int) -> tuple[SharedCache, Tensor]:
+    """Run each distinct prompt once. Returns the cache of all rows and the state (B, D) of their last tokens."""
     device = model.wte.weight.device
     place: dict[tuple[int, ...], int] = {}
-    row = [place.setdefault(tuple(p), len(place)) for p in prompts]
+    owner = torch.tensor([place.setdefault(tuple(p), len(place)) for p in prompts], device=device)
     lengths = torch.tensor([len(p) for p in place], device=device)
-    ids = torch.zeros(len(place), max(map(len, place)), dtype=torch.long)
-    for i, p in enumerate(place):
-        ids[i, : len(p)] = torch.tensor(p)
-    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else model.wte.weight.dtype
-    cache = KVCache(model.cfg, len(place), ids.shape[1] + room, device, dtype)
-    hidden = model.hidden(ids.to(device), cache=cache, n_new=lengths)  # (prompts, T, D)
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in place], batch_first=True).to(device)
+    mixed = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
+    cache = KVCache(model.cfg, len(place), ids.shape[1], device, dtype)
+    hidden = model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
     last = hidden[torch.arange(len(place), device=device), lengths - 1]
-    if len(place) == len(prompts):
-        return cache, last
-    share = torch.tensor(row, device=device)
-    return cache.select(share), last[share]
+    return cache.share(owner, room), last[owner]
 
 
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,). Inverts the cumulative distribution."""
+    """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
+
+    V is a multiple of BLOCK; the logits are overwritten. Inverts the cumulative distribution: first which block
+    of the vocabulary, then which token in it. Sums run on in float64: float32 would lose a long tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
     logits = how.apply(logits)
-    shifted = logits - logits.amax(-1, keepdim=True)
-    mass = shifted.exp().cumsum(-1, dtype=torch.float64)  # (B, V): in float32 the small tail of a large vocabulary would vanish
-    total = mass[:, -1:]
-    # u < 1, so the first place whose mass exceeds u x total exists and has a probability above 0
-    ids = torch.searchsorted(mass, u[:, None] * total, right=True)
-    return ids[:, 0], (shifted.gather(1, ids) - total.log().float())[:, 0]
+    # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the arithmetic
+    mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    grid = mass.unflatten(1, (-1, BLOCK))
+    blocks = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
+    block, rest = invert_cumulative(blocks, u[:, None])
+    tokens = grid[torch.arange(len(u), device=u.device), block[:, 0]]  # (B, BLOCK)
+    inside, _ = invert_cumulative(tokens.double().cumsum(-1), rest)
+    ids = block * BLOCK + inside  # (B, 1)
+    return ids[:, 0], (mass.gather(1, ids).log() - blocks[:, -1:].log())[:, 0].float()
 
 
-def _matches(tail: Tensor, stops: list[list[int]]) -> Tensor:
-    """(B,) bool: the row's last tokens are one of the stop sequences."""
+def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the place, and how far into it, in [0, 1)."""
+    target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
+    place = torch.searchsorted(mass, target, right=True)
+    edges = F.pad(mass, (1, 0))
+    low, high = edges.gather(1, place), edges.gather(1, place + 1)
+    return place, (target - low) / (high - low)
+
+
+def _ends_with(tail: Tensor, endings: list[Tensor]) -> Tensor:
+    """(B,) bool: the row's last tokens are one of the endings."""
     hit = torch.zeros(len(tail), dtype=torch.bool, device=tail.device)
-    for stop in stops:
-        hit |= (tail[:, -len(stop):] == torch.tensor(stop, device=tail.device)).all(-1)
+    for ending in endings:
+        hit |= (tail[:, -len(ending):] == ending).all(-1)
     return hit
 
 
@@ -226,8 +260,9 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 
 def uniform(keys: Tensor, position: int) -> Tensor:
-    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion. SplitMix64 (Steele et al., 2014) with the
-    position as its counter; the top 53 bits are kept."""
+    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion.
+
+    SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are kept."""
     x = keys + _signed((position + 1) * _GOLDEN)
     x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
@@ -264,32 +299,34 @@ def _at_least_1(**values: int) -> None:
             raise ConfigError(f"{name} {value}; it must be at least 1")
 
 
-def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, on_overflow: str) -> int:
+def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int,
+            on_overflow: OnOverflow) -> int:
     """Tokens that this prompt's completion may have."""
     cfg = model.cfg
     _at_least_1(max_new_tokens=max_new_tokens)
     if not prompt:
         raise ConfigError(f"prompt {index} is empty; give at least one token, such as the end-of-text id")
     if not 0 <= min(prompt) <= max(prompt) < cfg.owned:
-        raise ConfigError(f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.owned - 1}; "
-                          "encode it with the tokenizer of the checkpoint")
+        raise ConfigError(f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; the model knows "
+                          f"0..{cfg.owned - 1}; encode it with the tokenizer of the checkpoint")
     room = cfg.block_size - len(prompt)
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
-        raise ConfigError(f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}; both must fit in the model's "
-                          f"block_size {cfg.block_size}; " + (f"set max_new_tokens to {room} or less, or shorten the prompt" if room > 0
-                                                              else "shorten the prompt"))
+        remedy = f"set max_new_tokens to {room} or less, or shorten" if room > 0 else "shorten"
+        raise ConfigError(f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}; "
+                          f"together they must fit the model's block_size {cfg.block_size}; {remedy} the prompt")
     return min(room, max_new_tokens)
 
 
 def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Token sequences as lists; a bare list of ids would be read as a set of stop tokens, so it is refused."""
+    """Token sequences as lists; bare ids would read as a set of stop tokens, so they are refused."""
     if any(isinstance(s, (int, str)) or not len(s) for s in stop):
-        raise ConfigError(f"stop {stop!r}; it must be sequences of token ids, none of them empty, such as ((27, 91),)")
+        raise ConfigError(f"stop {stop!r}; it must be sequences of token ids, none empty, such as ((27, 91),)")
     return [list(s) for s in stop]
 
 
-def _rows_in_memory(model: GPT, length: int) -> int:
-    """Rows whose cache and logits together stay under CACHE_BYTES."""
+def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples_per_prompt: int) -> int:
+    """Rows whose cache (each with its share of its prompt) and logits stay under CACHE_BYTES."""
     cfg = model.cfg
+    length = room + max(map(len, prompts)) / samples_per_prompt
     cache = 2 * cfg.depth * cfg.kv_heads * cfg.head_dim * length * model.wte.weight.element_size()
-    return max(1, CACHE_BYTES // (cache + 16 * cfg.padded_vocab))
+    return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))
