@@ -22,6 +22,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,13 +63,19 @@ def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = ""
     for key, value in mapping.items():
         name = find_field(cls, prefix + key)
         if name is None:
-            raise ConfigError(f"{where}: unknown setting {prefix + key!r}{nearest(prefix + key.replace('-', '_'), leaves)}")
+            raise ConfigError(
+                f"{where}: unknown setting {prefix + key!r}{nearest(prefix + key.replace('-', '_'), leaves)}"
+            )
         field = leaves[name]
         if field.nested and isinstance(value, str) and value in field.meta.get("presets", {}):
             value = field.meta["presets"][value]
         elif field.nested and dataclasses.is_dataclass(value):
             value = to_dict(value)
-        new = _flatten(cls, value, where, f"{name}.") if field.nested and isinstance(value, Mapping) else {name: value}
+        new = (
+            _flatten(cls, value, where, f"{name}.")
+            if field.nested and isinstance(value, Mapping)
+            else {name: value}
+        )
         if twice := new.keys() & out.keys():
             raise ConfigError(f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one")
         out |= new
@@ -87,7 +94,9 @@ def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
         elif name in flat:
             kwargs[f.name] = checked(f, name, flat[name])
         elif f.default is REQUIRED:
-            raise ConfigError(f"{name} is required ({f.meta.get('help', '')}); set --{name.replace('_', '-')}")
+            raise ConfigError(
+                f"{name} is required ({f.meta.get('help', '')}); set --{name.replace('_', '-')}"
+            )
     try:
         return cls(**kwargs)
     except Refusal:
@@ -100,7 +109,11 @@ def _flatten_defaults(cfg: Any, prefix: str) -> dict[str, Any]:
     out = {}
     for f in dataclasses.fields(cfg):
         value = getattr(cfg, f.name)
-        out |= _flatten_defaults(value, f"{prefix}{f.name}.") if dataclasses.is_dataclass(value) else {prefix + f.name: value}
+        out |= (
+            _flatten_defaults(value, f"{prefix}{f.name}.")
+            if dataclasses.is_dataclass(value)
+            else {prefix + f.name: value}
+        )
     return out
 
 
@@ -167,7 +180,9 @@ def resolve(
         found.pop("preset", None)
     if preset and table:
         if preset not in table:
-            raise ConfigError(f"unknown preset {preset!r}{nearest(preset, table)} (presets: {', '.join(table)})")
+            raise ConfigError(
+                f"unknown preset {preset!r}{nearest(preset, table)} (presets: {', '.join(table)})"
+            )
         flat = _merge(flat, _flatten(cls, table[preset], f"preset {preset}"))
     elif preset and not records:
         raise ConfigError(f"preset {preset!r} was asked for; {cls.__name__} has no presets")
@@ -190,7 +205,9 @@ def describe(cls: type) -> list[Row]:
 def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False."""
     kept = [f for f in dataclasses.fields(cfg) if f.metadata.get("identity", True)]
-    return {f.name: identity(v) if dataclasses.is_dataclass(v := getattr(cfg, f.name)) else plain(v) for f in kept}
+    return {
+        f.name: identity(v) if dataclasses.is_dataclass(v := getattr(cfg, f.name)) else plain(v) for f in kept
+    }
 
 
 def config_hash(cfg: Any) -> str:
@@ -225,7 +242,9 @@ class _Words:
         return self.values
 
     def is_tuple(self, name: str) -> bool:
-        return name in self.leaves and any(typing.get_origin(a) is tuple for a in arms(self.leaves[name].type))
+        return name in self.leaves and any(
+            typing.get_origin(a) is tuple for a in arms(self.leaves[name].type)
+        )
 
     def put(self, name: str, value: Any, word: str) -> None:
         if name in self.values:
@@ -235,7 +254,12 @@ class _Words:
     def flag(self, word: str) -> None:
         key, equals, value = word[2:].partition("=")
         name = key if key in self.extra else find_field(self.cls, key)
-        if name is None and key.startswith("no-") and self.is_bool(find_field(self.cls, key[3:])) and not equals:
+        if (
+            name is None
+            and key.startswith("no-")
+            and self.is_bool(find_field(self.cls, key[3:]))
+            and not equals
+        ):
             return self.put(find_field(self.cls, key[3:]), False, word)
         if name is None:
             flags = [f"--{n.replace('_', '-')}" for n in (*self.leaves, *self.extra)]
@@ -256,11 +280,15 @@ class _Words:
             taken.append(self.words.pop(0))
         if not taken and not many:
             kind = type_name(self.leaves[name].type) if name in self.leaves else "a name"
-            raise ConfigError(f"{word} needs a value ({kind}); for text that begins with -- write {word}=TEXT")
+            raise ConfigError(
+                f"{word} needs a value ({kind}); for text that begins with -- write {word}=TEXT"
+            )
         return taken if many else taken[0]
 
 
-def format_help(cls: type, *, presets: Mapping[str, Any] | None = None, prog: str | None = None, epilog: str | None = None) -> str:
+def format_help(
+    cls: type, *, presets: Mapping[str, Any] | None = None, prog: str | None = None, epilog: str | None = None
+) -> str:
     """What --help prints: one entry for each field, from its `opt` text."""
     bare = [f.name.upper() for f in fields_of(cls).values() if f.meta.get("positional")]
     lines = [" ".join([f"usage: {prog or Path(sys.argv[0]).name}", *bare, "[--setting value ...]"])]
@@ -270,15 +298,31 @@ def format_help(cls: type, *, presets: Mapping[str, Any] | None = None, prog: st
         if f.nested and not f.meta.get("presets") or (name == "preset" and presets):
             continue
         shown = f.default if not isinstance(f.default, tuple) else " ".join(map(str, f.default)) or "empty"
-        shown = "" if f.nested else " (required)" if f.default is REQUIRED else f" (default {'none' if shown is None else shown})"
+        shown = (
+            ""
+            if f.nested
+            else " (required)"
+            if f.default is REQUIRED
+            else f" (default {'none' if shown is None else shown})"
+        )
         kind = "NAME" if f.nested else type_name(f.type)
-        rows.append((f.meta.get("group", ""), f"--{name.replace('_', '-')} {kind}", f.meta.get("help", "") + shown))
+        rows.append(
+            (f.meta.get("group", ""), f"--{name.replace('_', '-')} {kind}", f.meta.get("help", "") + shown)
+        )
     group = ""
     for heading, flag, text in rows:
         if heading and heading != group:
             lines.append(f"\n{heading}:")
             group = heading
-        lines.append(textwrap.fill(text, 110, initial_indent=f"  {flag:<30}  ", subsequent_indent=" " * 34, break_on_hyphens=False))
+        lines.append(
+            textwrap.fill(
+                text,
+                110,
+                initial_indent=f"  {flag:<30}  ",
+                subsequent_indent=" " * 34,
+                break_on_hyphens=False,
+            )
+        )
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
 
 

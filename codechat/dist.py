@@ -67,7 +67,9 @@ def device() -> torch.device:
 def _check_devices(local_size: int) -> None:
     """NCCL hangs, rather than fails, where two ranks share a GPU."""
     if torch.cuda.is_available() and local_size > torch.cuda.device_count():
-        raise RunError(f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; set --nproc-per-node to at most that")
+        raise RunError(
+            f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; set --nproc-per-node to at most that"
+        )
 
 
 @contextmanager
@@ -154,6 +156,15 @@ def broadcast_object(value: Any, source: int = 0) -> Any:
     return box[0]
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """The picklable values of all ranks, by rank; on other ranks than the first, an empty list."""
+    if not _grouped():
+        return [value]
+    found: list[Any] = [None] * world_size()
+    td.gather_object(value, found if is_main() else None)
+    return found if is_main() else []
+
+
 def _cpu_has_bf16() -> bool:
     """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
     try:
@@ -168,11 +179,18 @@ def _cpu_has_bf16() -> bool:
 def _dtype(kind: str, wish: str | None) -> torch.dtype:
     if wish not in (None, "", "float32", "bfloat16"):
         raise ConfigError(f"CODECHAT_DTYPE={wish!r}; it takes float32 or bfloat16")
-    native = _cpu_has_bf16() if kind == "cpu" else kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    native = (
+        _cpu_has_bf16()
+        if kind == "cpu"
+        else kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
     dtype = getattr(torch, wish) if wish else torch.bfloat16 if native else torch.float32
     why = "CODECHAT_DTYPE" if wish else "native" if native else f"this {kind} has no native bfloat16"
     if is_main():
-        print(f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32", file=sys.stderr)
+        print(
+            f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32",
+            file=sys.stderr,
+        )
     return dtype
 
 

@@ -116,5 +116,7 @@ def metric_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, A
     row = plain_row(step, time, values)
     for name, value in row.items():
         if isinstance(value, (list, dict)):
-            raise ValueError(f"metric {name!r} is a {type(value).__name__}; log scalars (log_eval takes more)")
+            raise ValueError(
+                f"metric {name!r} is a {type(value).__name__}; log scalars (log_eval takes more)"
+            )
     return row

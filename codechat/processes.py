@@ -37,7 +37,11 @@ class StopSignal:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        print(
+            "\nstopping after this step, with a checkpoint; Ctrl-C again stops at once",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def __enter__(self) -> StopSignal:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -12,13 +12,9 @@ With several ranks only the first writes. Left out: trackers (they can replay me
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
-import platform
-import re
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -26,24 +22,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from codechat import config as configs
 from codechat import provenance
-from codechat.config import ConfigError, Refusal, RunError
+from codechat.config import Refusal, RunError
 from codechat.files import drop_rows_after, read_json, read_rows, trim_cut_line, write_atomic, write_json
 from codechat.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
-from codechat.processes import StopSignal, process_start
+from codechat.processes import StopSignal
 from codechat.rundirs import (
     ROOT,
-    STEP,
     checkpoint_paths,
+    differences,
     exists,
     find_checkpoint,
     find_run,
-    is_run,
     list_runs,
     name_of,
-    no_such_run,
     pointed_step,
+    prepare,
     read_status,
     runs_dir,
 )
@@ -51,14 +45,11 @@ from codechat.rundirs import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["METRICS", "Metric", "ROOT", "Run", "StopSignal", "compare_configs", "exists", "find_checkpoint", "find_run",
-           "list_runs", "metric", "read_rows", "runs_dir", "write_atomic"]  # fmt: skip
+# what callers take from here, whatever file it lies in
+__all__ = ["METRICS", "Metric", "ROOT", "Run", "StopSignal", "compare_configs", "exists", "find_checkpoint"]
+__all__ += ["find_run", "list_runs", "metric", "read_rows", "runs_dir", "write_atomic"]
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
-
-
-# ---- making one
 
 
 def _is_main() -> bool:
@@ -73,104 +64,6 @@ def _from_main(value: Any) -> Any:
     return dist.broadcast_object(value)
 
 
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)")
-    path = runs_dir() / name
-    if is_run(path.parent):
-        raise ConfigError(f"run name {name!r} lies inside run {path.parent.name!r}; choose another --run-name")
-    if path.exists() and not is_run(path) and any(path.iterdir()):
-        raise RunError(f"{path} is there and is not a run; choose another --run-name, or move it away")
-
-
-def _check_idle(name: str) -> None:
-    status = read_status(runs_dir() / name)
-    if status["state"] == "running" and status.get("host") == platform.node() and status.get("pid") != os.getpid():
-        raise RunError(f"run {name} is being written by process {status['pid']}; stop that first, or choose another --run-name")
-
-
-def _check_same(name: str, config: Any) -> None:
-    """A resumed run must compute what it began; fields marked identity=False may differ."""
-    stored = read_json(runs_dir() / name / "config.json")
-    if dataclasses.is_dataclass(config):
-        try:
-            stored = configs.identity(configs.from_dict(type(config), stored))
-        except ConfigError as e:
-            raise RunError(f"run {name} was begun with another version of its settings ({e}); choose another --run-name") from e
-        config = configs.identity(config)
-    differing = [f"{k} {a!r} -> {b!r}" for k, (a, b) in _differences(stored, config).items()]
-    if differing:
-        raise RunError(f"run {name} was begun with other settings: {', '.join(differing)}; resume with the same, or choose another --run-name")
-
-
-def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
-    if ref is None:
-        return None
-    path = find_checkpoint(ref)
-    owner = path.parent.parent
-    known = {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")} if is_run(owner) else {}
-    m = STEP.fullmatch(path.name)
-    return {"ref": str(ref), "path": os.path.relpath(path, ROOT), "step": int(m[1]) if m else None, **known}
-
-
-def _prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool) -> None:
-    """The directory of the run, complete or not there at all."""
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other; keep one")
-    _check_name(name)
-    path, there = runs_dir() / name, exists(name)
-    if resume and not there:
-        raise no_such_run(name)
-    if there and not (resume or overwrite):
-        raise RunError(f"run name {name!r} is in use ({read_status(path)['state']}); set --resume to continue it, --overwrite to replace it, "
-                       "or another --run-name")  # fmt: skip
-    if there:
-        _check_idle(name)
-    origin = _parent_record(parent)
-    if overwrite and origin and origin.get("run") == name:
-        raise ConfigError(f"--overwrite would delete the run that --init-from {parent} starts from; choose another --run-name")
-    status = {"state": "running", "reason": None, "kind": kind, "started": provenance.now(), "ended": None, "summary": {},
-              "host": platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}  # fmt: skip
-    snapshot = provenance.snapshot(ROOT)
-    if resume:
-        _check_same(name, config)
-        env = read_json(path / "env.json")
-        write_json(path / "env.json", env | {"resumed": [*env.get("resumed", []), snapshot]})
-        write_json(path / "status.json", status | {"started": read_json(path / "status.json")["started"]})
-        return
-    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
-    files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
-    _make_directory(path, files, replaces=there)
-
-
-def _make_directory(path: Path, files: Mapping[str, Any], replaces: bool) -> None:
-    fresh, former = (path.with_name(f".{path.name}.{suffix}") for suffix in (f"{os.getpid()}.new", "old"))
-    for leftover in (fresh, former):
-        shutil.rmtree(leftover, ignore_errors=True)
-    (fresh / "checkpoints").mkdir(parents=True)
-    for name, value in files.items():
-        write_json(fresh / name, value)
-    if replaces:
-        os.rename(path, former)
-    os.rename(fresh, path)
-    shutil.rmtree(former, ignore_errors=True)
-
-
-# ---- comparing
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for k, v in value.items():
-        out |= _flat(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {prefix + k: v}
-    return out
-
-
-def _differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
-    left, right = _flat(configs.plain(a)), _flat(configs.plain(b))
-    return {k: (left.get(k), right.get(k)) for k in [*left, *(right.keys() - left.keys())] if left.get(k) != right.get(k)}
-
-
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
     """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns a and b."""
     import pandas as pd
@@ -178,7 +71,7 @@ def compare_configs(a: Any, b: Any) -> pd.DataFrame:
     def config_of(x: Any) -> Any:
         return Run.open(x).config if isinstance(x, (str, Path)) else x.config if isinstance(x, Run) else x
 
-    found = _differences(config_of(a), config_of(b))
+    found = differences(config_of(a), config_of(b))
     return pd.DataFrame(list(found.values()), index=pd.Index(list(found), name="setting"), columns=["a", "b"])
 
 
@@ -189,7 +82,11 @@ def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     rows = list(read_rows(path))
-    return pd.DataFrame(rows) if rows else pd.DataFrame({"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
+    return (
+        pd.DataFrame(rows)
+        if rows
+        else pd.DataFrame({"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
+    )
 
 
 class _Board:
@@ -204,11 +101,17 @@ class _Board:
             print(f"TensorBoard is left out ({e}); metrics.jsonl has everything", file=sys.stderr)
             return
         self.summary = Summary
-        self.writer = SummaryWriter(str(folder), purge_step=None if purge_after is None else purge_after + 1, flush_secs=10)
+        self.writer = SummaryWriter(
+            str(folder), purge_step=None if purge_after is None else purge_after + 1, flush_secs=10
+        )
 
     def add(self, row: Mapping[str, Any]) -> None:
         if self.writer is not None:
-            values = [self.summary.Value(tag=k, simple_value=v) for k, v in row.items() if k not in ("step", "time") and isinstance(v, (int, float))]
+            values = [
+                self.summary.Value(tag=k, simple_value=v)
+                for k, v in row.items()
+                if k not in ("step", "time") and isinstance(v, (int, float))
+            ]
             self.writer.file_writer.add_summary(self.summary(value=values), row["step"], row["time"])
 
     def close(self) -> None:
@@ -227,14 +130,23 @@ class Run:
         self.name = name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
-        self._rewind_to: int | None = None  # where a resumed run goes on: rows after it are dropped before the first new one
+        self._rewind_to: int | None = (
+            None  # where a resumed run goes on: rows after it are dropped before the first new one
+        )
         self._rewound = False
         self._board: _Board | None = None
         self._files: dict[str, IO[bytes]] = {}
 
     @classmethod
     def create(
-        cls, name: str, config: Any, *, kind: str, parent: str | Path | None = None, resume: bool = False, overwrite: bool = False
+        cls,
+        name: str,
+        config: Any,
+        *,
+        kind: str,
+        parent: str | Path | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
     ) -> Run:
         """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
@@ -245,11 +157,13 @@ class Run:
         problem: Exception | None = None
         if _is_main():
             try:
-                _prepare(name, config, kind, parent, resume, overwrite)
+                prepare(name, config, kind, parent, resume, overwrite)
             except Refusal as e:
                 problem = e
             except OSError as e:
-                problem = RunError(f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions")
+                problem = RunError(
+                    f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions"
+                )
         if problem := _from_main(problem):
             raise problem
         run = cls(runs_dir() / name)
@@ -332,7 +246,9 @@ class Run:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as e:
             self._files.pop(file, None)  # opened again, it is trimmed to whole rows
-            raise RunError(f"{self.path / file} cannot be written ({e}); free space, then continue with --resume") from e
+            raise RunError(
+                f"{self.path / file} cannot be written ({e}); free space, then continue with --resume"
+            ) from e
 
     def _open_for_append(self, file: str) -> IO[bytes]:
         if self._rewind_to is not None and not self._rewound:
@@ -350,7 +266,11 @@ class Run:
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """The run did what it was asked to."""
         bad: list[str] = []
-        self._end("finished", None, {"summary": plain(summary or {}, "summary", bad)} | ({"nonfinite": " ".join(bad)} if bad else {}))
+        self._end(
+            "finished",
+            None,
+            {"summary": plain(summary or {}, "summary", bad)} | ({"nonfinite": " ".join(bad)} if bad else {}),
+        )
 
     def stop(self, reason: str) -> None:
         """Ended early on purpose, with what it had: an interruption, a rule."""
@@ -368,12 +288,17 @@ class Run:
         self._board, self._writing = None, False
         if _is_main():
             status = read_json(self.path / "status.json")
-            write_json(self.path / "status.json", status | {"state": state, "reason": reason, "ended": provenance.now()} | more)
+            write_json(
+                self.path / "status.json",
+                status | {"status": state, "reason": reason, "ended": provenance.now()} | more,
+            )
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._writing:
             return  # ended within the block
         try:

@@ -226,5 +226,7 @@ def checked(field: Field, name: str, value: Any) -> Any:
     except (ValueError, OverflowError):
         pass
     got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-    takes = f"one of {', '.join(field.meta['presets'])}" if field.meta.get("presets") else type_name(field.type)
+    takes = (
+        f"one of {', '.join(field.meta['presets'])}" if field.meta.get("presets") else type_name(field.type)
+    )
     raise ConfigError(f"{name} got {got!r}; it takes {takes} ({field.meta.get('help', '')})")
