@@ -1,14 +1,18 @@
-"""Checkpoints: everything that a run needs to continue on the same curve, in one directory that is whole or not there.
+"""Checkpoints: all that a run needs to continue on the same curve, in one directory that is whole or not there.
 
-    checkpoints/step_000120/   model.pt      weights (float32)        ranks.pt  random states and `extra` of each rank
-                               optim.pt      optimizer states         meta.json shapes, tokenizer, tags, lineage, sizes and hashes
-    checkpoints/latest, best   text: the name of a step
+    checkpoints/step_000120/model.pt   weights, float32
+                            optim.pt   optimizer states
+                            ranks.pt   random states, and the `extra` of each rank
+                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes
+    checkpoints/latest, best           text: the name of a step
 
-A step is written beside its place, synced, hashed while it is written, and renamed; `latest` follows, then old steps go. Files are read
-without executing what they hold (`weights_only`), and only after their hash agreed.
+A step is written beside its place, synced, hashed as it is written, and renamed; `latest` follows, then old steps
+go. Files are read without executing what they hold (`weights_only`), and only after their hash agreed.
 
-`meta["lineage"]` lists the runs behind the weights, oldest first, this run last with its step, so that an evaluation can ask what a
-model was trained on. Left out: sharded and asynchronous writing (one rank holds a whole replica).
+`meta["lineage"]` lists the runs behind the weights, oldest first, this run last with its step, so that an
+evaluation can ask what a model was trained on.
+
+Left out: sharded and asynchronous writing (one rank holds a whole replica).
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ resolve = find_checkpoint
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` read. `optim_state` is None where it was not asked for; `rng` is None where the number of ranks changed."""
+    """What `load` read. `optim_state` is None where it was not asked for; `rng` is None where the number of
+    ranks changed."""
 
     path: Path
     step: int
@@ -99,7 +104,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _check_plain(value: Any, name: str) -> None:
-    """Reading does not execute code, so nothing may be written that needs some: TypeError now rather than a lost run later."""
+    """Reading does not execute code, so nothing may be written that needs some: TypeError now rather than a
+    lost run later."""
     if isinstance(value, Mapping):
         for k, v in value.items():
             _check_plain(v, f"{name}[{k!r}]")
@@ -108,7 +114,7 @@ def _check_plain(value: Any, name: str) -> None:
             _check_plain(v, f"{name}[{i}]")
     elif type(value) not in (int, float, bool, str, bytes, Tensor, type(None)):
         raise TypeError(
-            f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; convert it (.tolist(), .item())"
+            f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; convert it (.tolist())"
         )
 
 
@@ -116,7 +122,7 @@ def _check_plain(value: Any, name: str) -> None:
 
 
 class _HashingFile:
-    """Hashes and counts what torch.save writes, and keeps the OSError that torch turns into "unexpected pos"."""
+    """Hashes what torch.save writes, and keeps the OSError that torch turns into "unexpected pos"."""
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "wb")
@@ -169,7 +175,7 @@ def _write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any]) 
         meta["files"] = {name: _write_file(temp / name, value) for name, value in contents.items()}
         write_atomic(temp / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
         _sync_directory(temp)
-        if final.exists():  # written before this step was reached again: it stays readable as .old until the new one is in place
+        if final.exists():  # the step was reached again: readable as .old until the new one is in place
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
         os.rename(temp, final)
@@ -182,7 +188,8 @@ def _write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any]) 
 
 
 def _prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
-    """Remove what no rule keeps. A checkpoint is renamed before it is deleted, so that none is ever half there."""
+    """Remove what no rule keeps. A checkpoint is renamed before it is deleted, so that none is ever half
+    there."""
     paths = checkpoint_paths(run_path)
     kept = set(list(paths)[-keep_last:]) | {
         step,
@@ -227,9 +234,10 @@ def save(
 ) -> Path:
     """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective over ranks.
 
-    extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model (tokenizer, tags, lineage).
-    Kept: the newest `keep_last` (0 = all), every multiple of `keep_every`, best and latest. CheckpointError where the disk refuses:
-    nothing half written stays, and the former checkpoint is untouched.
+    extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model
+    (tokenizer, tags, lineage).
+    Kept: the newest `keep_last` (0 = all), every multiple of `keep_every`, best and latest. CheckpointError
+    where the disk refuses: nothing half written stays, and the former checkpoint is untouched.
     """
     run_path, model = Path(run_path), unwrap(model)
     _check_plain(dict(extra or {}), "extra")
@@ -259,10 +267,8 @@ def save(
 
 def set_best(run_path: str | Path, step: int) -> None:
     """Let NAME@best mean this step, which is then kept."""
-    if step not in checkpoint_paths(Path(run_path)):
-        raise CheckpointError(
-            f"{run_path} has no checkpoint {step}; it has {', '.join(map(str, checkpoint_paths(Path(run_path))))}"
-        )
+    if step not in (steps := checkpoint_paths(Path(run_path))):
+        raise CheckpointError(f"{run_path} has no checkpoint {step}; it has {', '.join(map(str, steps))}")
     write_atomic(Path(run_path) / "checkpoints" / "best", f"step_{step:06d}\n")
 
 
@@ -298,7 +304,8 @@ def _read_file(path: Path, listed: Mapping[str, Any] | None, map_location: Any) 
 
 
 def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True) -> Checkpoint:
-    """Read a checkpoint (see `resolve` for what a reference may be). MissingFile names what exists; CheckpointError says what is wrong."""
+    """Read a checkpoint (see `resolve` for what a reference may be). MissingFile names what exists;
+    CheckpointError says what is wrong."""
     path = resolve(ref)
     meta = read_meta(path)
     files = meta["files"]
@@ -326,7 +333,8 @@ def _check_fit(path: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Ten
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
-            f"{path} is of another shape than the model: {'; '.join(problems[:3])}{more}; use the settings it was made with"
+            f"{path} is of another shape than the model: {'; '.join(problems[:3])}{more}; "
+            "use the settings it was made with"
         )
 
 
@@ -336,9 +344,11 @@ def restore(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     rng: bool | None = None,
 ) -> None:
-    """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not fit.
+    """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not
+    fit.
 
-    rng: also the global random states; None = when optimizers are given, that is, when a run continues rather than starts from it.
+    rng: also the global random states; None = when optimizers are given, that is, when a run continues rather
+    than starts from it.
     """
     model = unwrap(model)
     _check_fit(ckpt.path, ckpt.model_state, model.state_dict())
@@ -347,7 +357,8 @@ def restore(
         saved = ckpt.optim_state or []
         if len(saved) != len(optimizers):
             raise CheckpointError(
-                f"{ckpt.path} holds {len(saved)} optimizer states, {len(optimizers)} are wanted; use the same --optimizer"
+                f"{ckpt.path} holds {len(saved)} optimizer states, {len(optimizers)} are wanted; "
+                "use the same --optimizer"
             )
         for optimizer, state in zip(optimizers, saved):
             try:
@@ -369,7 +380,8 @@ def load_model(ref: str | Path, device: str | torch.device = "cpu") -> LoadedMod
     ckpt = load(ref, map_location=device, optimizer=False)
     if not ckpt.meta.get("model_config") or not ckpt.meta.get("tokenizer"):
         raise CheckpointError(
-            f"{ckpt.path} holds a {ckpt.meta.get('model')} without model_config or tokenizer; it can be resumed, not used"
+            f"{ckpt.path} holds a {ckpt.meta.get('model')} without model_config or tokenizer; "
+            "it can be resumed, not used"
         )
     model = GPT(
         config.from_dict(GPTConfig, ckpt.meta["model_config"], where=str(ckpt.path / "meta.json"))

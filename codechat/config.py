@@ -7,8 +7,9 @@
 
     cfg = parse(SFTConfig, sys.argv[1:], presets={"nano": {"lr": 1e-3, "model.depth": 4}})
 
-Precedence: defaults < --preset < --config FILE < flags. The help string of a field feeds --help, tables in notebooks and the README.
-Keys may be nested ({"model": {"depth": 2}}) or dotted ("model.depth"), with - or _. An unknown key is an error that names the nearest.
+Precedence: defaults < --preset < --config FILE < flags. The help string of a field feeds --help, tables in
+notebooks and the README. Keys may be nested ({"model": {"depth": 2}}) or dotted ("model.depth"), with - or _.
+An unknown key is an error that names the nearest.
 
 Left out: sub-commands (cli.py), environment variables, YAML, interpolation: a preset is a plain dict.
 """
@@ -57,7 +58,8 @@ class Row(NamedTuple):
 
 
 def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys -> {dotted name: value}; refuses unknown keys and one field named twice."""
+    """Nested, dotted and aliased keys -> {dotted name: value}; refuses unknown keys and one field named
+    twice."""
     out: dict[str, Any] = {}
     leaves = leaves_of(cls)
     for key, value in mapping.items():
@@ -118,7 +120,8 @@ def _flatten_defaults(cfg: Any, prefix: str) -> dict[str, Any]:
 
 
 def _merge(flat: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Later wins; setting a whole nested config (or none) drops the keys below it, and a key below drops the none."""
+    """Later wins; setting a whole nested config (or none) drops the keys below it, and a key below drops the
+    none."""
     out = dict(flat)
     for key, value in over.items():
         out = {k: v for k, v in out.items() if not k.startswith(key + ".") and not key.startswith(k + ".")}
@@ -172,7 +175,8 @@ def resolve(
     *,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> T:
-    """defaults < preset < file < overrides. A file may name its own preset; a class with a field `preset` records the name."""
+    """defaults < preset < file < overrides. A file may name its own preset; a class with a field `preset`
+    records the name."""
     table, found, flat = presets or {}, read_json(file) if file else {}, {}
     records = "preset" in fields_of(cls)
     preset = preset or found.get("preset")
@@ -194,7 +198,8 @@ def resolve(
 
 
 def describe(cls: type) -> list[Row]:
-    """One row (name, type, default, help) for each field, nested ones dotted; `default` is "required" where there is none."""
+    """One row (name, type, default, help) for each field, nested ones dotted; `default` is "required" where
+    there is none."""
     return [
         Row(n, type_name(f.type), "required" if f.default is REQUIRED else f.default, f.meta.get("help", ""))
         for n, f in leaves_of(cls).items()
@@ -211,7 +216,8 @@ def identity(cfg: Any) -> dict[str, Any]:
 
 
 def config_hash(cfg: Any) -> str:
-    """12 hex digits of what decides the result: all fields but those marked identity=False. Takes a plain mapping too."""
+    """12 hex digits of what decides the result: all fields but those marked identity=False. Takes a plain
+    mapping too."""
     what = plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -334,7 +340,8 @@ def parse(
     prog: str | None = None,
     epilog: str | None = None,
 ) -> T:
-    """`cls` from words of a command line. --help prints and raises SystemExit(0); everything wrong raises ConfigError."""
+    """`cls` from words of a command line. --help prints and raises SystemExit(0); everything wrong raises
+    ConfigError."""
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets=presets, prog=prog, epilog=epilog))
         raise SystemExit(0)

@@ -1,10 +1,10 @@
-"""Processes: the group as a context manager, sums and agreements over ranks, and the numeric type of this machine.
+"""Processes: the group as a context manager, sums and agreements over ranks, this machine's numeric type.
 
     with dist.session() as world:          # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = dist.any(stop.requested)
 
-Every function is a collective where there are several ranks: all ranks call it, the same number of times, in the same order.
-With one process each returns its input at once.
+Every function is a collective where there are several ranks: all ranks call it, the same number of times, in
+the same order. With one process each returns its input at once.
 
 Left out: sharded models (data parallel is the default where a replica fits).
 """
@@ -68,7 +68,7 @@ def _check_devices(local_size: int) -> None:
     """NCCL hangs, rather than fails, where two ranks share a GPU."""
     if torch.cuda.is_available() and local_size > torch.cuda.device_count():
         raise RunError(
-            f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; set --nproc-per-node to at most that"
+            f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; lower --nproc-per-node to that"
         )
 
 
@@ -106,7 +106,8 @@ def sum_(tensor: Tensor) -> Tensor:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on that rank."""
+    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on
+    that rank."""
     if not _grouped():
         return
     bucket: list[Tensor] = []
@@ -195,7 +196,8 @@ def _dtype(kind: str, wish: str | None) -> torch.dtype:
 
 
 def compute_dtype(where: torch.device | None = None) -> torch.dtype:
-    """bfloat16 where the processor has it, else float32, unless CODECHAT_DTYPE says otherwise; printed once per process."""
+    """bfloat16 where the processor has it, else float32, unless CODECHAT_DTYPE says otherwise; printed once
+    per process."""
     return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE"))
 
 

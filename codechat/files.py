@@ -37,7 +37,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file. A last line that was cut is left out; damage elsewhere raises RunError with its line."""
+    """The objects of a jsonl file. A last line that was cut is left out; damage elsewhere raises RunError
+    with its line."""
     if not path.is_file():
         return
     with open(path, "rb") as f:

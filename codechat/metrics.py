@@ -1,7 +1,8 @@
 """The names under which a run may log, with their units; and values as plain json.
 
-A name with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written as null, and named in
-the row's `nonfinite` ("train_loss=nan"), since json has no word for it and a missing point must not pass for one that was never logged.
+A name with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written
+as null, and named in the row's `nonfinite` ("train_loss=nan"), since json has no word for it and a missing
+point must not pass for one that was never logged.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def is_declared(name: str) -> bool:
 
 
 def plain(value: Any, name: str, bad: list[str]) -> Any:
-    """`value` as json holds it: numpy and torch scalars as numbers, tuples as lists; what is not finite as None, noted in `bad`."""
+    """`value` as json holds it: numpy and torch scalars as numbers, tuples as lists; what is not finite as
+    None, noted in `bad`."""
     kind = type(value)
     if kind is float:
         if math.isfinite(value):

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def process_start(pid: int) -> str | None:
-    """The kernel's start time of a live process; None where it is gone, a zombie, or the system has no /proc."""
+    """The kernel's start time of a live process; None where it is gone, a zombie, or there is no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -27,7 +27,9 @@ def alive(status: Mapping[str, Any]) -> bool:
 
 
 class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave; a second Ctrl-C interrupts at once."""
+    """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave.
+
+    A second Ctrl-C interrupts at once. Outside the main thread it does nothing."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -1,7 +1,8 @@
-"""Where a run came from: commit, versions, hardware, command. What cannot be found out is "unknown", with the reason.
+"""Where a run came from: commit, versions, hardware, command. What cannot be found out is "unknown", with the
+reason.
 
-The commit is asked for only where the package lies in its own checkout: a package installed inside somebody else's repository
-would otherwise be given that repository's commit.
+The commit is asked for only where the package lies in its own checkout: a package installed inside somebody
+else's repository would otherwise be given that repository's commit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _git(root: Path, *args: str) -> str:
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of untracked files."""
+    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the
+    names of untracked files."""
     try:
         if not (root / "pyproject.toml").is_file():
             raise RuntimeError("not a source checkout")

@@ -1,13 +1,19 @@
 """One directory per run, runs/<name>/: the only thing that a report reads.
 
-    config.json    resolved configuration, written once          metrics.jsonl  one flat object per logged step, declared names
-    env.json       commit, versions, hardware, argv, parent      eval.jsonl     evaluations, with n, split, intervals
-    status.json    running, finished, stopped or failed          samples.jsonl  rollouts and samples for people
-    checkpoints/   see checkpoint.py                             tb/            TensorBoard, the same names
+    config.json    resolved configuration, written once
+    env.json       commit, versions, hardware, argv, parent checkpoint
+    status.json    running, finished, stopped or failed, with the reason
+    metrics.jsonl  one flat object per logged step, declared names only
+    eval.jsonl     evaluations, with what they were measured on
+    samples.jsonl  rollouts and samples for people
+    tb/            TensorBoard, the same names
+    checkpoints/   see checkpoint.py
 
-A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120 holds what rows up to 120
-led to. A resumed run drops later rows when it writes its first. Rows are flushed one by one; a line cut by a kill is not read.
-With several ranks only the first writes. Left out: trackers (they can replay metrics.jsonl), locks between hosts.
+A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120 holds
+what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are flushed one by
+one; a line cut by a kill is not read. With several ranks only the first writes.
+
+Left out: trackers (they can replay metrics.jsonl), locks between hosts.
 """
 
 from __future__ import annotations
@@ -65,7 +71,8 @@ def _from_main(value: Any) -> Any:
 
 
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
-    """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns a and b."""
+    """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns
+    a and b."""
     import pandas as pd
 
     def config_of(x: Any) -> Any:
@@ -90,7 +97,8 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 class _Board:
-    """TensorBoard, fed one event per row; importing it takes longer than a step, so it waits for the first row."""
+    """TensorBoard, fed one event per row; importing it takes longer than a step, so it waits for the first
+    row."""
 
     def __init__(self, folder: Path, purge_after: int | None) -> None:
         self.writer: Any = None
@@ -148,11 +156,12 @@ class Run:
         resume: bool = False,
         overwrite: bool = False,
     ) -> Run:
-        """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
+        """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it
+        starts from.
 
-        RunError where the name is in use, the run is being written by another process, or (resume) its configuration differs.
-        With several ranks: a collective, and every rank raises what the first found. A run that is resumed before its first
-        checkpoint starts again from step 0: `run.resumed` is False then.
+        RunError where the name is in use, the run is being written by another process, or (resume) its
+        configuration differs. With several ranks: a collective, and every rank raises what the first found. A
+        run that is resumed before its first checkpoint starts again from step 0: `run.resumed` is False then.
         """
         problem: Exception | None = None
         if _is_main():
@@ -191,7 +200,8 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """{state, reason, kind, started, ended, summary, ...}; state: running, finished, stopped, failed or killed."""
+        """{state, reason, kind, started, ended, summary, ...}; state: running, finished, stopped, failed or
+        killed."""
         return read_status(self.path)
 
     def checkpoints(self) -> list[int]:
@@ -199,7 +209,8 @@ class Run:
         return list(checkpoint_paths(self.path))
 
     def metrics(self) -> pd.DataFrame:
-        """One row per logged step, a column per metric; rows of the same step are merged, the later value wins."""
+        """One row per logged step, a column per metric; rows of the same step are merged, the later value
+        wins."""
         frame = _frame(self.path / "metrics.jsonl")
         if len(frame) and frame["step"].duplicated().any():
             frame = frame.groupby("step", as_index=False, sort=False).last()
@@ -222,7 +233,8 @@ class Run:
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one evaluation of the weights after `step` updates: metrics and what they were measured on (n, split, ...)."""
+        """Append one evaluation of the weights after `step` updates: metrics and what they were measured on
+        (n, split, ...)."""
         row = plain_row(step, time.time(), values)
         if _is_main():
             self._append("eval.jsonl", [row])

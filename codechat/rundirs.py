@@ -1,6 +1,7 @@
 """Where runs and checkpoints lie, what they are called, and what state they are in. `run.Run` writes them.
 
-A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a checkpoint, or a file inside.
+A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a
+checkpoint, or a file inside.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def no_such_run(ref: str | Path) -> MissingFile:
 
 
 def find_run(ref: str | Path) -> Path:
-    """The directory of a run from its name, its directory, or anything inside; MissingFile names what exists."""
+    """The directory of a run from its name, itself, or anything inside; MissingFile names what exists."""
     place = _place(ref)
     if place is None:
         raise no_such_run(ref)
@@ -80,7 +81,8 @@ def exists(name: str) -> bool:
 
 
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
-    """step -> directory, ascending. A step that was being replaced when its process died is its former self, step_N.old."""
+    """step -> directory, ascending. A step that was being replaced when its process died is its former self,
+    step_N.old."""
     found: dict[int, Path] = {}
     for path in sorted((run_path / "checkpoints").glob("step_*")):  # step_N sorts before step_N.old
         if (m := STEP.fullmatch(path.name)) and (path / "meta.json").is_file():
@@ -112,17 +114,17 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     )
     if which == "best" and step is None:
         raise MissingFile(
-            f"run {name} has no best checkpoint; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one"
+            f"run {name} has no best; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one"
         )
     if step not in steps:
-        raise MissingFile(
-            f"run {name} has no checkpoint {which!r}; it has latest{', best' if pointed_step(run_path, 'best') else ''}, {listed}"
-        )
+        best = " and best" if pointed_step(run_path, "best") in steps else ""
+        raise MissingFile(f"run {name} has no checkpoint {which!r}; it has {listed}, latest{best}")
     return steps[step]
 
 
 def find_checkpoint(ref: str | Path) -> Path:
-    """The directory of a checkpoint: NAME (its latest), NAME@best, NAME@1200, a run directory, a checkpoint or a file inside it."""
+    """The directory of a checkpoint: NAME (its latest), NAME@best, NAME@1200, a run directory, a checkpoint
+    or a file inside it."""
     text, which = str(ref), "latest"
     place = _place(text)
     if place is None and "@" in text:
@@ -137,7 +139,8 @@ def find_checkpoint(ref: str | Path) -> Path:
     if place.is_dir() and is_run(run_path):
         return _checkpoint_of(run_path, which)
     raise CheckpointError(
-        f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; --ckpt takes a run name, run directory or checkpoint"
+        f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; "
+        "a checkpoint is named by its run, RUN@STEP, or its directory"
     )
 
 
@@ -219,7 +222,7 @@ def _check_idle(name: str) -> None:
         and status.get("pid") != os.getpid()
     ):
         raise RunError(
-            f"run {name} is being written by process {status['pid']}; stop that first, or choose another --run-name"
+            f"run {name} is being written by process {status['pid']}; stop it, or choose another --run-name"
         )
 
 
@@ -237,7 +240,8 @@ def _check_same(name: str, config: Any) -> None:
     differing = [f"{k} {a!r} -> {b!r}" for k, (a, b) in differences(stored, config).items()]
     if differing:
         raise RunError(
-            f"run {name} was begun with other settings: {', '.join(differing)}; resume with the same, or choose another --run-name"
+            f"run {name} was begun with other settings: {', '.join(differing)}; "
+            "resume with the same, or choose another --run-name"
         )
 
 
@@ -267,15 +271,15 @@ def prepare(
         raise no_such_run(name)
     if there and not (resume or overwrite):
         raise RunError(
-            f"run name {name!r} is in use ({read_status(path)['status']}); set --resume to continue it, --overwrite to replace it, "
-            "or another --run-name"
+            f"run name {name!r} is in use ({read_status(path)['status']}); "
+            "set --resume to continue it, --overwrite to replace it, or another --run-name"
         )
     if there:
         _check_idle(name)
     origin = _parent_record(parent)
     if overwrite and origin and origin.get("run") == name:
         raise ConfigError(
-            f"--overwrite would delete the run that --init-from {parent} starts from; choose another --run-name"
+            f"--overwrite would delete {name}, which --init-from {parent} starts from; choose another --run-name"
         )
     status = {
         "status": "running",

@@ -1,9 +1,11 @@
 """What a configuration is made of: fields with help, typed values, and the errors that a user sees.
 
-Types: bool, int, float, str, Path, Literal, tuple, dataclass, Any, and unions of them (`int | None`). A word "none" is None
-where the type allows it; an int may be written 1_000 or 1e6; a tuple takes words of which each may hold commas.
+Types: bool, int, float, str, Path, Literal, tuple, dataclass, Any, and unions of them (`int | None`). A word
+"none" is None where the type allows it; an int may be written 1_000 or 1e6; a tuple takes words of which each
+may hold commas.
 
-Left out: dict and list fields (a frozen configuration holds neither). Import these names from `codechat.config`.
+Left out: dict and list fields (a frozen configuration holds neither). Import these names from
+`codechat.config`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +32,8 @@ ALIASES = {
     "batch_size": "device_batch_size", "micro_batch_size": "device_batch_size",
     "per_device_train_batch_size": "device_batch_size",
     "max_iters": "max_steps", "num_steps": "max_steps", "num_iterations": "max_steps",
-    "max_completion_length": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "max_tokens": "max_new_tokens",
+    "max_completion_length": "max_new_tokens", "max_completion_tokens": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
     "max_grad_norm": "grad_clip", "eval_interval": "eval_every", "eval_steps": "eval_every",
     "save_interval": "save_every", "save_steps": "save_every", "logging_steps": "log_every",
     "run": "run_name", "name": "run_name", "checkpoint": "ckpt", "model_path": "ckpt", "init": "init_from",
@@ -40,7 +43,8 @@ ALIASES = {
 
 
 class Refusal(Exception):
-    """A message for the user: what was got; what is required; what to do. The command line prints it and exits 2."""
+    """A message for the user: what was got; what is required; what to do. The command line prints it and
+    exits 2."""
 
 
 class ConfigError(Refusal, ValueError):
@@ -66,8 +70,9 @@ class CheckpointError(Refusal, RuntimeError):
 def opt(default: Any, help: str, **meta: Any) -> Any:
     """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED.
 
-    meta: identity=False keeps the field out of `config_hash`; group="Optimizer" gives a heading in --help; positional=True takes a
-    bare word of the command line; presets={name: dict} lets a nested config be chosen by name (`--model d12`).
+    meta: identity=False keeps the field out of `config_hash`; group="Optimizer" gives a heading in --help;
+    positional=True takes a bare word of the command line; presets={name: dict} lets a nested config be chosen
+    by name (`--model d12`).
     """
     metadata = {"help": help, **meta}
     if default is REQUIRED:
@@ -186,7 +191,7 @@ class Field(NamedTuple):
     default: Any  # REQUIRED, or the value (a fresh one from a factory)
 
 
-@lru_cache(maxsize=None)
+@cache
 def fields_of(cls: type) -> dict[str, Field]:
     hints = typing.get_type_hints(cls)
     out = {}
