@@ -3,9 +3,9 @@
 `sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a
 batch is run once and its cache shared by its samples; finished rows leave the batch.
 
-A draw is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's tokens
-do not depend on the other rows, their order, or the batch size; in float32 that holds up to the rounding of
-matrix products of other shapes.
+A draw is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's
+tokens do not depend on the other rows, their order, or the batch size; in float32 that holds up to the
+rounding of matrix products of other shapes.
 
 Runs in the caller's autocast and leaves the model in its mode.
 Left out: beam search, repetition penalties, speculative decoding.
@@ -49,8 +49,8 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """The distribution drawn from: logits / temperature; of these the top_k largest; of these the smallest set
-    of the largest that holds top_p."""
+    """The distribution drawn from: logits / temperature; of these the top_k largest; of these the smallest
+    set of the largest that holds top_p."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -65,16 +65,16 @@ class Truncation:
             raise ConfigError(f"top_p {self.top_p}; it must be above 0 and at most 1")
 
     def apply(self, logits: Tensor) -> Tensor:
-        """(B, V) float32 logits -> logits at temperature, -inf where cut. Only truncation sorts."""
-        logits = logits if self.temperature == 1 else logits / self.temperature
+        """(B, V) float32 logits, overwritten -> logits at temperature, -inf where cut. Only truncation sorts."""
+        if self.temperature != 1:
+            # the largest becomes 0 first: at a tiny temperature it would overflow, and inf - inf is no number
+            logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
             return logits
         best, at = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
         if self.top_p is not None:
             p = best.softmax(-1)
             best = best.masked_fill(p.cumsum(-1) - p >= self.top_p, -math.inf)
-            # the subtraction may leave a hair above 0 for the first, which must always stay
-            best[:, 0] = logits.amax(-1)
         return torch.full_like(logits, -math.inf).scatter(1, at, best)
 
 
@@ -83,18 +83,18 @@ def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int,
            top_k: int | None = None, top_p: float | None = None, stop: Sequence[Sequence[int]] = (),
            seed: int | None = None, samples_per_prompt: int = 1, keys: Sequence[int | str] | None = None,
            batch_size: int | None = None, on_overflow: OnOverflow = "raise") -> list[Completion]:
-    """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1, ...
+    """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
-    temperature: 0 takes the most likely token, whose log-probability is then the model's own at temperature 1.
+    temperature: 0 takes the most likely token; its log-probability is the model's own at temperature 1.
     Otherwise log-probabilities are of the distribution drawn from, after temperature and truncation.
-    stop: token sequences, each matched whole against the end of the completion (never the prompt) and kept in it.
+    stop: token sequences, each matched whole at the end of the completion (never the prompt) and kept in it.
     seed: none takes one from torch's global generator.
-    keys: one per prompt; the prompt's draws hang on it, so that with a problem's id they do not depend on which
-    other prompts are asked. Default: the index, so equal prompts differ; under equal keys they draw alike.
+    keys: one per prompt; the prompt's draws hang on it, so that with a problem's id they do not depend on
+    which other prompts are asked. Default: the index, so equal prompts differ; equal keys draw alike.
     batch_size: rows at a time; default: as many as keep cache and logits under a GiB.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
 
-    Raises ConfigError for an empty prompt, one beyond the block, ids without an owner, settings out of range."""
+    Raises ConfigError: an empty prompt, one beyond the block, ids without an owner, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budgets = [_budget(model, i, prompt, max_new_tokens, on_overflow) for i, prompt in enumerate(prompts)]
     _at_least_1(samples_per_prompt=samples_per_prompt, batch_size=1 if batch_size is None else batch_size)
@@ -202,7 +202,7 @@ def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) 
 
 
 def _prefill(model: GPT, prompts: list[Sequence[int]], room: int) -> tuple[SharedCache, Tensor]:
-    """Run each distinct prompt once. Returns the cache of all rows and the state (B, D) of their last tokens."""
+    """Run each distinct prompt once. Returns the cache of all rows and their last states (B, D)."""
     device = model.wte.weight.device
     place: dict[tuple[int, ...], int] = {}
     owner = torch.tensor([place.setdefault(tuple(p), len(place)) for p in prompts], device=device)
@@ -219,8 +219,8 @@ def _prefill(model: GPT, prompts: list[Sequence[int]], room: int) -> tuple[Share
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
 
-    V is a multiple of BLOCK; the logits are overwritten. Inverts the cumulative distribution: first which block
-    of the vocabulary, then which token in it. Sums run on in float64: float32 would lose a long tail."""
+    V is a multiple of BLOCK; the logits are overwritten. Inverts the cumulative distribution: first which
+    block of the vocabulary, then which token in it. Sums run on in float64: float32 would lose the tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
@@ -237,7 +237,7 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the place, and how far into it, in [0, 1)."""
+    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the place, and how far into it."""
     target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
     place = torch.searchsorted(mass, target, right=True)
     edges = F.pad(mass, (1, 0))
@@ -313,14 +313,14 @@ def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int,
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
         remedy = f"set max_new_tokens to {room} or less, or shorten" if room > 0 else "shorten"
         raise ConfigError(f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}; "
-                          f"together they must fit the model's block_size {cfg.block_size}; {remedy} the prompt")
+                          f"together they must fit the block_size {cfg.block_size}; {remedy} the prompt")
     return min(room, max_new_tokens)
 
 
 def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
     """Token sequences as lists; bare ids would read as a set of stop tokens, so they are refused."""
     if any(isinstance(s, (int, str)) or not len(s) for s in stop):
-        raise ConfigError(f"stop {stop!r}; it must be sequences of token ids, none empty, such as ((27, 91),)")
+        raise ConfigError(f"stop {stop!r}; it must be token sequences, none empty, such as ((27, 91),)")
     return [list(s) for s in stop]
 
 
