@@ -58,30 +58,32 @@ class Row(NamedTuple):
 
 
 def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys -> {dotted name: value}; refuses unknown keys and one field named
-    twice."""
+    """Nested, dotted and aliased keys -> {dotted name: value}; a nested config given whole yields to keys below it.
+
+    Refuses unknown keys, and a field given twice.
+    """
+    whole: dict[str, Any] = {}
     out: dict[str, Any] = {}
     leaves = leaves_of(cls)
     for key, value in mapping.items():
         name = find_field(cls, prefix + key)
         if name is None:
-            raise ConfigError(
-                f"{where}: unknown setting {prefix + key!r}{nearest(prefix + key.replace('-', '_'), leaves)}"
-            )
+            hint = nearest(prefix + key.replace("-", "_"), leaves)
+            raise ConfigError(f"{where}: unknown setting {prefix + key!r}{hint}")
         field = leaves[name]
         if field.nested and isinstance(value, str) and value in field.meta.get("presets", {}):
-            value = field.meta["presets"][value]
+            whole |= _flatten(cls, field.meta["presets"][value], where, f"{name}.")
         elif field.nested and dataclasses.is_dataclass(value):
-            value = to_dict(value)
-        new = (
-            _flatten(cls, value, where, f"{name}.")
-            if field.nested and isinstance(value, Mapping)
-            else {name: value}
-        )
-        if twice := new.keys() & out.keys():
-            raise ConfigError(f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one")
-        out |= new
-    return out
+            whole |= _flatten(cls, to_dict(value), where, f"{name}.")
+        else:
+            below = field.nested and isinstance(value, Mapping)
+            new = _flatten(cls, value, where, f"{name}.") if below else {name: value}
+            if twice := new.keys() & out.keys():
+                raise ConfigError(
+                    f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one"
+                )
+            out |= new
+    return whole | out
 
 
 def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:

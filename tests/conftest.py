@@ -21,6 +21,15 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture
+def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root of its own for the test: run directories appear under runs_root / "runs"."""
+    from codechat import rundirs
+
+    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    return tmp_path
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where there is no CUDA device; torch is asked only if there are any."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

@@ -1,0 +1,237 @@
+"""Configurations: one dataclass is the command line, the json file and the notebook cell."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from codechat.config import (
+    REQUIRED,
+    ConfigError,
+    MissingFile,
+    Refusal,
+    config_hash,
+    describe,
+    format_help,
+    from_dict,
+    opt,
+    parse,
+    resolve,
+    to_dict,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    depth: int = opt(4, "transformer blocks")
+    n_head: int = opt(2, "heads")
+
+    def __post_init__(self) -> None:
+        if self.depth % self.n_head:
+            raise ValueError(f"depth {self.depth} must be a multiple of n_head {self.n_head}")
+
+
+SIZES = {"big": {"depth": 8, "n_head": 8}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    run_name: str = opt("loop", "name of the run", identity=False)
+    lr: float = opt(3e-4, "peak learning rate", group="Optimizer")
+    steps: int = opt(10, "optimizer steps")
+    ks: tuple[int, ...] = opt((1, 8), "k of pass@k")
+    betas: tuple[float, float] = opt((0.9, 0.95), "AdamW betas")
+    top_k: int | None = opt(None, "sample among the k likeliest; none = all")
+    name_or_none: str | None = opt(None, "text")
+    compile: bool | None = opt(None, "compile; none = where it pays")
+    verbose: bool = opt(False, "say more")
+    no_run: bool = opt(False, "show calls only")
+    mode: Literal["mean", "none"] = opt("mean", "baseline")
+    where: Path = opt(Path("data"), "folder")
+    group_size: int = opt(4, "completions per problem")
+    device_batch_size: int = opt(8, "sequences per device")
+    model: Model = opt(Model(), "architecture", presets=SIZES)
+
+
+PRESETS = {"quick": {"lr": 1.0, "model": {"n_head": 4}}, "slow": {"model.depth": 2, "steps": 100}}
+
+
+def words(line: str) -> Loop:
+    return parse(Loop, line.split(), presets=PRESETS)
+
+
+def test_flags_of_every_type() -> None:
+    cfg = words(
+        "--lr 1e-3 --steps=1_000 --ks 1 8,16 --betas 0.8,0.9 --top-k 5 --name_or_none none --no-compile "
+        "--verbose --mode none --where /some/where --model.depth 6"
+    )
+    assert (cfg.lr, cfg.steps, cfg.ks, cfg.betas) == (1e-3, 1000, (1, 8, 16), (0.8, 0.9))
+    assert (cfg.top_k, cfg.name_or_none, cfg.compile, cfg.verbose) == (5, None, False, True)
+    assert (cfg.mode, cfg.where, cfg.model) == ("none", Path("/some/where"), Model(depth=6))
+    assert (
+        words("--ks").ks == ()
+        and words("--steps 1e3").steps == 1000
+        and words("--verbose=false").verbose is False
+    )
+    assert words("--lr -1e-3").lr == -1e-3 and words("--name-or-none=--x").name_or_none == "--x"
+
+
+def test_a_flag_that_begins_with_no_is_not_a_negation() -> None:
+    assert words("--no-run").no_run is True
+    assert words("--no-no-run").no_run is False
+
+
+def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"lr": 0.5, "steps": 7}))
+    cfg = parse(Loop, ["--steps", "9", "--preset", "quick", "--config", str(file)], presets=PRESETS)
+    assert (cfg.lr, cfg.steps, cfg.model.n_head, cfg.group_size) == (0.5, 9, 4, 4)
+    assert resolve(Loop, "slow", None, {"lr": 2.0}, presets=PRESETS) == Loop(
+        lr=2.0, steps=100, model=Model(depth=2)
+    )
+    file.write_text(json.dumps({"preset": "slow", "steps": 7}))
+    assert words(f"--config {file}") == Loop(steps=7, model=Model(depth=2)), "a file names its own preset"
+
+
+def test_nested_configs_by_name_and_by_key() -> None:
+    assert words("--model big").model == Model(depth=8, n_head=8)
+    assert words("--model.n-head 4 --model big").model == Model(depth=8, n_head=4)
+    assert from_dict(Loop, {"model": Model(depth=6), "model.n_head": 3}).model == Model(depth=6, n_head=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    preset: str | None = opt(None, "size")
+    model: Model | None = opt(None, "architecture; none = the parent's")
+    out: str = opt(REQUIRED, "file to write")
+    prompts: tuple[str, ...] = opt((), "questions", positional=True)
+
+
+def test_a_class_may_record_its_preset_and_leave_a_nested_config_out() -> None:
+    table = {"s": {"model": {"depth": 2}}}
+    cfg = parse(Named, ["--preset", "s", "--out", "x", "why", "how so"], presets=table)
+    assert cfg == Named(preset="s", model=Model(depth=2), out="x", prompts=("why", "how so"))
+    assert from_dict(Named, to_dict(cfg)) == cfg
+    assert from_dict(Named, {"out": "x", "model": None}).model is None
+    assert resolve(Named, "s", None, {"model": None, "out": "x"}, presets=table).model is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--lrr 1", "did you mean '--lr'"),
+        ("--depth 3", "did you mean '--model.depth'"),
+        ("--model.dept 3", "did you mean '--model.depth'"),
+        ("--preset quik", "did you mean 'quick'"),
+        ("--lr fast", "lr got 'fast'; it takes float (peak learning rate)"),
+        ("--lr nan", "lr got 'nan'"),
+        ("--steps 1.5", "steps got '1.5'; it takes int"),
+        ("--steps inf", "steps got 'inf'"),
+        ("--ks 1,x", "ks got '1,x'"),
+        ("--betas 0.9", "betas got '0.9'; it takes tuple[float, float]"),
+        ("--mode median", "it takes mean|none"),
+        ("--verbose=maybe", "verbose got 'maybe'"),
+        ("--model huge", "model got 'huge'; it takes one of big"),
+        ("--top-k", "--top-k needs a value (int|none)"),
+        ("--lr --steps 3", "--lr needs a value"),
+        ("--lr 1 --lr 2", "lr is given twice"),
+        ("--group-size 2 --num-generations 3", "group_size is given twice"),
+        ("stray", "unexpected word 'stray'"),
+        ("--model.depth 3", "Model: depth 3 must be a multiple of n_head 2"),
+    ],
+)
+def test_what_is_wrong_on_a_command_line_is_named(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        words(line)
+    assert message in str(e.value)
+
+
+def test_required_fields_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"out is required \(file to write\); set --out"):
+        parse(Named, [])
+
+
+def test_unknown_and_doubled_keys_of_a_mapping() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'model.dept'; did you mean 'model.depth'"):
+        from_dict(Loop, {"model": {"dept": 3}})
+    with pytest.raises(ConfigError, match="given twice"):
+        from_dict(Loop, {"model": {"depth": 2}, "model.depth": 4})
+    with pytest.raises(ConfigError, match="model got"):
+        from_dict(Loop, {"model": 3})
+    with pytest.raises(ConfigError, match="verbose got 1"):
+        from_dict(Loop, {"verbose": 1})
+
+
+def test_aliases_apply_only_without_the_field_itself() -> None:
+    assert words("--num-generations 3").group_size == 3
+    assert words("--batch_size 2").device_batch_size == 2
+    assert from_dict(Loop, {"model": {"n_layers": 2}}).model.depth == 2
+    assert words("--run other").run_name == "other"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Both:
+        num_samples: int = opt(1, "completions in all")
+        group_size: int = opt(1, "completions per problem")
+
+    globals()["Both"] = Both
+    assert parse(Both, ["--num-samples", "5"]) == Both(num_samples=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not json"), ("[1]", "holds a json list"), ('{"lrr": 1}', "did you mean 'lr'")],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        words(f"--config {file}")
+    file.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ConfigError, match="is not json"):
+        words(f"--config {file}")
+    with pytest.raises(MissingFile, match="is not a file"):
+        words(f"--config {tmp_path}/absent.json")
+
+
+def test_json_and_back() -> None:
+    cfg = words("--ks 4 --where /x --model.depth 8")
+    assert json.loads(json.dumps(to_dict(cfg))) == to_dict(cfg)
+    assert from_dict(Loop, json.loads(json.dumps(to_dict(cfg)))) == cfg
+    with pytest.raises(FrozenInstanceError):
+        cfg.lr = 1.0
+
+
+def test_the_hash_is_of_what_decides_the_result() -> None:
+    base = config_hash(Loop())
+    assert len(base) == 12 and config_hash(Loop(run_name="other")) == base
+    assert (
+        len({base, config_hash(Loop(lr=1.0)), config_hash(Loop(model=Model(depth=6))), config_hash(Model())})
+        == 4
+    )
+    assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 2, "b": 1})
+
+
+def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        parse(Loop, ["--lr", "x", "--help"], presets=PRESETS, prog="codechat loop", epilog="Examples: none")
+    shown = capsys.readouterr().out
+    assert e.value.code == 0 and shown.endswith("Examples: none\n") and "usage: codechat loop" in shown
+    for row in describe(Loop):
+        assert f"--{row.name.replace('_', '-')} {row.type}" in shown and row.help.split(";")[0] in shown
+    assert (
+        "start from one of: quick, slow" in shown and "(default 1 8)" in shown and "\nOptimizer:\n" in shown
+    )
+    assert (
+        "--out str" in format_help(Named)
+        and "(required)" in format_help(Named)
+        and "PROMPTS" in format_help(Named)
+    )
+
+
+def test_refusals_are_both_ours_and_pythons() -> None:
+    assert issubclass(ConfigError, (Refusal, ValueError)) and issubclass(MissingFile, FileNotFoundError)
+    assert str(MissingFile("no such thing")) == "no such thing"
