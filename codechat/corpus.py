@@ -20,6 +20,7 @@ import errno
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -297,6 +298,8 @@ class WindowLoader:
         world: int = 1,
     ) -> None:
         self.corpus = open_corpus(directory, split)
+        if rank == 0 and "note" in self.corpus.manifest:
+            print(self.corpus.manifest["note"], file=sys.stderr)
         starts = np.array([max(0, len(shard) - T) for shard in self.corpus.shards], dtype=np.int64)
         if not starts.any():
             raise DataError(f"corpus {directory} holds {self.corpus.n_tokens} {split} tokens; a block of {T} "

@@ -93,10 +93,12 @@ def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
         path = Path(path)
         default = path.name.partition(".")[0]
         for number, row in read_jsonl(path):
-            yield _checked_row(row, default, f"{path}:{number}")
+            yield check_row(row, default, f"{path}:{number}")
 
 
-def _checked_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
+def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
+    """The row with `messages` and `domain` (`default` where it names none). Raises DataError that begins with
+    `where`."""
     domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
     if {"input_ids", "labels"} <= row.keys():
         _check_labels(row, where)

@@ -24,12 +24,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from codechat.config import DataError, MissingFile, Refusal
 
+T = TypeVar("T")
 LARGEST_LOSS = 0.05
 PROBE_S = 3.0
+OTHER_SOURCES = "use --source embedded, or --source PATH with a parquet or jsonl file in the same columns"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class Ledger:
 
     def keep(self) -> None:
         self.kept += 1
+
+    def counted(self, rows: Iterable[T]) -> Iterator[T]:
+        """The rows, each one counted as kept."""
+        for row in rows:
+            self.kept += 1
+            yield row
 
     def skip(self, rule: str) -> None:
         """A selection rule left the row out: that is a choice, not a loss."""
@@ -143,7 +151,7 @@ def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = N
             found.setdefault(relative, (source, root / relative))
     for relative in sorted(found, key=lambda name: (digest(name), name)):
         source, path = found[relative]
-        document = _read_python(path, relative, source, ledger)
+        document = read_text_file(path, relative, source, ledger)
         if document is not None:
             yield document
 
@@ -172,7 +180,9 @@ def _path_rule(relative: str) -> str | None:
     return "vendored" if VENDOR_DIRS.intersection(folders) else None
 
 
-def _read_python(path: Path, name: str, source: str, ledger: Ledger) -> Document | None:
+def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Document | None:
+    """The document of one file; None, and a count in the ledger, where it cannot be used. A .py file must
+    also pass `text_rule`."""
     try:
         raw = path.read_bytes()
     except OSError:
@@ -183,7 +193,7 @@ def _read_python(path: Path, name: str, source: str, ledger: Ledger) -> Document
     except UnicodeDecodeError:
         ledger.lose("not_utf8")
         return None
-    rule = text_rule(text)
+    rule = text_rule(text) if path.suffix == ".py" else None
     if rule is not None:
         ledger.skip(rule)
         return None
@@ -191,8 +201,8 @@ def _read_python(path: Path, name: str, source: str, ledger: Ledger) -> Document
 
 
 def text_rule(text: str) -> str | None:
-    """The rule that leaves a source text out, or None. The limits are BigCode's for The Stack
-    (arXiv:2211.15533): tables of data and minified code teach digits, not programs."""
+    """The rule that leaves a source text out, or None. The limits on lines are those of github-code-clean:
+    tables of data and minified code teach digits, not programs."""
     if not text.strip():
         return "empty"
     if len(text) > LARGEST_FILE:
@@ -200,8 +210,8 @@ def text_rule(text: str) -> str | None:
     lines = text.splitlines()
     if max(map(len, lines)) > 1000 or len(text) / len(lines) > 100:
         return "long_lines"
-    letters = sum(map(str.isalpha, text[:20_000]))
-    return "mostly_data" if letters < 0.4 * min(len(text), 20_000) else None
+    marks = "".join(text[:20_000].split())
+    return "mostly_data" if sum(map(str.isalpha, marks)) < 0.4 * len(marks) else None
 
 
 # ------------------------------------------------------------------ local files
@@ -314,14 +324,19 @@ def hub_rows(
         import datasets
     except ImportError:
         raise Refusal(f"the package `datasets` is not installed; --source hub needs it to read {name}; "
-                      "install it, or use --source embedded or --source PATH") from None
+                      f"install it, or {OTHER_SOURCES}") from None
     probe_hub(name)
-    if files is None:
-        stream = datasets.load_dataset(name, split="train", streaming=True)
-    else:
-        stream = datasets.load_dataset("parquet", data_files=f"hf://datasets/{name}/{files}", split="train",
-                                       columns=columns, streaming=True)
-    yield from stream
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        if files is None:
+            yield from datasets.load_dataset(name, split="train", streaming=True)
+        else:
+            data_files = f"hf://datasets/{name}/{files}"
+            yield from datasets.load_dataset("parquet", data_files=data_files, split="train", columns=columns,
+                                             streaming=True)
+    except (OSError, HfHubHTTPError, datasets.exceptions.DatasetsError) as error:
+        raise Refusal(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
 
 
 def probe_hub(name: str, timeout_s: float = PROBE_S) -> None:
@@ -337,7 +352,7 @@ def probe_hub(name: str, timeout_s: float = PROBE_S) -> None:
     problem = answer[0] if answer else f"no answer within {timeout_s:.0f} s"
     if problem is not None:
         raise Refusal(f"the hub at {url} cannot be reached for {name} ({problem}); --source hub needs a "
-                      "network; use --source embedded, or --source PATH with a file in the same columns")
+                      f"network; {OTHER_SOURCES}")
 
 
 def _reach(url: str, timeout_s: float) -> str | None:

@@ -1,0 +1,358 @@
+"""Prepare what training reads: a corpus, conversations, function calls and their problems.
+
+    codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
+    codechat data sft    --source embedded --out data/sft        code questions and plain chat
+    codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
+    codechat data calls  --source my_glaive_rows.jsonl           a local file in a hub data set's columns
+
+Sources: `embedded` needs no network; `hub` streams github-code-clean, python_code_instructions and
+CodeAlpaca, or glaive-function-calling-v2; a path is read by its columns. Each command prints what was kept,
+what a rule left out, and what was lost and why; a loss above --max-lost stops it, and nothing is written.
+
+sft and calls may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from codechat import config, conversions, corpus, dialogues, questions, sources, tokenizer
+from codechat.config import ConfigError, DataError, opt
+from codechat.shards import write_atomic
+from codechat.sources import Document, Ledger
+from codechat.tasks import toolbox
+from codechat.tasks.base import Problem
+
+Row = dict[str, Any]
+CORPUS_HUB = ("codeparrot/github-code-clean", "data/train-*.parquet", ["code", "path", "language"])
+SFT_HUB = ("iamtarun/python_code_instructions_18k_alpaca", "sahil2801/CodeAlpaca-20k")
+CALLS_HUB = "glaiveai/glaive-function-calling-v2"
+SPLITS = ("train", "select", "test")
+TOOLBOX_CALLS = 20_000
+
+
+def _share(cfg: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(cfg, name) <= 1:
+            raise ConfigError(f"{name} is {getattr(cfg, name)}; it must be a share from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Source text -> shards of token ids."""
+
+    source: str = opt("embedded", "embedded, hub, or a path: parquet, jsonl, .py, .txt, a directory of them")
+    out: str = opt("data/corpus", "directory to write")
+    tokenizer: str = opt("gpt2", "gpt2, gpt2:N, chars:FILE or bytes")
+    max_examples: int | None = opt(None, "documents to read; none = all")
+    max_tokens: int | None = opt(None, "stop after this many tokens; none = no limit")
+    max_bytes: int | None = opt(None, "stop after this many bytes of text; none = no limit")
+    val_share: float = opt(corpus.VAL_SHARE, "share of the documents held out for validation, by hash")
+    shard_tokens: int = opt(1 << 24, "tokens of a shard")
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+
+    def __post_init__(self) -> None:
+        _share(self, "val_share", "max_lost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl."""
+
+    source: str = opt("embedded", "embedded, hub, or a path (parquet or jsonl with instructions and answers)")
+    out: str = opt("data/sft", "directory to write")
+    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
+    max_examples: int | None = opt(None, "rows to take from each source; none = all")
+    max_code_chars: int = opt(questions.MAX_CODE_CHARS, "longest function of a code question, characters")
+    neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
+    negatives_share: float = opt(0.15, "share of the code rows that offer tools, although code is asked for")
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+
+    def __post_init__(self) -> None:
+        _share(self, "neutral_share", "negatives_share", "max_lost")
+        if self.neutral_share + self.negatives_share > 1:
+            raise ConfigError(f"neutral_share {self.neutral_share} and negatives_share {self.negatives_share}"
+                              " add up to more than 1; lower one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallsConfig:
+    """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems funcall.SPLIT.jsonl,
+    behaviour probes probes.SPLIT.jsonl."""
+
+    source: str = opt("embedded", "embedded (the toolbox), hub, or a path: glaive's rows, conversations")
+    out: str = opt("data/sft", "directory to write")
+    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
+    max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
+    copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
+    problems: int = opt(4000, "training problems of the toolbox")
+    eval_examples: int = opt(500, "conversations and problems of each split but train")
+    multi_turn_share: float = opt(0.25, "share of the toolbox conversations that go on after the call")
+    negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is right")
+    levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to draw it more often")
+    tools_style: str = opt("compact", "how a system prompt lists tools read from a file: compact or json")
+    probes: int = opt(64, "behaviour probes of each cell")
+    seed: int = opt(0, "seed of the toolbox")
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+
+    def __post_init__(self) -> None:
+        _share(self, "multi_turn_share", "negatives_share", "max_lost")
+        if self.tools_style not in ("compact", "json"):
+            raise ConfigError(f"tools_style is {self.tools_style!r}; it takes compact or json")
+
+
+def _reasons(names: Iterable[str], cfg: Any) -> dict[str, float]:
+    return dict.fromkeys(names, cfg.max_lost)
+
+
+# ------------------------------------------------------------------ corpus
+
+def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
+    """Write the corpus; returns its manifest. Raises Refusal."""
+    out = Path(cfg.out)
+    _require_kind(out, "corpus")
+    tok = tokenizer.load(cfg.tokenizer)
+    ledger = Ledger(cfg.source if cfg.source in ("embedded", "hub") else Path(cfg.source).name,
+                    _reasons(conversions.DOCUMENT_REASONS, cfg))
+    documents = islice(_documents(cfg, ledger), cfg.max_examples)
+    with tqdm(total=cfg.max_tokens, desc="corpus", unit="tok", unit_scale=True) as bar:
+        try:
+            return corpus.write_corpus(
+                documents, out, tok, ledger=ledger, max_tokens=cfg.max_tokens, max_bytes=cfg.max_bytes,
+                val_share=cfg.val_share, shard_tokens=cfg.shard_tokens, progress=bar.update,
+            )
+        finally:
+            bar.close()
+            print_ledgers([ledger])
+
+
+def _documents(cfg: CorpusConfig, ledger: Ledger) -> Iterator[Document]:
+    if cfg.source == "embedded":
+        return sources.embedded_python(ledger)
+    if cfg.source == "hub":
+        name, files, columns = CORPUS_HUB
+        return conversions.row_documents(sources.hub_rows(name, files=files, columns=columns), name, ledger)
+    return conversions.path_documents(Path(cfg.source), ledger)
+
+
+# ------------------------------------------------------------------ code and chat
+
+def prepare_sft(cfg: SftConfig) -> dict[str, Any]:
+    """Write code and chat conversations; returns the manifest of the directory. Raises Refusal."""
+    out = Path(cfg.out)
+    _require_kind(out, "conversations")
+    ledgers: list[Ledger] = []
+    try:
+        rows = [_with_system(row, cfg) for row in _sft_rows(cfg, ledgers)]
+        for ledger in ledgers:
+            ledger.check()
+    finally:
+        print_ledgers(ledgers)
+    files = {f"{domain}.{split}": [r for r in rows if r["domain"] == domain and r["meta"]["split"] == split]
+             for domain in sorted({r["domain"] for r in rows}) for split in SPLITS}
+    return _write(out, files, ledgers, cfg)
+
+
+def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
+    if cfg.source == "embedded":
+        files = Ledger("python files", _reasons(sources.PYTHON_REASONS, cfg))
+        functions, small_talk = Ledger("functions"), Ledger("small talk")
+        ledgers += [files, functions, small_talk]
+        documents = files.counted(sources.embedded_python(files))
+        found = questions.code_rows(documents, functions, cfg.max_code_chars)
+        yield from tqdm(islice(found, cfg.max_examples), "code questions", cfg.max_examples, unit="row")
+        yield from small_talk.counted(questions.chat_rows())
+        return
+    origins = SFT_HUB if cfg.source == "hub" else (cfg.source,)
+    for origin in origins:
+        raw = sources.hub_rows(origin) if cfg.source == "hub" else sources.local_rows(Path(origin))
+        ledger = Ledger(Path(origin).name, _reasons(conversions.INSTRUCTION_REASONS, cfg))
+        ledgers.append(ledger)
+        yield from islice(conversions.instruction_rows(raw, ledger.source, ledger), cfg.max_examples)
+
+
+def _with_system(row: Row, cfg: SftConfig) -> Row:
+    """The row with a neutral system prompt, with tools that are not needed, or as it is; which one follows
+    from its id."""
+    if row["messages"][0]["role"] == "system":
+        return row
+    rng = random.Random(row["id"])
+    draw, meta = rng.random(), row["meta"]
+    if draw < cfg.neutral_share:
+        system = toolbox.neutral_system(rng)
+    elif row["domain"] == "code" and draw < cfg.neutral_share + cfg.negatives_share:
+        system, meta = toolbox.tools_system(rng, split=meta["split"]), meta | {"tools_present": True}
+    else:
+        return row
+    return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}
+
+
+# ------------------------------------------------------------------ function calls
+
+def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
+    """Write calls, problems and probes; returns the manifest of the directory. Raises Refusal."""
+    out = Path(cfg.out)
+    _require_kind(out, "conversations")
+    ledgers: list[Ledger] = []
+    try:
+        files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _read_files(cfg, ledgers)
+        for ledger in ledgers:
+            ledger.check()
+    finally:
+        print_ledgers(ledgers)
+    return _write(out, files | _probe_files(cfg), ledgers, cfg)
+
+
+def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    ledger = Ledger("toolbox")
+    ledgers.append(ledger)
+    files: dict[str, list[Row]] = {}
+    held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
+    shares = {"multi_turn_share": cfg.multi_turn_share, "negatives_share": cfg.negatives_share}
+    conversations = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
+    for split, n in {"train": conversations, **held_out}.items():
+        made = toolbox.dialogues(split, n, cfg.seed, levels=cfg.levels, **shares)
+        files[f"calls.{split}"] = list(ledger.counted(made))
+    if cfg.copies:
+        for split, n in {"train": cfg.copies, **held_out}.items():
+            files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
+    for split, n in {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples}.items():
+        problems = toolbox.problems(split, n, cfg.seed, levels=cfg.levels)
+        files[f"funcall.{split}"] = list(map(_problem_row, problems))
+    return files
+
+
+def _problem_row(problem: Problem) -> Row:
+    return {"id": problem.id, "messages": problem.messages, "gold": problem.gold, "split": problem.split,
+            "meta": dict(problem.meta)}
+
+
+def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
+    ledger = Ledger(origin, _reasons(conversions.CALL_REASONS, cfg))
+    ledgers.append(ledger)
+    raw = sources.hub_rows(CALLS_HUB) if cfg.source == "hub" else sources.local_rows(Path(cfg.source))
+    rows = list(islice(conversions.call_rows(raw, origin, ledger, cfg.tools_style), cfg.max_examples))
+    problems = [problem for row in rows if (problem := conversions.call_problem(row)) is not None]
+    files = {f"calls.{split}": [r for r in rows if r["meta"]["split"] == split] for split in SPLITS}
+    return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
+
+
+def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
+    """Probes of the select and test splits; the code that they ask for comes from functions that training
+    never sees."""
+    if not cfg.probes:
+        return {}
+    wanted: dict[str, list[str]] = {"select": [], "test": []}
+    documents = sources.embedded_python(Ledger("python files", sources.PYTHON_REASONS))
+    for row in questions.code_rows(documents, Ledger("functions")):
+        wanted.get(row["meta"]["split"], []).append(row["messages"][0]["content"])
+        if min(map(len, wanted.values())) >= cfg.probes:
+            break
+    return {f"probes.{split}": toolbox.probes(split, 4 * cfg.probes, cfg.seed, requests)
+            for split, requests in wanted.items()}
+
+
+# ------------------------------------------------------------------ writing and telling
+
+def _require_kind(out: Path, kind: str) -> None:
+    """A directory holds a corpus or conversations, never both: each has its own manifest."""
+    path = out / corpus.MANIFEST
+    if path.exists() and ("domains" in config.read_json(path)) != (kind == "conversations"):
+        other = "a corpus" if kind == "conversations" else "conversations"
+        raise DataError(f"{out} holds {other}; a directory holds either, not both; choose another --out")
+
+
+def _write(out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any) -> dict[str, Any]:
+    """Write the files, then add them to the manifest, so that it never names what is not there."""
+    path = out / corpus.MANIFEST
+    manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
+    files = {name: rows for name, rows in files.items() if rows}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace"))
+        manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text)}
+    counted = _supervised(files, tokenizer.load(cfg.tokenizer))
+    manifest["domains"] |= counted
+    for ledger in ledgers:
+        counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
+        manifest["sources"][ledger.source] = counts
+    write_atomic(path, (json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode())
+    print_files(manifest["files"], counted, cfg.tokenizer)
+    return manifest
+
+
+def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:
+    """Conversations, tokens and supervised tokens of each training domain: what domains are mixed by."""
+    counted: dict[str, dict[str, int]] = {}
+    for name, rows in files.items():
+        domain, _, split = name.partition(".")
+        if split == "train" and domain in {row.get("domain") for row in rows}:
+            found = [dialogues.encode(row, tok, "reserved", 1 << 30) for row in rows]
+            kept = [example for example in found if not isinstance(example, str)]
+            counted[domain] = {"conversations": len(kept), "tokens": sum(map(len, kept)),
+                               "supervised_tokens": sum(example.supervised for example in kept)}
+    return counted
+
+
+def print_ledgers(ledgers: Iterable[Ledger]) -> None:
+    """The kept/dropped table: what was kept, what a rule left out, what was lost against its largest
+    share."""
+    table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
+    for row in (row for ledger in ledgers if ledger.total or ledger.skipped for row in ledger.rows()):
+        shares = [f"{row[key]:.2%}" if row[key] is not None else "" for key in ("share", "limit")]
+        table.add_row(row["source"], row["what"], row["reason"], f"{row['rows']:,}", *shares)
+    if table.row_count:
+        Console().print(table)
+
+
+def print_files(files: Mapping[str, Row], domains: Mapping[str, Row], spec: str) -> None:
+    """The files of a directory, and the tokens of each training domain."""
+    table = Table("file", "rows", f"tokens ({spec})", "supervised tokens")
+    for name, entry in sorted(files.items()):
+        domain, _, split = name.removesuffix(".jsonl").partition(".")
+        counts = domains.get(domain, {}) if split == "train" else {}
+        tokens = [f"{counts[k]:,}" if counts else "" for k in ("tokens", "supervised_tokens")]
+        table.add_row(name, f"{entry['rows']:,}", *tokens)
+    Console().print(table)
+
+
+# ------------------------------------------------------------------ the command
+
+KINDS: dict[str, tuple[type, Callable[[Any], dict[str, Any]], str]] = {
+    "corpus": (CorpusConfig, prepare_corpus, "source text -> shards of token ids for pretraining"),
+    "sft": (SftConfig, prepare_sft, "code questions and plain chat -> conversations"),
+    "calls": (CallsConfig, prepare_calls, "function calls -> conversations, problems and behaviour probes"),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat data corpus|sft|calls [OPTIONS]`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: codechat data KIND [OPTIONS]\n\nkinds (each with its own --help):")
+        print("\n".join(f"  {name:<8}{about}" for name, (_, _, about) in KINDS.items()))
+        print("\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
+        return
+    if words[0] not in KINDS:
+        raise ConfigError(f"unknown kind of data {words[0]!r}{config.nearest(words[0], KINDS)}")
+    cls, prepare, _ = KINDS[words[0]]
+    prepare(config.parse(cls, words[1:], prog=f"codechat data {words[0]}", epilog=__doc__))
+
+
+if __name__ == "__main__":
+    from codechat.cli import run_main
+
+    run_main(main)

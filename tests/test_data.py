@@ -1,0 +1,405 @@
+"""`codechat data`: what each source becomes, what it refuses, and what it says about what it left out."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from codechat import chat, conversions, corpus, data, dialogues, glaive, questions, sources, tokenizer
+from codechat.config import ConfigError, DataError, MissingFile, Refusal
+from codechat.sources import Ledger
+
+BYTES = tokenizer.load("bytes")
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def run(kind: str, out: Path, *flags: str) -> None:
+    data.main([kind, "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
+
+
+SMALL = ("--max-examples", 60, "--copies", 30, "--problems", 40, "--eval-examples", 20, "--probes", 3)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    """Embedded code, chat and calls in one directory, small."""
+    out = tmp_path_factory.mktemp("data") / "sft"
+    run("sft", out, "--max-examples", 400)
+    run("calls", out, *SMALL)
+    return out
+
+
+# ------------------------------------------------------------------ embedded
+
+def test_code_questions_are_functions_that_parse_without_docstring_or_decorator(prepared):
+    rows = [r for split in data.SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
+    assert len(rows) == 400 and {r["domain"] for r in rows} == {"code"}
+    for row in rows:
+        user, answer = (m["content"] for m in row["messages"] if m["role"] != "system")
+        (function,) = ast.parse(answer).body
+        assert isinstance(function, ast.FunctionDef) and function.name in user
+        assert ast.get_docstring(function) is None and not function.decorator_list
+        assert len(answer) <= questions.MAX_CODE_CHARS
+
+
+def test_a_share_of_the_code_rows_has_neutral_prompts_and_another_offers_tools(prepared):
+    rows = rows_of(prepared / "code.train.jsonl")
+    offered = [r for r in rows if r["meta"]["tools_present"]]
+    assert 0.09 < len(offered) / len(rows) < 0.21
+    assert all("Functions:" in r["messages"][0]["content"] and r["meta"]["asked"] == "code" for r in offered)
+    assert not any("<functioncall>" in m["content"] for r in offered for m in r["messages"][1:])
+    neutral = [r for r in rows if len(r["messages"]) == 3 and not r["meta"]["tools_present"]]
+    assert 0.22 < len(neutral) / len(rows) < 0.38
+    assert not any("Functions:" in r["messages"][0]["content"] for r in neutral)
+
+
+def test_splits_share_no_answer_and_no_request(prepared):
+    for domain in ("code", "chat", "calls"):
+        asked = {s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")} for s in data.SPLITS}
+        assert all(asked.values())
+        assert not asked["train"] & asked["select"] and not asked["train"] & asked["test"]
+    code = {s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in data.SPLITS}
+    assert not code["train"] & (code["select"] | code["test"]) and not code["select"] & code["test"]
+
+
+def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepared):
+    sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*data.SPLITS, "test_hard")}
+    assert sizes == {"train": 40, "select": 20, "test": 20, "test_hard": 20}
+    problem = rows_of(prepared / "funcall.train.jsonl")[0]
+    assert set(problem) == {"id", "messages", "gold", "split", "meta"} and set(problem["gold"]) == {"name", "arguments"}
+    for split in ("select", "test"):
+        cells = Counter((p["asked"], p["tools_present"]) for p in rows_of(prepared / f"probes.{split}.jsonl"))
+        assert cells == dict.fromkeys([("tool", True), ("tool", False), ("code", True), ("code", False)], 3)
+    trained = {r["messages"][-2]["content"] for r in rows_of(prepared / "code.train.jsonl")}
+    assert not trained & {p["messages"][-1]["content"] for p in rows_of(prepared / "probes.select.jsonl")}
+
+
+def test_the_manifest_holds_both_commands_and_the_supervised_tokens_of_each_domain(prepared):
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    assert set(manifest["domains"]) == {"code", "chat", "calls", "copy"}
+    assert set(manifest["sources"]) == {"python files", "functions", "small talk", "toolbox"}
+    loaded = dialogues.load_domains(prepared, "train", BYTES, "reserved", 4096)
+    for domain, examples in loaded.items():
+        assert manifest["domains"][domain]["supervised_tokens"] == sum(e.supervised for e in examples)
+    for name, entry in manifest["files"].items():
+        assert entry["rows"] == len(rows_of(prepared / name))
+    assert str(Path.cwd()) not in json.dumps(manifest) and sys.prefix not in json.dumps(manifest)
+
+
+def test_preparing_again_gives_the_same_bytes(prepared, tmp_path):
+    run("calls", tmp_path / "x", *SMALL)
+    for file in (tmp_path / "x").glob("*.jsonl"):
+        assert file.read_bytes() == (prepared / file.name).read_bytes()
+
+
+def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):
+    run("corpus", tmp_path, "--max-tokens", "300000")
+    manifest = corpus.read_manifest(tmp_path)
+    assert 300_000 <= manifest["train_tokens"] + manifest["val_tokens"] and manifest["tokenizer"] == "bytes"
+    assert set(manifest["sources"]) <= {"stdlib", "packages"} and manifest["skipped"]["tests"] > 0
+    assert "kept and dropped" in capsys.readouterr().out
+    text = BYTES.decode(corpus.open_corpus(tmp_path, "train").shards[0].tolist())
+    assert "class WindowLoader" not in text
+    ids, _ = corpus.WindowLoader(tmp_path, "train", 2, 64).next()
+    assert ids.shape == (2, 64)
+
+
+def test_the_embedded_source_needs_no_datasets_package(tmp_path, monkeypatch):
+    code = "import sys, codechat.data; sys.exit('datasets' in sys.modules or 'huggingface_hub' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    run("corpus", tmp_path, "--max-tokens", "20000")
+    with pytest.raises(Refusal, match="`datasets` is not installed.*--source embedded"):
+        run("sft", tmp_path / "hub", "--source", "hub")
+
+
+# ------------------------------------------------------------------ questions
+
+FUNCTION = '''def clamp(value, low=0, high=1):
+    """Return value limited to the range from low to high.
+
+    More words.
+    """
+
+    # keep the order
+    return max(low, min(high, value))'''
+
+
+def test_a_function_becomes_a_request_and_its_own_source():
+    row = questions.question(FUNCTION)
+    user, answer = (m["content"] for m in row["messages"])
+    assert "`clamp(value, low=0, high=1)`" in user and "value limited to the range from low to high" in user
+    assert "More words" not in user
+    assert answer == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ('def f():\n    """Too short."""\n    return 1', "unclear_docstring"),
+        ('def f():\n    """Return the thing :class:`X` of {x}."""\n    return 1', "unclear_docstring"),
+        ('def f():\n    """Return a number that is one."""', "no_body"),
+        ('def f():\n    """Return a number that is one."""\n    raise NotImplementedError', "no_body"),
+        ('def f():\n    """Return a number that is one."""\n    return (', "unparsed"),
+        ('def f():\n    """Return a number that is one."""\n' + "    x = 1\n" * 60 + "    return x", "too_long"),
+    ],
+)
+def test_functions_that_make_no_question_are_left_out_by_rule(source, rule):
+    assert questions.question(source) == rule
+
+
+def test_only_top_level_functions_are_asked_for_once():
+    text = FUNCTION + "\n\nclass A:\n" + "    " + FUNCTION.replace("\n", "\n    ") + "\n\n@cache\n" + FUNCTION + "\n"
+    ledger = Ledger("functions")
+    assert len(list(questions.code_rows([sources.Document(text)], ledger))) == 1
+    assert ledger.kept == 1 and ledger.skipped == {"duplicate": 1}
+
+
+def test_requests_speak_english():
+    asked = {verb: questions._request(f"f{i}(x)", f"{verb} the given items.") for i, verb in
+             enumerate(["Return", "Returns", "Search", "Copies", "Given", "Copy"])}
+    assert all("the given items" in text for text in asked.values())
+    assert any(f" {word} the given items" in asked["Returns"] for word in ("return", "returns"))
+    assert any(f" {word} the given items" in asked["Search"] for word in ("search", "searches"))
+    assert any(f" {word} the given items" in asked["Copies"] for word in ("copy", "copies"))
+    assert "Given the given items." in asked["Given"]
+
+
+# ------------------------------------------------------------------ rows of public data sets
+
+ALPACA = {"instruction": "Add two numbers.", "input": "1, 2", "output": "def add(a, b):\n    return a + b"}
+
+
+def test_instruction_rows_become_conversations_with_their_input(tmp_path):
+    rows = [ALPACA, {**ALPACA, "input": ""}, {"instruction": "Say hi.", "input": "", "output": "Hi!"}]
+    path = write(tmp_path / "alpaca.jsonl", rows)
+    run("sft", tmp_path / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
+    made = [r for f in (tmp_path / "out").glob("*.jsonl") for r in rows_of(f)]
+    assert {(r["domain"], r["messages"][0]["content"]) for r in made} == {
+        ("code", "Add two numbers.\n\n1, 2"), ("code", "Add two numbers."), ("chat", "Say hi.")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "domain"),
+    [
+        ("def f(x):\n    return x", "code"), ("Use this:\n```python\nprint(1)\n```", "code"), ("x = 3\nprint(x)", "code"),
+        ("function f() {\n  return 1;\n}", "other"), ("```js\nf();\n```", "other"), ("#include <x.h>\nint main() {\n}", "other"),
+        ("Paris is the capital of France.", "chat"), ("4", "chat"), ("First, wash it; then, cook it.", "chat"),
+    ],
+)  # fmt: skip
+def test_the_domain_follows_from_the_answer(answer, domain):
+    assert conversions.domain_of(answer) == domain
+
+
+def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
+    rows = [{**ALPACA, "instruction": f"Task {i}."} for i in range(18)] + [{**ALPACA, "output": ""}] * 2
+    path = write(tmp_path / "alpaca.jsonl", rows)
+    with pytest.raises(DataError, match=r"alpaca.jsonl lost 2 of 20 rows \(10.0%\) to 'no_answer'; at most 5.0%"):
+        run("sft", tmp_path / "out", "--source", path)
+    printed = capsys.readouterr().out
+    assert "no_answer" in printed and "10.00%" in printed and "5.00%" in printed
+    assert not (tmp_path / "out").exists()
+    run("sft", tmp_path / "out", "--source", path, "--max-lost", 0.2)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["sources"]["alpaca.jsonl"] == {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
+
+
+def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write(json.dumps(ALPACA) + "\n")
+    write(tmp_path / "b.jsonl", [{**ALPACA, "instruction": "Again."}])
+    assert len(list(sources.local_rows(tmp_path))) == 2
+    cut = (tmp_path / "a.jsonl.gz").read_bytes()[:-9]
+    (tmp_path / "a.jsonl.gz").write_bytes(cut)
+    with pytest.raises(DataError, match="a.jsonl.gz is a truncated or foreign archive"):
+        list(sources.local_rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "match"),
+    [
+        ("sft", {"question": "q", "reply": "r"}, r"x.jsonl has the columns \['question', 'reply'\]; {instruction, output} or"),
+        ("calls", {"instruction": "q"}, r"columns \['instruction'\]; {system, chat} or {question, functions, ground_truth}"),
+        ("corpus", {"body": "x"}, r"columns \['body'\]; {code} or {content} or {text} is needed"),
+        ("sft", {"messages": [{"role": "user"}]}, r"x.jsonl, row 1: a message is"),
+    ],
+)
+def test_wrong_columns_are_refused_with_both_lists(tmp_path, kind, row, match):
+    with pytest.raises(DataError, match=match):
+        run(kind, tmp_path / "out", "--source", write(tmp_path / "x.jsonl", [row]))
+    assert not list(tmp_path.glob("out/*"))
+
+
+BENCHMARKS = [
+    ("calls", {"id": "live_simple_3", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
+    ("sft", {"id": "simple_python_0", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
+    ("sft", {"task_id": 11, "text": "t", "code": "c", "test_list": []}, "MBPP"),
+    ("corpus", {"task_id": 600, "text": "t", "code": "c", "test_list": []}, "MBPP"),
+    ("corpus", {"task_id": "HumanEval/0", "prompt": "t", "code": "c"}, "HumanEval"),
+    ("sft", {"question": "q", "subject": "s", "choices": ["a"], "answer": 0}, "MMLU"),
+    ("sft", {"question": "q", "answer": "so 3\n#### 3"}, "GSM8K"),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "benchmark"), BENCHMARKS)
+def test_evaluation_data_is_never_written_as_training_data(tmp_path, kind, row, benchmark):
+    path = write(tmp_path / "x.jsonl", [row])
+    with pytest.raises(DataError, match=rf"x.jsonl, row 1, is evaluation data \(.*{benchmark}"):
+        run(kind, tmp_path / "out", "--source", path)
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_the_training_split_of_mbpp_is_accepted():
+    row = {"task_id": 601, "text": "Add.", "code": "def add(a, b):\r\n    return a + b", "test_list": []}
+    (made,) = conversions.instruction_rows([row], "mbpp", Ledger("mbpp"))
+    assert made["messages"][1]["content"] == "def add(a, b):\n    return a + b"
+
+
+# ------------------------------------------------------------------ glaive's layout
+
+SCHEMA = {"name": "mix", "description": "Mix colours",
+          "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
+SYSTEM = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+
+
+def glaive_row(call: str) -> dict:
+    return {"system": SYSTEM + json.dumps(SCHEMA, indent=4) + "\n",
+            "chat": f"USER: Mix red.\n\n\nASSISTANT: {call} <|endoftext|>\n\n\nFUNCTION RESPONSE: {{\"is\": 1}}\n\n"
+                    "ASSISTANT: A paint.\n\nA: not a turn <|endoftext|>\n\n\n\n"}
+
+
+def test_glaive_turns_are_split_at_their_markers_only():
+    turns = glaive.turns(glaive_row("One moment.")["chat"])
+    assert [m["role"] for m in turns] == ["user", "assistant", "function", "assistant"]
+    assert [m["content"] for m in turns][1:] == ["One moment.", '{"is": 1}', "A paint.\n\nA: not a turn"]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "You\'ve {won}"}', "'{\"a\": \"You've {won}\"}'"])
+def test_every_call_of_a_glaive_row_is_written_in_canonical_form(arguments):
+    messages = glaive.conversation(glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'))
+    assert messages[2]["content"] == "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
+    assert messages[0]["content"] == chat.tools_prompt([SCHEMA], "compact")
+
+
+def test_glaive_rows_that_cannot_be_read_have_a_reason():
+    good = glaive_row("Yes.")
+    assert glaive.conversation(glaive_row("<functioncall> {oops")) == "unreadable_call"
+    assert glaive.conversation({**good, "system": SYSTEM + "{broken"}) == "unreadable_tools"
+    assert glaive.conversation({**good, "chat": "nothing"}) == "no_turns"
+    assert glaive.conversation({**good, "chat": "USER: hi"}) == "no_assistant"
+    no_tools = {**good, "system": "SYSTEM: You have no access to external functions.\n\n\n"}
+    assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
+
+
+def test_problems_hold_what_comes_before_the_first_call(tmp_path):
+    rows = [glaive_row('<functioncall> {"name": "mix", "arguments": {"a": "red"}}'), glaive_row("I cannot.")]
+    run("calls", tmp_path / "out", "--source", write(tmp_path / "g.jsonl", rows), "--probes", 0)
+    found = [p for f in (tmp_path / "out").glob("funcall.*.jsonl") for p in rows_of(f)]
+    golds = sorted((p["gold"] for p in found), key=str)
+    assert golds == [None, {"arguments": {"a": "red"}, "name": "mix"}]
+    assert all([m["role"] for m in p["messages"]] == ["system", "user"] for p in found)
+
+
+# ------------------------------------------------------------------ the hub, the directory, the command
+
+@pytest.fixture
+def mute_hub(monkeypatch):
+    """A hub that takes connections and never answers."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.parametrize("kind", ["corpus", "sft", "calls"])
+def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, kind, mute_hub):
+    pytest.importorskip("datasets")
+    began = time.monotonic()
+    with pytest.raises(Refusal, match="cannot be reached.*--source embedded, or --source PATH"):
+        run(kind, tmp_path / "out", "--source", "hub")
+    assert time.monotonic() - began < sources.PROBE_S + 3
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepared):
+    run("corpus", tmp_path, "--max-tokens", "20000")
+    with pytest.raises(DataError, match="holds a corpus"):
+        run("calls", tmp_path, "--max-examples", 5)
+    with pytest.raises(DataError, match="holds conversations"):
+        run("corpus", prepared, "--max-tokens", "20000")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        (["corps"], ConfigError, "unknown kind of data 'corps'; did you mean 'corpus'"),
+        (["sft", "--max-lots", "3"], ConfigError, "--max-lots.*max-lost"),
+        (["sft", "--neutral-share", "0.9", "--negatives-share", "0.3"], ConfigError, "add up to more than 1"),
+        (["corpus", "--val-share", "2"], ConfigError, "val_share is 2"),
+        (["corpus", "--source", "nowhere"], MissingFile, "nowhere does not exist; --source takes embedded, hub"),
+        (["sft", "--source", "nowhere.jsonl"], MissingFile, "nowhere.jsonl does not exist"),
+    ],
+)
+def test_a_wrong_word_is_refused(words, error, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=match):
+        data.main(words)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_help_names_the_kinds_and_the_sources(capsys):
+    data.main([])
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("corpus", "sft", "calls", "embedded", "hub"))
+
+
+# ------------------------------------------------------------------ real samples
+
+@pytest.mark.parametrize("name", ["glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"])
+def test_real_calls_lose_nothing(shared_data, tmp_path, name):
+    run("calls", tmp_path, "--source", shared_data / "function_calling" / name, "--probes", 0, "--max-examples", 400)
+    (source,) = json.loads((tmp_path / "manifest.json").read_text())["sources"].values()
+    assert source["kept"] > 200 and source["dropped"] == {}
+    loaded = dialogues.load_domains(tmp_path, "train", tokenizer.load("gpt2"), "text", 8192)
+    assert len(loaded["calls"]) > 150
+
+
+def test_real_benchmarks_are_refused(shared_data, tmp_path):
+    for kind, name in [("calls", "function_calling/bfcl_v4/all_single_turn.parquet"), ("sft", "mmlu/dev.jsonl"),
+                       ("sft", "mbpp/full/test-00000-of-00001.parquet"), ("sft", "gsm8k/test.jsonl"),
+                       ("corpus", "mbpp/sanitized/validation-00000-of-00001.parquet")]:
+        with pytest.raises(DataError, match="is evaluation data"):
+            run(kind, tmp_path, "--source", shared_data / name)
+
+
+def test_real_instructions_and_real_python_are_read(shared_data, tmp_path):
+    run("sft", tmp_path / "sft", "--source", shared_data / "instruct" / "gpteacher_codegen_4535.jsonl")
+    counts = json.loads((tmp_path / "sft" / "manifest.json").read_text())
+    assert counts["domains"]["code"]["conversations"] > 500
+    run("corpus", tmp_path / "c", "--source", shared_data / "python_code" / "python_small.parquet", "--max-examples", 300)
+    assert corpus.read_manifest(tmp_path / "c")["kept"] > 250
+
+
+def test_tiny_shakespeare_becomes_a_corpus_of_characters(shared_data, tmp_path):
+    path = shared_data / "tinyshakespeare" / "input.txt"
+    data.main(["corpus", "--source", str(path), "--tokenizer", f"chars:{path}", "--val-share", "0.1", "--out", str(tmp_path)])
+    manifest = corpus.read_manifest(tmp_path)
+    assert manifest["n_vocab"] == 66 and manifest["train_bytes"] + manifest["val_bytes"] == 1_115_394
+    assert sum(int((t >= 0).sum()) for _, t, _ in corpus.val_windows(tmp_path, 256, batch=64)) == manifest["val_tokens"] - 1
