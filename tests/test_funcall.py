@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from codechat import chat, tasks
+from codechat import chat, conversions, tasks
 from codechat.config import ConfigError, DataError, MissingFile
-from codechat.sources import local_rows
-from codechat.tasks.base import Problem, gold_gate
+from codechat.sources import Ledger, local_rows
+from codechat.tasks.base import Problem, Score, gold_gate
 from codechat.tasks.call_sources import bfcl_gold
 from codechat.tasks.funcall import FuncallTask, Staircase, score_call
 from codechat.tasks.staircase import TIERS
@@ -164,7 +164,8 @@ def test_tricks_do_not_pay(text, most):
 
 
 def test_giant_arguments_do_not_pay():
-    for giant in ({"city": "Oslo " * 10_000}, {f"k{i}": "Oslo" for i in range(5000)}, {"city": ["Oslo"] * 10_000}):
+    spray = {f"k{i}": "Oslo" for i in range(5000)}
+    for giant in ({"city": "Oslo " * 10_000}, spray, {"city": ["Oslo"] * 10_000}):
         assert reward(call(**giant)) == 0.55
 
 
@@ -244,6 +245,14 @@ def test_original_prompts_become_messages(tmp_path):
     assert gold_gate(task, problems).require().n == 3
 
 
+def test_directory_holds_its_problems_beside_other_files(tmp_path):
+    write(tmp_path / "funcall.train.jsonl", {"id": "a", "messages": USER, "gold": GOLD, "split": "train"})
+    write(tmp_path / "funcall.test.jsonl", {"id": "b", "messages": USER, "gold": GOLD, "split": "test"})
+    write(tmp_path / "calls.train.jsonl", {"id": "c", "messages": USER, "domain": "calls", "meta": {}})
+    task = FuncallTask(tmp_path)
+    assert [p.id for p in task.problems("train") + task.problems("test")] == ["a", "b"]
+
+
 def test_limit_and_seed(tmp_path):
     path = write(tmp_path / "p.jsonl", *({"id": str(i), "messages": USER, "gold": GOLD,
                                           "split": "test"} for i in range(30)))
@@ -261,7 +270,7 @@ def test_limit_and_seed(tmp_path):
     ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
     ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
     ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
-    ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant_turn"),
+    ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant"),
 ])
 def test_bad_files_are_refused(tmp_path, text, error, complaint):
     path = tmp_path / "bad.jsonl"
@@ -282,6 +291,9 @@ def test_gold_gate_counts_failures_by_reason_and_is_loud():
     assert (gate.n, gate.passed, dict(gate.reasons)) == (3, 1, {"no_tag": 1, "bad_json": 1})
     with pytest.raises(DataError, match="no_tag: 1 .such as b."):
         gate.require()
+    task = FuncallTask()
+    task.score = lambda problem, text: Score(1.0, "full", {}, False)
+    assert dict(gold_gate(task, problems).reasons) == {"maximum reward but not correct": 3}
     with pytest.raises(DataError, match="no problems"):
         gold_gate(FuncallTask(), []).require()
 
@@ -304,6 +316,9 @@ def test_gold_gate_over_glaive_rows(shared_data, name):
     problems = everything(task)
     assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(path)), task.ledger.lost
     gold_gate(task, problems).require()
+    for p in problems:
+        assert p.messages[-1]["role"] != "assistant", "the answer is not part of the prompt"
+        assert not any(chat.parse_calls(m["content"]) for m in p.messages)
     canonical = [p for p in problems if p.gold]
     assert all(task.score(p, chat.format_call(p.gold["name"],
                                               p.gold["arguments"])).correct for p in canonical)
@@ -320,6 +335,16 @@ def test_glaive_golds_equal_the_ground_truth_they_were_made_from(shared_data):
             assert problems[key].gold == truth[key][0]
             compared += 1
     assert compared > 900
+
+
+def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
+    path = shared_data / "function_calling" / "glaive_v2_en_300.jsonl"
+    ledger = Ledger("glaive", dict.fromkeys(conversions.CALL_REASONS, 0))
+    rows = conversions.call_rows(local_rows(path), "glaive", ledger, "compact")
+    prepared = {repr(p["messages"]): p["split"] for p in map(conversions.call_problem, rows) if p}
+    direct = {repr(p.messages): p.split for p in everything(FuncallTask(path))}
+    assert len(prepared) > 200 and prepared.items() <= direct.items()
+    assert set(direct.values()) == {"train", "select", "test"}
 
 
 @pytest.mark.parametrize("name", ["bfcl_v4/all_single_turn", "common_non_bfcl"])

@@ -180,6 +180,9 @@ def test_held_out_tools_and_phrasings_occur_in_test_hard_only():
         assert {r["meta"]["hard"] for r in rows} == {None}
     kinds = [p.meta["hard"] for p in toolbox.problems("test_hard", 400)]
     assert set(kinds) == {"tool", "phrasing"} and 120 < kinds.count("tool") < 280
+    rng = random.Random(0)
+    offered = [toolbox.tools_system(rng) for _ in range(200)]
+    assert not any(f"\n{name}(" in text for name in hard_only for text in offered)
     assert any(n in hard_only for r in toolbox.dialogues("test_hard", 200) for n in r["meta"]["tools"])
 
 
@@ -223,6 +226,13 @@ def test_offered_tools_are_never_ambiguous():
         offered = row["meta"]["tools"]
         assert row["meta"]["tool"] in offered and len(set(offered)) == len(offered) <= 4
         assert not any(b in family(a) for a in offered for b in offered if a != b)
+
+
+def test_families_name_tools_and_hold_the_obvious_pairs():
+    assert set().union(*toolbox.FAMILIES) <= TOOLS.keys()
+    for a, b in (("add", "total"), ("to_binary", "to_base"), ("to_metres", "convert_length")):
+        assert b in family(a) and a in family(b)
+    assert family("weekday") == {"weekday"}
 
 
 def test_levels_and_shares_are_parameters():

@@ -29,13 +29,15 @@ NO_CALL = "I have no function for that."
 class FuncallTask:
     """source: "toolbox", or a file for `call_sources.read` (MissingFile, DataError). weights: the staircase.
 
-    levels, negatives_share: the mix of toolbox problems. ledger: what became of a file's rows, or None."""
+    levels, negatives_share: the mix of toolbox problems. tools_style: how the prompts of a file list tools.
+    ledger: what became of a file's rows, or None."""
 
     name = "funcall"
     tiers = TIERS
 
     def __init__(self, source: str | Path = "toolbox", weights: Staircase | Mapping[str, Any] | None = None,
-                 levels: Sequence[int] = toolbox.LEVELS, negatives_share: float = 0.0) -> None:
+                 levels: Sequence[int] = toolbox.LEVELS, negatives_share: float = 0.0,
+                 tools_style: str = "compact") -> None:
         if not 0 <= negatives_share <= 1:
             raise ConfigError(f"negatives_share {negatives_share} is not a share; give a number from 0 to 1")
         given = isinstance(weights, Staircase)
@@ -45,7 +47,7 @@ class FuncallTask:
         self.ledger: Ledger | None = None
         self._rows: list[Problem] | None = None
         if str(source) != "toolbox":
-            self._rows, self.ledger = call_sources.read(Path(source))
+            self._rows, self.ledger = call_sources.read(Path(source), tools_style)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order; without one DEFAULT_LIMIT, or all that a file has."""

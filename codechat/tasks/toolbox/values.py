@@ -26,18 +26,17 @@ VOWELS = "a e i o u ai ea oo".split()
 CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
 ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
 # One token each in a small GPT-2 vocabulary.
-COMMON = """air all art back bad base best big black blue body book box call car case city class close code
-cold color cost cut dark data day deep dead door down drive early east end even eye face fact fall family
-far fast field final fine fire first five food form four free friend full game girl give good great green
-ground group hand hard head heart heavy help high home hot house human idea inside job keep key kind land
-large last late law lead left letter level life light line list little local long look love low main man map
-market mark mind model money moon morning move music name new news next night north note office old open
-order outside page paper park part past path people person phone place plan play point power press quick
-quiet read real record red rest rich right river road rock room round rule run safe sea second self send
-short show side sign simple single six sky small song sound south space speed spring stand star start state
-step stone store story street strong sun table talk tall team ten test text thing third three time top town
-track train tree trip true turn view voice walk wall warm watch water west white wide wild wind window
-winter wood word work world year young""".split()
+COMMON = """air all art back bad base best big black body book box call car case city class close code color
+cost cut dark data day deep dead door down drive early end even face fact fall family far fast field final
+fine fire first five food form four free friend full game girl give good great green ground group hand hard
+head heart help high home hot house human idea inside job keep key kind land large last late law lead left
+letter level life light line list little local long look love low main man map market mark mind model money
+morning move music name new news next night note office old open order outside page paper park part past
+path people person phone place plan play point power press quick read real record red rest right road rock
+room round rule run safe second self send short show side sign simple single six small song sound space
+speed stand star start state step store story strong table talk team ten test text thing third three time
+top town track true turn view voice walk wall watch water white wide wind word work world year
+young""".split()
 
 
 @dataclass(frozen=True)
