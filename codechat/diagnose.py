@@ -1,8 +1,10 @@
-"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of weights an update changed.
+"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of
+weights an update changed.
 
-A group whose rewards are all equal has advantage exactly 0 under any group baseline. `judge` counts those groups and says what the
-count means before reinforcement learning is paid for; `Sentinel` watches the same number step by step; `weights_changed_bf16` shows
-whether updates survive rounding to the precision that inference will use.
+A group whose rewards are all equal has advantage exactly 0 under any group baseline. `judge` counts those
+groups and says what the count means before reinforcement learning is paid for; `Sentinel` watches the same
+number step by step; `weights_changed_bf16` shows whether updates survive rounding to the precision that
+inference will use.
 
     codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/calls --groups 64 --group-size 8
 
@@ -13,16 +15,19 @@ Shapes: P groups (problems), G completions each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from codechat import checkpoint, config, dist, rollout, tasks
 from codechat.advantages import zero_variance
-from codechat.config import ConfigError
+from codechat.config import ConfigError, opt
 from codechat.estimates import estimate_pass_at_k
+from codechat.run import Run
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
@@ -32,16 +37,17 @@ DEAD_BELOW = 0.05  # share of groups with variance
 WEAK_BELOW = 0.25
 
 REMEDIES: dict[Verdict, str] = {
-    "SATURATED": "the task is solved at this temperature: take harder problems, or filter out those that are always correct",
-    "DEAD": "almost no group carries a gradient: train SFT longer on this task, make the reward denser, or take easier problems",
-    "WEAK": "few groups carry a gradient: raise --group-size or --temperature, make the reward denser, or filter problems by pass rate",
+    "SATURATED": "the task is solved at this temperature: take harder problems, or drop those always correct",
+    "DEAD": "almost no group carries a gradient: train SFT longer, make the reward denser, or the problems easier",
+    "WEAK": "few groups carry a gradient: raise --group-size or --temperature, or make the reward denser",
     "LIVE": "go ahead with RL",
 }
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What P x G rewards say. Shares are in [0, 1]; reward_std is over all P x G rewards; pass_at maps k to the unbiased estimate."""
+    """What P x G rewards say. Shares are in [0, 1]; reward_std is over all P x G rewards; pass_at maps k to
+    the unbiased estimate."""
 
     verdict: Verdict
     remedy: str
@@ -59,26 +65,52 @@ class Diagnosis:
         """Share of groups that carry a gradient: what `Sentinel.update` takes."""
         return self.effective_groups / self.n_groups
 
+    def metrics(self) -> dict[str, Any]:
+        """Under their declared names."""
+        return dict(
+            verdict=self.verdict,
+            reward_mean=self.reward_mean,
+            reward_std=self.reward_std,
+            exact_match=self.correct_share,
+            frac_zero_std_groups=self.frac_zero_std,
+            effective_groups=self.effective_groups,
+            **{f"pass@{k}": value for k, value in self.pass_at.items()},
+        )
+
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool; the first rule that holds:
 
-    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE.
-    Raises ConfigError for fewer than `min_groups` groups or groups of one."""
+    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25
+    %. Else LIVE. Raises ConfigError for fewer than `min_groups` groups or groups of one."""
     if rewards.ndim != 2 or rewards.shape != correct.shape:
-        raise ConfigError(f"rewards {tuple(rewards.shape)} and correct {tuple(correct.shape)}; required the same (problems, group_size)")
+        raise ConfigError(
+            f"rewards {tuple(rewards.shape)} and correct {tuple(correct.shape)}; required the same "
+            "(problems, group_size)"
+        )
     n_groups, group_size = rewards.shape
     if n_groups < max(1, min_groups):
-        raise ConfigError(f"{n_groups} groups; a verdict needs at least {max(1, min_groups)}; sample more (--groups {max(1, min_groups)})")
+        raise ConfigError(
+            f"{n_groups} groups; a verdict needs at least {max(1, min_groups)}; sample more (--groups "
+            f"{max(1, min_groups)})"
+        )
     if group_size < 2:
         raise ConfigError("group_size 1: a group of one never has variance; set --group-size 2 or more")
     zero_std = int(zero_variance(rewards).sum())
     share = float(correct.double().mean())
     verdict = _verdict(share, (n_groups - zero_std) / n_groups)
     return Diagnosis(
-        verdict=verdict, remedy=REMEDIES[verdict], n_groups=n_groups, group_size=group_size, frac_zero_std=zero_std / n_groups,
-        effective_groups=n_groups - zero_std, correct_share=share, reward_mean=float(rewards.double().mean()),
-        reward_std=float(rewards.double().std(correction=0)), pass_at={k: _pass_at(correct, k) for k in (1, group_size)})
+        verdict=verdict,
+        remedy=REMEDIES[verdict],
+        n_groups=n_groups,
+        group_size=group_size,
+        frac_zero_std=zero_std / n_groups,
+        effective_groups=n_groups - zero_std,
+        correct_share=share,
+        reward_mean=float(rewards.double().mean()),
+        reward_std=float(rewards.double().std(correction=0)),
+        pass_at={k: _pass_at(correct, k) for k in (1, group_size)},
+    )
 
 
 def _verdict(correct_share: float, frac_with_variance: float) -> Verdict:
@@ -96,7 +128,8 @@ def _pass_at(correct: Tensor, k: int) -> float:
 
 
 class Sentinel:
-    """Stops a loop after `patience` DEAD steps in a row. Its state goes into checkpoints, so that a resume does not start the count anew."""
+    """Stops a loop after `patience` DEAD steps in a row. Its state goes into checkpoints, so that a resume
+    does not start the count anew."""
 
     def __init__(self, patience: int = 20) -> None:
         if patience < 1:
@@ -125,9 +158,131 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
     """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`.
 
-    Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect the update."""
+    Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect the
+    update."""
     params = list(model.parameters())
     if [p.shape for p in params] != [b.shape for b in before]:
-        raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
-    changed = sum((p.to(torch.bfloat16) != b).sum() for p, b in zip(params, before))
+        raise ConfigError(
+            "the snapshot has other shapes than the model; take bf16_snapshot of the same model"
+        )
+    changed = sum((p.to(torch.bfloat16) != b).sum() for p, b in zip(params, before, strict=True))
     return float(changed) / max(1, sum(p.numel() for p in params))
+
+
+# ---------------------------------------------------------------- the command
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseConfig:
+    """What to judge, and from how many samples."""
+
+    run_name: str = opt("diagnose", "name of the run directory under runs/", identity=False)
+    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
+    task: str = opt("funcall", "task: funcall, toy")
+    data_dir: str | None = opt(
+        None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own"
+    )
+    groups: int = opt(64, "training problems to sample")
+    group_size: int = opt(8, "completions per problem")
+    temperature: float = opt(1.0, "sampling temperature, the one that RL will use")
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
+    max_new_tokens: int = opt(64, "longest completion, tokens")
+    gold_examples: int = opt(256, "training problems whose gold answers must score the maximum first")
+    seed: int = opt(0, "seed of problem order and sampling")
+
+    def __post_init__(self) -> None:
+        if self.groups < MIN_GROUPS:
+            raise ConfigError(
+                f"groups {self.groups}; a verdict needs at least {MIN_GROUPS}; set --groups {MIN_GROUPS}"
+            )
+        if self.group_size < 2:
+            raise ConfigError(
+                f"group_size {self.group_size}: a group of one never has variance; set --group-size 2 or more"
+            )
+        if self.temperature <= 0:
+            raise ConfigError(
+                f"temperature {self.temperature}; it must be above 0: greedy groups never have variance"
+            )
+
+
+def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
+    """The gold gate, then samples on training problems, then the verdict; printed, and kept in a run
+    directory.
+
+    Raises Refusal before anything is written if a gold answer fails or the task has too few problems."""
+    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
+    problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
+    gate = tasks.gold_gate(task, problems[: cfg.gold_examples]).require()
+    loaded = checkpoint.load_model(cfg.ckpt, device=dist.device())
+    run = Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite)
+    with run:
+        print(f"gold gate: {gate.passed} of {gate.n} gold answers score the maximum")
+        loaded.model.eval()
+        with torch.no_grad(), dist.autocast(dist.device()):
+            batch = rollout.collect(
+                loaded.model,
+                task,
+                problems[: cfg.groups],
+                loaded.tokenizer,
+                loaded.tags,
+                group_size=cfg.group_size,
+                max_new_tokens=cfg.max_new_tokens,
+                temperature=cfg.temperature,
+                top_k=cfg.top_k,
+                seed=cfg.seed,
+            )
+        found, tiers = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers)
+        print(format_diagnosis(found, tiers, temperature=cfg.temperature))
+        run.log_eval(
+            loaded.meta["step"],
+            dict(
+                found.metrics(),
+                **tiers,
+                remedy=found.remedy,
+                n_samples=cfg.group_size,
+                n_problems=cfg.groups,
+                temperature=cfg.temperature,
+                split="train",
+                task=cfg.task,
+                checkpoint=cfg.ckpt,
+                gold_passed=gate.passed,
+                gold_n=gate.n,
+            ),
+        )
+        run.log_samples(loaded.meta["step"], batch.best_and_worst(groups=16))
+        run.finish({"verdict": found.verdict, "remedy": found.remedy, **asdict(found)})
+    return found
+
+
+def format_diagnosis(found: Diagnosis, tiers: Mapping[str, float], *, temperature: float) -> str:
+    """The report for people: pass@k, a histogram of tiers, the share of groups without variance, verdict and
+    remedy."""
+    passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in found.pass_at.items())
+    widest = max(map(len, tiers), default=0)
+    bars = [f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()]
+    return "\n".join(
+        [
+            f"{passes} (n={found.group_size}, N={found.n_groups}, temperature={temperature:g})",
+            *bars,
+            f"zero variance: {found.n_groups - found.effective_groups} of {found.n_groups} groups "
+            f"({found.frac_zero_std:.0%}); "
+            f"reward {found.reward_mean:.3f} ± {found.reward_std:.3f}",
+            f"{found.verdict}: {found.remedy}",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat diagnose`, `python -m codechat.diagnose`."""
+    diagnose(
+        config.parse(
+            DiagnoseConfig, sys.argv[1:] if argv is None else argv, prog="codechat diagnose", epilog=__doc__
+        )
+    )
+
+
+if __name__ == "__main__":
+    from codechat.cli import run_main
+
+    run_main(main)

@@ -37,13 +37,18 @@ def estimate_pass_at_k(n: int, c: int, k: int) -> float:
 
     Unbiased for n >= k (Chen et al., 2021, arXiv:2107.03374, eq. 1); raises ConfigError below."""
     if not 0 < k <= n:
-        raise ConfigError(f"pass@{k} from n={n} samples; n must be at least k and k at least 1; sample more (--n {max(k, 1)})")
+        raise ConfigError(
+            f"pass@{k} from n={n} samples; n must be at least k and k at least 1; sample more (--n "
+            f"{max(k, 1)})"
+        )
     if not 0 <= c <= n:
         raise ConfigError(f"{c} correct of {n} samples; required 0 <= correct <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def bootstrap_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+def bootstrap_interval(
+    values: Sequence[float] | np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
     """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems."""
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
@@ -52,14 +57,30 @@ def bootstrap_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0, r
     return Interval(float(x.mean()), float(lo), float(hi))
 
 
-def paired_bootstrap(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0,
-                     resamples: int = RESAMPLES) -> tuple[float, float, float]:
+def share_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> Interval:
+    """`bootstrap_interval` of values in [0, 1], or Wilson's where all are 0 or all are 1, from which no
+    resample differs."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.size and x.min() == x.max() and x[0] in (0, 1):
+        return wilson_interval(int(x.sum()), x.size)
+    return bootstrap_interval(x, seed=seed)
+
+
+def paired_bootstrap(
+    a: Sequence[float] | np.ndarray,
+    b: Sequence[float] | np.ndarray,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> tuple[float, float, float]:
     """(difference, lo, hi) of mean(b) - mean(a) over the same problems in the same order: 95 % percentile
     interval of the paired differences. An interval without 0 says that b differs from a on problems like
     these."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
-        raise ConfigError(f"values of shapes {x.shape} and {y.shape}; a paired comparison needs one value per problem, same problems")
+        raise ConfigError(
+            f"values of shapes {x.shape} and {y.shape}; a paired comparison needs one value per problem, "
+            "same problems"
+        )
     found = bootstrap_interval(y - x, seed=seed, resamples=resamples)
     return found.value, found.lo, found.hi
 

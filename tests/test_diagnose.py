@@ -1,12 +1,18 @@
-"""Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights that an update changed."""
+"""Verdicts over groups of rewards, the sentinel of a running loop, and the share of weights that an update
+changed."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from codechat import diagnose
-from codechat.config import ConfigError
+from codechat import checkpoint, diagnose, rundirs, tokenizer
+from codechat.config import ConfigError, DataError, parse
+from codechat.gpt import GPT, GPTConfig
+from codechat.run import Run
+from codechat.tasks.toy import TOY_MODEL, ToyTask
 
 
 def groups(n: int, varying: int, reward: float = 0.3) -> torch.Tensor:
@@ -16,17 +22,25 @@ def groups(n: int, varying: int, reward: float = 0.3) -> torch.Tensor:
     return rewards
 
 
-@pytest.mark.parametrize("varying, verdict", [(0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")])
+@pytest.mark.parametrize(
+    "varying, verdict", [(0, "DEAD"), (4, "DEAD"), (5, "WEAK"), (24, "WEAK"), (25, "LIVE"), (100, "LIVE")]
+)
 def test_verdict_follows_the_share_of_groups_with_variance(varying: int, verdict: str) -> None:
     found = diagnose.judge(groups(100, varying), torch.zeros(100, 4, dtype=torch.bool))
-    assert (found.verdict, found.effective_groups, found.frac_zero_std) == (verdict, varying, 1 - varying / 100)
+    assert (found.verdict, found.effective_groups, found.frac_zero_std) == (
+        verdict,
+        varying,
+        1 - varying / 100,
+    )
     assert found.remedy
 
 
 def test_saturated_comes_first_and_needs_more_than_85_percent() -> None:
     correct = torch.zeros(100, 4, dtype=torch.bool)
     correct.view(-1)[:340] = True  # exactly 85 %
-    assert diagnose.judge(correct.float(), correct).verdict == "DEAD"  # 85 groups all right, 15 all wrong: no variance at all
+    assert (
+        diagnose.judge(correct.float(), correct).verdict == "DEAD"
+    )  # 85 groups all right, 15 all wrong: no variance at all
     correct.view(-1)[340] = True
     assert diagnose.judge(correct.float(), correct).verdict == "SATURATED"
 
@@ -87,3 +101,56 @@ def test_snapshot_is_a_copy_even_of_bf16_weights() -> None:
     assert diagnose.weights_changed_bf16(before, model) == 1.0
     with pytest.raises(ConfigError, match="snapshot"):
         diagnose.weights_changed_bf16(before, torch.nn.Linear(3, 2))
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a run whose checkpoint is an untrained toy model."""
+    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    tok = tokenizer.load("bytes")
+    with Run.create("base", {"a": 1}, kind="pretrain") as run:
+        model = GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab))
+        meta = {"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": []}
+        checkpoint.save(run.path, 1, model=model, meta=meta)
+    return "base"
+
+
+def test_command_prints_the_verdict_and_keeps_a_row(
+    untrained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diagnose.main(["--ckpt", untrained, "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"])
+    out, run = capsys.readouterr().out, Run.open("look")
+    for part in (
+        "gold gate: 256 of 256",
+        "pass@1 = ",
+        "pass@8 = ",
+        "n=8, N=64",
+        "zero variance: ",
+        "LIVE: go ahead",
+    ):
+        assert part in out
+    row = run.evals().iloc[0]
+    assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == ("LIVE", 64, 8, 256)
+    assert sum(row[f"tier/{t}"] for t in ToyTask.tiers) == pytest.approx(1)
+    assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
+
+
+def test_gold_answers_that_fail_end_it_before_a_run_is_made(
+    untrained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")
+    with pytest.raises(DataError, match="gold answers of task toy"):
+        diagnose.main(["--ckpt", untrained, "--task", "toy", "--run-name", "look"])
+    assert not rundirs.exists("look")
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [("--groups 32", "--groups 64"), ("--group-size 1", "group_size 1"), ("--temperature 0", "greedy")],
+)
+def test_settings_without_a_verdict_are_refused(words: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        parse(diagnose.DiagnoseConfig, ["--ckpt", "x", *words.split()])

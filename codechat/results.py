@@ -1,0 +1,104 @@
+"""What an evaluation found: counts per problem, pass@k with intervals, and differences between checkpoints on
+the same problems.
+
+Left out: how completions are made (`evaluate`) and scored (`tasks`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from codechat.config import DataError, MissingFile
+from codechat.estimates import Interval, estimate_pass_at_k, paired_bootstrap
+from codechat.files import read_rows
+from codechat.run import Run
+
+
+@dataclass(frozen=True)
+class ProblemResult:
+    """n completions of one problem, c of them correct; rewards in the task's range; tiers counts rungs."""
+
+    id: str
+    n: int
+    c: int
+    reward_mean: float
+    tiers: Counter[str]
+
+    def row(self) -> dict[str, Any]:
+        """A line of per_problem.jsonl."""
+        return dict(id=self.id, n=self.n, c=self.c, reward_mean=self.reward_mean, tiers=dict(self.tiers))
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the N
+    problems."""
+
+    task: str
+    tiers: tuple[str, ...]
+    problems: list[ProblemResult]
+    n: int
+    temperature: float
+    pass_at: dict[int, Interval]
+    reward: Interval
+    completion_tokens_mean: float
+    truncated_frac: float
+    samples: list[dict[str, Any]] = field(repr=False)
+
+    @property
+    def N(self) -> int:  # noqa: N802  (the letter that goes with pass@k)
+        return len(self.problems)
+
+    @property
+    def tier_counts(self) -> Counter[str]:
+        return sum((p.tiers for p in self.problems), Counter[str]())
+
+    def row(self) -> dict[str, float]:
+        """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
+        counts = self.tier_counts
+        found = {f"tier/{t}": counts[t] / (self.n * self.N) for t in self.tiers}
+        for name, interval in [("reward_mean", self.reward)] + [
+            (f"pass@{k}", i) for k, i in self.pass_at.items()
+        ]:
+            found |= {name: interval.value, f"{name}/lo": interval.lo, f"{name}/hi": interval.hi}
+        return found | dict(
+            exact_match=sum(p.c for p in self.problems) / (self.n * self.N),
+            n_samples=self.n,
+            n_problems=self.N,
+            temperature=self.temperature,
+            completion_tokens_mean=self.completion_tokens_mean,
+            truncated_frac=self.truncated_frac,
+        )
+
+    def __str__(self) -> str:
+        passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
+        counts = f"n={self.n}, N={self.N}, temperature={self.temperature:g}"
+        return f"{passes} ({counts}, 95 % intervals over problems)"
+
+
+def paired_difference(
+    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, k: int = 1, seed: int = 0
+) -> Interval:
+    """pass@k of b minus that of a with the paired bootstrap interval, from rows of per_problem.jsonl. Raises
+    DataError for other problems."""
+    by_id = {row["id"]: row for row in a}
+    if len(by_id) != len(a) or by_id.keys() != {row["id"] for row in b} or len(a) != len(b):
+        raise DataError(
+            f"{len(a)} and {len(b)} problems that are not the same; a paired difference needs the same ids, "
+            "each once"
+        )
+    first, second = (
+        [estimate_pass_at_k(r["n"], r["c"], k) for r in rows] for rows in ([by_id[row["id"]] for row in b], b)
+    )
+    return Interval(*paired_bootstrap(first, second, seed))
+
+
+def read_per_problem(run: Run) -> list[dict[str, Any]]:
+    """Rows of an evaluation's per_problem.jsonl: checkpoint, split, id, n, c, reward_mean, tiers."""
+    path = run.path / "per_problem.jsonl"
+    if not path.exists():
+        raise MissingFile(f"{path} does not exist; `codechat evaluate` writes it")
+    return list(read_rows(path))

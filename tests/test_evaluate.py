@@ -1,0 +1,285 @@
+"""Scores that can be believed: unbiased pass@k, intervals, paired differences, behaviour probes, choosing a
+checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from codechat import checkpoint, evaluate, probes, rundirs, tasks, tokenizer
+from codechat.config import ConfigError, DataError, MissingFile, parse
+from codechat.estimates import (
+    bootstrap_interval,
+    estimate_pass_at_k,
+    paired_bootstrap,
+    share_interval,
+    wilson_interval,
+)
+from codechat.gpt import GPT, GPTConfig
+from codechat.run import Run
+from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
+
+# ---------------------------------------------------------------- estimates
+
+
+@pytest.mark.parametrize("n, c, k", [(5, 2, 1), (5, 2, 3), (6, 0, 4), (6, 6, 2), (7, 4, 7)])
+def test_pass_at_k_equals_enumeration(n: int, c: int, k: int) -> None:
+    draws = list(itertools.combinations([i < c for i in range(n)], k))
+    assert estimate_pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_k_needs_as_many_samples_as_k() -> None:
+    with pytest.raises(ConfigError, match="pass@8 from n=4"):
+        estimate_pass_at_k(4, 2, 8)
+
+
+def test_bootstrap_interval_matches_the_normal_one_and_its_seed() -> None:
+    values = np.random.default_rng(3).random(400) < 0.3
+    found = bootstrap_interval(values, seed=1)
+    half = 1.96 * values.std() / 20
+    assert found.lo == pytest.approx(found.value - half, abs=0.005) and found.hi == pytest.approx(
+        found.value + half, abs=0.005
+    )
+    assert found == bootstrap_interval(values, seed=1) != bootstrap_interval(values, seed=2)
+
+
+def test_a_share_of_none_or_all_keeps_an_interval() -> None:
+    assert share_interval([0.0] * 20) == wilson_interval(0, 20) and share_interval(
+        [1.0] * 20
+    ) == wilson_interval(20, 20)
+    assert share_interval([0.0, 1.0, 1.0]) == bootstrap_interval([0.0, 1.0, 1.0])
+
+
+def test_pairing_sees_a_small_gain_that_two_intervals_hide() -> None:
+    a = (np.random.default_rng(0).random(400) < 0.5).astype(float)
+    b = a.copy()
+    b[np.flatnonzero(a == 0)[:16]] = 1  # the same problems, 16 more of them solved
+    gain, lo, hi = paired_bootstrap(a, b)
+    assert gain == pytest.approx(0.04) and 0 < lo < gain < hi
+    assert bootstrap_interval(b).lo < bootstrap_interval(a).hi
+    back = paired_bootstrap(b, a)
+    assert back == pytest.approx((-gain, -hi, -lo), abs=0.01)
+    with pytest.raises(ConfigError, match="same problems"):
+        paired_bootstrap(a, b[:-1])
+
+
+def test_wilson_interval_at_the_ends() -> None:
+    assert (none := wilson_interval(0, 20)).lo == 0 and none.hi == pytest.approx(0.1611, abs=1e-4)
+    assert wilson_interval(20, 20).lo == pytest.approx(1 - none.hi)
+    half = wilson_interval(50, 100)
+    assert (half.lo, half.hi) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+
+
+# ---------------------------------------------------------------- one task
+
+
+@pytest.fixture(scope="module")
+def policy() -> tuple[GPT, tokenizer.Tokenizer]:
+    tok = tokenizer.load("bytes")
+    return GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), tok
+
+
+def toy_result(
+    policy: tuple[GPT, tokenizer.Tokenizer], count: int = 8, **over: object
+) -> evaluate.TaskResult:
+    task = tasks.load("toy")
+    settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
+    return evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=count), **settings)
+
+
+def test_evaluation_counts_what_the_task_scores(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    found = toy_result(policy)
+    assert (found.N, found.n, found.tier_counts.total()) == (8, 4, 32)
+    row = found.row()
+    assert sum(row[f"tier/{t}"] for t in found.tiers) == pytest.approx(1)
+    assert row["reward_mean"] == pytest.approx(
+        np.mean([s["reward"] for s in found.samples])
+    )  # 32 samples: all are kept
+    assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
+    for part in ("pass@1 = ", "pass@4 = ", "n=4", "N=8", "temperature=1"):
+        assert part in str(found)
+
+
+def test_draws_do_not_depend_on_the_other_problems_or_the_batch(
+    policy: tuple[GPT, tokenizer.Tokenizer],
+) -> None:
+    whole, part = toy_result(policy), toy_result(policy, count=2, batch_size=3)
+    assert part.problems == whole.problems[:2]
+    assert toy_result(policy, seed=6).problems != whole.problems
+
+
+def test_evaluation_leaves_the_mode_of_the_model(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    for mode in (True, False):
+        policy[0].train(mode)
+        toy_result(policy, count=1)
+        assert policy[0].training is mode
+
+
+@pytest.mark.parametrize(
+    "over, match",
+    [
+        (dict(n=4, ks=(1, 8)), "k=.1, 8. from n=4.*--n 8"),
+        (dict(temperature=0.0), "--n 1"),
+        (dict(count=0), "no problems"),
+    ],
+)
+def test_refusals_name_the_remedy(policy: tuple[GPT, tokenizer.Tokenizer], over: dict, match: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=match):
+        toy_result(policy, **over)
+
+
+def test_paired_difference_needs_the_same_problems() -> None:
+    a = [dict(id=str(i), n=2, c=i % 2) for i in range(10)]
+    b = [dict(id=str(i), n=2, c=1 + i % 2) for i in reversed(range(10))]
+    assert evaluate.paired_difference(a, b).value == pytest.approx(0.5)
+    with pytest.raises(DataError, match="not the same"):
+        evaluate.paired_difference(a, b[1:])
+
+
+# ---------------------------------------------------------------- behaviour
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ('<functioncall> {"name": "add", "arguments": {"a": 1}}', "call"),
+        ("Sure. <functioncall> {broken", "call"),
+        ("def add(a, b):\n    return a + b", "code"),
+        ("Here it is:\n```python\nx = 1\n```", "code"),
+        ("import math\nprint(math.pi)", "code"),
+        ("I have no function for that.", "neither"),
+        ("A class of problems, from which we import nothing, is defined below.", "neither"),
+        ("", "neither"),
+    ],
+)
+def test_behaviour_of_a_completion(text: str, expected: str) -> None:
+    assert probes.behaviour(text) == expected
+
+
+def test_matrix_keeps_counts_and_intervals() -> None:
+    counts = {cell: Counter[str]() for cell in probes.CELLS}
+    counts["tool_with_tools"] = Counter(call=9, neither=1)
+    matrix = probes.BehaviourMatrix(counts)
+    assert matrix.metrics() == {
+        "probe/tool_with_tools/call": 0.9,
+        "probe/tool_with_tools/code": 0.0,
+        "probe/tool_with_tools/neither": 0.1,
+        "probe/tool_with_tools/n": 10,
+    }
+    assert matrix.share("tool_with_tools", "call") == wilson_interval(9, 10)
+    assert "n=10" in str(matrix)
+
+
+def test_matrix_of_a_model_counts_every_probe(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    asked = [
+        dict(
+            messages=[dict(role="user", content="x" * i)],
+            asked="code" if i % 2 else "tool",
+            tools_present=i < 4,
+        )
+        for i in range(8)
+    ]
+    matrix = evaluate.behaviour_matrix(*policy, "reserved", asked, max_new_tokens=4)
+    assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2]
+
+
+def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None:
+    rows = [
+        dict(messages=[dict(role="user", content=str(i))], asked="tool", tools_present=i % 2 == 0)
+        for i in range(10)
+    ]
+    path = tmp_path / "probes.select.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert evaluate.read_probes(tmp_path, "select", 3) == rows[:6]
+    path.write_text(path.read_text() + '{"asked": "dance"}\n')
+    with pytest.raises(DataError, match="line 11"):
+        evaluate.read_probes(tmp_path, "select", 3)
+    with pytest.raises(MissingFile, match="codechat data calls"):
+        evaluate.read_probes(tmp_path, "test", 3)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run with two checkpoints of different weights."""
+    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    tok = tokenizer.load("bytes")
+    shape = GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab)
+    with Run.create("toy", {"a": 1}, kind="reinforce") as run:
+        for step in (1, 2):
+            checkpoint.save(
+                run.path,
+                step,
+                model=GPT(shape, seed=step),
+                meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": []},
+            )
+    return run
+
+
+TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", "--max-new-tokens", "8", "--limit", "8"]
+
+
+def test_command_writes_a_row_for_each_checkpoint_and_split(
+    toy_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate.main([*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"])
+    run = Run.open("scores")
+    rows = run.evals()
+    assert list(zip(rows["checkpoint"], rows["split"])) == [
+        ("toy@1", "select"),
+        ("toy@1", "test"),
+        ("toy@2", "select"),
+        ("toy@2", "test"),
+    ]
+    assert (
+        set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
+    )
+    per_problem = evaluate.read_per_problem(run)
+    assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {
+        ("checkpoint", "split", "id", "n", "c", "reward_mean", "tiers")
+    }
+    assert run.status["status"] == "finished" and len(run.status["summary"]) == 2
+    out = capsys.readouterr().out
+    assert "n=4, N=8, temperature=1" in out and "toy@2 minus toy@1 on test" in out
+
+
+def test_all_checkpoints_chooses_on_select_and_writes_best(toy_run: Run) -> None:
+    evaluate.main([*TOY, "--ckpt", "toy", "--split", "select", "--all-checkpoints", "--run-name", "choice"])
+    rows = Run.open("choice").evals()
+    assert list(rows["checkpoint"]) == ["toy@1", "toy@2"]
+    best = rows.sort_values(["pass@1", "pass@4", "step"], ascending=[False, False, True])["step"].iloc[0]
+    assert (
+        checkpoint.load("toy@best").step
+        == best
+        == int(Run.open("choice").status["summary"]["best"].rpartition("@")[2])
+    )
+
+
+def test_choice_prefers_pass_at_1_then_k_then_the_earlier() -> None:
+    def rows(*pairs: tuple[float, float]) -> dict[Path, dict[str, float]]:
+        return {Path(f"step_{i:06d}"): {"pass@1": a, "pass@8": b} for i, (a, b) in enumerate(pairs)}
+
+    assert evaluate.choose(rows((0.3, 0.9), (0.4, 0.5), (0.4, 0.6)), 8) == Path("step_000002")
+    assert evaluate.choose(rows((0.4, 0.6), (0.4, 0.6)), 8) == Path("step_000000")
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        (["--ckpt", "toy", "--split", "test", "--all-checkpoints"], "set one --ckpt and --split select"),
+        (["--ckpt", "toy", "--n", "4"], "--n 8"),
+        (["--ckpt", "toy", "--ks", "8"], "add 1 to --ks"),
+        (["--ckpt", "toy", "--split", "train"], "split"),
+        ([], "ckpt is required"),
+    ],
+)
+def test_settings_that_cannot_be_quoted_are_refused(words: list[str], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        parse(evaluate.EvaluateConfig, words)
