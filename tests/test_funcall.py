@@ -234,6 +234,22 @@ def test_problems_file_keeps_its_splits(tmp_path):
     assert gold_gate(task, task.problems("test") + task.problems("train")).require().passed == 2
 
 
+def test_glaive_rows_as_the_hub_has_them(tmp_path):
+    def row(*answers):
+        chat = "".join(f"USER: Go on.\n\n\nASSISTANT: {a} <|endoftext|>\n\n\n" for a in answers)
+        return {"system": 'SYSTEM: Use them -\n{"name": "say", "parameters": {}}', "chat": chat}
+
+    quoted = 'Sure. <functioncall> {"name": "say", "arguments": \'{"text": "You\'ve won"}\'}'
+    several = call("say", text="a") + "\n" + call("say", text="b")
+    path = write(tmp_path / "g.jsonl", row("What?", quoted), row(several), row("I cannot do that."))
+    task = FuncallTask(path)
+    late, two, none = sorted(everything(task), key=lambda p: p.id)
+    assert [m["role"] for m in late.messages] == ["system", "user", "assistant", "user"]
+    assert late.gold["arguments"] == {"text": "You've won"} and task.gold(late) == quoted
+    assert two.gold["arguments"] == {"text": "a"} and none.gold is None
+    assert gold_gate(task, [late, two, none]).require().passed == 3
+
+
 def test_original_prompts_become_messages(tmp_path):
     prompt = "<|system|>\nUse\ntools\n<|end|>\n<|user|>\nMix 1 < 2\n<|end|>\n<|assistant|>\n"
     rows = [{"prompt": prompt, "gt_name": "mix", "gt_args": {"a": i}} for i in range(3)]
@@ -347,11 +363,13 @@ def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
     assert set(direct.values()) == {"train", "select", "test"}
 
 
-@pytest.mark.parametrize("name", ["bfcl_v4/all_single_turn", "common_non_bfcl"])
-def test_gold_gate_over_bfcl_rows_which_are_test_only(shared_data, name):
+@pytest.mark.parametrize("name, skipped", [
+    ("bfcl_v4/all_single_turn", {"several gold calls": 440, "a call is due but not stated": 16}),
+    ("common_non_bfcl", {"several gold calls": 1694}),
+])
+def test_gold_gate_over_bfcl_rows_which_are_test_only(shared_data, name, skipped):
     task = FuncallTask(shared_data / "function_calling" / f"{name}.parquet")
     problems = task.problems("test")
     assert len(everything(task)) == len(problems) == task.ledger.kept > 1500
-    assert set(task.ledger.skipped) <= {"several gold calls",
-                                        "a call is due but not stated"} and not task.ledger.lost
+    assert dict(task.ledger.skipped) == skipped and not task.ledger.lost
     assert gold_gate(task, problems).require().n == len(problems)
