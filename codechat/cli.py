@@ -1,7 +1,9 @@
-"""`codechat <command>`: a table of commands, and the one place where an exception becomes a message and an exit code.
+"""`codechat <command>`: a table of commands, and the one place where an exception becomes a message and an
+exit code.
 
-Each command is the `main(argv)` of a module that is named here as a string and imported when it is asked for, so that `codechat --help`
-needs neither torch nor a data library. `python -m codechat.sft` passes through `run_main` and ends the same way.
+Each command is the `main(argv)` of a module that is named here as a string and imported when it is asked for,
+so that `codechat --help` needs neither torch nor a data library. `python -m codechat.sft` passes through
+`run_main` and ends the same way.
 
 Exit codes: 0 done; 2 refused (one line on stderr says what was got and what to do); 130 interrupted.
 
@@ -43,6 +45,11 @@ COMMANDS = {
     "report": Command("codechat.report", "execute a report over finished runs"),
 }
 
+USAGE = """\
+usage: codechat COMMAND [OPTIONS]
+
+A laboratory for training small code-and-tool-calling language models."""
+
 EXAMPLES = """\
 examples:
   codechat run nano                                   the whole story on two CPU cores
@@ -52,13 +59,13 @@ examples:
   codechat sft --help                                 every setting of a command"""
 
 STORAGE_ERRORS = {
-    errno.ENOSPC: "the disk is full; free some space and run it again; what was saved before is intact",
-    errno.EDQUOT: "the disk quota is used up; free some space and run it again; what was saved before is intact",
+    errno.ENOSPC: "the disk is full; free some space and run it again; what was saved is intact",
+    errno.EDQUOT: "the disk quota is used up; free some space and run it again; what was saved is intact",
     errno.EROFS: "the file system is read-only; run in a folder that can be written",
     errno.EACCES: "permission denied; change the owner or the mode, or run in another folder",
     errno.EPERM: "the operation is not permitted; change the owner or the mode, or run in another folder",
     errno.EIO: "the disk reports an input/output error; check the device before trusting what it holds",
-    errno.EFBIG: "the file is larger than the file system or its limit allows; raise the limit or write elsewhere",
+    errno.EFBIG: "the file is larger than a limit allows; raise it (ulimit -f) or write elsewhere",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n 4096)",
 }
 
@@ -66,7 +73,7 @@ STORAGE_ERRORS = {
 def format_help() -> str:
     """The text of `codechat --help`."""
     rows = "\n".join(f"  {name:<11}{command.help}" for name, command in COMMANDS.items())
-    return f"usage: codechat COMMAND [OPTIONS]\n\nA laboratory for small code-and-tool-calling language models.\n\ncommands:\n{rows}\n\n{EXAMPLES}"
+    return f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +87,8 @@ def run_main(command: Callable[[list[str] | None], Any]) -> None:
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
-    """Call `command(argv)`; turn a refusal, an interrupt or a failing disk into one line on stderr and an exit code."""
+    """Call `command(argv)`; turn a refusal, an interrupt or a failing disk into one line on stderr and an
+    exit code."""
     try:
         code = command(argv)
         sys.stdout.flush()
