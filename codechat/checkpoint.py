@@ -184,18 +184,15 @@ def _write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any]) 
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
         raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
-    """Remove what no rule keeps. A checkpoint is renamed before it is deleted, so that none is ever half
-    there."""
+    """Remove what no rule keeps, and what a kill left. A checkpoint is renamed before it is deleted: none is half there."""
     paths = checkpoint_paths(run_path)
-    kept = set(list(paths)[-keep_last:]) | {
-        step,
-        pointed_step(run_path, "latest"),
-        pointed_step(run_path, "best"),
-    }
+    for left in (run_path / "checkpoints").glob("step_*.*"):
+        if left not in paths.values():
+            shutil.rmtree(left)
+    kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
     for old, path in paths.items():
         if keep_last > 0 and old not in kept and not (keep_every and old % keep_every == 0):
             doomed = path.with_name(path.name + ".tmp")

@@ -308,10 +308,14 @@ def _make_directory(path: Path, files: Mapping[str, Any], replaces: bool) -> Non
     fresh, former = (path.with_name(f".{path.name}.{suffix}") for suffix in (f"{os.getpid()}.new", "old"))
     for leftover in (fresh, former):
         shutil.rmtree(leftover, ignore_errors=True)
-    (fresh / "checkpoints").mkdir(parents=True)
-    for name, value in files.items():
-        write_json(fresh / name, value)
-    if replaces:
-        os.rename(path, former)
-    os.rename(fresh, path)
+    try:
+        (fresh / "checkpoints").mkdir(parents=True)
+        for name, value in files.items():
+            write_json(fresh / name, value)
+        if replaces:
+            os.rename(path, former)
+        os.rename(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     shutil.rmtree(former, ignore_errors=True)

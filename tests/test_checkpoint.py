@@ -1,0 +1,330 @@
+"""Checkpoints: a resumed run continues on the same curve, and nothing that existed is lost."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from codechat import checkpoint, tokenizer
+from codechat.config import CheckpointError, MissingFile
+from codechat.gpt import GPT, GPTConfig
+from codechat.run import Run
+from codechat.rundirs import checkpoint_paths, pointed_step
+
+pytestmark = pytest.mark.usefixtures("runs_root")
+
+TINY = GPTConfig(depth=2, n_embd=16, n_head=2, block_size=16, vocab_size=257)
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run.create("r", {}, kind="test")
+
+
+def tiny(width: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, width), nn.Dropout(0.5), nn.Linear(width, 1))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    """Losses of a few steps that draw from every global random state."""
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(4, 2) + float(np.random.rand()) + random.random()
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save(run: Run, step: int, model: nn.Module | None = None, **more: object) -> Path:
+    return checkpoint.save(run.path, step, model=model or tiny(), **more)
+
+
+# ---- the same curve
+
+
+def test_resuming_is_bitwise_and_draws_the_same_numbers(run: Run) -> None:
+    model = tiny()
+    optimizer = adamw(model)
+    learn(model, optimizer, 5)
+    save(run, 5, model, optimizers=[optimizer], extra={"loader": {"cursor": 7, "order": torch.arange(3)}})
+    expected = learn(model, optimizer, 5)
+
+    learn(tiny(), adamw(tiny()), 3)  # disturbs every random state
+    again = tiny()
+    other = adamw(again)
+    ckpt = checkpoint.load("r")
+    checkpoint.restore(ckpt, again, [other])
+    assert learn(again, other, 5) == expected
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert ckpt.step == 5 and ckpt.extra["loader"]["cursor"] == 7
+    assert torch.equal(ckpt.extra["loader"]["order"], torch.arange(3))
+
+
+def test_starting_from_a_checkpoint_leaves_the_random_states_alone(run: Run) -> None:
+    save(run, 1)
+    model = tiny()
+    torch.manual_seed(5)
+    random.seed(5)
+    before = (torch.get_rng_state(), random.getstate())
+    checkpoint.restore(checkpoint.load("r"), model)
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    checkpoint.restore(checkpoint.load("r"), model, rng=True)
+    assert not torch.equal(before[0], torch.get_rng_state())
+
+
+def test_weights_stay_float32_and_wrappers_do_not_show(run: Run) -> None:
+    model = tiny()
+    save(run, 1, torch.compile(model, backend="eager"))
+    ckpt = checkpoint.load("r", optimizer=False)
+    assert set(ckpt.model_state) == set(model.state_dict()) and ckpt.optim_state is None
+    assert {v.dtype for v in ckpt.model_state.values()} == {torch.float32}
+    again = tiny()
+    again[0].weight.data.zero_()
+    checkpoint.restore(ckpt, torch.compile(again, backend="eager"))
+    assert torch.equal(again[0].weight, model[0].weight)
+
+
+def test_a_model_with_its_tokenizer_and_tags(run: Run) -> None:
+    model = GPT(TINY, seed=3)
+    meta = {"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "text"}
+    save(run, 4, model, meta=meta)
+    loaded = checkpoint.load_model("r@4")
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(loaded.model(ids), model.eval()(ids)) and not loaded.model.training
+    assert loaded.tokenizer.spec == "bytes" and loaded.tags == "text" and loaded.meta["step"] == 4
+    assert loaded.path == checkpoint.resolve("r") and loaded.model.cfg == TINY
+    save(run, 5)
+    with pytest.raises(CheckpointError, match="holds a Sequential without model_config"):
+        checkpoint.load_model("r")
+
+
+def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
+    save(run, 10, meta={"lineage": [{"run": "r", "data": "abc"}]})
+    child = Run.create("child", {}, kind="test", parent="r")
+    parents = checkpoint.load("r").meta["lineage"]
+    save(child, 20, meta={"lineage": [*parents, {"run": "child", "data": "def"}]})
+    assert checkpoint.read_meta("child")["lineage"] == [
+        {"run": "r", "data": "abc", "step": 10},
+        {"run": "child", "data": "def", "step": 20},
+    ]
+
+
+# ---- what is kept
+
+
+def test_which_checkpoints_stay(run: Run) -> None:
+    for step in range(1, 11):
+        save(run, step, keep_last=2, keep_every=4)
+        if step == 3:
+            checkpoint.set_best(run.path, 3)
+    assert run.checkpoints() == [3, 4, 8, 9, 10] and pointed_step(run.path, "latest") == 10
+    save(run, 11, keep_last=0)
+    assert run.checkpoints() == [3, 4, 8, 9, 10, 11]
+    save(run, 12, keep_last=1)
+    assert run.checkpoints() == [3, 12], "best and latest stay whatever the rule"
+    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["best", "latest", "step_000003", "step_000012"]
+    with pytest.raises(CheckpointError, match="no checkpoint 7; it has 3, 12"):
+        checkpoint.set_best(run.path, 7)
+
+
+def test_saving_a_step_again_replaces_it(run: Run) -> None:
+    save(run, 1, extra={"n": 1})
+    save(run, 1, extra={"n": 2})
+    assert checkpoint.load("r").extra == {"n": 2}
+    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["latest", "step_000001"]
+
+
+# ---- a full disk, a kill
+
+
+def full_disk(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["torch.save", "os.fsync", "os.rename", "os.replace"])
+def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    save(run, 1, extra={"n": 1})
+    with monkeypatch.context() as m:
+        m.setattr(call, full_disk)
+        with pytest.raises(CheckpointError, match="cannot be written .*No space left on device.*earlier checkpoints are intact"):
+            save(run, 2, extra={"n": 2})
+        with pytest.raises(CheckpointError, match="No space left"):
+            save(run, 1, extra={"n": 3})
+    assert not list((run.path / "checkpoints").glob("*.tmp")) and not list((run.path / "checkpoints").glob(".*"))
+    assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
+    save(run, 3)
+    assert checkpoint.load("r").step == 3
+
+
+def test_a_real_limit_on_the_disk_names_its_cause(run: Run) -> None:
+    save(run, 1)
+    big = nn.Linear(300, 300)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            save(run, 2, big)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert run.checkpoints() == [1] and checkpoint.load("r").step == 1
+
+
+def test_old_checkpoints_that_cannot_go_do_not_stop_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(run, 1)
+    monkeypatch.setattr(checkpoint, "_prune", full_disk)
+    save(run, 2)
+    assert "cannot be removed" in capsys.readouterr().err and checkpoint.load("r").step == 2
+
+
+KILLED_WHILE_SAVING = """
+import os, pathlib, shutil, signal, sys
+import torch
+from codechat import checkpoint, rundirs
+from codechat.run import Run
+
+rundirs.ROOT, step = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+run = Run.open("r")
+
+def save(step, n):
+    checkpoint.save(run.path, step, model=torch.nn.Linear(2, 2), extra={"n": n}, keep_last=1)
+
+def die_at(moment):
+    calls = iter(range(1000))
+    def dying(real):
+        def call(*args, **kwargs):
+            if next(calls) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+        return call
+    for name in ("fsync", "rename", "replace"):
+        setattr(os, name, dying(getattr(os, name)))
+
+for moment in range(40):
+    shutil.rmtree(run.path / "checkpoints")
+    save(1, n=1)
+    if (child := os.fork()) == 0:
+        die_at(moment)
+        save(step, n=2)
+        os._exit(0)
+    died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    found = checkpoint.load("r")
+    assert (found.step, found.extra["n"]) in ((1, 1), (step, 2)), (moment, found)
+    save(5, n=5)
+    names = sorted(p.name for p in (run.path / "checkpoints").iterdir() if not p.name.startswith("."))
+    assert checkpoint.load("r").step == 5 and names == ["latest", "step_000005"], (moment, names)
+    if died == 0:
+        print("whole after", moment, "kills")
+        sys.exit(found.extra["n"] != 2)
+    assert died == -signal.SIGKILL
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs_root: Path, step: int) -> None:
+    repository = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(runs_root), str(step)]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[2]) > 8, "every sync and rename of a save is a moment"
+
+
+# ---- what cannot be read
+
+
+def test_another_shape_is_refused_with_both(run: Run) -> None:
+    model = tiny(3)
+    save(run, 1, model, optimizers=[adamw(model)])
+    wide = tiny(5)
+    before = wide[0].weight.clone()
+    with pytest.raises(CheckpointError, match=r"0.weight is \(3, 2\) there and \(5, 2\) here; 0.bias is \(3,\) there"):
+        checkpoint.restore(checkpoint.load("r"), wide)
+    assert torch.equal(before, wide[0].weight), "nothing is half loaded"
+    with pytest.raises(CheckpointError, match=r"1.weight is only here; 1.bias is only here|only there"):
+        checkpoint.restore(checkpoint.load("r"), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    with pytest.raises(CheckpointError, match="holds 1 optimizer states, 2 are wanted"):
+        checkpoint.restore(checkpoint.load("r"), model, [adamw(model), adamw(model)])
+    with pytest.raises(CheckpointError, match="state of AdamW does not fit"):
+        checkpoint.restore(checkpoint.load("r"), model, [torch.optim.AdamW([model[0].weight])])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "optim.pt", "ranks.pt"])
+def test_damage_is_found(run: Run, name: str) -> None:
+    model = tiny()
+    path = save(run, 1, model, optimizers=[adamw(model)]) / name
+    flip(path)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged: its bytes are not those that were written; use another"):
+        checkpoint.load("r")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{name} is damaged: .* bytes, written with"):
+        checkpoint.load("r")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        checkpoint.load("r")
+
+
+def test_foreign_and_damaged_meta(run: Run, tmp_path: Path) -> None:
+    path = save(run, 1)
+    for text, message in (("{", "is damaged"), ("{}", "format None"), ("[]", "format 'list'"), ('{"format": 9}', "format 9")):
+        (path / "meta.json").write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            checkpoint.load("r")
+    torch.save(tiny().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="is not a CodeChat checkpoint"):
+        checkpoint.load(tmp_path / "weights.pt")
+    with pytest.raises(MissingFile, match="did you mean 'r'"):
+        checkpoint.load("rr")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+def test_reading_never_executes_and_writing_refuses_what_would_need_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save(run, 1)
+    torch.save({"w": Bomb()}, path / "model.pt")
+    meta = json.loads((path / "meta.json").read_text())
+    data = (path / "model.pt").read_bytes()
+    meta["files"]["model.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError, match="cannot be read by torch"):
+        checkpoint.load("r")
+    assert not (tmp_path / "exploded").exists()
+    with pytest.raises(TypeError, match=r"extra\['loader'\]\[1\] is a ndarray"):
+        save(run, 2, extra={"loader": [0, np.zeros(2)]})
+    assert list(checkpoint_paths(run.path)) == [1]

@@ -1,0 +1,497 @@
+"""Run directories: what is logged is what is read, names are protected, a kill loses nothing that was flushed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from codechat import provenance, rundirs
+from codechat.config import CheckpointError, ConfigError, MissingFile, RunError, opt
+from codechat.metrics import METRICS
+from codechat.run import Run, StopSignal, compare_configs, exists, find_checkpoint, find_run, list_runs, metric
+from codechat.run import read_rows, runs_dir, write_atomic
+
+pytestmark = pytest.mark.usefixtures("runs_root")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    run_name: str = opt("r", "name", identity=False)
+    resume: bool = opt(False, "continue", identity=False)
+    lr: float = opt(0.1, "learning rate")
+    ks: tuple[int, ...] = opt((1, 8), "ks")
+
+
+def new(name: str = "r", **more: object) -> Run:
+    return Run.create(name, Settings(run_name=name), kind="test", **more)
+
+
+def fake_checkpoint(run: Run, step: int, latest: bool = True) -> Path:
+    folder = run.path / "checkpoints" / f"step_{step:06d}"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text("{}")
+    if latest:
+        (folder.parent / "latest").write_text(folder.name + "\n")
+    return folder
+
+
+def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
+    """A process with the run root of this test."""
+    head = f"import pathlib, sys, time\nfrom codechat import rundirs\nrundirs.ROOT = pathlib.Path({str(root)!r})\n"
+    head += "from codechat.run import Run, StopSignal\n"
+    repository = Path(__file__).resolve().parents[1]
+    return subprocess.Popen([sys.executable, "-c", head + program], text=True, stdout=subprocess.PIPE, cwd=repository, **popen)
+
+
+# ---- a run from beginning to end
+
+
+def test_what_is_logged_is_what_is_read() -> None:
+    with new(parent=None) as run:
+        run.log(1, train_loss=2.5, lr=0.1, verdict="LIVE")
+        run.log(2, {"tier/full_match": 0.5, "train_loss": torch.tensor(1.5)}, tokens=10)
+        run.log_eval(2, {"pass@1": 0.25, "n": 64, "split": "select", "interval": (0.1, 0.4)})
+        run.log_samples(2, [{"text": "print('é')", "reward": 1.0}, {"text": "x", "reward": 0.0}])
+    again = Run.open("r")
+    frame = again.metrics()
+    assert frame["train_loss"].tolist() == [2.5, 1.5] and frame["step"].tolist() == [1, 2]
+    assert frame["verdict"][0] == "LIVE" and frame["tier/full_match"][1] == 0.5 and frame["tokens"][1] == 10
+    assert again.evals().loc[0, ["pass@1", "n", "split"]].tolist() == [0.25, 64, "select"]
+    assert again.evals()["interval"][0] == [0.1, 0.4]
+    assert [r["text"] for r in again.samples()] == ["print('é')", "x"]
+    assert again.status["status"] == "finished" and again.config == {"run_name": "r", "resume": False, "lr": 0.1, "ks": [1, 8]}
+    assert again.env["kind"] == "test" and again.env["argv"] == sys.argv and again.env["versions"]["torch"].startswith("2.")
+
+
+def test_a_run_without_rows_reads_as_empty_frames() -> None:
+    run = new("nano/empty")
+    assert run.name == "nano/empty" and len(run.metrics()) == 0 and len(run.evals()) == 0
+    assert list(run.metrics().columns) == ["step", "time"] and run.samples() == [] and run.checkpoints() == []
+
+
+def test_rows_of_one_step_are_one_row_of_the_frame() -> None:
+    run = new()
+    run.log(1, train_loss=1.0, verdict="DEAD")
+    run.log(2, train_loss=2.0)
+    run.log(1, val_loss=3.0, train_loss=0.5)
+    frame = run.metrics()
+    assert frame["step"].tolist() == [1, 2] and frame["train_loss"].tolist() == [0.5, 2.0]
+    assert frame["val_loss"][0] == 3.0 and frame["verdict"][0] == "DEAD"
+
+
+def test_only_declared_names_with_scalars() -> None:
+    run = new()
+    with pytest.raises(ValueError, match="'trainloss' is not declared.*did you mean 'train_loss'"):
+        run.log(1, trainloss=1.0)
+    with pytest.raises(ValueError, match="'tier/' is not declared"):
+        run.log(1, {"tier/": 1.0})
+    with pytest.raises(ValueError, match="'lr' is a list"):
+        run.log(1, lr=[1.0])
+    assert not (run.path / "metrics.jsonl").exists()
+    assert metric("pass@64") is METRICS["pass@*"] and metric("val_bpb").unit == "bits/byte"
+
+
+def test_what_is_not_finite_is_null_and_named() -> None:
+    run = new()
+    run.log(1, train_loss=math.nan, grad_norm=torch.tensor(math.inf), lr=0.1)
+    run.finish({"worst": -math.inf})
+    row = json.loads((run.path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert row["train_loss"] is None and row["nonfinite"] == "train_loss=nan grad_norm=inf" and row["lr"] == 0.1
+    assert run.status["summary"] == {"worst": None} and run.status["nonfinite"] == "summary.worst=-inf"
+
+
+def test_tensorboard_holds_the_same_names_and_numbers() -> None:
+    with new() as run:
+        run.log(3, {"pass@1": 0.5, "train_loss": 2.0, "verdict": "LIVE"})
+        run.log_eval(4, {"val_bpb": 1.25, "n": 7})
+    board = EventAccumulator(str(run.path / "tb")).Reload()
+    assert set(board.Tags()["scalars"]) == {"pass@1", "train_loss", "val_bpb"}
+    assert [(e.step, e.value) for e in board.Scalars("train_loss")] == [(3, 2.0)]
+    assert [(e.step, e.value) for e in board.Scalars("val_bpb")] == [(4, 1.25)]
+
+
+def test_a_run_without_tensorboard_says_so_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with new() as run:
+        run.log(1, lr=0.1)
+        run.log(2, lr=0.1)
+    assert capsys.readouterr().err.count("TensorBoard is left out") == 1 and len(run.metrics()) == 2
+
+
+def test_logging_is_cheap() -> None:
+    run = new()
+    names = [n for n in METRICS if "*" not in n and n != "verdict"][:20]
+    row = dict.fromkeys(names, 1.25)
+    run.log(0, row)
+    best = math.inf
+    for repeat in range(5):
+        began = time.thread_time()
+        for step in range(100):
+            run.log(100 * repeat + step, row)
+        best = min(best, (time.thread_time() - began) / 100)
+    assert best < 0.3e-3, f"{best * 1e6:.0f} microseconds per row of {len(row)} metrics"
+
+
+# ---- how it ends
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [(None, "finished", None), (KeyboardInterrupt(), "stopped", "interrupted"), (ValueError("bad"), "failed", "ValueError: bad")],
+)
+def test_the_block_ends_the_run(error: BaseException | None, status: str, reason: str | None) -> None:
+    try:
+        with new() as run:
+            if error:
+                raise error
+    except (KeyboardInterrupt, ValueError) as e:
+        assert e is error
+    assert (run.status["status"], run.status["reason"]) == (status, reason)
+
+
+def test_an_end_within_the_block_stands() -> None:
+    with new("a") as run:
+        run.finish({"exact_match": 0.5})
+    assert run.status["summary"] == {"exact_match": 0.5} and run.status["ended"] >= run.status["started"]
+    with new("b") as run:
+        run.stop("20 DEAD steps")
+    assert (run.status["status"], run.status["reason"]) == ("stopped", "20 DEAD steps")
+
+
+def test_a_killed_run_says_killed(runs_root: Path) -> None:
+    process = child("run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)", runs_root)
+    assert process.stdout.readline() == "up\n"
+    assert Run.open("k").status["status"] == "running"
+    with pytest.raises(RunError, match=f"is being written by process {process.pid}"):
+        Run.create("k", {}, kind="t", overwrite=True)
+    with pytest.raises(RunError, match="is being written"):
+        Run.create("k", {}, kind="t", resume=True)
+    process.kill()
+    process.wait()
+    assert Run.open("k").status["status"] == "killed" and "is gone" in Run.open("k").status["reason"]
+    assert Run.open("k").metrics()["lr"].tolist() == [1.0]
+    assert Run.create("k", {}, kind="t", overwrite=True).status["status"] == "running"
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_one_ctrl_c_asks_two_interrupt(runs_root: Path, presses: int) -> None:
+    program = f"""
+with StopSignal() as stop:
+    print('up', flush=True)
+    while not stop.requested or {presses} == 2:  # the second never leaves by itself
+        time.sleep(0.01)
+print('left', flush=True)
+"""
+    process = child(program, runs_root, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "up\n"
+    for _ in range(presses):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    out, err = process.communicate(timeout=30)
+    assert "stopping after this step" in err
+    assert (out == "left\n") == (process.returncode == 0) == (presses == 1)
+    assert ("KeyboardInterrupt" in err) == (presses == 2)
+
+
+# ---- names
+
+
+def test_a_name_in_use_is_refused_resumed_or_replaced() -> None:
+    with new() as run:
+        run.log(1, lr=1.0)
+    with pytest.raises(RunError, match="'r' is in use \\(finished\\); set --resume to continue it, --overwrite"):
+        new()
+    with pytest.raises(ConfigError, match="exclude each other"):
+        new(resume=True, overwrite=True)
+    assert len(Run.open("r").metrics()) == 1
+    assert len(new(overwrite=True).metrics()) == 0
+    assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], "nothing is left of the former run"
+    with pytest.raises(MissingFile, match="no run 'q'; .*r"):
+        new("q", resume=True)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b/c", "../x", ".x", "-x", "x/", "/tmp/x", "x/..", "x\n"])
+def test_names_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="letters, digits"):
+        new(name)
+
+
+def test_runs_do_not_nest_and_foreign_folders_are_left_alone() -> None:
+    new("nano/sft")
+    new("a")
+    with pytest.raises(ConfigError, match="inside run 'a'"):
+        new("a/b")
+    with pytest.raises(RunError, match="is not a run"):
+        new("nano", overwrite=True)
+    (runs_dir() / "notes").mkdir()
+    (runs_dir() / "notes" / "mine.txt").write_text("keep")
+    with pytest.raises(RunError, match="is not a run"):
+        new("notes", overwrite=True)
+    assert exists("nano/sft") and not exists("nano") and (runs_dir() / "notes" / "mine.txt").exists()
+
+
+def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    new("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device.*; free space"):
+        new("r")
+    with pytest.raises(RunError, match="No space left"):
+        new("old", overwrite=True)
+    assert not exists("r") and exists("old") and [p.name for p in runs_dir().iterdir()] == ["old"]
+
+
+# ---- resuming
+
+
+def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
+    run = new()
+    for step in range(1, 6):
+        run.log(step, train_loss=float(step))
+        run.log_eval(step, {"val_loss": float(step)})
+        run.log_samples(step, [{"text": str(step)}])
+    fake_checkpoint(run, 3)
+    before = Run.open("r").env
+    again = new(resume=True)
+    assert again.resumed and len(again.metrics()) == 5, "nothing is dropped before there is something new"
+    again.log(4, train_loss=40.0)
+    assert again.metrics()["train_loss"].tolist() == [1.0, 2.0, 3.0, 40.0]
+    assert again.evals()["step"].tolist() == [1, 2, 3] and [r["step"] for r in again.samples()] == [1, 2, 3]
+    again.log(5, train_loss=50.0)
+    again.finish()
+    assert again.metrics()["step"].tolist() == [1, 2, 3, 4, 5]
+    assert len(again.env["resumed"]) == 1 and {k: again.env[k] for k in before} == before
+    board = EventAccumulator(str(again.path / "tb")).Reload()
+    assert [(e.step, e.value) for e in board.Scalars("train_loss")] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
+
+
+def test_resume_before_the_first_checkpoint_starts_again() -> None:
+    new().log(1, train_loss=1.0)
+    again = new(resume=True)
+    assert not again.resumed
+    again.log(1, train_loss=7.0)
+    assert again.metrics()["train_loss"].tolist() == [7.0]
+
+
+def test_resume_wants_the_same_settings() -> None:
+    new("r")
+    other = Settings(run_name="r", lr=0.2)
+    with pytest.raises(RunError, match="begun with other settings: lr 0.1 -> 0.2; resume with the same"):
+        Run.create("r", other, kind="test", resume=True)
+    Run.create("r", Settings(run_name="else", resume=True), kind="test", resume=True)
+    stored = json.loads((runs_dir() / "r" / "config.json").read_text())
+    (runs_dir() / "r" / "config.json").write_text(json.dumps(stored | {"gone": 1}))
+    with pytest.raises(RunError, match="another version of its settings.*'gone'"):
+        new("r", resume=True)
+
+
+@pytest.mark.parametrize("tail", ['{"step": 9, "tra', '{"step": 9, "train_loss": 1.0', "\0\0\0\0", "{}\xff"])
+def test_a_line_cut_by_a_kill_is_neither_read_nor_built_upon(tail: str) -> None:
+    run = new()
+    run.log(1, train_loss=1.0)
+    with open(run.path / "metrics.jsonl", "a") as f:
+        f.write(tail)
+    assert Run.open("r").metrics()["step"].tolist() == [1]
+    again = Run.open("r")
+    again.log(2, train_loss=2.0)
+    assert again.metrics()["train_loss"].tolist() == [1.0, 2.0]
+
+
+def test_damage_in_the_middle_is_not_passed_over() -> None:
+    run = new()
+    run.log(1, train_loss=1.0)
+    text = (run.path / "metrics.jsonl").read_text()
+    (run.path / "metrics.jsonl").write_text("oops\n" + text)
+    with pytest.raises(RunError, match="metrics.jsonl line 1 is not json"):
+        run.metrics()
+
+
+def test_a_full_disk_while_logging_is_a_refusal_and_loses_no_whole_row(runs_root: Path) -> None:
+    program = f"""
+import resource
+from codechat.config import RunError
+run = Run.create('full', {{}}, kind='t')
+run._show = lambda row: None
+run.log(1, lr=1.0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, {resource.RLIM_INFINITY}))
+try:
+    for step in range(2, 9):
+        run.log(step, lr=1.0)
+except RunError as e:
+    print(step, e, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
+run.log(step, lr=2.0)
+"""
+    out, _ = child(program, runs_root).communicate(timeout=60)
+    failed = int(out.split()[0])
+    assert "metrics.jsonl cannot be written" in out and "--resume" in out
+    assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
+
+
+def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "status.json"
+    write_atomic(path, "former")
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_atomic(path, "new")
+    assert path.read_text() == "former" and [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+# ---- finding
+
+
+def test_references_to_runs_and_checkpoints() -> None:
+    run = new("nano/sft")
+    first, last = fake_checkpoint(run, 10), fake_checkpoint(run, 20)
+    for ref in ("nano/sft", run.path, str(run.path), run.path / "checkpoints", "nano/sft@latest", "nano/sft@20", last, last / "meta.json"):
+        assert find_checkpoint(ref) == last, ref
+    assert find_checkpoint("nano/sft@10") == find_checkpoint(f"{run.path}@10") == first
+    (run.path / "checkpoints" / "best").write_text("step_000010\n")
+    assert find_checkpoint("nano/sft@best") == first and run.checkpoints() == [10, 20]
+    assert find_run("nano/sft") == find_run(first) == find_run(last / "meta.json") == run.path
+
+
+def test_references_that_miss_name_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="no run 'x'; there are no runs in"):
+        find_run("x")
+    run = new("nano/sft")
+    with pytest.raises(MissingFile, match="did you mean 'nano/sft'"):
+        find_run("nano/sfd")
+    with pytest.raises(MissingFile, match="nano/sft \\(running\\) has no checkpoint yet"):
+        find_checkpoint("nano/sft")
+    fake_checkpoint(run, 10)
+    fake_checkpoint(run, 20)
+    with pytest.raises(MissingFile, match="no checkpoint '15'; it has 10, 20, latest"):
+        find_checkpoint("nano/sft@15")
+    with pytest.raises(MissingFile, match="codechat evaluate --ckpt nano/sft --all-checkpoints"):
+        find_checkpoint("nano/sft@best")
+    foreign = tmp_path / "model.pt"
+    foreign.write_bytes(b"weights")
+    with pytest.raises(CheckpointError, match="is not a CodeChat checkpoint: no meta.json"):
+        find_checkpoint(foreign)
+    with pytest.raises(MissingFile, match="is not a run"):
+        find_run(foreign)
+
+
+def test_a_checkpoint_that_was_being_replaced_is_its_former_self() -> None:
+    run = new()
+    folder = fake_checkpoint(run, 10)
+    folder.rename(folder.with_name("step_000010.old"))
+    assert run.checkpoints() == [10] and find_checkpoint("r").name == "step_000010.old"
+    fake_checkpoint(run, 10)
+    assert find_checkpoint("r") == folder
+
+
+def test_the_parent_is_recorded() -> None:
+    parent = new("sft")
+    fake_checkpoint(parent, 10)
+    run = new("rl", parent="sft@10")
+    origin = run.env["parent"]
+    assert (origin["ref"], origin["run"], origin["step"]) == ("sft@10", "sft", 10)
+    assert origin["path"] == "runs/sft/checkpoints/step_000010" and origin["config_hash"] == parent.env["config_hash"]
+    parent.finish()
+    with pytest.raises(ConfigError, match="would delete sft"):
+        new("sft", parent="sft", overwrite=True)
+
+
+def test_lists_and_comparisons() -> None:
+    new("b").fail("out of memory")
+    run = new("nano/a")
+    fake_checkpoint(run, 10)
+    (runs_dir() / "broken").mkdir()
+    for name in ("config.json", "status.json"):
+        (runs_dir() / "broken" / name).write_text("{")
+    table = list_runs().set_index("run")
+    assert table["status"].to_dict() == {"b": "failed", "broken": "damaged", "nano/a": "running"}
+    assert table.loc["nano/a", "step"] == 10 and table.loc["b", "reason"] == "out of memory"
+    Run.create("c", replace(Settings(), lr=0.5, ks=(1,)), kind="test")
+    found = compare_configs("b", "c")
+    assert isinstance(found, pd.DataFrame) and found.loc["lr"].tolist() == [0.1, 0.5] and found.loc["ks", "b"] == [1]
+    assert compare_configs(run, Settings(run_name="nano/a")).empty
+
+
+# ---- provenance
+
+
+def git(root: Path, *args: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(root), *identity, *args], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    root = tmp_path / "repository"
+    root.mkdir()
+    (root / "pyproject.toml").write_text("[project]\n")
+    git(root, "init", "-q")
+    return root
+
+
+def test_the_commit_and_what_was_changed_since(repository: Path) -> None:
+    assert provenance.git_state(repository)["commit"] == "unknown", "no commit yet"
+    git(repository, "add", "pyproject.toml")
+    git(repository, "commit", "-qm", "first")
+    clean = provenance.git_state(repository)
+    assert len(clean["commit"]) == 40 and clean["dirty"] is False and clean["dirty_hash"] is None
+    hashes = set()
+    for text in ("[project]\n#", "[project]\n##"):
+        (repository / "pyproject.toml").write_text(text)
+        state = provenance.git_state(repository)
+        assert state["dirty"] and state["commit"] == clean["commit"]
+        hashes.add(state["dirty_hash"])
+    assert len(hashes) == 2
+
+
+def test_a_foreign_repository_around_the_package_gives_no_commit(repository: Path) -> None:
+    git(repository, "add", "pyproject.toml")
+    git(repository, "commit", "-qm", "theirs")
+    inner = repository / "vendored"
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text("")
+    assert "enclosing repository" in provenance.git_state(inner)["reason"]
+    (inner / "pyproject.toml").unlink()
+    assert provenance.git_state(inner) == {"commit": "unknown", "reason": "not a source checkout"}
+
+
+def test_without_git_or_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "not a git repository" in provenance.git_state(tmp_path)["reason"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.git_state(tmp_path) == {"commit": "unknown", "reason": "git is not installed"}
+    assert new().env["commit"] == "unknown"
+
+
+def test_a_repository_of_another_user_gives_no_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # git's own switch for testing this: it then takes every repository for somebody else's
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setattr(rundirs, "ROOT", repository)
+    env = new().env
+    assert env["commit"] == "unknown" and "dubious ownership" in env["reason"]
+
+
+def test_hardware_and_versions_are_there() -> None:
+    found: Callable[[], dict] = provenance.hardware
+    assert found()["cores"] >= 1 and found()["cpu"] and found()["gpus"] is not None
+    assert list(read_rows(Path("/absent"))) == []
