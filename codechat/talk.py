@@ -183,8 +183,8 @@ def opening(system: str) -> list[Message]:
 
 
 def show(pieces: Iterator[str]) -> str:
-    """Print pieces as they come, end the line, and return the whole. A terminal gets no control characters."""
     """Print pieces as they come; the whole text. A terminal gets no control characters."""
+    clean, whole = visible if sys.stdout.isatty() else str, ""
     for piece in pieces:
         print(clean(piece), end="", flush=True)
         whole += piece
