@@ -1,12 +1,12 @@
 """The function-call grammar: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
 
 Calls are written in one form (`format_call`) and read in all (`parse_calls`): real data and half-trained
-models write arguments as an object, as JSON in a string, as JSON in single quotes with raw apostrophes inside, as
-Python literals, with a comma too many, with prose around the call, or several at once. Each call says in which
-form it was met (`FORMS`).
+models write arguments as an object, as JSON in a string, as JSON in single quotes with raw apostrophes
+inside, as Python literals, with a comma too many, with prose around the call, or several at once. Each call
+says in which form it was met (`FORMS`).
 
-Reading never raises and takes time linear in the text, because the text comes from a model that is rewarded for
-it. Strict JSON is tried first, then a tolerant reader that never looks past the next tag. Left out: repairing
+Reading never raises and takes time linear in the text, because a model that is rewarded for it wrote it.
+Strict JSON is tried first, then a tolerant reader that never looks past the next tag. Left out: repairing
 JSON that was cut off or holds unescaped quotes (`bad_json`), since a reward must not guess; and reading tool
 lists back (prompts are made from schemas, never the other way round).
 """
@@ -53,7 +53,8 @@ _LITERALS = {"true": True, "false": False, "null": None, "True": True, "False": 
 
 
 class Call(NamedTuple):
-    """A function call. name is None in "no_name" and "bad_json"; arguments may be in those and "bad_arguments"."""
+    """A function call. name is None in "no_name" and "bad_json"; arguments may be None in these and
+    "bad_arguments"."""
 
     name: str | None
     arguments: dict[str, Any] | None
@@ -72,8 +73,8 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     try:
         body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"arguments of {name} are not JSON ({error}); give strings, finite numbers, booleans, "
-                        "None, lists and dicts with string keys") from None
+        raise DataError(f"arguments of {name} are not JSON ({error}); give strings, finite numbers, "
+                        "booleans, None, lists and dicts with string keys") from None
     return f"{CALL_TAG} {_TAG_IN_JSON.sub(lambda _: chr(92) + 'u003c', body)}"
 
 
@@ -100,7 +101,7 @@ def _signature(tool: Mapping[str, Any]) -> str:
     parameters = (tool.get("parameters") or {}) if name else {}
     properties = (parameters.get("properties") or {}) if isinstance(parameters, Mapping) else None
     if not isinstance(name, str) or not isinstance(properties, Mapping):
-        raise DataError(f"tool {str(tool)[:80]} is no schema; give name, description and parameters.properties")
+        raise DataError(f"tool {str(tool)[:80]} is no schema; give a name and parameters with properties")
     required = parameters.get("required") or ()
     arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
     description = " ".join(str(tool.get("description") or "").split())
@@ -122,7 +123,7 @@ def _type(schema: Any) -> str:
 # ------------------------------------------------------------------ reading
 
 def parse_calls(text: str) -> list[Call]:
-    """Every call of a text, in order: one per tag, several where a tag is followed by a list. Never raises."""
+    """Every call of a text, in order: one per tag, several where a list follows the tag. Never raises."""
     tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
     calls, n = [], 0
     while n < len(tags) - 1:
@@ -158,7 +159,9 @@ def _call_of(item: Any, form: str) -> Call:
     name = item.get("name")
     if not isinstance(name, str) or not name.strip():
         return Call(None, arguments, "no_name")
-    return Call(name, arguments, special or ("parameters" if (key, form) == ("parameters", "object") else form))
+    if (key, form) == ("parameters", "object"):
+        form = "parameters"
+    return Call(name, arguments, special or form)
 
 
 def _arguments_of(raw: Any) -> tuple[dict[str, Any] | None, str | None]:
@@ -305,24 +308,42 @@ class _Reader:
             raise _Unreadable from None
 
     def quoted_object(self) -> _Quoted | str:
-        """An object in single quotes: raw as glaive has it, or escaped as Python would write it, or loosely."""
-        inside = _SPACE.match(self.text, self.at + 1, self.stop).end()
-        found = _strict(self.text, inside, self.stop)
-        if isinstance(found, tuple) and (whole := self.closed(*found)) is not None:
-            return whole
-        if (match := _SINGLE.match(self.text, self.at, self.stop)) is not None:
-            value = _strict(unescaped := _unescape(match[1]), 0, len(unescaped))
-            if isinstance(value, tuple) and isinstance(value[0], dict):
-                self.at = match.end()
-                return _Quoted(value[0])
-        loose = _Reader(self.text, inside, self.stop, quoted=False)
-        try:
-            whole = self.closed(loose.value(1), loose.at)
-        except _Unreadable:
-            whole = None
+        """An object in single quotes: raw as glaive has it, or escaped as Python writes it, or loosely.
+
+        Among other Python strings the escapes are Python's: \\\\n is then a line end, raw two characters.
+        """
+        attempts = [self.raw_object, self.escaped_object, self.loose_object]
+        if self.python:
+            attempts[:2] = self.escaped_object, self.raw_object
+        for attempt in attempts:
+            if (whole := attempt()) is not None:
+                return whole
         # One failure is enough: trying again at every key could make the reading quadratic.
-        self.may_be_quoted = whole is not None
-        return self.string() if whole is None else whole
+        self.may_be_quoted = False
+        return self.string()
+
+    def raw_object(self) -> _Quoted | None:
+        found = _strict(self.text, self.after_quote(), self.stop)
+        return self.closed(*found) if isinstance(found, tuple) else None
+
+    def escaped_object(self) -> _Quoted | None:
+        match = _SINGLE.match(self.text, self.at, self.stop)
+        text = _unescape(match[1]) if match else ""
+        found = _strict(text, 0, len(text))
+        if not isinstance(found, tuple) or not isinstance(found[0], dict) or text[found[1] :].strip():
+            return None
+        self.at = match.end()
+        return _Quoted(found[0])
+
+    def loose_object(self) -> _Quoted | None:
+        reader = _Reader(self.text, self.after_quote(), self.stop, quoted=False)
+        try:
+            return self.closed(reader.value(1), reader.at)
+        except _Unreadable:
+            return None
+
+    def after_quote(self) -> int:
+        return _SPACE.match(self.text, self.at + 1, self.stop).end()
 
     def closed(self, value: Any, end: int) -> _Quoted | None:
         """The object if a closing quote follows it; moves behind that quote."""

