@@ -20,7 +20,9 @@ def texts(n: int) -> list[str]:
 
 
 def write(out: Path, documents=None, **options) -> dict:
-    return corpus.write_corpus(texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options)
+    return corpus.write_corpus(
+        texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options
+    )
 
 
 def stream(out: Path, split: str) -> np.ndarray:
@@ -29,7 +31,9 @@ def stream(out: Path, split: str) -> np.ndarray:
 
 def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_path):
     manifest = write(tmp_path)
-    parts = {s: BYTES.decode(stream(tmp_path, s).tolist()).split("<|endoftext|>")[:-1] for s in ("train", "val")}
+    parts = {
+        s: BYTES.decode(stream(tmp_path, s).tolist()).split("<|endoftext|>")[:-1] for s in ("train", "val")
+    }
     assert parts["val"] and sorted(parts["train"] + parts["val"]) == sorted(texts(60))
     assert manifest["train_documents"] == len(parts["train"])
     for split, kept in parts.items():
@@ -87,12 +91,15 @@ def test_a_new_corpus_replaces_the_old_one_whole(tmp_path):
     corpus.verify(tmp_path)
 
 
-def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_path):
+def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_path, monkeypatch):
     write(tmp_path)
+    monkeypatch.setattr(corpus, "CHUNK_CHARS", 100)
+    monkeypatch.setattr(corpus, "FEW_DOCUMENTS", 5)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
     def failing():
         yield from texts(30)
+        assert list(tmp_path.glob("*.tmp"))
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DataError, match="disk full"):
@@ -113,6 +120,7 @@ def test_a_changed_shard_is_found_by_its_hash_and_a_cut_one_by_its_size(tmp_path
 
 
 # ------------------------------------------------------------------ windows
+
 
 def test_windows_are_slices_of_the_stream_with_targets_shifted_by_one(tmp_path):
     write(tmp_path)
@@ -173,6 +181,7 @@ def test_a_corpus_smaller_than_a_block_is_refused_with_both_numbers(tmp_path):
 
 # ------------------------------------------------------------------ validation
 
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path, batch):
     tok = tokenizer.load("gpt2:4096")
@@ -189,6 +198,7 @@ def test_val_windows_make_every_token_a_target_once_and_count_its_bytes(tmp_path
 
 
 # ------------------------------------------------------------------ the original project's shards
+
 
 def test_bare_shards_are_read_with_the_last_one_held_out(tmp_path):
     for i in range(3):
@@ -208,12 +218,17 @@ def test_a_single_bare_shard_gives_its_end_to_validation(tmp_path):
 
 # ------------------------------------------------------------------ sources and bad input
 
+
 def python_tree(root: Path) -> None:
     files = {
-        "pkg/a.py": "def a():\n    return 1\n", "pkg/tests/test_a.py": "assert a() == 1\n",
-        "pkg/_vendor/b.py": "def b():\n    return 2\n", "pkg/test_c.py": "import a\n",
-        "codechat/gpt.py": "class GPT:\n    pass\n", "site-packages/d.py": "def d():\n    return 4\n",
-        "pkg/table.py": "T = [" + "0, 1, 2, 3,\n" * 50 + "]\n", "pkg/long.py": "x = '" + "a" * 1200 + "'\n",
+        "pkg/a.py": "def a():\n    return 1\n",
+        "pkg/tests/test_a.py": "assert a() == 1\n",
+        "pkg/_vendor/b.py": "def b():\n    return 2\n",
+        "pkg/test_c.py": "import a\n",
+        "codechat/gpt.py": "class GPT:\n    pass\n",
+        "site-packages/d.py": "def d():\n    return 4\n",
+        "pkg/table.py": "T = [" + "0, 1, 2, 3,\n" * 50 + "]\n",
+        "pkg/long.py": "x = '" + "a" * 1200 + "'\n",
         "pkg/e.py": "\ufeffdef e():\r\n    return 5\r\n",
     }
     for name, text in files.items():
@@ -237,8 +252,10 @@ def test_the_order_of_documents_does_not_depend_on_the_machine(tmp_path):
             path = tmp_path / root / "pkg" / f"m{i}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"def f():\n    return {i}\n")
-    orders = [[d.name for d in sources.embedded_python(sources.Ledger("e"), [("stdlib", tmp_path / r)])]
-              for r in ("x/y", "z")]
+    orders = [
+        [d.name for d in sources.embedded_python(sources.Ledger("e"), [("stdlib", tmp_path / r)])]
+        for r in ("x/y", "z")
+    ]
     assert orders[0] == orders[1] != sorted(orders[0])
 
 

@@ -48,6 +48,7 @@ def prepared(tmp_path_factory) -> Path:
 
 # ------------------------------------------------------------------ embedded
 
+
 def test_code_questions_are_functions_that_parse_without_docstring_or_decorator(prepared):
     rows = [r for split in data.SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
     assert len(rows) == 400 and {r["domain"] for r in rows} == {"code"}
@@ -72,10 +73,15 @@ def test_a_share_of_the_code_rows_has_neutral_prompts_and_another_offers_tools(p
 
 def test_splits_share_no_answer_and_no_request(prepared):
     for domain in ("code", "chat", "calls"):
-        asked = {s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")} for s in data.SPLITS}
+        asked = {
+            s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")}
+            for s in data.SPLITS
+        }
         assert all(asked.values())
         assert not asked["train"] & asked["select"] and not asked["train"] & asked["test"]
-    code = {s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in data.SPLITS}
+    code = {
+        s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in data.SPLITS
+    }
     assert not code["train"] & (code["select"] | code["test"]) and not code["select"] & code["test"]
 
 
@@ -83,7 +89,10 @@ def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepar
     sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*data.SPLITS, "test_hard")}
     assert sizes == {"train": 40, "select": 20, "test": 20, "test_hard": 20}
     problem = rows_of(prepared / "funcall.train.jsonl")[0]
-    assert set(problem) == {"id", "messages", "gold", "split", "meta"} and set(problem["gold"]) == {"name", "arguments"}
+    assert set(problem) == {"id", "messages", "gold", "split", "meta"} and set(problem["gold"]) == {
+        "name",
+        "arguments",
+    }
     for split in ("select", "test"):
         cells = Counter((p["asked"], p["tools_present"]) for p in rows_of(prepared / f"probes.{split}.jsonl"))
         assert cells == dict.fromkeys([("tool", True), ("tool", False), ("code", True), ("code", False)], 3)
@@ -105,7 +114,8 @@ def test_the_manifest_holds_both_commands_and_the_supervised_tokens_of_each_doma
 
 def test_preparing_again_gives_the_same_bytes(prepared, tmp_path):
     run("calls", tmp_path / "x", *SMALL)
-    for file in (tmp_path / "x").glob("*.jsonl"):
+    run("sft", tmp_path / "x", "--max-examples", 400)
+    for file in [*(tmp_path / "x").glob("*.jsonl"), tmp_path / "x" / "manifest.json"]:
         assert file.read_bytes() == (prepared / file.name).read_bytes()
 
 
@@ -122,7 +132,9 @@ def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(t
 
 
 def test_the_embedded_source_needs_no_datasets_package(tmp_path, monkeypatch):
-    code = "import sys, codechat.data; sys.exit('datasets' in sys.modules or 'huggingface_hub' in sys.modules)"
+    code = (
+        "import sys, codechat.data; sys.exit('datasets' in sys.modules or 'huggingface_hub' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     monkeypatch.setitem(sys.modules, "datasets", None)
     run("corpus", tmp_path, "--max-tokens", "20000")
@@ -147,7 +159,10 @@ def test_a_function_becomes_a_request_and_its_own_source():
     user, answer = (m["content"] for m in row["messages"])
     assert "`clamp(value, low=0, high=1)`" in user and "value limited to the range from low to high" in user
     assert "More words" not in user
-    assert answer == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
+    assert (
+        answer
+        == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +173,10 @@ def test_a_function_becomes_a_request_and_its_own_source():
         ('def f():\n    """Return a number that is one."""', "no_body"),
         ('def f():\n    """Return a number that is one."""\n    raise NotImplementedError', "no_body"),
         ('def f():\n    """Return a number that is one."""\n    return (', "unparsed"),
-        ('def f():\n    """Return a number that is one."""\n' + "    x = 1\n" * 60 + "    return x", "too_long"),
+        (
+            'def f():\n    """Return a number that is one."""\n' + "    x = 1\n" * 60 + "    return x",
+            "too_long",
+        ),
     ],
 )
 def test_functions_that_make_no_question_are_left_out_by_rule(source, rule):
@@ -166,15 +184,25 @@ def test_functions_that_make_no_question_are_left_out_by_rule(source, rule):
 
 
 def test_only_top_level_functions_are_asked_for_once():
-    text = FUNCTION + "\n\nclass A:\n" + "    " + FUNCTION.replace("\n", "\n    ") + "\n\n@cache\n" + FUNCTION + "\n"
+    text = (
+        FUNCTION
+        + "\n\nclass A:\n"
+        + "    "
+        + FUNCTION.replace("\n", "\n    ")
+        + "\n\n@cache\n"
+        + FUNCTION
+        + "\n"
+    )
     ledger = Ledger("functions")
     assert len(list(questions.code_rows([sources.Document(text)], ledger))) == 1
     assert ledger.kept == 1 and ledger.skipped == {"duplicate": 1}
 
 
 def test_requests_speak_english():
-    asked = {verb: questions._request(f"f{i}(x)", f"{verb} the given items.") for i, verb in
-             enumerate(["Return", "Returns", "Search", "Copies", "Given", "Copy"])}
+    asked = {
+        verb: questions._request(f"f{i}(x)", f"{verb} the given items.")
+        for i, verb in enumerate(["Return", "Returns", "Search", "Copies", "Given", "Copy"])
+    }
     assert all("the given items" in text for text in asked.values())
     assert any(f" {word} the given items" in asked["Returns"] for word in ("return", "returns"))
     assert any(f" {word} the given items" in asked["Search"] for word in ("search", "searches"))
@@ -193,17 +221,26 @@ def test_instruction_rows_become_conversations_with_their_input(tmp_path):
     run("sft", tmp_path / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
     made = [r for f in (tmp_path / "out").glob("*.jsonl") for r in rows_of(f)]
     assert {(r["domain"], r["messages"][0]["content"]) for r in made} == {
-        ("code", "Add two numbers.\n\n1, 2"), ("code", "Add two numbers."), ("chat", "Say hi.")}
+        ("code", "Add two numbers.\n\n1, 2"),
+        ("code", "Add two numbers."),
+        ("chat", "Say hi."),
+    }
 
 
 @pytest.mark.parametrize(
     ("answer", "domain"),
     [
-        ("def f(x):\n    return x", "code"), ("Use this:\n```python\nprint(1)\n```", "code"), ("x = 3\nprint(x)", "code"),
-        ("function f() {\n  return 1;\n}", "other"), ("```js\nf();\n```", "other"), ("#include <x.h>\nint main() {\n}", "other"),
-        ("Paris is the capital of France.", "chat"), ("4", "chat"), ("First, wash it; then, cook it.", "chat"),
+        ("def f(x):\n    return x", "code"),
+        ("Use this:\n```python\nprint(1)\n```", "code"),
+        ("x = 3\nprint(x)", "code"),
+        ("function f() {\n  return 1;\n}", "other"),
+        ("```js\nf();\n```", "other"),
+        ("#include <x.h>\nint main() {\n}", "other"),
+        ("Paris is the capital of France.", "chat"),
+        ("4", "chat"),
+        ("First, wash it; then, cook it.", "chat"),
     ],
-)  # fmt: skip
+)
 def test_the_domain_follows_from_the_answer(answer, domain):
     assert conversions.domain_of(answer) == domain
 
@@ -211,7 +248,9 @@ def test_the_domain_follows_from_the_answer(answer, domain):
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
     rows = [{**ALPACA, "instruction": f"Task {i}."} for i in range(18)] + [{**ALPACA, "output": ""}] * 2
     path = write(tmp_path / "alpaca.jsonl", rows)
-    with pytest.raises(DataError, match=r"alpaca.jsonl lost 2 of 20 rows \(10.0%\) to 'no_answer'; at most 5.0%"):
+    with pytest.raises(
+        DataError, match=r"alpaca.jsonl lost 2 of 20 rows \(10.0%\) to 'no_answer'; at most 5.0%"
+    ):
         run("sft", tmp_path / "out", "--source", path)
     printed = capsys.readouterr().out
     assert "no_answer" in printed and "10.00%" in printed and "5.00%" in printed
@@ -235,8 +274,16 @@ def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "row", "match"),
     [
-        ("sft", {"question": "q", "reply": "r"}, r"x.jsonl has the columns \['question', 'reply'\]; {instruction, output} or"),
-        ("calls", {"instruction": "q"}, r"columns \['instruction'\]; {system, chat} or {question, functions, ground_truth}"),
+        (
+            "sft",
+            {"question": "q", "reply": "r"},
+            r"x.jsonl has the columns \['question', 'reply'\]; {instruction, output} or",
+        ),
+        (
+            "calls",
+            {"instruction": "q"},
+            r"columns \['instruction'\]; {system, chat} or {question, functions, ground_truth}",
+        ),
         ("corpus", {"body": "x"}, r"columns \['body'\]; {code} or {content} or {text} is needed"),
         ("sft", {"messages": [{"role": "user"}]}, r"x.jsonl, row 1: a message is"),
     ],
@@ -274,15 +321,22 @@ def test_the_training_split_of_mbpp_is_accepted():
 
 # ------------------------------------------------------------------ glaive's layout
 
-SCHEMA = {"name": "mix", "description": "Mix colours",
-          "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
-SYSTEM = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+SCHEMA = {
+    "name": "mix",
+    "description": "Mix colours",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+}
+SYSTEM = (
+    "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+)
 
 
 def glaive_row(call: str) -> dict:
-    return {"system": SYSTEM + json.dumps(SCHEMA, indent=4) + "\n",
-            "chat": f"USER: Mix red.\n\n\nASSISTANT: {call} <|endoftext|>\n\n\nFUNCTION RESPONSE: {{\"is\": 1}}\n\n"
-                    "ASSISTANT: A paint.\n\nA: not a turn <|endoftext|>\n\n\n\n"}
+    return {
+        "system": SYSTEM + json.dumps(SCHEMA, indent=4) + "\n",
+        "chat": f'USER: Mix red.\n\n\nASSISTANT: {call} <|endoftext|>\n\n\nFUNCTION RESPONSE: {{"is": 1}}\n\n'
+        "ASSISTANT: A paint.\n\nA: not a turn <|endoftext|>\n\n\n\n",
+    }
 
 
 def test_glaive_turns_are_split_at_their_markers_only():
@@ -291,9 +345,11 @@ def test_glaive_turns_are_split_at_their_markers_only():
     assert [m["content"] for m in turns][1:] == ["One moment.", '{"is": 1}', "A paint.\n\nA: not a turn"]
 
 
-@pytest.mark.parametrize("arguments", ['{"a": "You\'ve {won}"}', "'{\"a\": \"You've {won}\"}'"])
+@pytest.mark.parametrize("arguments", ['{"a": "You\'ve {won}"}', '\'{"a": "You\'ve {won}"}\''])
 def test_every_call_of_a_glaive_row_is_written_in_canonical_form(arguments):
-    messages = glaive.conversation(glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'))
+    messages = glaive.conversation(
+        glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}')
+    )
     assert messages[2]["content"] == "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
     assert messages[0]["content"] == chat.tools_prompt([SCHEMA], "compact")
 
@@ -318,6 +374,7 @@ def test_problems_hold_what_comes_before_the_first_call(tmp_path):
 
 
 # ------------------------------------------------------------------ the hub, the directory, the command
+
 
 @pytest.fixture
 def mute_hub(monkeypatch):
@@ -353,7 +410,11 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
         (["sft", "--max-lots", "3"], ConfigError, "--max-lots.*max-lost"),
         (["sft", "--neutral-share", "0.9", "--negatives-share", "0.3"], ConfigError, "add up to more than 1"),
         (["corpus", "--val-share", "2"], ConfigError, "val_share is 2"),
-        (["corpus", "--source", "nowhere"], MissingFile, "nowhere does not exist; --source takes embedded, hub"),
+        (
+            ["corpus", "--source", "nowhere"],
+            MissingFile,
+            "nowhere does not exist; --source takes embedded, hub",
+        ),
         (["sft", "--source", "nowhere.jsonl"], MissingFile, "nowhere.jsonl does not exist"),
     ],
 )
@@ -372,9 +433,21 @@ def test_help_names_the_kinds_and_the_sources(capsys):
 
 # ------------------------------------------------------------------ real samples
 
-@pytest.mark.parametrize("name", ["glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"])
+
+@pytest.mark.parametrize(
+    "name", ["glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"]
+)
 def test_real_calls_lose_nothing(shared_data, tmp_path, name):
-    run("calls", tmp_path, "--source", shared_data / "function_calling" / name, "--probes", 0, "--max-examples", 400)
+    run(
+        "calls",
+        tmp_path,
+        "--source",
+        shared_data / "function_calling" / name,
+        "--probes",
+        0,
+        "--max-examples",
+        400,
+    )
     (source,) = json.loads((tmp_path / "manifest.json").read_text())["sources"].values()
     assert source["kept"] > 200 and source["dropped"] == {}
     loaded = dialogues.load_domains(tmp_path, "train", tokenizer.load("gpt2"), "text", 8192)
@@ -382,9 +455,13 @@ def test_real_calls_lose_nothing(shared_data, tmp_path, name):
 
 
 def test_real_benchmarks_are_refused(shared_data, tmp_path):
-    for kind, name in [("calls", "function_calling/bfcl_v4/all_single_turn.parquet"), ("sft", "mmlu/dev.jsonl"),
-                       ("sft", "mbpp/full/test-00000-of-00001.parquet"), ("sft", "gsm8k/test.jsonl"),
-                       ("corpus", "mbpp/sanitized/validation-00000-of-00001.parquet")]:
+    for kind, name in [
+        ("calls", "function_calling/bfcl_v4/all_single_turn.parquet"),
+        ("sft", "mmlu/dev.jsonl"),
+        ("sft", "mbpp/full/test-00000-of-00001.parquet"),
+        ("sft", "gsm8k/test.jsonl"),
+        ("corpus", "mbpp/sanitized/validation-00000-of-00001.parquet"),
+    ]:
         with pytest.raises(DataError, match="is evaluation data"):
             run(kind, tmp_path, "--source", shared_data / name)
 
@@ -393,13 +470,35 @@ def test_real_instructions_and_real_python_are_read(shared_data, tmp_path):
     run("sft", tmp_path / "sft", "--source", shared_data / "instruct" / "gpteacher_codegen_4535.jsonl")
     counts = json.loads((tmp_path / "sft" / "manifest.json").read_text())
     assert counts["domains"]["code"]["conversations"] > 500
-    run("corpus", tmp_path / "c", "--source", shared_data / "python_code" / "python_small.parquet", "--max-examples", 300)
+    run(
+        "corpus",
+        tmp_path / "c",
+        "--source",
+        shared_data / "python_code" / "python_small.parquet",
+        "--max-examples",
+        300,
+    )
     assert corpus.read_manifest(tmp_path / "c")["kept"] > 250
 
 
 def test_tiny_shakespeare_becomes_a_corpus_of_characters(shared_data, tmp_path):
     path = shared_data / "tinyshakespeare" / "input.txt"
-    data.main(["corpus", "--source", str(path), "--tokenizer", f"chars:{path}", "--val-share", "0.1", "--out", str(tmp_path)])
+    data.main(
+        [
+            "corpus",
+            "--source",
+            str(path),
+            "--tokenizer",
+            f"chars:{path}",
+            "--val-share",
+            "0.1",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     manifest = corpus.read_manifest(tmp_path)
     assert manifest["n_vocab"] == 66 and manifest["train_bytes"] + manifest["val_bytes"] == 1_115_394
-    assert sum(int((t >= 0).sum()) for _, t, _ in corpus.val_windows(tmp_path, 256, batch=64)) == manifest["val_tokens"] - 1
+    assert (
+        sum(int((t >= 0).sum()) for _, t, _ in corpus.val_windows(tmp_path, 256, batch=64))
+        == manifest["val_tokens"] - 1
+    )

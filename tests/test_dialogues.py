@@ -39,7 +39,9 @@ def numbered(lengths: list[int], domain: str = "chat", supervised: int | None = 
 
 
 def same(a: dialogues.Batch, b: dialogues.Batch) -> bool:
-    return all(torch.equal(getattr(a, f), getattr(b, f)) for f in ("ids", "targets", "docs", "positions", "domains"))
+    return all(
+        torch.equal(getattr(a, f), getattr(b, f)) for f in ("ids", "targets", "docs", "positions", "domains")
+    )
 
 
 def conversations(batch: dialogues.Batch) -> list[list[int]]:
@@ -51,6 +53,7 @@ def conversations(batch: dialogues.Batch) -> list[list[int]]:
 
 
 # ------------------------------------------------------------------ reading and encoding
+
 
 @pytest.mark.parametrize("tags", ["reserved", "text"])
 def test_only_the_assistant_body_and_its_closing_tag_become_targets(tags):
@@ -70,7 +73,10 @@ def test_reasons_for_leaving_a_row_out():
     assert encode(talk("<|end|>", "x"), "text") == "tag_in_content"
     fits = encode(talk("hi", "x"))
     n = len(fits.ids)
-    assert isinstance(encode(talk("hi", "x"), block=n), Example) and encode(talk("hi", "x"), block=n - 1) == "too_long"
+    assert (
+        isinstance(encode(talk("hi", "x"), block=n), Example)
+        and encode(talk("hi", "x"), block=n - 1) == "too_long"
+    )
 
 
 def test_the_original_projects_ids_and_labels_are_read_as_they_are(tmp_path):
@@ -83,8 +89,15 @@ def test_the_original_projects_ids_and_labels_are_read_as_they_are(tmp_path):
 
 
 def test_the_original_projects_conversations_are_read_with_their_roles_and_domains(tmp_path):
-    turns = [{"role": "user", "content": "q"}, {"role": "tool", "content": "{}"}, {"role": "assistant", "content": "a"}]
-    path = write(tmp_path / "train.jsonl", [{"source": s, "conversations": turns} for s in ("code", "funcall", "negative")])
+    turns = [
+        {"role": "user", "content": "q"},
+        {"role": "tool", "content": "{}"},
+        {"role": "assistant", "content": "a"},
+    ]
+    path = write(
+        tmp_path / "train.jsonl",
+        [{"source": s, "conversations": turns} for s in ("code", "funcall", "negative")],
+    )
     rows = list(dialogues.read(path))
     assert [row["domain"] for row in rows] == ["code", "calls", "code"]
     assert [m["role"] for m in rows[0]["messages"]] == ["user", "function", "assistant"]
@@ -140,6 +153,7 @@ def test_load_domains_stops_when_a_reason_takes_more_than_its_share(tmp_path):
 
 # ------------------------------------------------------------------ packing
 
+
 def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets():
     batch = dialogues.held_out(numbered([5, 4, 3]), 1, 10)[0]
     # lengths in the row are 4 + 3 + 2 (a last token is only a target), one position is padding
@@ -163,7 +177,9 @@ def test_packed_attention_equals_each_conversation_alone():
     torch.manual_seed(0)
     table = torch.randn(4000, 8)
     x = table[batch.ids]  # (1, T, D)
-    packed = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=dialogues.block_mask(batch.docs)[:, 0])
+    packed = torch.nn.functional.scaled_dot_product_attention(
+        x, x, x, attn_mask=dialogues.block_mask(batch.docs)[:, 0]
+    )
     for k, ids in enumerate(conversations(batch)):
         alone = table[torch.tensor(ids)][None]
         want = torch.nn.functional.scaled_dot_product_attention(alone, alone, alone, is_causal=True)
