@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to continue on the same curve, in one directory that is whole or not there.
+"""Checkpoints: all that a run needs to continue on the same curve, in a directory that is whole or not there.
 
     checkpoints/step_000120/model.pt   weights, float32
                             optim.pt   optimizer states
@@ -6,8 +6,8 @@
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes
     checkpoints/latest, best           text: the name of a step
 
-A step is written beside its place, synced, hashed as it is written, and renamed; `latest` follows, then old steps
-go. Files are read without executing what they hold (`weights_only`), and only after their hash agreed.
+A step is written beside its place, synced, hashed as it is written, and renamed; `latest` follows, then old
+steps go. Files are read without executing what they hold (`weights_only`), and only after their hash agreed.
 
 `meta["lineage"]` lists the runs behind the weights, oldest first, this run last with its step, so that an
 evaluation can ask what a model was trained on.
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from codechat import config, dist
 from codechat.config import CheckpointError
 from codechat.files import write_atomic
-from codechat.rundirs import checkpoint_paths, find_checkpoint, pointed_step
+from codechat.rundirs import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 if TYPE_CHECKING:
     from codechat.gpt import GPT
@@ -114,7 +114,7 @@ def _check_plain(value: Any, name: str) -> None:
             _check_plain(v, f"{name}[{i}]")
     elif type(value) not in (int, float, bool, str, bytes, Tensor, type(None)):
         raise TypeError(
-            f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; convert it (.tolist())"
+            f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; use .tolist()"
         )
 
 
@@ -187,7 +187,7 @@ def _write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any]) 
 
 
 def _prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
-    """Remove what no rule keeps, and what a kill left. A checkpoint is renamed before it is deleted: none is half there."""
+    """Remove what no rule keeps, and what a kill left; renamed first, so that no checkpoint is half there."""
     paths = checkpoint_paths(run_path)
     for left in (run_path / "checkpoints").glob("step_*.*"):
         if left not in paths.values():
@@ -205,7 +205,7 @@ def _describe(run_path: Path, step: int, model: nn.Module, meta: Mapping[str, An
     about = {
         "format": FORMAT,
         "step": step,
-        "run": run_path.name,
+        "run": name_of(run_path.resolve()),
         "saved": round(time.time(), 3),
         "torch": torch.__version__,
         "world_size": dist.world_size(),

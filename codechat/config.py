@@ -3,7 +3,7 @@
     @dataclass(frozen=True, kw_only=True)
     class SFTConfig:
         lr: float = opt(3e-4, "peak learning rate")
-        model: GPTConfig = opt(GPTConfig(), "the model", presets=PRESETS)
+        model: GPTConfig = opt(GPTConfig(), "the model")
 
     cfg = parse(SFTConfig, sys.argv[1:], presets={"nano": {"lr": 1e-3, "model.depth": 4}})
 
@@ -58,9 +58,9 @@ class Row(NamedTuple):
 
 
 def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys -> {dotted name: value}; a nested config given whole yields to keys below it.
+    """Nested, dotted and aliased keys -> {dotted name: value}; refuses unknown keys, and a field given twice.
 
-    Refuses unknown keys, and a field given twice.
+    A nested config given as an instance yields to keys below it.
     """
     whole: dict[str, Any] = {}
     out: dict[str, Any] = {}
@@ -71,9 +71,7 @@ def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = ""
             hint = nearest(prefix + key.replace("-", "_"), leaves)
             raise ConfigError(f"{where}: unknown setting {prefix + key!r}{hint}")
         field = leaves[name]
-        if field.nested and isinstance(value, str) and value in field.meta.get("presets", {}):
-            whole |= _flatten(cls, field.meta["presets"][value], where, f"{name}.")
-        elif field.nested and dataclasses.is_dataclass(value):
+        if field.nested and dataclasses.is_dataclass(value):
             whole |= _flatten(cls, to_dict(value), where, f"{name}.")
         else:
             below = field.nested and isinstance(value, Mapping)
@@ -294,42 +292,36 @@ class _Words:
         return taken if many else taken[0]
 
 
+def _default_text(value: Any) -> str:
+    if value is REQUIRED:
+        return " (required)"
+    shown = (
+        (" ".join(map(str, value)) or "empty")
+        if isinstance(value, tuple)
+        else "none"
+        if value is None
+        else value
+    )
+    return f" (default {shown})"
+
+
 def format_help(
     cls: type, *, presets: Mapping[str, Any] | None = None, prog: str | None = None, epilog: str | None = None
 ) -> str:
     """What --help prints: one entry for each field, from its `opt` text."""
-    bare = [f.name.upper() for f in fields_of(cls).values() if f.meta.get("positional")]
-    lines = [" ".join([f"usage: {prog or Path(sys.argv[0]).name}", *bare, "[--setting value ...]"])]
-    rows = [("", "--preset NAME", f"start from one of: {', '.join(presets)}")] if presets else []
-    rows.append(("", "--config FILE", "json file, such as the config.json of a run; flags win over it"))
+    bare = [name.upper() for name, f in leaves_of(cls).items() if f.meta.get("positional")]
+    rows = [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
+    if presets:
+        rows.insert(0, ("--preset NAME", f"start from one of: {', '.join(presets)}"))
     for name, f in leaves_of(cls).items():
-        if f.nested and not f.meta.get("presets") or (name == "preset" and presets):
-            continue
-        shown = f.default if not isinstance(f.default, tuple) else " ".join(map(str, f.default)) or "empty"
-        shown = (
-            ""
-            if f.nested
-            else " (required)"
-            if f.default is REQUIRED
-            else f" (default {'none' if shown is None else shown})"
-        )
-        kind = "NAME" if f.nested else type_name(f.type)
-        rows.append(
-            (f.meta.get("group", ""), f"--{name.replace('_', '-')} {kind}", f.meta.get("help", "") + shown)
-        )
-    group = ""
-    for heading, flag, text in rows:
-        if heading and heading != group:
-            lines.append(f"\n{heading}:")
-            group = heading
+        if not f.nested and not (name == "preset" and presets):
+            flag = f"--{name.replace('_', '-')} {type_name(f.type)}"
+            rows.append((flag, f.meta.get("help", "") + _default_text(f.default)))
+    lines = [" ".join([f"usage: {prog or Path(sys.argv[0]).name}", *bare, "[--setting value ...]"])]
+    for flag, text in rows:
+        first = f"  {flag:<30}  "
         lines.append(
-            textwrap.fill(
-                text,
-                110,
-                initial_indent=f"  {flag:<30}  ",
-                subsequent_indent=" " * 34,
-                break_on_hyphens=False,
-            )
+            textwrap.fill(text, 110, initial_indent=first, subsequent_indent=" " * 34, break_on_hyphens=False)
         )
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
 

@@ -68,7 +68,7 @@ def _check_devices(local_size: int) -> None:
     """NCCL hangs, rather than fails, where two ranks share a GPU."""
     if torch.cuda.is_available() and local_size > torch.cuda.device_count():
         raise RunError(
-            f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; lower --nproc-per-node to that"
+            f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; lower --nproc-per-node"
         )
 
 

@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ PACKAGES = ("torch", "numpy", "tiktoken", "datasets", "pandas")
 
 def now() -> str:
     """UTC, to the second, as ISO 8601."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _git(root: Path, *args: str) -> str:

@@ -9,9 +9,9 @@
     tb/            TensorBoard, the same names
     checkpoints/   see checkpoint.py
 
-A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120 holds
-what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are flushed one by
-one; a line cut by a kill is not read. With several ranks only the first writes.
+A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120
+holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
+flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
 
 Left out: trackers (they can replay metrics.jsonl), locks between hosts.
 """

@@ -192,6 +192,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
+    """{dotted setting: (in a, in b)} where two configurations or mappings differ; None where one lacks it."""
     left, right = _flat(configs.plain(a)), _flat(configs.plain(b))
     return {
         k: (left.get(k), right.get(k))
@@ -256,7 +257,12 @@ def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
         else {}
     )
     m = STEP.fullmatch(path.name)
-    return {"ref": str(ref), "path": os.path.relpath(path, ROOT), "step": int(m[1]) if m else None, **known}
+    return {
+        "ref": str(ref),
+        "path": os.path.relpath(path, ROOT.resolve()),
+        "step": int(m[1]) if m else None,
+        **known,
+    }
 
 
 def prepare(
@@ -279,7 +285,7 @@ def prepare(
     origin = _parent_record(parent)
     if overwrite and origin and origin.get("run") == name:
         raise ConfigError(
-            f"--overwrite would delete {name}, which --init-from {parent} starts from; choose another --run-name"
+            f"--overwrite would delete {name}, where --init-from {parent} lies; choose another --run-name"
         )
     status = {
         "status": "running",

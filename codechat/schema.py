@@ -36,7 +36,8 @@ ALIASES = {
     "max_tokens": "max_new_tokens",
     "max_grad_norm": "grad_clip", "eval_interval": "eval_every", "eval_steps": "eval_every",
     "save_interval": "save_every", "save_steps": "save_every", "logging_steps": "log_every",
-    "run": "run_name", "name": "run_name", "checkpoint": "ckpt", "model_path": "ckpt", "init": "init_from",
+    "from": "from_stage", "run": "run_name", "name": "run_name",
+    "checkpoint": "ckpt", "model_path": "ckpt", "init": "init_from",
     "n_layer": "depth", "n_layers": "depth", "n_heads": "n_head", "n_kv_heads": "n_kv_head",
     "max_seq_len": "block_size", "seq_len": "block_size", "sequence_len": "block_size",
 }  # fmt: skip
@@ -231,7 +232,4 @@ def checked(field: Field, name: str, value: Any) -> Any:
     except (ValueError, OverflowError):
         pass
     got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-    takes = (
-        f"one of {', '.join(field.meta['presets'])}" if field.meta.get("presets") else type_name(field.type)
-    )
-    raise ConfigError(f"{name} got {got!r}; it takes {takes} ({field.meta.get('help', '')})")
+    raise ConfigError(f"{name} got {got!r}; it takes {type_name(field.type)} ({field.meta.get('help', '')})")

@@ -76,7 +76,10 @@ def test_resuming_is_bitwise_and_draws_the_same_numbers(run: Run) -> None:
     ckpt = checkpoint.load("r")
     checkpoint.restore(ckpt, again, [other])
     assert learn(again, other, 5) == expected
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    )
     assert ckpt.step == 5 and ckpt.extra["loader"]["cursor"] == 7
     assert torch.equal(ckpt.extra["loader"]["order"], torch.arange(3))
 
@@ -143,7 +146,12 @@ def test_which_checkpoints_stay(run: Run) -> None:
     assert run.checkpoints() == [3, 4, 8, 9, 10, 11]
     save(run, 12, keep_last=1)
     assert run.checkpoints() == [3, 12], "best and latest stay whatever the rule"
-    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["best", "latest", "step_000003", "step_000012"]
+    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == [
+        "best",
+        "latest",
+        "step_000003",
+        "step_000012",
+    ]
     with pytest.raises(CheckpointError, match="no checkpoint 7; it has 3, 12"):
         checkpoint.set_best(run.path, 7)
 
@@ -163,15 +171,22 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("call", ["torch.save", "os.fsync", "os.rename", "os.replace"])
-def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_leaves_the_former_checkpoint(
+    run: Run, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     save(run, 1, extra={"n": 1})
     with monkeypatch.context() as m:
         m.setattr(call, full_disk)
-        with pytest.raises(CheckpointError, match="cannot be written .*No space left on device.*earlier checkpoints are intact"):
+        with pytest.raises(
+            CheckpointError,
+            match="cannot be written .*No space left on device.*earlier checkpoints are intact",
+        ):
             save(run, 2, extra={"n": 2})
         with pytest.raises(CheckpointError, match="No space left"):
             save(run, 1, extra={"n": 3})
-    assert not list((run.path / "checkpoints").glob("*.tmp")) and not list((run.path / "checkpoints").glob(".*"))
+    assert not list((run.path / "checkpoints").glob("*.tmp")) and not list(
+        (run.path / "checkpoints").glob(".*")
+    )
     assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
     save(run, 3)
     assert checkpoint.load("r").step == 3
@@ -246,7 +261,9 @@ for moment in range(40):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs_root: Path, step: int) -> None:
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
+    run: Run, runs_root: Path, step: int
+) -> None:
     repository = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(runs_root), str(step)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
@@ -262,7 +279,9 @@ def test_another_shape_is_refused_with_both(run: Run) -> None:
     save(run, 1, model, optimizers=[adamw(model)])
     wide = tiny(5)
     before = wide[0].weight.clone()
-    with pytest.raises(CheckpointError, match=r"0.weight is \(3, 2\) there and \(5, 2\) here; 0.bias is \(3,\) there"):
+    with pytest.raises(
+        CheckpointError, match=r"0.weight is \(3, 2\) there and \(5, 2\) here; 0.bias is \(3,\) there"
+    ):
         checkpoint.restore(checkpoint.load("r"), wide)
     assert torch.equal(before, wide[0].weight), "nothing is half loaded"
     with pytest.raises(CheckpointError, match=r"1.weight is only here; 1.bias is only here|only there"):
@@ -284,7 +303,9 @@ def test_damage_is_found(run: Run, name: str) -> None:
     model = tiny()
     path = save(run, 1, model, optimizers=[adamw(model)]) / name
     flip(path)
-    with pytest.raises(CheckpointError, match=f"{name} is damaged: its bytes are not those that were written; use another"):
+    with pytest.raises(
+        CheckpointError, match=f"{name} is damaged: its bytes are not those that were written; use another"
+    ):
         checkpoint.load("r")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=f"{name} is damaged: .* bytes, written with"):
@@ -296,7 +317,12 @@ def test_damage_is_found(run: Run, name: str) -> None:
 
 def test_foreign_and_damaged_meta(run: Run, tmp_path: Path) -> None:
     path = save(run, 1)
-    for text, message in (("{", "is damaged"), ("{}", "format None"), ("[]", "format 'list'"), ('{"format": 9}', "format 9")):
+    for text, message in (
+        ("{", "is damaged"),
+        ("{}", "format None"),
+        ("[]", "format 'list'"),
+        ('{"format": 9}', "format 9"),
+    ):
         (path / "meta.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
             checkpoint.load("r")

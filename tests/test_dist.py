@@ -35,7 +35,8 @@ rundirs.ROOT = pathlib.Path(sys.argv[1])
 with dist.session() as world:
     rank = world.rank
     assert world.size == 2 and world.is_main == (rank == 0)
-    assert dist.sum_(torch.tensor(rank + 1.0)).item() == 3 and dist.mean({"b": rank, "a": 4.0 * rank}) == {"a": 2.0, "b": 0.5}
+    assert dist.sum_(torch.tensor(rank + 1.0)).item() == 3
+    assert dist.mean({"b": rank, "a": 4.0 * rank}) == {"a": 2.0, "b": 0.5}
     assert dist.any(rank == 1) and not dist.any(False) and dist.all(True) and not dist.all(rank == 1)
     assert dist.broadcast_object(f"from {rank}") == "from 0"
     assert dist.gather_objects(rank) == ([0, 1] if rank == 0 else [])
@@ -43,15 +44,17 @@ with dist.session() as world:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[0](torch.full((1, 2), rank + 1.0)).sum().backward()  # the second layer has no gradient
     dist.sum_gradients(model)
-    assert torch.equal(model[0].weight.grad, torch.full((2, 2), 3.0)) and model[1].weight.grad.count_nonzero() == 0
+    assert torch.equal(model[0].weight.grad, torch.full((2, 2), 3.0))
+    assert model[1].weight.grad.count_nonzero() == 0
 
     with Run.create("two", {"a": 1}, kind="t") as run:
         run.log(1, lr=1.0)
         torch.manual_seed(rank)
-        checkpoint.save(run.path, 1, model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=1.0)], extra={"rank": rank})
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        checkpoint.save(run.path, 1, model=model, optimizers=[sgd], extra={"rank": rank})
         drawn = torch.rand(1).item()
         again = checkpoint.load("two")
-        checkpoint.restore(again, model, [torch.optim.SGD(model.parameters(), lr=1.0)])
+        checkpoint.restore(again, model, [sgd])
         assert again.extra == {"rank": rank} and torch.rand(1).item() == drawn
     try:
         Run.create("two", {"a": 1}, kind="t")
@@ -70,8 +73,18 @@ print("rank done")
 def test_two_ranks_agree(tmp_path: Path) -> None:
     repository = Path(__file__).resolve().parents[1]
     (tmp_path / "two.py").write_text(TWO)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "two.py")]
-    done = subprocess.run([*command, str(tmp_path)], cwd=repository, capture_output=True, text=True, timeout=100)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "two.py"),
+    ]
+    done = subprocess.run(
+        [*command, str(tmp_path)], cwd=repository, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0 and done.stdout.count("rank done") == 2, done.stderr[-3000:]
     rows = (tmp_path / "runs" / "two" / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 1, "one rank writes"
@@ -79,14 +92,21 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
     from codechat import checkpoint
 
     alone = checkpoint.load(tmp_path / "runs" / "two")
-    assert alone.extra == {"rank": 0} and alone.rng is None, "another number of ranks: no random state to continue"
+    assert alone.extra == {"rank": 0} and alone.rng is None, (
+        "another number of ranks: no random state to continue"
+    )
     checkpoint.restore(alone, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
 
 
-def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compute_dtype_and_who_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cpu = torch.device("cpu")
     for wish, native, expected in (
-        (None, True, torch.bfloat16), (None, False, torch.float32), ("bfloat16", False, torch.bfloat16), ("float32", True, torch.float32)
+        (None, True, torch.bfloat16),
+        (None, False, torch.float32),
+        ("bfloat16", False, torch.bfloat16),
+        ("float32", True, torch.float32),
     ):
         dist._dtype.cache_clear()
         monkeypatch.setattr(dist, "_cpu_has_bf16", lambda native=native: native)

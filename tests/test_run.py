@@ -1,4 +1,4 @@
-"""Run directories: what is logged is what is read, names are protected, a kill loses nothing that was flushed."""
+"""Run directories: what is logged is what is read, names are protected, a kill loses no flushed row."""
 
 from __future__ import annotations
 
@@ -24,8 +24,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from codechat import provenance, rundirs
 from codechat.config import CheckpointError, ConfigError, MissingFile, RunError, opt
 from codechat.metrics import METRICS
-from codechat.run import Run, StopSignal, compare_configs, exists, find_checkpoint, find_run, list_runs, metric
-from codechat.run import read_rows, runs_dir, write_atomic
+from codechat.run import (
+    Run,
+    StopSignal,
+    compare_configs,
+    exists,
+    find_checkpoint,
+    find_run,
+    list_runs,
+    metric,
+    read_rows,
+    runs_dir,
+    write_atomic,
+)
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -53,10 +64,14 @@ def fake_checkpoint(run: Run, step: int, latest: bool = True) -> Path:
 
 def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
     """A process with the run root of this test."""
-    head = f"import pathlib, sys, time\nfrom codechat import rundirs\nrundirs.ROOT = pathlib.Path({str(root)!r})\n"
-    head += "from codechat.run import Run, StopSignal\n"
+    head = (
+        "import pathlib, sys, time\nfrom codechat import rundirs\nfrom codechat.run import Run, StopSignal\n"
+    )
+    head += f"rundirs.ROOT = pathlib.Path({str(root)!r})\n"
     repository = Path(__file__).resolve().parents[1]
-    return subprocess.Popen([sys.executable, "-c", head + program], text=True, stdout=subprocess.PIPE, cwd=repository, **popen)
+    return subprocess.Popen(
+        [sys.executable, "-c", head + program], text=True, stdout=subprocess.PIPE, cwd=repository, **popen
+    )
 
 
 # ---- a run from beginning to end
@@ -75,8 +90,17 @@ def test_what_is_logged_is_what_is_read() -> None:
     assert again.evals().loc[0, ["pass@1", "n", "split"]].tolist() == [0.25, 64, "select"]
     assert again.evals()["interval"][0] == [0.1, 0.4]
     assert [r["text"] for r in again.samples()] == ["print('é')", "x"]
-    assert again.status["status"] == "finished" and again.config == {"run_name": "r", "resume": False, "lr": 0.1, "ks": [1, 8]}
-    assert again.env["kind"] == "test" and again.env["argv"] == sys.argv and again.env["versions"]["torch"].startswith("2.")
+    assert again.status["status"] == "finished" and again.config == {
+        "run_name": "r",
+        "resume": False,
+        "lr": 0.1,
+        "ks": [1, 8],
+    }
+    assert (
+        again.env["kind"] == "test"
+        and again.env["argv"] == sys.argv
+        and again.env["versions"]["torch"].startswith("2.")
+    )
 
 
 def test_a_run_without_rows_reads_as_empty_frames() -> None:
@@ -112,7 +136,9 @@ def test_what_is_not_finite_is_null_and_named() -> None:
     run.log(1, train_loss=math.nan, grad_norm=torch.tensor(math.inf), lr=0.1)
     run.finish({"worst": -math.inf})
     row = json.loads((run.path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
-    assert row["train_loss"] is None and row["nonfinite"] == "train_loss=nan grad_norm=inf" and row["lr"] == 0.1
+    assert (
+        row["train_loss"] is None and row["nonfinite"] == "train_loss=nan grad_norm=inf" and row["lr"] == 0.1
+    )
     assert run.status["summary"] == {"worst": None} and run.status["nonfinite"] == "summary.worst=-inf"
 
 
@@ -126,7 +152,9 @@ def test_tensorboard_holds_the_same_names_and_numbers() -> None:
     assert [(e.step, e.value) for e in board.Scalars("val_bpb")] == [(4, 1.25)]
 
 
-def test_a_run_without_tensorboard_says_so_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_tensorboard_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with new() as run:
         run.log(1, lr=0.1)
@@ -153,7 +181,11 @@ def test_logging_is_cheap() -> None:
 
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
-    [(None, "finished", None), (KeyboardInterrupt(), "stopped", "interrupted"), (ValueError("bad"), "failed", "ValueError: bad")],
+    [
+        (None, "finished", None),
+        (KeyboardInterrupt(), "stopped", "interrupted"),
+        (ValueError("bad"), "failed", "ValueError: bad"),
+    ],
 )
 def test_the_block_ends_the_run(error: BaseException | None, status: str, reason: str | None) -> None:
     try:
@@ -175,7 +207,10 @@ def test_an_end_within_the_block_stands() -> None:
 
 
 def test_a_killed_run_says_killed(runs_root: Path) -> None:
-    process = child("run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)", runs_root)
+    process = child(
+        "run = Run.create('k', {}, kind='t'); run.log(1, lr=1.0); print('up', flush=True); time.sleep(60)",
+        runs_root,
+    )
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
     with pytest.raises(RunError, match=f"is being written by process {process.pid}"):
@@ -215,7 +250,9 @@ print('left', flush=True)
 def test_a_name_in_use_is_refused_resumed_or_replaced() -> None:
     with new() as run:
         run.log(1, lr=1.0)
-    with pytest.raises(RunError, match="'r' is in use \\(finished\\); set --resume to continue it, --overwrite"):
+    with pytest.raises(
+        RunError, match="'r' is in use \\(finished\\); set --resume to continue it, --overwrite"
+    ):
         new()
     with pytest.raises(ConfigError, match="exclude each other"):
         new(resume=True, overwrite=True)
@@ -280,7 +317,13 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     assert again.metrics()["step"].tolist() == [1, 2, 3, 4, 5]
     assert len(again.env["resumed"]) == 1 and {k: again.env[k] for k in before} == before
     board = EventAccumulator(str(again.path / "tb")).Reload()
-    assert [(e.step, e.value) for e in board.Scalars("train_loss")] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0)]
+    assert [(e.step, e.value) for e in board.Scalars("train_loss")] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+        (4, 40.0),
+        (5, 50.0),
+    ]
 
 
 def test_resume_before_the_first_checkpoint_starts_again() -> None:
@@ -346,7 +389,9 @@ run.log(step, lr=2.0)
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
-def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_replacement_leaves_the_former_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "status.json"
     write_atomic(path, "former")
     monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
@@ -361,7 +406,16 @@ def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monke
 def test_references_to_runs_and_checkpoints() -> None:
     run = new("nano/sft")
     first, last = fake_checkpoint(run, 10), fake_checkpoint(run, 20)
-    for ref in ("nano/sft", run.path, str(run.path), run.path / "checkpoints", "nano/sft@latest", "nano/sft@20", last, last / "meta.json"):
+    for ref in (
+        "nano/sft",
+        run.path,
+        str(run.path),
+        run.path / "checkpoints",
+        "nano/sft@latest",
+        "nano/sft@20",
+        last,
+        last / "meta.json",
+    ):
         assert find_checkpoint(ref) == last, ref
     assert find_checkpoint("nano/sft@10") == find_checkpoint(f"{run.path}@10") == first
     (run.path / "checkpoints" / "best").write_text("step_000010\n")
@@ -406,7 +460,10 @@ def test_the_parent_is_recorded() -> None:
     run = new("rl", parent="sft@10")
     origin = run.env["parent"]
     assert (origin["ref"], origin["run"], origin["step"]) == ("sft@10", "sft", 10)
-    assert origin["path"] == "runs/sft/checkpoints/step_000010" and origin["config_hash"] == parent.env["config_hash"]
+    assert (
+        origin["path"] == "runs/sft/checkpoints/step_000010"
+        and origin["config_hash"] == parent.env["config_hash"]
+    )
     parent.finish()
     with pytest.raises(ConfigError, match="would delete sft"):
         new("sft", parent="sft", overwrite=True)
@@ -424,7 +481,11 @@ def test_lists_and_comparisons() -> None:
     assert table.loc["nano/a", "step"] == 10 and table.loc["b", "reason"] == "out of memory"
     Run.create("c", replace(Settings(), lr=0.5, ks=(1,)), kind="test")
     found = compare_configs("b", "c")
-    assert isinstance(found, pd.DataFrame) and found.loc["lr"].tolist() == [0.1, 0.5] and found.loc["ks", "b"] == [1]
+    assert (
+        isinstance(found, pd.DataFrame)
+        and found.loc["lr"].tolist() == [0.1, 0.5]
+        and found.loc["ks", "b"] == [1]
+    )
     assert compare_configs(run, Settings(run_name="nano/a")).empty
 
 
@@ -482,7 +543,9 @@ def test_without_git_or_outside_a_repository(tmp_path: Path, monkeypatch: pytest
     assert new().env["commit"] == "unknown"
 
 
-def test_a_repository_of_another_user_gives_no_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_of_another_user_gives_no_commit(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # git's own switch for testing this: it then takes every repository for somebody else's
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
