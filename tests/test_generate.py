@@ -1,0 +1,463 @@
+"""Sampling: neither cache nor neighbours change anything, log-probabilities are the draw's, stops match."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from codechat import chat, generate, tokenizer
+from codechat.config import ConfigError
+from codechat.generate import Completion, Truncation, sample, stream
+from codechat.gpt import GPT, GPTConfig, KVCache
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
+STOPS = ((5,), (7, 8), (30,), (60,))
+ARCHITECTURES = [
+    dict(),
+    dict(pos="learned", mlp="gelu"),
+    dict(n_kv_head=2),
+    dict(n_kv_head=1, mlp="swiglu", qk_norm=True, qkv_bias=True, tied=False),
+]
+
+
+def random_model(scale: float = 0.2, **options: Any) -> GPT:
+    """A tiny model, every weight random: at initialisation the blocks would add nothing."""
+    model = GPT(GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90) | options)))
+    rng = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        if p.ndim == 2 or p.abs().sum() == 0:
+            torch.nn.init.normal_(p, std=scale, generator=rng)
+    return model
+
+
+def scripted_model(script: Sequence[int], vocab_size: int, block_size: int = 64) -> GPT:
+    """A model whose most likely token after position i is script[i], whatever the text says."""
+    width = -(-vocab_size // 64) * 64
+    cfg = GPTConfig(
+        depth=1, n_embd=width, n_head=1, block_size=block_size, vocab_size=vocab_size, n_tags=0, pos="learned"
+    )
+    model = GPT(cfg)
+    model.wte.weight.data = torch.eye(width)
+    model.wpe.weight.data = torch.zeros(block_size, width)
+    model.wpe.weight.data[range(len(script)), list(script)] = 100.0
+    return model
+
+
+def greedy(
+    script: Sequence[int], stop: Sequence[Sequence[int]], prompt: Sequence[int] = (0,), vocab_size: int = 64
+) -> Completion:
+    """The scripted completion of a prompt: it starts at script[len(prompt) - 1]."""
+    n = len(script) - len(prompt) + 1
+    model = scripted_model(script, vocab_size, max(64, len(script) + 1))
+    return sample(model, [prompt], max_new_tokens=n, temperature=0, stop=stop)[0]
+
+
+# ---------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
+@torch.no_grad()
+def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> None:
+    model, lengths, T = random_model(**options), torch.tensor([5, 9, 2]), 20
+    ids = torch.randint(90, (3, T), generator=torch.Generator().manual_seed(2))
+    full = model(ids)
+    cache = KVCache(model.cfg, 3, T + 9)
+    first = model(ids[:, :9], cache=cache, n_new=lengths)  # right-padded with tokens that must not be seen
+    for row, n in enumerate(lengths.tolist()):
+        torch.testing.assert_close(first[row, :n], full[row, :n], atol=1e-5, rtol=1e-5)
+    for new in (1, 1, 3, 1, 4):
+        at = cache.lengths[:, None] + torch.arange(new)
+        got = model(ids.gather(1, at), cache=cache)
+        torch.testing.assert_close(got, full[torch.arange(3)[:, None], at], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
+@torch.no_grad()
+def test_decoding_after_a_shared_prefix_equals_the_full_forward(options: dict[str, Any]) -> None:
+    model, rng = random_model(**options), torch.Generator().manual_seed(3)
+    prefix, lengths, owner = (
+        torch.randint(90, (3, 7), generator=rng),
+        torch.tensor([7, 2, 4]),
+        torch.tensor([2, 0, 2, 1, 2]),
+    )
+    own = torch.randint(90, (5, 6), generator=rng)
+    prefilled = KVCache(model.cfg, 3, 12)
+    model(prefix, cache=prefilled, n_new=lengths)
+    shared, rows, at = prefilled.share(owner, 6), torch.arange(5), 0
+    for new, keep in ((1, [0, 1, 2, 3, 4]), (2, [4, 1, 2]), (1, [0, 2]), (2, [0, 1])):
+        got = model(own[rows, at : at + new], cache=shared)
+        for i, row in enumerate(rows.tolist()):
+            p = prefix[owner[row], : lengths[owner[row]]]
+            full = model(torch.cat((p, own[row, : at + new]))[None])
+            torch.testing.assert_close(got[i], full[0, -new:], atol=1e-5, rtol=1e-5)
+        shared, rows, at = shared.select(torch.tensor(keep)), rows[keep], at + new
+    assert len(shared.prefix.lengths) == 1, "a prefix that nobody continues must leave"
+    with pytest.raises(ConfigError, match="room for 6"):
+        model(own[rows, :1], cache=shared)
+
+
+def test_select_leaves_the_original_cache_alone() -> None:
+    cache = KVCache(GPTConfig(depth=1, n_embd=8, n_head=1), 2, 3)
+    copy = cache.select(torch.tensor([1, 1, 0]))
+    copy.k += 1
+    copy.advance(2)
+    assert copy.k.shape[1] == 3
+    assert cache.k.sum() == 0
+    assert cache.lengths.tolist() == [0, 0]
+
+
+# ---------------------------------------------------------------- log-probabilities
+
+
+def recomputed(model: GPT, prompt: list[int], completion: Completion, temperature: float) -> torch.Tensor:
+    ids = torch.tensor([prompt + completion.ids])
+    with torch.no_grad():
+        return model.token_logprobs(ids[:, :-1], ids[:, 1:], temperature=temperature)[0][0, len(prompt) - 1 :]
+
+
+@pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], temperature: float) -> None:
+    model = random_model(**options)
+    out = sample(
+        model, PROMPTS, max_new_tokens=12, temperature=temperature, seed=0, samples_per_prompt=3, stop=STOPS
+    )
+    for i, completion in enumerate(out):
+        expected = recomputed(model, PROMPTS[i // 3], completion, temperature)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_low_precision_stays_near_the_trainer() -> None:
+    model = random_model(0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = sample(model, PROMPTS, max_new_tokens=8, seed=0, samples_per_prompt=2)
+        for i, completion in enumerate(out):
+            expected = recomputed(model, PROMPTS[i // 2], completion, 1.0)
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=0.1, rtol=0)
+
+
+def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> None:
+    model = random_model()
+    for prompt, completion in zip(PROMPTS, sample(model, PROMPTS, max_new_tokens=10, temperature=0)):
+        ids = list(prompt)
+        for _ in range(10):
+            ids.append(int(model(torch.tensor([ids]))[0, -1, : model.cfg.owned].argmax()))
+        assert completion.ids == ids[len(prompt) :]
+        expected = recomputed(model, prompt, completion, 1.0)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def kept_tokens(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> list[int]:
+    """The support by the definition: the most likely, until k of them or until what came before holds p."""
+    order = logits.argsort(descending=True).tolist()[: top_k or len(logits)]
+    p = torch.zeros_like(logits).index_copy_(0, torch.tensor(order), logits[order].softmax(0))
+    kept: list[int] = []
+    for token in order:
+        if top_p is not None and p[kept].sum() >= top_p:
+            break
+        kept.append(token)
+    return kept
+
+
+@pytest.mark.parametrize(
+    "top_k, top_p", [(3, None), (None, 0.5), (10, 0.6), (1, None), (None, 1e-9), (500, 1.0)]
+)
+def test_truncation_restricts_the_support_and_renormalises(top_k: int | None, top_p: float | None) -> None:
+    model, seen = random_model(0.2), set()
+    out = sample(
+        model,
+        [[3]],
+        max_new_tokens=1,
+        top_k=top_k,
+        top_p=top_p,
+        temperature=0.8,
+        seed=0,
+        samples_per_prompt=400,
+    )
+    with torch.no_grad():
+        logits = model(torch.tensor([[3]]))[0, 0, : model.cfg.owned] / 0.8
+    kept = kept_tokens(logits, top_k, top_p)
+    expected = dict(zip(kept, logits[kept].log_softmax(0).tolist()))
+    for completion in out:
+        seen.add(completion.ids[0])
+        assert completion.logprobs[0] == pytest.approx(expected[completion.ids[0]], abs=1e-5)
+    assert len(seen) == len(kept) or len(kept) > 20, "every kept token of a small support is met in 400 draws"
+
+
+def test_a_tiny_temperature_is_greedy_and_not_nan() -> None:
+    model = random_model()
+    cold = sample(model, PROMPTS, max_new_tokens=6, temperature=1e-40, seed=0)
+    assert [c.ids for c in cold] == [c.ids for c in sample(model, PROMPTS, max_new_tokens=6, temperature=0)]
+    assert all(lp == 0 for c in cold for lp in c.logprobs)
+
+
+# ---------------------------------------------------------------- draws
+
+
+def test_draws_follow_the_distribution() -> None:
+    model, n = random_model(0.1, vocab_size=8, n_tags=0), 4000
+    out = sample(model, [[2, 5, 1]], max_new_tokens=1, seed=7, samples_per_prompt=n)
+    with torch.no_grad():
+        expected = n * model(torch.tensor([[2, 5, 1]]))[0, -1, :8].softmax(0)
+    counts = torch.bincount(torch.tensor([c.ids[0] for c in out]), minlength=8)
+    assert expected.min() > 5, "the chi-square test wants a few expected counts everywhere"
+    assert ((counts - expected) ** 2 / expected).sum() < 24.3  # 99.9 % quantile at 7 degrees of freedom
+
+
+@pytest.mark.parametrize("vocab", [64, 4096, 50304])
+def test_a_token_that_cannot_be_drawn_is_not(vocab: int) -> None:
+    """Every uniform, the ends of the interval included, lands on the token that the plain sum gives."""
+    rng = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(16, vocab, generator=rng)
+    logits[:, ::2] = -math.inf
+    u = torch.rand(16, generator=rng, dtype=torch.float64)
+    u[:2], u[2:4] = 0.0, 1 - 2.0**-53
+    ids, logprobs = generate.draw(logits.clone(), Truncation(), u)
+    p = logits.double().softmax(-1)
+    assert (p.gather(1, ids[:, None]) > 0).all()
+    torch.testing.assert_close(logprobs, p.gather(1, ids[:, None])[:, 0].log().float(), atol=1e-5, rtol=0)
+    above = p.cumsum(-1).gather(1, ids[:, None])[:, 0]
+    assert (above >= u - 1e-6).all()
+    assert (above - p.gather(1, ids[:, None])[:, 0] <= u + 1e-6).all()
+
+
+def test_uniforms_fill_the_square_of_neighbouring_draws() -> None:
+    keys = torch.tensor([generate.row_key(0, i // 20, i % 20) for i in range(200)])
+    u = torch.stack([generate.uniform(keys, t) for t in range(50)], dim=1)  # (200, 50)
+    assert u.min() >= 0
+    assert u.max() < 1
+    for a, b in ((u[:, :-1], u[:, 1:]), (u[:-1], u[1:])):  # next position; next sample
+        counts = torch.bincount(((a * 4).long() * 4 + (b * 4).long()).flatten(), minlength=16).double()
+        expected = a.numel() / 16
+        assert (
+            (counts - expected) ** 2 / expected
+        ).sum() < 45  # far above the 99.9 % quantile 37.7 at 15 degrees
+
+
+def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
+    def flat(
+        seed: int,
+    ) -> list[tuple[int, ...]]:  # a constant distribution: tokens differ only through the draws
+        return [
+            tuple(c.ids)
+            for c in sample(random_model(0.0), [[1], [1]], max_new_tokens=10, seed=seed, samples_per_prompt=2)
+        ]
+
+    rows = flat(0) + flat(1)
+    assert len(set(rows)) == 8
+    assert all(len(set(row)) > 4 for row in rows)
+    assert flat(0) == rows[:4]
+
+
+def test_without_a_seed_torch_decides() -> None:
+    model = random_model()
+
+    def ids() -> list[int]:
+        return sample(model, [[1]], max_new_tokens=20)[0].ids
+
+    torch.manual_seed(5)
+    first, second = ids(), ids()
+    torch.manual_seed(5)
+    assert ids() == first != second
+
+
+# ---------------------------------------------------------------- neighbours
+
+
+def test_tokens_do_not_depend_on_batch_size_order_or_neighbours() -> None:
+    model, how = random_model(), dict(max_new_tokens=20, stop=STOPS, seed=3, samples_per_prompt=4)
+    names = ["a", "b", "c", "d"]
+    whole = sample(model, PROMPTS, keys=names, **how)
+    assert len({c.stop for c in whole}) == 2, "rows must end at different times for this to mean something"
+    tokens = [c.ids for c in whole]
+    for batch_size in (1, 7):
+        assert [c.ids for c in sample(model, PROMPTS, keys=names, batch_size=batch_size, **how)] == tokens
+    mixed = sample(model, PROMPTS[::-1], keys=names[::-1], **how)
+    assert [c.ids for i in (3, 2, 1, 0) for c in mixed[4 * i : 4 * i + 4]] == tokens
+    for i, prompt in enumerate(PROMPTS):
+        alone = sample(model, [prompt], keys=[names[i]], **how)
+        assert [c.ids for c in alone] == tokens[4 * i : 4 * i + 4]
+        torch.testing.assert_close(
+            [c.logprobs for c in alone], [c.logprobs for c in whole[4 * i : 4 * i + 4]], atol=1e-5, rtol=0
+        )
+
+
+def test_more_samples_keep_the_first_ones() -> None:
+    model = random_model()
+    few, many = (sample(model, [[1, 2]], max_new_tokens=9, seed=0, samples_per_prompt=n) for n in (2, 6))
+    assert [c.ids for c in few] == [c.ids for c in many[:2]]
+
+
+def test_equal_prompts_differ_unless_their_keys_agree() -> None:
+    model, how = random_model(), dict(max_new_tokens=15, seed=0)
+    a, b = sample(model, [[1, 2], [1, 2]], **how)
+    assert a.ids != b.ids
+    a, b = sample(model, [[1, 2], [1, 2]], keys=["x", "x"], **how)
+    assert a == b
+
+
+def test_each_prompt_runs_once_and_finished_rows_leave() -> None:
+    model, shapes = random_model(), []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
+    out = sample(model, [*PROMPTS, PROMPTS[0]], max_new_tokens=30, seed=0, samples_per_prompt=4, stop=STOPS)
+    assert shapes[0] == (4, 9)  # four distinct prompts, padded to the longest
+    assert shapes[1] == (20, 1) or len(out[0].ids) == 1
+    carried, needed = sum(rows for rows, _ in shapes[1:]), sum(len(c.ids) - 1 for c in out)
+    assert needed <= carried <= needed / generate.COMPACT_BELOW + 20
+    assert len(shapes) == max(len(c.ids) for c in out)
+
+
+def test_stream_yields_what_sample_returns() -> None:
+    model, how = random_model(), dict(max_new_tokens=20, seed=4, stop=STOPS, top_k=20)
+    for prompt in PROMPTS:
+        whole = sample(model, [prompt], keys=["k"], **how)[0]
+        streamed = list(stream(model, prompt, key="k", **how))
+        assert [i for i, _ in streamed] == whole.ids
+        assert [lp for _, lp in streamed] == pytest.approx(whole.logprobs)
+
+
+def test_sampling_leaves_gradients_and_the_mode_as_they_were() -> None:
+    model = random_model(checkpoint_blocks=True).train()
+    sample(model, [[1]], max_new_tokens=3)
+    next(iter(stream(model, [1], max_new_tokens=3)))
+    assert torch.is_grad_enabled()
+    assert model.training
+    model.loss(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).backward()
+
+
+# ---------------------------------------------------------------- stopping
+
+
+@pytest.mark.parametrize(
+    "script, stop, ids, reason",
+    [
+        (
+            [1, 1, 1, 2, 5],
+            [(1, 1, 2)],
+            [1, 1, 1, 2],
+            "stop",
+        ),  # a matcher that starts over at a mismatch misses this
+        ([1, 2, 1, 2, 1, 3], [(1, 2, 1, 3)], [1, 2, 1, 2, 1, 3], "stop"),
+        ([1, 2, 3, 4], [(3, 4), (2, 3)], [1, 2, 3], "stop"),
+        (
+            [1, 2, 3, 4],
+            [(1, 3), (2, 4), (4, 3)],
+            [1, 2, 3, 4],
+            "length",
+        ),  # all of their tokens, never in a row
+        ([4, 1, 2, 3], [(4,)], [4], "stop"),
+        ([1, 2, 3], [(2, 3)], [1, 2, 3], "stop"),  # complete exactly at the last token
+        ([1, 2], [(1, 2, 3)], [1, 2], "length"),
+    ],
+)
+def test_stop_sequences(script: list[int], stop: list[tuple[int, ...]], ids: list[int], reason: str) -> None:
+    completion = greedy(script, stop)
+    assert (completion.ids, completion.stop, len(completion.logprobs)) == (ids, reason, len(ids))
+
+
+def test_the_prompt_does_not_help_to_stop() -> None:
+    assert greedy([0, 0, 3, 4], [(1, 2, 3), (2, 3), (1, 2)], prompt=[9, 1, 2]).ids == [3, 4]
+    assert greedy([0, 0, 3, 1, 2], [(1, 2)], prompt=[9, 1, 2]).ids == [3, 1, 2]
+
+
+def test_code_made_of_the_stop_tags_pieces_survives() -> None:
+    letters = tokenizer.load("bytes")
+    (end,) = chat.stop_sequences(letters, "text")
+    code = "while a < b | c > end: d = '<|end|' + '|>' + \"<end>\"  # < | e n d >\n"
+    script = letters.encode(code) + list(end) + letters.encode("never")
+    completion = greedy(script, [end], vocab_size=letters.n_vocab)
+    assert letters.decode(completion.ids) == code + "<|end|>"
+    assert completion.stop == "stop"
+
+
+def test_a_row_that_stopped_stays_stopped_while_others_go_on() -> None:
+    """Rows at different places of one script; the first to stop meets the stop sequence again meanwhile."""
+    model = scripted_model([1, 2, 3, 4, 2, 3, 5, 6, 7, 8, 2, 3, 9, 9], 64)
+    prompts = [[0], *([0] * n for n in (7, 7, 7, 8, 8, 8, 8))]
+    out = sample(model, prompts, max_new_tokens=7, temperature=0, stop=[(2, 3)])
+    assert [c.ids for c in out] == [[1, 2, 3]] + [[5, 6, 7, 8, 2, 3]] * 3 + [[6, 7, 8, 2, 3]] * 4
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_rows_without_an_owner_are_never_sampled() -> None:
+    model = random_model(vocab_size=60, n_tags=2, tied=False)
+    model.head.weight.data[62:] = 100 * torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    for temperature in (0.0, 1.0):
+        out = sample(
+            model, PROMPTS[:1], max_new_tokens=20, temperature=temperature, seed=0, samples_per_prompt=8
+        )
+        assert max(i for c in out for i in c.ids) < 62
+        for completion in out:
+            expected = recomputed(model, PROMPTS[0], completion, 1.0)
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_a_full_context_ends_a_completion_where_asked() -> None:
+    model = random_model(block_size=12)
+    prompts = [[1] * 3, [1] * 10, [1] * 12]
+    out = sample(model, prompts, max_new_tokens=8, seed=0, on_overflow="stop")
+    assert [(len(c.ids), c.stop) for c in out] == [(8, "length"), (2, "context"), (0, "context")]
+    assert sample(model, [[1] * 12], max_new_tokens=8, on_overflow="stop") == [Completion([], [], "context")]
+    assert len(sample(model, [[1] * 4], max_new_tokens=8)[0].ids) == 8
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(prompts=[[1], []]), "prompt 1 is empty"),
+        (dict(prompts=[[1], [2, 96]]), r"prompt 1 holds ids 2..96; the model knows 0..95"),
+        (dict(prompts=[[-1]]), "holds ids -1"),
+        (dict(prompts=[[1] * 60]), "60 tokens and max_new_tokens is 5.*block_size 64.*4 or less"),
+        (dict(prompts=[[1] * 65], on_overflow="stop"), "65 tokens.*block_size 64.*shorten the prompt"),
+        (dict(max_new_tokens=0), "max_new_tokens 0"),
+        (dict(max_new_tokens=64), "set max_new_tokens to 63 or less"),
+        (dict(temperature=-1.0), "temperature -1"),
+        (dict(temperature=math.nan), "temperature nan"),
+        (dict(top_k=0), "top_k 0"),
+        (dict(top_p=0.0), "top_p 0"),
+        (dict(top_p=1.5), "top_p 1.5"),
+        (dict(stop=[[]]), "none empty"),
+        (dict(stop=[7, 8]), "token sequences"),
+        (dict(samples_per_prompt=0), "samples_per_prompt 0"),
+        (dict(batch_size=0), "batch_size 0"),
+        (dict(keys=["a", "b"]), "2 keys for 1 prompts"),
+    ],
+)
+def test_bad_input_is_refused_with_its_numbers(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sample(random_model(), **(dict(prompts=[[1]], max_new_tokens=5) | change))
+
+
+def test_no_prompts_give_no_completions() -> None:
+    assert sample(random_model(), [], max_new_tokens=5) == []
+
+
+def test_the_default_batch_keeps_the_cache_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = random_model(), []
+    model.blocks[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    monkeypatch.setattr(generate, "CACHE_BYTES", 100_000)
+    sample(model, [[1] * 10], max_new_tokens=10, seed=0, samples_per_prompt=40)
+    per_row = (
+        2 * 2 * 32 * 4 * 10 + 16 * model.cfg.padded_vocab
+    )  # own keys and values, logits and their copies
+    assert 100_000 // per_row // 2 < max(rows) <= 100_000 // per_row
+
+
+@torch.no_grad()
+def test_the_cache_is_at_least_four_times_faster_than_full_forwards() -> None:
+    model = random_model(0.05, depth=4, n_embd=128, n_head=4, vocab_size=1000, block_size=256)
+    prompts, ratios = [[i + 1] * 100 for i in range(4)], []
+    for _ in range(3):
+        start = time.perf_counter()
+        sample(model, prompts, max_new_tokens=20, seed=0, samples_per_prompt=8)
+        cached = time.perf_counter() - start
+        model(torch.ones(32, 110, dtype=torch.long))  # what each of the 20 tokens would cost on average
+        ratios.append(20 * (time.perf_counter() - start - cached) / cached)
+    assert max(ratios) > 4

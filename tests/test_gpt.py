@@ -1,0 +1,291 @@
+"""The model: counts, causality, padding, packing, initialisation, its options against their definitions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from codechat.config import ConfigError
+from codechat.dialogues import block_mask
+from codechat.gpt import GPT, PRESETS, GPTConfig
+
+OPTIONS = [
+    dict(),
+    dict(pos="learned", mlp="gelu"),
+    dict(n_kv_head=2, qkv_bias=True),
+    dict(n_kv_head=1, qk_norm=True, mlp="swiglu", mlp_width=40, tied=False),
+    dict(vocab_size=128, n_tags=0, qk_norm=True, qkv_bias=True, pos="learned"),
+]
+
+
+def config(**options: Any) -> GPTConfig:
+    return GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=24, vocab_size=90) | options))
+
+
+def random_model(**options: Any) -> GPT:
+    """Every weight random, gains included: at initialisation the blocks add nothing."""
+    model, rng = GPT(config(**options)), torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data = 0.2 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
+    return model
+
+
+def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(90, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------- counts
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_parameter_count_equals_the_real_one(options: dict[str, Any]) -> None:
+    model = GPT(config(**options))
+    assert model.cfg.n_params == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_build_and_count(name: str) -> None:
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**PRESETS[name]))
+    assert model.cfg.n_params == sum(p.numel() for p in model.parameters())
+
+
+def test_the_large_presets_keep_their_sizes() -> None:
+    """12 x depth x width^2 in the blocks and 50304 rows of embedding: what the names promise."""
+    for name, depth, width, heads in (("2b", 32, 2560, 20), ("3b", 32, 3072, 24), ("8b", 40, 4096, 32)):
+        cfg = GPTConfig(**PRESETS[name])
+        assert (cfg.depth, cfg.n_embd, cfg.n_head, cfg.padded_vocab) == (depth, width, heads, 50304)
+        assert cfg.n_params == 12 * depth * width**2 + 50304 * width + (2 * depth + 1) * width
+
+
+def test_flops_against_a_count_by_hand() -> None:
+    """Every matrix product of depth 2, width 8, two heads on one key head, 64 rows of vocabulary, 10 tokens."""
+    cfg = config(n_embd=8, n_head=2, n_kv_head=1, vocab_size=50)
+    block = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 8 * 32 + 32 * 8  # query, key and value, out, up, down
+    scores_and_sums = 10 * 8 + 10 * 8  # each token against 10 keys, then 10 values, over all heads
+    forward = 2 * (2 * (block + scores_and_sums) + 64 * 8)
+    assert cfg.flops_per_token(10) == 3 * forward
+
+
+def test_only_matrix_products_count_as_flops() -> None:
+    assert config(qk_norm=True, qkv_bias=True, pos="learned", tied=False).flops_per_token(
+        7
+    ) == config().flops_per_token(7)
+    assert config(mlp="swiglu").flops_per_token(7) - config().flops_per_token(7) == 6 * 2 * 32 * 128
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(depth=0), "depth is 0"),
+        (dict(n_embd=30), "n_embd 30 must be a multiple of n_head 4"),
+        (dict(n_kv_head=3), "n_head 4 must be a multiple of n_kv_head 3"),
+        (dict(n_embd=12), "head width.*3"),
+    ],
+)
+def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**change)
+
+
+def test_a_sequence_beyond_the_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match="25 tokens.*block_size is 24"):
+        GPT(config())(random_ids(1, 25))
+
+
+# ---------------------------------------------------------------- who sees whom
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@torch.no_grad()
+def test_the_future_does_not_change_the_past(options: dict[str, Any]) -> None:
+    model, ids = random_model(**options), random_ids(2, 12)
+    changed = ids.clone()
+    changed[:, 7] = (ids[:, 7] + 1) % 90
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :7], after[:, :7], atol=1e-5, rtol=1e-5)
+    assert (before[:, 7:] - after[:, 7:]).abs().amax(-1).min() > 1e-3, "every later token sees the change"
+
+
+@torch.no_grad()
+def test_without_causality_the_past_sees_the_future() -> None:
+    model, ids = random_model(causal=False), random_ids(1, 12)
+    changed = ids.clone()
+    changed[:, 7] = (ids[:, 7] + 1) % 90
+    assert (model(ids) - model(changed)).abs().amax(-1).min() > 1e-4
+
+
+def gradients(model: GPT, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_right_padding_changes_neither_loss_nor_gradient() -> None:
+    model, ids, targets = random_model(), random_ids(3, 9), random_ids(3, 9, seed=1)
+    targets[0, :4] = -100
+    padded, padded_targets = (F.pad(x, (0, 6), value=v) for x, v in ((ids, 17), (targets, -100)))
+    short, long = model.loss(ids, targets), model.loss(padded, padded_targets)
+    torch.testing.assert_close(short, long)
+    torch.testing.assert_close(gradients(model, short), gradients(model, long))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@torch.no_grad()
+def test_packed_documents_do_not_see_each_other(options: dict[str, Any]) -> None:
+    model, ids = random_model(**options), random_ids(1, 15)
+    docs = torch.tensor([[0] * 4 + [1] * 6 + [2] * 3 + [-1] * 2])
+    positions = torch.cat([torch.arange(n) for n in (4, 6, 3, 2)])[None]
+    packed = model(ids, positions=positions, mask=block_mask(docs))
+    for start, end in ((0, 4), (4, 10), (10, 13)):
+        torch.testing.assert_close(packed[:, start:end], model(ids[:, start:end]), atol=1e-5, rtol=1e-5)
+    assert packed.isfinite().all()
+
+
+@torch.no_grad()
+def test_rotary_positions_are_relative() -> None:
+    model, ids = random_model(), random_ids(1, 8)
+    shifted = model(ids, positions=torch.arange(5, 13)[None])
+    torch.testing.assert_close(shifted, model(ids), atol=1e-5, rtol=1e-5)
+    stretched = model(ids, positions=2 * torch.arange(8)[None])
+    assert (stretched - model(ids)).abs().max() > 1e-3
+
+
+# ---------------------------------------------------------------- options against their definitions
+
+
+@torch.no_grad()
+def test_attention_by_hand() -> None:
+    """One head of a block: softmax(q k / sqrt(E)) v over the past, with the rotation of complex numbers."""
+    model = random_model(depth=1, n_head=1, n_embd=8)
+    attention, x = model.blocks[0].attn, torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    q, k, v = (x[0] @ attention.qkv.weight.T).split(8, dim=-1)
+    angle = torch.arange(5)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+    turn = torch.polar(torch.ones_like(angle), angle)
+
+    def rotated(y: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.complex(y[:, :4], y[:, 4:]) * turn).mT.flatten(1)
+
+    scores = rotated(q) @ rotated(k).T / math.sqrt(8)
+    weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf).softmax(-1)
+    seen: list[torch.Tensor] = []
+    attention.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.blocks[0].attn_norm = torch.nn.Identity()
+    model.wte.weight.data[:5] = x[0]
+    model(torch.arange(5)[None])
+    torch.testing.assert_close(seen[0][0], weights @ v, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["relu2", "gelu", "swiglu"])
+@torch.no_grad()
+def test_feed_forward_by_hand(kind: str) -> None:
+    mlp = random_model(mlp=kind).blocks[0].mlp
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    up = x @ mlp.up.weight.T
+    if kind == "relu2":
+        h = torch.where(up > 0, up * up, 0.0)
+    elif kind == "gelu":
+        h = up * 0.5 * (1 + torch.erf(up / math.sqrt(2)))
+    else:
+        gate = x @ mlp.gate.weight.T
+        h = up * gate / (1 + torch.exp(-gate))
+    torch.testing.assert_close(mlp(x), h @ mlp.down.weight.T, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_grouped_queries_equal_repeated_keys_and_values() -> None:
+    few, ids = random_model(n_kv_head=2, qk_norm=True), random_ids(2, 10)
+    many = GPT(config(qk_norm=True))
+    state = copy.deepcopy(few.state_dict())
+    for name in [n for n in state if n.endswith("qkv.weight")]:
+        q, k, v = state[name].split((32, 16, 16))
+        state[name] = torch.cat(
+            [q, *(x.view(2, 1, 8, 32).expand(2, 2, 8, 32).reshape(32, 32) for x in (k, v))]
+        )
+    many.load_state_dict(state)
+    torch.testing.assert_close(many(ids), few(ids), atol=1e-5, rtol=1e-5)
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    tied, untied = GPT(config()), GPT(config(tied=False))
+    assert tied.head_weight() is tied.wte.weight
+    assert untied.head_weight() is untied.head.weight
+    assert untied.head.weight.shape == (128, 32)
+
+
+# ---------------------------------------------------------------- initialisation
+
+
+def test_initial_weights_hang_on_seed_and_name_only() -> None:
+    torch.manual_seed(0)
+    model = GPT(config(), seed=3)
+    torch.manual_seed(1)
+    torch.randn(10)
+    deep = dict(GPT(config(depth=5), seed=3).named_parameters())
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, deep[name], atol=0, rtol=0)
+    with torch.device("meta"):
+        late = GPT(config(), seed=3)
+    late.to_empty(device="cpu").init_weights(seed=3)
+    torch.testing.assert_close(late.state_dict(), model.state_dict(), atol=0, rtol=0)
+    assert not torch.equal(GPT(config(), seed=4).wte.weight, model.wte.weight)
+    assert not torch.equal(deep["blocks.0.mlp.up.weight"], deep["blocks.1.mlp.up.weight"])
+
+
+@torch.no_grad()
+def test_a_new_model_is_a_bigram_of_its_embedding_and_nearly_uniform() -> None:
+    model, ids = GPT(config()), random_ids(2, 10)
+    x = model.wte(ids)
+    torch.testing.assert_close(
+        model(ids), F.rms_norm(x, (32,), eps=1e-5) @ model.wte.weight.T, atol=1e-5, rtol=1e-5
+    )
+    assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(math.log(128), abs=0.2)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_checkpointed_blocks_give_the_same_gradients() -> None:
+    plain, ids = random_model(), random_ids(2, 10)
+    saving = GPT(config(checkpoint_blocks=True))
+    saving.load_state_dict(plain.state_dict())
+    calls: list[int] = []
+    saving.blocks[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    ours, theirs = (gradients(m, m.loss(ids, ids)) for m in (saving, plain))
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+    assert len(calls) == 2, "once forward, once again in the backward pass"
+
+
+def test_loss_reductions() -> None:
+    model, ids, targets = random_model(), random_ids(2, 6), random_ids(2, 6, seed=1)
+    targets[0, :3] = -100
+    each = model.loss(ids, targets, reduction="none")
+    assert each.shape == (2, 6)
+    assert (each[0, :3] == 0).all()
+    torch.testing.assert_close(each.sum(), model.loss(ids, targets, reduction="sum"))
+    torch.testing.assert_close(each.sum() / 9, model.loss(ids, targets))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@torch.no_grad()
+def test_token_logprobs_are_those_of_owned_rows(temperature: float) -> None:
+    model, ids, targets = random_model(), random_ids(2, 6), random_ids(2, 6, seed=1)
+    model.wte.weight.data[model.cfg.owned :] *= 50  # rows of nobody with huge logits must not take any mass
+    targets[0, 0] = -100
+    logprobs, entropy = model.token_logprobs(ids, targets, temperature=temperature)
+    p = (model(ids)[..., : model.cfg.owned].double() / temperature).softmax(-1)
+    expected = p.log().gather(-1, targets.clamp(min=0)[..., None])[..., 0].float()
+    counts = targets >= 0
+    torch.testing.assert_close(logprobs, expected * counts, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, -(p * p.log()).sum(-1).float() * counts, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_a_token_reaches_nothing_after_it() -> None:
+    model, ids = random_model(pos="learned", tied=False), random_ids(1, 8)
+    logprobs, _ = model.token_logprobs(ids, ids.roll(-1, 1))
+    (g,) = torch.autograd.grad(logprobs[0, 4], model.wpe.weight)
+    assert (g[:5].abs().sum(-1) > 0).all()
+    assert (g[5:] == 0).all()

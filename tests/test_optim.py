@@ -1,0 +1,186 @@
+"""Schedules at their key steps, which parameter decays, and what Muon does to a matrix."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from codechat.config import ConfigError
+from codechat.gpt import GPT, GPTConfig
+from codechat.optim import Muon, build, lr_scale, orthogonalise, set_lr
+
+
+def tiny_model(**options: object) -> GPT:
+    return GPT(
+        GPTConfig(
+            depth=2, n_embd=16, n_head=2, block_size=8, vocab_size=50, qkv_bias=True, qk_norm=True, **options
+        )
+    )
+
+
+# ---------------------------------------------------------------- schedules
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
+def test_warm_up_is_linear_and_never_zero(schedule: str) -> None:
+    scales = [lr_scale(s, max_steps=100, warmup_steps=4, schedule=schedule) for s in range(5)]
+    assert scales == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "schedule, final, expected",
+    [
+        ("constant", 0.1, {10: 1.0, 60: 1.0, 110: 1.0, 500: 1.0}),
+        ("cosine", 0.0, {10: 1.0, 35: 0.853553, 60: 0.5, 85: 0.146447, 110: 0.0, 500: 0.0}),
+        ("cosine", 0.1, {10: 1.0, 60: 0.55, 110: 0.1}),
+        ("wsd", 0.0, {10: 1.0, 69: 1.0, 70: 1.0, 90: 0.5, 100: 0.25, 110: 0.0, 500: 0.0}),
+        ("wsd", 0.2, {70: 1.0, 90: 0.6, 110: 0.2}),
+    ],
+)
+def test_schedule_at_key_steps(schedule: str, final: float, expected: dict[int, float]) -> None:
+    got = {s: lr_scale(s, max_steps=110, warmup_steps=10, schedule=schedule, final=final) for s in expected}
+    assert got == pytest.approx(expected, abs=1e-6)
+
+
+def test_decay_share_moves_the_start_of_the_decay() -> None:
+    assert [lr_scale(s, max_steps=100, schedule="wsd", decay_share=0.1) for s in (90, 95)] == pytest.approx(
+        [1.0, 0.5]
+    )
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'step'.*constant, cosine or wsd"):
+        lr_scale(3, max_steps=10, schedule="step")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_set_lr_scales_each_groups_own_rate_and_does_not_pile_up(optimizer: str) -> None:
+    optimizers = build(tiny_model(), lr=0.01, muon_lr=0.5, optimizer=optimizer)
+    for scale in (0.5, 0.1, 0.1):
+        set_lr(optimizers, scale)
+    rates = [g["lr"] for o in optimizers for g in o.param_groups]
+    assert rates == pytest.approx([0.001, 0.001] + ([0.05] if optimizer == "muon" else []))
+
+
+# ---------------------------------------------------------------- groups
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(optimizer: str, tied: bool) -> None:
+    model = tiny_model(tied=tied)
+    names = {id(p): n for n, p in model.named_parameters()}
+    groups = [g for o in build(model, lr=0.01, optimizer=optimizer, weight_decay=0.3) for g in o.param_groups]
+    assert sorted(names[id(p)] for g in groups for p in g["params"]) == sorted(names.values())
+    for group in groups:
+        for p in group["params"]:
+            assert group["weight_decay"] == (0.3 if p.ndim >= 2 else 0.0), names[id(p)]
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
+    model = tiny_model(tied=False)
+    names = {id(p): n for n, p in model.named_parameters()}
+    _, muon = build(model, lr=0.01, optimizer="muon")
+    taken = {names[id(p)] for g in muon.param_groups for p in g["params"]}
+    parts = ("attn.qkv", "attn.out", "mlp.up", "mlp.down")
+    assert taken == {f"blocks.{i}.{part}.weight" for i in (0, 1) for part in parts}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = tiny_model()
+    model.wte.weight.requires_grad_(False)
+    groups = [g for o in build(model, lr=0.01) for g in o.param_groups]
+    assert all(p is not model.wte.weight for g in groups for p in g["params"])
+
+
+def test_weight_decay_shrinks_by_rate_times_decay() -> None:
+    """With a zero gradient both optimizers only decay, decoupled from the gradient."""
+    for optimizer, rate in (("adamw", 0.01), ("muon", 0.02)):
+        model = tiny_model()
+        before = model.blocks[0].mlp.up.weight.detach().clone()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        for o in build(model, lr=0.01, muon_lr=0.02, optimizer=optimizer, weight_decay=0.5):
+            o.step()
+        torch.testing.assert_close(model.blocks[0].mlp.up.weight.detach(), before * (1 - rate * 0.5))
+        assert (model.norm.weight == 1).all()
+
+
+# ---------------------------------------------------------------- Muon
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 48)])
+def test_orthogonalise_levels_singular_values_and_keeps_the_vectors(shape: tuple[int, int]) -> None:
+    rng = torch.Generator().manual_seed(0)
+    u, _, vh = torch.linalg.svd(torch.randn(3, *shape, generator=rng), full_matrices=False)
+    s = torch.linspace(1.0, 0.05, u.shape[-1]) * torch.tensor(
+        [[1.0], [100.0], [1e-3]]
+    )  # (3, R): three scales
+    out = orthogonalise(u * s[:, None] @ vh)
+    levelled = u.mT @ out @ vh.mT  # diagonal if the singular vectors are kept
+    values = levelled.diagonal(dim1=-2, dim2=-1)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    torch.testing.assert_close(levelled, torch.diag_embed(values), atol=1e-3, rtol=0)
+
+
+def test_a_muon_step_is_the_orthogonalised_gradient_at_the_rate_of_its_shape() -> None:
+    rng = torch.Generator().manual_seed(0)
+    tall, wide = (torch.nn.Parameter(torch.randn(s, generator=rng)) for s in ((32, 8), (8, 32)))
+    before = [p.detach().clone() for p in (tall, wide)]
+    for p in (tall, wide):
+        p.grad = torch.randn(p.shape, generator=rng)
+    Muon([tall, wide], lr=0.1).step()
+    for p, old, scale in zip((tall, wide), before, (2.0, 1.0)):  # sqrt(max(1, 32 / 8)) and 1
+        expected = (
+            old - 0.1 * scale * orthogonalise(p.grad[None])[0]
+        )  # Nesterov's first step points along the gradient
+        torch.testing.assert_close(p.detach(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_muon_remembers_its_momentum_and_skips_what_has_no_gradient() -> None:
+    a, b = (torch.nn.Parameter(torch.eye(4)) for _ in range(2))
+    muon = Muon([a, b], lr=0.1)
+    a.grad = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    muon.step()
+    moved = a.detach().clone()
+    a.grad = torch.zeros(4, 4)
+    muon.step()
+    assert (a.detach().diagonal() < moved.diagonal()).all(), "momentum goes on without a gradient"
+    assert torch.equal(b.detach(), torch.eye(4))
+    assert list(muon.state) == [a]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_optimizer_takes_the_same_step(optimizer: str) -> None:
+    def step(model: GPT, optimizers: list[torch.optim.Optimizer], seed: int) -> None:
+        ids = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(seed))
+        model.loss(ids, ids.roll(-1, 1)).backward()
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+
+    first, second = tiny_model(), tiny_model()
+    ours, theirs = (build(m, lr=0.01, optimizer=optimizer) for m in (first, second))
+    step(first, ours, 0)
+    second.load_state_dict(first.state_dict())
+    for old, new in zip(ours, theirs):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))  # loading shares the tensors
+    step(first, ours, 1)
+    step(second, theirs, 1)
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_learns_a_sequence_by_heart(optimizer: str) -> None:
+    model, ids = tiny_model(), torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    optimizers = build(model, lr=0.01, optimizer=optimizer)
+    for _ in range(60):
+        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        for o in optimizers:
+            o.step()
+            o.zero_grad()
+    assert loss < 0.1
