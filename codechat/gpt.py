@@ -1,4 +1,4 @@
-"""The model: a decoder-only transformer, its presets, its key-value cache.
+"""The model: a decoder-only transformer and its presets.
 
 Pre-norm RMSNorm, rotary positions, SDPA attention (grouped-query if asked), a non-gated 4x MLP with squared ReLU, no biases, tied head. With
 these defaults it computes what Hugging Face's `ArceeForCausalLM` computes; options turn it into Llama (swiglu), Qwen2 (qkv_bias), Qwen3
@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from codechat.config import ConfigError, opt
+from codechat.kv_cache import KVCache, SharedCache
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "nano": dict(depth=4, n_embd=256, n_head=4, block_size=512, vocab_size=4096),
+    "nano": dict(depth=4, n_embd=192, n_head=3, block_size=512, vocab_size=4096),
     "d12": dict(depth=12, n_embd=768, n_head=6, block_size=1024),
     "d20": dict(depth=20, n_embd=1280, n_head=10, block_size=2048),
     "d24": dict(depth=24, n_embd=1792, n_head=14, block_size=2048),
@@ -111,120 +112,6 @@ class GPTConfig:
         look-up not) plus 12 x depth x width x length for attention, uncut by causality (PaLM, arXiv:2204.02311, appendix B)."""
         matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
         return 6 * matmul + 12 * self.depth * self.n_embd * length
-
-
-class KVCache:
-    """Keys and values of the tokens that a batch has seen, one row per sequence, at each row's own length.
-
-    An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would silently drop what is appended."""
-
-    def __init__(self, cfg: GPTConfig, batch: int, length: int, device: torch.device | str = "cpu",
-                 dtype: torch.dtype = torch.float32) -> None:
-        shape = (cfg.depth, batch, cfg.kv_heads, length, cfg.head_dim)
-        self.k = torch.zeros(shape, device=device, dtype=dtype)  # (depth, B, K, S, E)
-        self.v = torch.zeros(shape, device=device, dtype=dtype)
-        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,)
-        self.extent = 0  # longest row, kept on the host so that no step waits for the device
-
-    def positions(self, new: int) -> Tensor:
-        """(B, new) positions that the next `new` tokens of each row take."""
-        return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
-
-    def mask(self, new: int) -> Tensor:
-        """bool (B, 1, new, S): what the next `new` tokens of each row may attend to."""
-        places = torch.arange(self.extent + new, device=self.lengths.device)
-        return (places <= self.positions(new)[:, :, None])[:, None]
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over each row's tokens."""
-        rows, at, extent = torch.arange(len(k), device=k.device)[:, None], self.positions(k.shape[2]), mask.shape[-1]
-        self.k[layer][rows, :, at] = k.transpose(1, 2).to(self.k.dtype)
-        self.v[layer][rows, :, at] = v.transpose(1, 2).to(self.v.dtype)
-        k, v = self.k[layer][:, :, :extent].to(q.dtype), self.v[layer][:, :, :extent].to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
-
-    def advance(self, new: int, n_new: Tensor | None = None) -> None:
-        """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
-        self.lengths = self.lengths + (new if n_new is None else n_new)
-        self.extent += new
-
-    def select(self, rows: Tensor) -> KVCache:
-        """The cache of `rows` (repeats allowed); the original is left as it is."""
-        out = object.__new__(KVCache)
-        out.k, out.v = self.k[:, rows], self.v[:, rows]
-        out.lengths, out.extent = self.lengths[rows], self.extent
-        return out
-
-    def share(self, owner: Tensor, room: int) -> SharedCache:
-        """A cache of len(owner) rows; row i continues row owner[i] of this one with `room` tokens of its own. Nothing is copied."""
-        return SharedCache(self, owner, self.k.new_zeros(self.k.shape[0], 2, len(owner), self.k.shape[2], room, self.k.shape[4]), 0)
-
-
-class SharedCache:
-    """Rows that continue prefixes which several of them share; the rows' own tokens advance together.
-
-    At one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of once for each."""
-
-    def __init__(self, prefix: KVCache, owner: Tensor, own: Tensor, extent: int) -> None:
-        used, owner = owner.unique(return_inverse=True)
-        self.prefix = prefix if len(used) == len(prefix.lengths) else prefix.select(used)
-        self.owner, self.own, self.extent = owner, own, extent  # own: keys and values (depth, 2, B, K, room, E)
-        members = F.one_hot(owner, len(used)).cumsum(0)  # (B, P)
-        self.place = members.gather(1, owner[:, None])[:, 0] - 1  # (B,) which member of its group a row is
-        self.width = int(members[-1].max())
-        self.prefix_mask = torch.arange(self.prefix.extent, device=owner.device) < self.prefix.lengths[:, None, None, None]
-
-    def positions(self, new: int) -> Tensor:
-        """(B, new) positions that the next `new` tokens of each row take."""
-        return self.prefix.lengths[self.owner, None] + torch.arange(self.extent, self.extent + new, device=self.owner.device)
-
-    def mask(self, new: int) -> Tensor | None:
-        """bool (new, S): what the next `new` tokens may attend to of the rows' own; none = everything."""
-        return None if new == 1 else torch.ones(new, self.extent + new, dtype=torch.bool, device=self.owner.device).tril(self.extent)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over prefix and own tokens.
-
-        The two parts are softmaxes of their own, weighed by their log-sum-exps: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
-        end = self.extent + k.shape[2]
-        own_k, own_v = self.own[layer, :, :, :, :end]
-        own_k[:, :, self.extent :], own_v[:, :, self.extent :] = k, v
-        # (B, K, H/K x T, E): the queries of one key head side by side
-        rows = (q * q.shape[3] ** -0.5).to(own_k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])
-        visible = None if mask is None else mask.repeat(q.shape[1] // k.shape[1], 1)
-        own, own_lse = partial_attention(rows, own_k, own_v, visible)
-        past, past_lse = self._attend_prefix(layer, rows)
-        return torch.lerp(past, own, (own_lse - past_lse).sigmoid().to(own.dtype)).to(q.dtype).reshape(q.shape)
-
-    def _attend_prefix(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`partial_attention` of rows (B, K, Q, E) over their prefixes: all queries of a group as one matrix."""
-        _, K, Q, E = rows.shape
-        grid = rows.new_zeros(len(self.prefix.lengths), self.width, K, Q, E)
-        grid[self.owner, self.place] = rows
-        y, lse = partial_attention(grid.transpose(1, 2).flatten(2, 3), self.prefix.k[layer], self.prefix.v[layer], self.prefix_mask)
-        y, lse = (x.unflatten(2, (self.width, Q)).transpose(1, 2)[self.owner, self.place] for x in (y, lse))
-        return y, lse
-
-    def advance(self, new: int, n_new: Tensor | None = None) -> None:
-        """Count `new` stored tokens of every row."""
-        if n_new is not None:
-            raise ConfigError("rows of a shared cache advance together; n_new belongs to the prefill of a KVCache")
-        self.extent += new
-
-    def select(self, rows: Tensor) -> SharedCache:
-        """The cache of `rows`, and of the prefixes that they still need."""
-        return SharedCache(self.prefix, self.owner[rows], self.own[:, :, rows], self.extent)
-
-
-def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention of scaled queries (.., Q, E) over a part of the keys (.., S, E), and its log-sum-exp (.., Q, 1) to merge parts by."""
-    scores = (q @ k.mT).float()
-    if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1)
-    # the largest weight is exp(largest score - lse); logsumexp itself would pass -inf to a slow branch of exp
-    lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
-    return weights.to(v.dtype) @ v, lse
 
 
 class Attention(nn.Module):
@@ -365,22 +252,24 @@ class GPT(nn.Module):
         """fn(logits, places) at the wanted places of the flattened batch, zeros elsewhere: no head where nothing is learned."""
         places = wanted.nonzero()[:, 0]
         values = fn(F.linear(hidden.flatten(0, 1)[places], self.head_weight()), places)
-        return values.new_zeros(wanted.shape).index_put((places,), values)
+        return values.new_zeros(wanted.shape + values.shape[1:]).index_put((places,), values)
 
-    def token_logprobs(self, ids: Tensor, targets: Tensor, *, temperature: float = 1.0, **where: Any) -> tuple[Tensor, Tensor]:
+    def token_logprobs(self, ids: Tensor, targets: Tensor, *, temperature: float = 1.0, entropy_grad: bool = False,
+                       **where: Any) -> tuple[Tensor, Tensor]:
         """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, over owned rows only.
 
-        The same distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100."""
-        flat, entropy = targets.flatten(), torch.zeros(targets.numel(), device=targets.device)
+        The same distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy
+        carries gradient only with entropy_grad."""
+        flat = targets.flatten()
 
-        def taken(logits: Tensor, places: Tensor) -> Tensor:
+        def both(logits: Tensor, places: Tensor) -> Tensor:
             logprobs = (logits[:, : self.cfg.owned].float() / temperature).log_softmax(-1)
-            with torch.no_grad():
-                entropy[places] = -(logprobs.exp() * logprobs).sum(-1)
-            return logprobs.gather(-1, flat[places, None])[:, 0]
+            with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+                entropy = -(logprobs.exp() * logprobs).sum(-1)
+            return torch.stack((logprobs.gather(-1, flat[places, None])[:, 0], entropy), dim=-1)
 
-        logprobs = self._at(self.hidden(ids, **where), flat >= 0, taken)
-        return logprobs.view_as(targets), entropy.view_as(targets)
+        found = self._at(self.hidden(ids, **where), flat >= 0, both).view(*targets.shape, 2)
+        return found[..., 0], found[..., 1]
 
 
 def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ def bits_per_byte(model: GPT, data_dir: str, length: int, batch: int, limit: int
     Sums, token and byte counts are added over ranks, each of which reads its share."""
     total = torch.zeros(3, dtype=torch.float64, device=device)
     model.eval()
-    for ids, targets, n_bytes in corpus.val_windows(data_dir, length, limit=limit, batch=batch, rank=dist.rank(), world=dist.world_size()):
+    for ids, targets, n_bytes in corpus.val_windows(data_dir, length, limit=-(-limit // length), batch=batch, rank=dist.rank(), world=dist.world_size()):
         with dist.autocast(device):
             nats = model.loss(ids.to(device), targets.to(device), reduction="sum")
         total += torch.tensor([nats.item(), int((targets >= 0).sum()), n_bytes], dtype=torch.float64, device=device)
@@ -167,9 +167,10 @@ def train(cfg: PretrainConfig) -> Run:
     return run
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat pretrain`, `python -m codechat.pretrain` and torchrun."""
-    train(config.parse(PretrainConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat pretrain", epilog=__doc__))
+def main(argv: list[str] | None = None) -> int:
+    """`codechat pretrain`, `python -m codechat.pretrain` and torchrun; 0 when finished, 130 when stopped early."""
+    cfg = config.parse(PretrainConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat pretrain", epilog=__doc__)
+    return 0 if train(cfg).status["status"] == "finished" else 130
 
 
 if __name__ == "__main__":

@@ -166,14 +166,14 @@ def train(cfg: ReinforceConfig) -> Run:
                     packed = packed.to(device)
                     mask = packed.targets >= 0
                     with dist.autocast(device):
-                        logprobs, entropy = model.token_logprobs(packed.ids, packed.targets, temperature=cfg.temperature,
+                        logprobs, entropy = model.token_logprobs(packed.ids, packed.targets, temperature=cfg.temperature, entropy_grad=cfg.entropy_coef != 0,
                                                                  positions=packed.positions, mask=packed.mask())
                     loss = losses.policy_gradient_loss(logprobs, packed.advantages, mask, count=n_tokens)
                     if cfg.entropy_coef:
                         loss = loss - cfg.entropy_coef * losses.masked_mean(entropy, mask, n_tokens)
                     loss.backward()
                     policy_loss += loss.item()
-                    entropy_sum, packed_tokens = entropy_sum + float(entropy[mask].sum()), packed_tokens + int(mask.sum())
+                    entropy_sum, packed_tokens = entropy_sum + float(entropy.detach()[mask].sum()), packed_tokens + int(mask.sum())
                     mismatch = max(mismatch, float((logprobs.detach() - packed.old_logprobs)[mask].abs().max()))
                 dist.sum_gradients(model)
                 grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
@@ -204,9 +204,10 @@ def train(cfg: ReinforceConfig) -> Run:
     return run
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat reinforce`, `python -m codechat.reinforce` and torchrun."""
-    train(config.parse(ReinforceConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat reinforce", epilog=__doc__))
+def main(argv: list[str] | None = None) -> int:
+    """`codechat reinforce`, `python -m codechat.reinforce` and torchrun; 0 when finished, 130 when stopped early."""
+    cfg = config.parse(ReinforceConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat reinforce", epilog=__doc__)
+    return 0 if train(cfg).status["status"] == "finished" else 130
 
 
 if __name__ == "__main__":

@@ -207,9 +207,10 @@ def train(cfg: SFTConfig) -> Run:
     return run
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat sft`, `python -m codechat.sft` and torchrun."""
-    train(config.parse(SFTConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat sft", epilog=__doc__))
+def main(argv: list[str] | None = None) -> int:
+    """`codechat sft`, `python -m codechat.sft` and torchrun; 0 when finished, 130 when stopped early."""
+    cfg = config.parse(SFTConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat sft", epilog=__doc__)
+    return 0 if train(cfg).status["status"] == "finished" else 130
 
 
 if __name__ == "__main__":

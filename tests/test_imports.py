@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
 FOUNDATION = """schema config files processes provenance metrics rundirs dist run checkpoint tokenizer calls
-    chat gpt generate optim hardware sources shards corpus dialogues glaive questions conversions sandbox
+    chat kv_cache gpt generate optim hardware sources shards corpus dialogues glaive questions conversions sandbox
     hub"""
 RL = "estimates probes results rollout advantages losses diagnose token_view xray evaluate"
 LOOPS = "pretrain sft reinforce grpo ppo preference expert_iteration".split()

@@ -1,0 +1,86 @@
+"""The nano recipe: every stage on two CPU cores in minutes. Settings only; `recipes` runs them.
+
+Where the numbers come from is in LOG.md: a small model copies arguments only after induction has formed, which pretraining on code and
+the copying drills of the SFT mix bring about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codechat.run import ROOT, Run, exists
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One configuration of one training function. entry: module:ConfigClass:function. seeded: repeated per seed."""
+
+    name: str
+    about: str
+    entry: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    seeded: bool = False
+
+    def made(self, cfg: Any) -> bool:
+        """Whether what the stage leaves behind is still there: a finished run, or its output directory."""
+        if hasattr(cfg, "run_name"):
+            return exists(cfg.run_name) and Run.open(cfg.run_name).status["status"] == "finished"
+        out = getattr(cfg, "out", None)
+        return out is None or (ROOT / Path(out)).exists()
+
+    def result(self, cfg: Any) -> str:
+        """The last evaluation of the stage's run in a few words."""
+        rows = Run.open(cfg.run_name).evals().to_dict("records") if hasattr(cfg, "run_name") else []
+        picked = rows[-4:] if self.name == "evaluate" else rows[-1:]
+        return "\n".join(_words(row) for row in picked)
+
+
+def _words(row: dict[str, Any]) -> str:
+    where = " on ".join(str(row[k]) for k in ("checkpoint", "split") if isinstance(row.get(k), str))
+    shown = [f"{k} {row[k]:.3f}" for k in ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean") if isinstance(row.get(k), float)]
+    losses = [f"{k.removeprefix('heldout_loss/')} {v:.2f}" for k, v in row.items() if k.startswith("heldout_loss/")]
+    verdict = [str(row["verdict"])] if isinstance(row.get("verdict"), str) else []
+    return " ".join([where + ":"] * bool(where) + verdict + shown + (["held-out loss", *losses] if losses else []))
+
+
+TOKENIZER = "gpt2:4096"
+MODEL = dict(depth=4, n_embd=192, n_head=3, block_size=512)
+ANSWER = dict(task="funcall", data_dir="{data}/sft", max_new_tokens=64)
+
+NANO = (
+    Stage(name="corpus", about="real Python: the standard library and installed packages, as shards of tokens",
+          entry="codechat.data:CorpusConfig:prepare_corpus",
+          settings=dict(source="embedded", out="{data}/corpus", tokenizer=TOKENIZER, max_tokens=8_000_000)),
+    Stage(name="code", about="code questions from real functions, and plain chat",
+          entry="codechat.data:SftConfig:prepare_sft",
+          settings=dict(source="embedded", out="{data}/sft", tokenizer=TOKENIZER, max_examples=4000)),
+    Stage(name="calls", about="function calls, copying drills, problems and behaviour probes of the toolbox",
+          entry="codechat.data:CallsConfig:prepare_calls", needs=("code",),
+          settings=dict(source="embedded", out="{data}/sft", tokenizer=TOKENIZER, levels=(1, 1, 1, 2, 3))),
+    Stage(name="pretrain", about="next-token prediction on the corpus", needs=("corpus",),
+          entry="codechat.pretrain:PretrainConfig:train",
+          settings=dict(run_name="{runs}/pretrain", data_dir="{data}/corpus", model=MODEL, seq_len=256, device_batch_size=16, max_steps=320,
+                        lr=4e-3, eval_every=80, save_every=80)),
+    Stage(name="sft", about="joint code, calls, chat and copying, mixed by supervised tokens", needs=("pretrain", "code", "calls"), seeded=True,
+          entry="codechat.sft:SFTConfig:train",
+          settings=dict(run_name="{runs}/sft{s}", init_from="{runs}/pretrain", data_dir="{data}/sft", seq_len=512, device_batch_size=8,
+                        mix=("calls=0.6", "copy=0.25", "code=0.13", "chat=0.02"), max_steps=360, lr=3e-3, muon_lr=0.02, eval_every=60, save_every=60)),
+    Stage(name="diagnose", about="is there a gradient? gold gate, tiers, zero-variance groups, verdict", needs=("sft",), seeded=True,
+          entry="codechat.diagnose:DiagnoseConfig:diagnose",
+          settings=dict(run_name="{runs}/diagnose{s}", ckpt="{runs}/sft{s}", groups=64, group_size=8, **ANSWER)),
+    Stage(name="rl", about="REINFORCE on the staircase reward, group mean as baseline", needs=("sft", "diagnose"), seeded=True,
+          entry="codechat.reinforce:ReinforceConfig:train",
+          settings=dict(run_name="{runs}/rl{s}", init_from="{runs}/sft{s}", device_batch_size=16, group_size=16, max_steps=60, lr=3e-4,
+                        eval_every=20, save_every=20, keep_last=4, diagnose_groups=0, **ANSWER)),
+    Stage(name="choose", about="every RL checkpoint on the select split; the best one is kept in mind", needs=("rl",), seeded=True,
+          entry="codechat.evaluate:EvaluateConfig:run_evaluation",
+          settings=dict(run_name="{runs}/choose{s}", ckpt=("{runs}/rl{s}",), all_checkpoints=True, split=("select",), limit=150, n=8,
+                        probe_examples=0, **ANSWER)),
+    Stage(name="evaluate", about="SFT and RL on test: pass@1, pass@8, tiers, behaviour, with intervals", needs=("sft", "choose"), seeded=True,
+          entry="codechat.evaluate:EvaluateConfig:run_evaluation",
+          settings=dict(run_name="{runs}/evaluate{s}", ckpt=("{runs}/sft{s}", "{runs}/rl{s}@best"), split=("test", "test_hard"), limit=400, n=8,
+                        **ANSWER)),
+)

@@ -1,0 +1,200 @@
+"""Recipes: named pipelines of stages, run in order, each skipped when it is already finished.
+
+    codechat run nano                      every stage that is not finished
+    codechat run nano --from rl            rl and everything after it, again
+    codechat run nano --force evaluate     this stage again, then what depends on it
+    codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
+    codechat run --list
+
+A stage is a configuration of a training function, nothing else; `{runs}` and `{data}` in a setting stand for the recipe's run prefix and
+data directory, `{s}` for the seed's suffix. Finished means: the ledger `runs/NAME/stages.json` holds the stage's hash, which covers its
+settings and the hashes of the stages it needs. A stage that was killed is resumed from its checkpoint when its settings are the same.
+
+Left out: stages in parallel, and pipelines over several machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from codechat import config
+from codechat.config import ConfigError, RunError, opt
+from codechat.recipe_nano import NANO, Stage
+from codechat.run import ROOT, Run, runs_dir, write_atomic
+
+RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
+    "nano": ("every stage on two CPU cores in minutes: data, pretraining, SFT, diagnosis, REINFORCE, evaluation, notebooks, report", NANO),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeConfig:
+    """What to run of a recipe."""
+
+    list: bool = opt(False, "list the recipes and their stages")
+    from_stage: str | None = opt(None, "run this stage and everything after it again (--from)")
+    force: str | None = opt(None, "run this stage again, and what depends on it")
+    until: str | None = opt(None, "stop after this stage")
+    seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")
+
+
+@dataclass
+class Ledger:
+    """Which stages are finished, with hash and seconds: runs/NAME/stages.json, replaced atomically."""
+
+    path: Path
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Ledger:
+        return cls(path, json.loads(path.read_text()) if path.exists() else {})
+
+    def put(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path, json.dumps(self.rows, indent=1))
+
+    def drop(self, name: str) -> None:
+        if self.rows.pop(name, None) is not None:
+            write_atomic(self.path, json.dumps(self.rows, indent=1))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A stage with its placeholders filled in, its config built, its identity hashed."""
+
+    stage: Stage
+    name: str
+    cfg: Any
+    action: Callable[[Any], Any]
+    hash: str
+
+
+def bind(recipe: str, stages: tuple[Stage, ...], seed: int) -> list[Bound]:
+    """Fill in placeholders and compute hashes, in order. ConfigError names a stage whose settings do not fit its config."""
+    suffix = f"-s{seed}" if seed else ""
+    bound: dict[str, Bound] = {}
+    for stage in stages:
+        if seed and not stage.seeded and stage.name not in ("corpus", "code", "calls", "pretrain"):
+            continue  # notebooks and report read the first seed
+        module, cls, fn = stage.entry.split(":")
+        where = importlib.import_module(module)
+        words = dict(runs=recipe, data=f"data/{recipe}", s=suffix)
+        settings = _fill(stage.settings, words) | ({"seed": seed} if stage.seeded else {})
+        cfg = config.from_dict(getattr(where, cls), settings, where=f"recipe {recipe}, stage {stage.name}")
+        text = json.dumps([stage.entry, config.config_hash(cfg), [bound[n].hash for n in stage.needs]])
+        bound[stage.name] = Bound(stage, stage.name + (suffix if stage.seeded else ""), cfg, getattr(where, fn), hashlib.sha256(text.encode()).hexdigest()[:12])
+    return list(bound.values())
+
+
+def _fill(value: Any, words: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return value.format(**words)
+    if isinstance(value, dict):
+        return {k: _fill(v, words) for k, v in value.items()}
+    return [_fill(v, words) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
+    """Names of the stages to run: unfinished ones, forced ones, and everything that needs one of those."""
+    names = [b.stage.name for b in bound]
+    for wish in (cfg.from_stage, cfg.force, cfg.until):
+        if wish is not None and wish not in names:
+            raise ConfigError(f"no stage {wish!r}; nearest: {config.nearest(wish, names)}; stages: {', '.join(names)}")
+    todo: set[str] = set()
+    for i, b in enumerate(bound):
+        forced = b.stage.name == cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
+        finished = ledger.rows.get(b.name, {}).get("hash") == b.hash and b.stage.made(b.cfg)
+        if forced or not finished or todo & set(b.stage.needs):
+            todo.add(b.stage.name)
+    return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])
+
+
+def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
+    """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
+    if name not in RECIPES:
+        raise ConfigError(f"no recipe {name!r}; nearest: {config.nearest(name, RECIPES)}; recipes: {', '.join(RECIPES)}")
+    console = console or Console()
+    bound = bind(name, RECIPES[name][1], cfg.seed)
+    ledger = Ledger.read(runs_dir() / name / "stages.json")
+    todo = pending(bound, ledger, cfg)
+    forced = {b.stage.name for b in bound if b.stage.name in todo and ledger.rows.get(b.name, {}).get("hash") == b.hash}
+    for number, b in enumerate(bound, 1):
+        title = f"[{number}/{len(bound)}] {b.name}"
+        if b.stage.name not in todo:
+            console.print(f"{title}: finished, skipped" if b.name in ledger.rows else f"{title}: not asked for", style="dim", highlight=False)
+            continue
+        console.rule(f"{title}: {b.stage.about}", align="left")
+        ledger.drop(b.name)
+        began = time.perf_counter()
+        b.action(_continue_or_replace(b, fresh=b.stage.name in forced))
+        if not b.stage.made(b.cfg):
+            reason = Run.open(b.cfg.run_name).status.get("reason") if hasattr(b.cfg, "run_name") else "its output is missing"
+            raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
+        seconds = time.perf_counter() - began
+        ledger.put(b.name, {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")})
+        console.print(f"{title}: {seconds:.0f} s", highlight=False)
+    return bound
+
+
+def _continue_or_replace(b: Bound, fresh: bool) -> Any:
+    """The stage's config, with resume where a killed run of the same settings left a checkpoint, else with overwrite."""
+    run_name = getattr(b.cfg, "run_name", None)
+    if run_name is None or not (runs_dir() / run_name).exists():
+        return b.cfg
+    old = Run.open(run_name)
+    same = config.to_dict(b.cfg) | {"resume": False, "overwrite": False}
+    kept = {k: v for k, v in old.config.items() if k in same and k != "model"} | {"resume": False, "overwrite": False}
+    resumable = hasattr(b.cfg, "resume") and not fresh and old.status.get("status") != "finished" and bool(old.checkpoints())
+    if resumable and all(same[k] == v for k, v in kept.items()):
+        return replace(b.cfg, resume=True)
+    return replace(b.cfg, overwrite=True)
+
+
+def results_table(name: str, bound: list[Bound]) -> Table:
+    """Stage, seconds, and the numbers that the evaluation runs hold."""
+    ledger = Ledger.read(runs_dir() / name / "stages.json")
+    table = Table("stage", "seconds", "result", title=f"recipe {name}")
+    for b in bound:
+        row = ledger.rows.get(b.name, {})
+        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", b.stage.result(b.cfg) if row else "")
+    return table
+
+
+def list_recipes(console: Console) -> None:
+    """Every recipe with its stages."""
+    for name, (about, stages) in RECIPES.items():
+        console.print(f"{name}: {about}", highlight=False)
+        for stage in stages:
+            console.print(f"  {stage.name:<12}{stage.about}", highlight=False)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat run NAME [--from STAGE] [--force STAGE]`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    names = [argv.pop(0)] if argv and not argv[0].startswith("-") else []
+    cfg = config.parse(RecipeConfig, argv, prog="codechat run NAME", epilog=__doc__)
+    console = Console()
+    if cfg.list or not names:
+        return list_recipes(console)
+    bound = run_recipe(names[0], cfg, console)
+    console.print(results_table(names[0], bound))
+    index = ROOT / "reports" / "index.html"
+    if index.exists():
+        console.print(f"report: {index}", highlight=False)
+
+
+if __name__ == "__main__":
+    from codechat.cli import run_main
+    run_main(main)

@@ -1,0 +1,31 @@
+"""Copying drills: conversations whose answer is a value of the request, word for word.
+
+A call is mostly copying, and a small model learns to copy from data that nothing but copying can predict: invented words, numbers, dates
+and colours drawn anew in each row. Values belong to splits as in `values`, so a held-out drill shows values that training never saw.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from codechat.config import ConfigError
+from codechat.tasks.base import SPLITS
+from codechat.tasks.toolbox.values import Slot, clock, colour, date, integer, name, number, phrase, word
+
+SLOTS: tuple[Slot, ...] = (word(), word(), name(), name(), phrase(1, 4), integer(1, 99_999), number(1, 999), date(), colour(), clock())
+ASKS = ("Repeat: {}", 'Say "{}".', "Echo {}", "Write {} again.", "Copy this: {}", "{} - say that again.", 'What did I say? "{}"',
+        "Please repeat {}.", "Type {}", 'Quote "{}".')
+
+
+def copy_dialogues(split: str, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request, the same values as the answer."""
+    if split not in SPLITS:
+        raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
+    rng = random.Random(f"copy {split} {seed}")
+    for i in range(n):
+        text = " ".join(str(rng.choice(SLOTS).sample(rng, split)) for _ in range(rng.choice((1, 1, 2, 3))))
+        messages = [{"role": "user", "content": rng.choice(ASKS).format(text)}, {"role": "assistant", "content": text}]
+        yield {"id": f"copy-{split}-{seed}-{i}", "messages": messages, "domain": "copy",
+               "meta": {"tools_present": False, "asked": "chat", "split": split}}

@@ -1,0 +1,201 @@
+"""The three loops: what is learned, what resuming continues, what stops a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from codechat import checkpoint, corpus, pretrain, reinforce, run, rundirs, sft, tokenizer
+from codechat.config import Refusal, RunError
+from codechat.gpt import GPTConfig
+from codechat.tasks import toy
+
+TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs and data of the test below tmp_path."""
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def text_corpus(home: Path) -> str:
+    texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(120)]
+    corpus.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
+    return str(home / "corpus")
+
+
+@pytest.fixture
+def conversations(home: Path) -> str:
+    folder = home / "dialogues"
+    folder.mkdir()
+    for domain in ("calls", "code"):
+        for split, n in (("train", 60), ("select", 8)):
+            rows = [{"id": f"{domain}{i}", "domain": domain, "meta": {}, "messages": [
+                {"role": "user", "content": f"{domain} {i % 7}"}, {"role": "assistant", "content": str(i % 7) * 3}]} for i in range(n)]
+            (folder / f"{domain}.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(folder)
+
+
+def pretrain_config(text_corpus: str, **changes: object) -> pretrain.PretrainConfig:
+    return replace(pretrain.PretrainConfig(data_dir=text_corpus, model=TINY, seq_len=32, device_batch_size=4, max_steps=12, eval_every=6,
+                                           eval_tokens=2048, save_every=4, log_every=1, warmup_steps=2, compile=False), **changes)
+
+
+def sft_config(conversations: str, **changes: object) -> sft.SFTConfig:
+    return replace(sft.SFTConfig(data_dir=conversations, model=TINY, tokenizer="bytes", device_batch_size=2, max_steps=12, eval_every=6,
+                                 save_every=4, log_every=1, probe_examples=0, warmup_steps=2), **changes)
+
+
+def toy_config(**changes: object) -> reinforce.ReinforceConfig:
+    return replace(reinforce.ReinforceConfig(task="toy", tokenizer="bytes", model=GPTConfig(**toy.TOY_MODEL, vocab_size=257), max_steps=120,
+                                             device_batch_size=4, max_new_tokens=toy.COMPLETION_LENGTH, lr=4e-3, warmup_steps=1, eval_every=0, eval_examples=4,
+                                             save_every=0), **changes)
+
+
+def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
+    frame = found.metrics().sort_values("step")
+    return list(frame[["step", *columns]].itertuples(index=False, name=None))
+
+
+def weights(found: run.Run) -> dict[str, torch.Tensor]:
+    return checkpoint.load(found.path).model_state
+
+
+def test_pretraining_lowers_bits_per_byte(text_corpus: str) -> None:
+    found = pretrain.train(pretrain_config(text_corpus, max_steps=60, save_every=0, eval_every=0, run_name="learns"))
+    assert found.status["status"] == "finished"
+    first = pretrain.train(pretrain_config(text_corpus, max_steps=1, eval_every=1, save_every=0, run_name="start")).evals()["val_bpb"].iloc[0]
+    assert 7.0 < first < 9.5  # an untrained byte model: about log2(257) bits
+    assert found.evals()["val_bpb"].iloc[-1] < 0.6 * first
+
+
+@pytest.mark.parametrize("loop", ["pretrain", "sft", "reinforce"])
+def test_resuming_continues_the_same_curve_bitwise(loop: str, text_corpus: str, conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"pretrain": lambda **k: (pretrain.train, pretrain_config(text_corpus, **k)), "sft": lambda **k: (sft.train, sft_config(conversations, **k)),
+            "reinforce": lambda **k: (reinforce.train, toy_config(max_steps=12, save_every=4, **k))}[loop]
+    columns = ("train_loss", "grad_norm") if loop != "reinforce" else ("reward_mean", "grad_norm")
+    train, cfg = made(run_name="whole")
+    whole = train(cfg)
+
+    class Killed(Exception):
+        pass
+
+    saved = checkpoint.save
+
+    def save_then_die(path: Path, step: int, **what: object) -> Path:
+        out = saved(path, step, **what)
+        if step == 8:
+            raise Killed
+        return out
+
+    train, cfg = made(run_name="cut")
+    monkeypatch.setattr(checkpoint, "save", save_then_die)
+    with pytest.raises(Killed):
+        train(cfg)
+    monkeypatch.setattr(checkpoint, "save", saved)
+    resumed = train(replace(cfg, resume=True))
+    assert curve(resumed, *columns) == curve(whole, *columns)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: str) -> None:
+    for train, cfg in ((pretrain.train, pretrain_config(text_corpus, max_steps=3)), (sft.train, sft_config(conversations, max_steps=3))):
+        one = train(replace(cfg, run_name=f"{train.__module__[9:]}-one", device_batch_size=4, grad_accum=1))
+        four = train(replace(cfg, run_name=f"{train.__module__[9:]}-four", device_batch_size=1, grad_accum=4))
+        for (_, a), (_, b) in zip(curve(one, "train_loss"), curve(four, "train_loss")):
+            assert a == pytest.approx(b, abs=2e-5)
+
+
+def test_reinforce_lifts_the_toy_task(home: Path) -> None:
+    found = reinforce.train(toy_config(run_name="toy"))
+    rewards = found.metrics().sort_values("step")["reward_mean"]
+    assert rewards.iloc[0] < 0.2
+    assert rewards.iloc[-5:].mean() > 0.9
+
+
+def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(
+        float(text == self.gold(problem)), "all" if text == self.gold(problem) else "none", {}, text == self.gold(problem)))
+    with pytest.raises(RunError, match="DEAD.*--allow-dead"):
+        reinforce.train(toy_config(run_name="dead"))
+    assert not run.exists("dead")
+    found = reinforce.train(toy_config(run_name="dead", allow_dead=True, dead_patience=5))
+    assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"]
+    assert len(found.metrics()) == 5
+    assert found.metrics()["grad_norm"].max() == 0.0  # nothing moved it while it was dead
+
+
+def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
+    last = {c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c)).metrics()["entropy"].iloc[-1]
+            for i, c in enumerate((-0.3, 0.3))}
+    assert last[0.3] > last[-0.3] + 0.2
+
+
+def test_three_rises_of_a_held_out_loss_are_named() -> None:
+    falling = [{"heldout_loss/code": 1.0 + 0.1 * i, "heldout_loss/calls": 1.0 - 0.1 * i} for i in range(4)]
+    assert sft.regressed(falling) == ["heldout_loss/code"]
+    assert sft.regressed(falling[:3]) == []
+    assert sft.regressed([{"heldout_loss/code": v} for v in (1.0, 1.1, 1.05, 1.2)]) == []
+
+
+def test_stop_on_regression_ends_the_run_with_a_checkpoint(conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rising = iter(range(1, 100))
+    monkeypatch.setattr(sft, "held_out_losses", lambda *a: {"heldout_loss/code": float(next(rising))})
+    found = sft.train(sft_config(conversations, eval_every=2, max_steps=50, stop_on_regression=True, run_name="regress"))
+    assert found.status["status"] == "stopped" and "heldout_loss/code" in found.status["reason"]
+    assert found.checkpoints()[-1] == 6
+
+
+def test_mix_must_be_shares() -> None:
+    with pytest.raises(Refusal, match="DOMAIN=SHARE"):
+        sft.SFTConfig(mix=("calls",))
+    with pytest.raises(Refusal, match="not negative"):
+        sft.SFTConfig(mix=("calls=-1",))
+
+
+def test_a_sequence_beyond_the_block_is_refused() -> None:
+    with pytest.raises(Refusal, match="block_size 64"):
+        pretrain.PretrainConfig(model=TINY, seq_len=65)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signals, text_corpus: str, home: Path) -> None:
+    """The real command, killed for real; then the real command with --resume gives the same weights as an uninterrupted run."""
+    program = ("import sys, pathlib; from codechat import run, rundirs; run.ROOT = rundirs.ROOT = pathlib.Path(sys.argv.pop(1)); "
+               "from codechat import cli; sys.exit(cli.main(sys.argv[1:]))")
+    flags = [sys.executable, "-c", program, str(home), "pretrain", "--data-dir", text_corpus, "--model.depth", "2", "--model.n-embd", "32",
+             "--model.n-head", "2", "--model.block-size", "64", "--seq-len", "32", "--device-batch-size", "4", "--max-steps", "600", "--eval-every", "0",
+             "--eval-tokens", "512", "--save-every", "20", "--log-every", "1", "--no-compile", "--run-name", "killed"]
+    process = subprocess.Popen(flags, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.time() + 90
+    while not (run.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    state = run.Run.open("killed").status["status"]
+    assert state == ("killed" if number == signal.SIGKILL else "stopped"), err.decode()[-2000:]
+    assert process.returncode != 0
+    done = subprocess.run([*flags, "--resume"], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    whole = subprocess.run([*flags[:-1], "whole"], capture_output=True, timeout=120)
+    assert whole.returncode == 0, whole.stderr.decode()[-2000:]
+    a, b = run.Run.open("killed"), run.Run.open("whole")
+    assert curve(a, "train_loss") == curve(b, "train_loss")
+    for name, tensor in weights(b).items():
+        assert torch.equal(tensor, weights(a)[name]), name

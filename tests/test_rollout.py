@@ -1,0 +1,139 @@
+"""Packed rollouts: a group shares its prompt and nothing else; what is trained on is exactly what was sampled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from codechat import advantages, generate, losses, rollout, tokenizer
+from codechat.gpt import GPT, GPTConfig
+from codechat.tasks.base import Problem, Score
+
+
+@pytest.fixture(scope="module")
+def policy() -> GPT:
+    model = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257))
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():  # a fresh model's output projections are zero and would hide attention
+            p.add_(torch.randn(p.shape, generator=rng) * 0.3)
+    return model.eval()
+
+
+class Letters:
+    """Reward: share of even bytes. Enough structure for advantages of every sign."""
+
+    name, tiers, max_reward, no_stop = "letters", ("some",), 1.0, True
+
+    def prompt(self, problem: Problem) -> list[dict[str, str]]:
+        return problem.messages
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        share = sum(ord(c) % 2 == 0 for c in completion) / max(1, len(completion))
+        return Score(share, "some", {}, share == 1)
+
+
+@pytest.fixture(scope="module")
+def batch(policy: GPT) -> rollout.RolloutBatch:
+    problems = [Problem(str(i), [{"role": "user", "content": "x" * (3 + 5 * i)}], None, "train") for i in range(3)]
+    with torch.no_grad():
+        return rollout.collect(policy, Letters(), problems, tokenizer.load("bytes"), "reserved", group_size=4, max_new_tokens=7, seed=3)
+
+
+def plain_gradient(policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
+    """The same loss, one unpacked sequence at a time."""
+    policy.zero_grad()
+    total = 0.0
+    for i, completion in enumerate(batch.completions):
+        prompt = batch.prompts[i // batch.group_size]
+        ids = torch.tensor([prompt + completion.ids])
+        targets = torch.full_like(ids[:, 1:], -100)
+        targets[:, len(prompt) - 1 :] = ids[:, len(prompt) :]
+        logprobs, _ = policy.token_logprobs(ids[:, :-1], targets)
+        loss = losses.policy_gradient_loss(logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens)
+        loss.backward()
+        total += loss.item()
+    return total, [p.grad.clone() for p in policy.parameters()]
+
+
+def packed_gradient(policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor, **how: int) -> tuple[float, list[torch.Tensor]]:
+    policy.zero_grad()
+    total = 0.0
+    for packed in rollout.pack(batch, advantage, **how):
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
+        loss = losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens)
+        loss.backward()
+        total += loss.item()
+    return total, [p.grad.clone() for p in policy.parameters()]
+
+
+@pytest.mark.parametrize("how", [dict(row_tokens=512, rows=8), dict(row_tokens=64, rows=1), dict(row_tokens=40, rows=2)],
+                         ids=["one row", "a row per group", "groups split over rows"])
+def test_packing_changes_neither_loss_nor_gradient(policy: GPT, batch: rollout.RolloutBatch, how: dict[str, int]) -> None:
+    advantage = advantages.group_advantages(batch.rewards)
+    assert advantage.abs().max() > 0.05
+    loss, gradient = plain_gradient(policy, batch, advantage)
+    packed_loss, packed_grad = packed_gradient(policy, batch, advantage, **how)
+    assert packed_loss == pytest.approx(loss, abs=1e-6)
+    for a, b in zip(gradient, packed_grad):
+        torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-4)
+
+
+def test_sampled_logprobs_equal_recomputed_ones_in_packed_rows(policy: GPT, batch: rollout.RolloutBatch) -> None:
+    for packed in rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=256, rows=4):
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
+        mask = packed.targets >= 0
+        torch.testing.assert_close(logprobs[mask], packed.old_logprobs[mask], atol=1e-5, rtol=0)
+
+
+def test_packed_targets_are_the_sampled_ids(batch: rollout.RolloutBatch) -> None:
+    learned: list[tuple[int, ...]] = []
+    for packed in rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=256, rows=4):
+        for row in range(len(packed.ids)):
+            for doc in range(int(packed.docs[row].max()) + 1):
+                for branch in range(1, int(packed.branches[row].max()) + 1):
+                    at = (packed.docs[row] == doc) & (packed.branches[row] == branch)
+                    if at.any():
+                        learned.append(tuple(packed.targets[row][at].tolist()))
+    assert sorted(learned) == sorted(tuple(c.ids) for c in batch.completions)
+
+
+def test_a_branch_sees_its_prompt_and_itself_only(batch: rollout.RolloutBatch) -> None:
+    packed = next(rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=512, rows=8))
+    mask, docs, branches = packed.mask()[0, 0], packed.docs[0], packed.branches[0]
+    for q, k in ((q, k) for q in range(len(docs)) for k in range(len(docs)) if mask[q, k] and q != k):
+        assert k < q and docs[k] == docs[q] and branches[k] in (0, branches[q])
+
+
+def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT, batch: rollout.RolloutBatch) -> None:
+    advantage = advantages.group_advantages(batch.rewards)
+    advantage[1] = 0.0
+    _, skipped = packed_gradient(policy, batch, advantage, row_tokens=256, rows=4)
+    policy.zero_grad()
+    everything = list(rollout.pack(batch, advantage, row_tokens=256, rows=4, skip_zero=False))
+    for packed in everything:
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
+        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+    fewer = sum(int((p.targets >= 0).sum()) for p in rollout.pack(batch, advantage, row_tokens=256, rows=4))
+    assert fewer < sum(int((p.targets >= 0).sum()) for p in everything)
+    for a, p in zip(skipped, policy.parameters()):
+        torch.testing.assert_close(a, p.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_group_order_changes_nothing(policy: GPT, batch: rollout.RolloutBatch) -> None:
+    advantage = advantages.group_advantages(batch.rewards)
+    order, G = [2, 0, 1], batch.group_size
+    moved = rollout.RolloutBatch([batch.problems[p] for p in order], [batch.prompts[p] for p in order],
+                                 [batch.completions[p * G + g] for p in order for g in range(G)],
+                                 [batch.texts[p * G + g] for p in order for g in range(G)],
+                                 [batch.scores[p * G + g] for p in order for g in range(G)], batch.rewards[order], G)
+    _, a = packed_gradient(policy, batch, advantage, row_tokens=128, rows=4)
+    _, b = packed_gradient(policy, moved, advantage[order], row_tokens=128, rows=4)
+    for x, y in zip(a, b):
+        torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-4)
+
+
+def test_truncated_share_counts_completions_without_a_stop(batch: rollout.RolloutBatch) -> None:
+    assert batch.truncated_frac == 1.0
+    assert {c.stop for c in batch.completions} <= {"length", "context"}
+    assert all(isinstance(c, generate.Completion) for c in batch.completions)
