@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ def run_main(command: Callable[[list[str] | None], Any]) -> None:
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
     """Call `command(argv)`; turn a refusal, an interrupt or a failing disk into one line on stderr and an
     exit code."""
+    _spell_anything()
     try:
         code = command(argv)
         sys.stdout.flush()
@@ -106,6 +108,14 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
             raise
         where = f"{error.filename}: " if error.filename else ""
         return _fail(where + STORAGE_ERRORS[error.errno], 2)
+
+
+def _spell_anything() -> None:
+    """What a model samples may not fit the terminal's encoding: escaped is better than a crash in the middle
+    of an answer."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
 
 
 def _dispatch(words: list[str]) -> Any:

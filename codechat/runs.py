@@ -57,7 +57,7 @@ def show_list() -> None:
     if frame.empty:
         print(f"no runs in {runs_dir()}; `codechat run nano` makes some")
         return
-    frame["step"] = frame["step"].astype("Int64")
+    frame["step"] = ["" if step is None or step != step else int(step) for step in frame["step"]]
     print(frame.drop(columns="reason").fillna("").to_string(index=False))
 
 

@@ -45,7 +45,7 @@ STYLE = """
 .xray .xray-text span{border-radius:3px;padding:.12em 0;unicode-bidi:isolate;
   box-shadow:inset 1px 0 rgba(128,128,128,.3)}
 .xray i::before{content:"\\23ce";opacity:.55;font-style:normal}
-.xray .xray-tag{font-weight:bold;opacity:.75}
+.xray .xray-tag{font-weight:bold}
 .xray p{margin:.4em 0;font-family:system-ui,sans-serif}
 .xray table{border-collapse:collapse;font-family:system-ui,sans-serif;font-size:13px}
 .xray td,.xray th{padding:.1em .8em .1em 0;text-align:right}

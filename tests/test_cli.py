@@ -1,0 +1,170 @@
+"""The command line: every command is there, help is quick, what goes wrong is one line and an exit code."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codechat import __version__, cli
+from codechat.cli import COMMANDS, guarded, main
+from codechat.config import CheckpointError, ConfigError, DataError, MissingFile, Refusal, RunError
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPECTED = "run data pretrain sft reinforce diagnose evaluate xray talk tools runs report".split()
+
+
+def start(*argv: str, **more: object) -> subprocess.Popen[str]:
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")} | more
+    return subprocess.Popen([sys.executable, "-m", "codechat", *argv], cwd=ROOT, text=True, **pipes)
+
+
+def fails(error: BaseException):
+    def command(argv: list[str]) -> None:
+        raise error
+
+    return command
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(COMMANDS) == EXPECTED
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text and command.help in text for name, command in COMMANDS.items())
+    assert main([]) == 2 and main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith(f"codechat {__version__}\n")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_command_has_a_main_and_examples(name: str) -> None:
+    found = importlib.util.find_spec(COMMANDS[name].module)
+    assert found is not None, f"{COMMANDS[name].module} is missing"
+    source = Path(found.origin).read_text(encoding="utf-8")
+    functions = [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
+    assert "main" in functions
+    assert f"codechat {name}" in source, "its help shows no example"
+
+
+def test_help_waits_for_no_library() -> None:
+    code = (
+        "import sys, time; t = time.process_time(); from codechat import cli; cli.main(['--help']);"
+        "spent = time.process_time() - t;"
+        "assert not {'torch', 'numpy', 'pandas', 'datasets', 'rich'} & set(sys.modules), 'heavy';"
+        "assert spent < 0.3, spent"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_module_and_command_are_the_same() -> None:
+    done = start("hlep")
+    out, err = done.communicate()
+    assert (done.returncode, out) == (2, "") and err == (
+        f"error: unknown command 'hlep'; valid: {', '.join(EXPECTED)}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "word, near", [("tlak", "talk"), ("eval", "evaluate"), ("renforce", "reinforce"), ("tool", "tools")]
+)
+def test_an_unknown_command_names_the_nearest(
+    word: str, near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"error: unknown command {word!r}; did you mean {near!r}?\n"
+
+
+@pytest.mark.parametrize("kind", [Refusal, ConfigError, DataError, MissingFile, RunError, CheckpointError])
+def test_a_refusal_is_one_line_and_code_2(kind: type[Refusal], capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(fails(kind("got 1; 2 is required; set --x 2")), []) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "error: got 1; 2 is required; set --x 2\n")
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()]
+)
+def test_a_defect_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        guarded(fails(error), [])
+
+
+@pytest.mark.parametrize(
+    "number, words",
+    [
+        (errno.ENOSPC, "disk is full"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission"),
+        (errno.EDQUOT, "quota"),
+    ],
+)
+def test_a_disk_that_refuses_is_one_line(number: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(fails(OSError(number, os.strerror(number), "runs/x")), []) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: runs/x: ") and words in err and err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_met_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "chat.json").write_text(
+        '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
+    )
+    argv = ["xray", "--tokenizer", "bytes", "--messages", str(tmp_path / "chat.json"), "--html", "/dev/full"]
+    assert main(argv) == 2
+    assert "the disk is full" in capsys.readouterr().err
+
+
+def test_interrupting_is_one_line_and_code_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(fails(KeyboardInterrupt()), []) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert guarded(fails(KeyboardInterrupt("checkpoint 12 is written")), []) == 130
+    assert capsys.readouterr().err == "interrupted: checkpoint 12 is written\n"
+
+
+def test_ctrl_c_ends_a_process_cleanly() -> None:
+    code = (
+        "import sys, time; from codechat.cli import guarded\n"
+        "sys.exit(guarded(lambda argv: (print('half a li', end='', flush=True), time.sleep(300)), []))"
+    )
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes)
+    assert process.stdout.read(9) == "half a li"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = start("--help", stdout=write)
+    os.close(write)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_module_run_by_itself_ends_the_same_way() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "codechat.runs", "shwo"], cwd=ROOT, text=True, capture_output=True
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_the_code_of_a_command_is_kept() -> None:
+    assert guarded(lambda argv: 3, []) == 3
+    assert guarded(lambda argv: None, []) == 0
+    assert guarded(lambda argv: object(), []) == 0
+
+
+def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
+    code = "from codechat.cli import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
+    assert done.returncode == 0 and done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"
+    assert cli.INTERRUPTED == 130

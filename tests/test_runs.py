@@ -1,0 +1,149 @@
+"""Runs from the terminal: listed, shown, compared, and replayed into a tracker with nothing lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from codechat import cli
+from codechat.run import Run
+from codechat.runs import tracker_rows
+
+pytestmark = pytest.mark.usefixtures("runs_root")
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with Run.create("nano/rl", {"lr": 0.5, "model": {"depth": 2}}, kind="reinforce") as run:
+        run.log(1, reward_mean=0.25, lr=0.5)
+        run.log(2, reward_mean=float("nan"), verdict="LIVE")
+        run.log_eval(2, {"pass@1": 0.5, "split": "test", "n": 8})
+        run.log(3, {"reward_mean": 0.75, "tier/full_match": 0.5})
+    with Run.create("nano/rl-b", {"lr": 0.25, "model": {"depth": 2}}, kind="reinforce"):
+        pass
+    yield run
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = cli.main(["runs", *argv])
+    return code, *capsys.readouterr()
+
+
+def test_no_runs_says_how_to_make_some(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys)
+    assert code == 0 and "codechat run nano" in out
+
+
+def test_list_has_a_line_per_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "list")
+    assert code == 0 and out == said(capsys)[1]
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+        ["nano/rl", "reinforce", "finished"],
+        ["nano/rl-b", "reinforce", "finished"],
+    ]
+
+
+def test_show_has_settings_last_values_with_units_and_evaluations(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = said(capsys, "show", "nano/rl")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 0
+    for expected in (
+        "status finished",
+        "lr 0.5",
+        "model.depth 2",
+        "reward_mean 0.75 reward at step 3",
+        "verdict LIVE at step 2",
+        "evaluation at step 2 test",
+        "pass@1 0.5",
+    ):
+        assert expected in lines
+    assert out == said(capsys, "show", str(run.path))[1]
+
+
+def test_compare_names_only_what_differs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = said(capsys, "compare", "nano/rl", "nano/rl-b")
+    assert "lr" in out and "0.25" in out and "depth" not in out
+    assert "same settings" in said(capsys, "compare", "nano/rl", "nano/rl")[1]
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["show"], "show got 0 runs; it takes one run"),
+        (["compare", "a"], "it takes two runs"),
+        (["list", "a"], "it takes no run"),
+        (["shwo", "a"], "list|show|compare|export"),
+        (["show", "nano/r"], "did you mean 'nano/rl'"),
+        (["export", "nano/rl"], "add --wandb"),
+    ],
+)
+def test_wrong_words_are_refused(
+    run: Run, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    code, out, err = said(capsys, *argv)
+    assert (code, out) == (2, "") and message in err
+
+
+# ---- export
+
+
+class Tracker:
+    """What a test sees of the wandb package: every call, kept."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def init(self, **settings: Any) -> SimpleNamespace:
+        self.calls.append(("init", settings))
+        keep = lambda name: lambda *a, **k: self.calls.append((name, a or k))  # noqa: E731
+        return SimpleNamespace(log=keep("log"), define_metric=keep("define_metric"), finish=keep("finish"))
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    found = Tracker()
+    monkeypatch.setitem(sys.modules, "wandb", found)
+    return found
+
+
+def test_export_replays_every_row(run: Run, tracker: Tracker, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "export", "nano/rl", "--wandb", "--offline")
+    settings = tracker.calls[0][1]
+    assert code == 0 and "4 rows" in out and "wandb sync" in out
+    assert (
+        settings["config"] == run.config and settings["mode"] == "offline" and settings["name"] == "nano/rl"
+    )
+    assert [row for name, (row, *_) in tracker.calls[2:-1]] == [
+        {"step": 1, "reward_mean": 0.25, "lr": 0.5},
+        {"step": 2, "verdict": "LIVE"},
+        {"step": 2, "eval/test/pass@1": 0.5},
+        {"step": 3, "reward_mean": 0.75, "tier/full_match": 0.5},
+    ]
+    assert tracker.calls[-1][0] == "finish"
+
+
+def test_export_reads_rows_in_the_order_of_steps(run: Run) -> None:
+    assert [row["step"] for row in tracker_rows(run)] == [1, 2, 2, 3]
+
+
+def test_a_tracker_that_is_missing_or_refuses_is_one_line(
+    run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**settings: Any) -> None:
+        raise tracker.Error("no API key")
+
+    monkeypatch.setattr(tracker, "init", refuse)
+    code, _, err = said(capsys, "export", "nano/rl", "--wandb")
+    assert code == 2 and "no API key" in err and "--offline" in err
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, _, err = said(capsys, "export", "nano/rl", "--wandb")
+    assert code == 2 and "pip install wandb" in err

@@ -1,0 +1,287 @@
+"""X-rays: what is coloured is what is supervised, tokens stay data, gradient shares are those of the loss."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from codechat import chat, tokenizer
+from codechat.config import ConfigError, DataError
+from codechat.gpt import GPT, GPTConfig
+from codechat.token_view import LINE_END, XRay, token_texts, visible
+from codechat.xray import gradient_share, main, xray_mask, xray_values
+
+CALL = '<functioncall> {"name": "square", "arguments": {"x": 12}}'
+CODE = "def f(a, b):\n    return a < b | b > 0  # end 日本 🎉\n"
+MESSAGES = [
+    {"role": "system", "content": "Functions:\nsquare(x: number)"},
+    {"role": "user", "content": "12 squared? <script>alert('&')</script>"},
+    {"role": "assistant", "content": CALL},
+    {"role": "function", "content": '{"result": 144}'},
+    {"role": "assistant", "content": CODE},
+]
+SUPERVISED = f"{CALL}\n<|end|>{CODE}\n<|end|>"
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+
+
+class Spans(HTMLParser):
+    """(text, style, title) of every span; the tags met."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.spans: list[list[str]] = []
+        self.tags: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag == "span":
+            self.spans.append(["", dict(attrs).get("style") or "", dict(attrs).get("title") or ""])
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag in ("span", "i"):
+            self.spans[-1][0] += data
+
+
+@pytest.fixture(scope="module")
+def tok() -> tokenizer.Tokenizer:
+    return tokenizer.load("gpt2:512")
+
+
+@pytest.fixture(scope="module")
+def model(tok: tokenizer.Tokenizer) -> GPT:
+    """Weights that are not those of an initialisation, which may leave paths closed."""
+    found = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in found.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return found
+
+
+@pytest.fixture(scope="module")
+def rendered(tok: tokenizer.Tokenizer) -> chat.Rendered:
+    return chat.render(MESSAGES, tok)
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("tags", ["reserved", "text"])
+@pytest.mark.parametrize("spec", ["gpt2:512", "gpt2", "bytes"])
+def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) -> None:
+    image = xray_mask(MESSAGES, tokenizer.load(spec), tags)
+    assert image.coloured() == SUPERVISED
+    assert "".join(text for text, style, _ in Spans(image.html()).spans if style) == SUPERVISED
+    # green background until the colours end
+    green = "".join(re.findall(r"\x1b\[30;48;[\d;]+m([^\x1b]*)", image.terminal()))
+    assert green.replace(LINE_END, "\n").removesuffix("\n") == SUPERVISED
+    assert "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED  # 1: the legend
+
+
+def test_views_hold_the_whole_text_of_the_conversation(
+    tok: tokenizer.Tokenizer, rendered: chat.Rendered
+) -> None:
+    image, text = xray_mask(MESSAGES, tok), chat.decode(rendered.ids, tok)
+    assert "".join(image.texts) == text
+    assert "".join(span[0] for span in Spans(image.html()).spans) == text
+    assert ANSI.sub("", image.terminal()).replace(LINE_END, "").split("\n\n", 1)[1].startswith(text)
+
+
+def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
+    hostile = '"><script>alert(1)</script><img src=x onerror=alert(1)>&lt;'
+    image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}], tok)
+    for page in (image.html(), image.page(title="</title><script>x")):
+        met = Spans(page).tags
+        assert not met & {"script", "img"} and "<script" not in page
+    assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
+
+
+def test_a_page_needs_nothing_from_outside(tok: tokenizer.Tokenizer) -> None:
+    page = xray_mask(MESSAGES[2:3], tok).page()
+    assert not re.search(r"https?:|url\(|@import|<link|src=", page)
+    assert 'content="light dark"' in page
+
+
+def test_tokens_do_not_steer_the_terminal(tok: tokenizer.Tokenizer) -> None:
+    hostile = "\x1b]0;title\x07\x1b[2J\r\x9b1m\x7f"
+    image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": "ok"}], tok)
+    assert not set("\x1b\x07\r\x9b\x7f") & set(ANSI.sub("", image.terminal()))
+    assert not set("\x1b\x07\r\x9b\x7f") & set(str(image) + image.html())
+    assert visible("a\tb\n") == "a\tb\n"
+
+
+def test_a_character_of_several_tokens_appears_once(tok: tokenizer.Tokenizer) -> None:
+    ids = tok.encode("日本🎉")
+    assert len(ids) > 3 and "".join(token_texts(ids, tok)) == "日本🎉"
+    cut = token_texts([*ids[:1], tok.n_vocab + 4, *ids], tok)
+    assert "".join(cut) == "\ufffd<|end|>日本🎉"
+
+
+def test_shares_by_role(tok: tokenizer.Tokenizer, rendered: chat.Rendered) -> None:
+    rows = {role: (some, every) for role, some, every, _ in xray_mask(MESSAGES, tok).summary()}
+    assert rows["all"] == (sum(rendered.loss_mask), len(rendered.ids))
+    assert rows["system"][0] == rows["user"][0] == rows["function"][0] == 0
+    assert rows["assistant"][0] == sum(rendered.loss_mask)
+    assert sum(every for role, (_, every) in rows.items() if role != "all") == len(rendered.ids)
+
+
+def test_colour_follows_sign_and_size(tok: tokenizer.Tokenizer) -> None:
+    image = xray_values([65, 66, 67, 68], [1.0, 0.5, 0.0, -0.25], tok, "advantage")
+    styles = [style for _, style, _ in Spans(image.html()).spans]
+    colours = [re.fullmatch(r"background:rgba\((.*),([\d.]+)\)", style) for style in styles]
+    assert colours[0][1] == colours[1][1] != colours[3][1] and not styles[2]
+    assert float(colours[0][2]) > float(colours[1][2]) > float(colours[3][2]) > 0
+    assert "advantage -0.25" in Spans(image.html()).spans[3][2]
+    assert image.top(2) == [0, 1]
+
+
+def test_values_that_cannot_be_shown_are_refused(tok: tokenizer.Tokenizer) -> None:
+    with pytest.raises(DataError, match="2 values for 1 tokens"):
+        xray_values([5], [1.0, 2.0], tok)
+    with pytest.raises(DataError, match="token 0 is nan"):
+        xray_values([5], torch.tensor([torch.nan]), tok)
+
+
+# ---- gradient
+
+
+def test_gradient_at_the_predictions_lies_on_supervised_tokens_alone(
+    model: GPT, rendered: chat.Rendered
+) -> None:
+    shares = gradient_share(model, rendered.ids, rendered.loss_mask)
+    assert sum(shares) == pytest.approx(1, abs=1e-6)
+    assert [share > 0 for share in shares] == [bool(m) for m in rendered.loss_mask]
+
+
+def test_gradient_at_the_inputs_ends_before_the_last_supervised_token(
+    model: GPT, rendered: chat.Rendered
+) -> None:
+    shares = gradient_share(model, rendered.ids, rendered.loss_mask, at="embedding")
+    last = max(i for i, m in enumerate(rendered.loss_mask) if m)
+    assert sum(shares) == pytest.approx(1, abs=1e-6)
+    assert all(shares[:last]) and not any(shares[last:])
+
+
+def test_share_is_the_gradient_of_the_real_loss(model: GPT, rendered: chat.Rendered) -> None:
+    """Closed form at the last norm's output: (softmax - onehot) @ head, one row per target."""
+    ids = torch.tensor([rendered.ids])
+    with torch.no_grad():
+        hidden = model.hidden(ids[:, :-1])[0]
+        error = (hidden @ model.head_weight().T).softmax(-1)
+        error[torch.arange(len(error)), ids[0, 1:]] -= 1
+        norms = (error @ model.head_weight()).norm(dim=-1) * torch.tensor(rendered.loss_mask[1:])
+    expected = [0.0, *(norms / norms.sum()).tolist()]
+    assert gradient_share(model, rendered.ids, rendered.loss_mask) == pytest.approx(expected, abs=1e-6)
+
+
+def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered) -> None:
+    first = rendered.loss_mask.index(1)
+    advantages = [2.0 if i == first else -0.5 * m for i, m in enumerate(rendered.loss_mask)]
+    even = gradient_share(model, rendered.ids, advantages=[float(m) for m in rendered.loss_mask])
+    uneven = gradient_share(model, rendered.ids, advantages=advantages)
+    other = rendered.loss_mask.index(1, first + 1)
+    assert uneven[first] / uneven[other] == pytest.approx(4 * even[first] / even[other], rel=1e-4)
+
+
+def test_no_advantage_means_no_gradient(
+    model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer
+) -> None:
+    for shares in (
+        gradient_share(model, rendered.ids, advantages=[0.0] * len(rendered.ids)),
+        gradient_share(model, rendered.ids, rendered.loss_mask, [0.0] * len(rendered.ids)),
+        gradient_share(model, rendered.ids, [0] * len(rendered.ids), at="embedding"),
+    ):
+        assert not any(shares)
+        image = xray_values(rendered.ids, shares, tok, "gradient")
+        assert image.coloured() == "" and not any(style for _, style, _ in Spans(image.html()).spans)
+
+
+def test_looking_changes_nothing(model: GPT, rendered: chat.Rendered) -> None:
+    model.zero_grad()
+    before = [weight.clone() for weight in model.parameters()]
+    with torch.no_grad():  # as in a notebook that only evaluates
+        gradient_share(model, rendered.ids, rendered.loss_mask)
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not model.norm._forward_hooks and not model.wte._forward_hooks
+
+
+def test_frozen_weights_have_shares_too(tok: tokenizer.Tokenizer, rendered: chat.Rendered) -> None:
+    frozen = GPT(GPTConfig(depth=1, n_embd=16, n_head=1, block_size=256, vocab_size=tok.n_vocab))
+    frozen.requires_grad_(False)
+    assert sum(gradient_share(frozen, rendered.ids, rendered.loss_mask)) == pytest.approx(1, abs=1e-6)
+
+
+def test_gradient_refuses_what_it_cannot_answer(model: GPT) -> None:
+    with pytest.raises(ConfigError, match="neither"):
+        gradient_share(model, [1, 2])
+    with pytest.raises(ConfigError, match="block_size is 256"):
+        gradient_share(model, [1] * 300, [1] * 300)
+    with pytest.raises(DataError, match="2 tokens"):
+        gradient_share(model, [1, 2], [1])
+
+
+# ---- the command
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "chat.json").write_text(json.dumps(MESSAGES), encoding="utf-8")
+    rows = [{"id": "a", "messages": MESSAGES[:3]}, {"id": "b", "messages": MESSAGES}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return tmp_path
+
+
+def test_command_prints_the_mask(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--tokenizer", "gpt2:512", "--messages", str(files / "chat.json")])
+    plain = capsys.readouterr().out
+    assert f"[[{CALL}\n<|end|>]]" in plain and "\x1b" not in plain
+    main(["--tokenizer", "gpt2:512", "--data", str(files / "rows.jsonl"), "--row", "1", "--colour", "always"])
+    coloured = capsys.readouterr().out
+    assert "\x1b[30;48;2;" in coloured
+    assert re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
+
+
+def test_command_writes_a_page(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = files / "out.html"
+    main(["--tokenizer", "bytes", "--messages", str(files / "chat.json"), "--html", str(page)])
+    assert "".join(t for t, style, _ in Spans(page.read_text("utf-8")).spans if style) == SUPERVISED
+    assert f"page: {page}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"[", "is not json"),
+        (b"\xff\xfe", "is not json in UTF-8"),
+        (b'{"prompt": "x"}', "holds no messages"),
+        (b'[{"role": "user"}]', "holds no messages"),
+        (b'[{"role": "user", "content": "x"}]', "no assistant turn"),
+        (b"[]", "holds no messages"),
+    ],
+)
+def test_bad_conversations_get_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        main(["--tokenizer", "bytes", "--messages", str(tmp_path / "bad.json")])
+
+
+def test_settings_that_do_not_go_together(files: Path) -> None:
+    messages = ["--messages", str(files / "chat.json")]
+    with pytest.raises(ConfigError, match="--gradient needs a model"):
+        main([*messages, "--gradient"])
+    with pytest.raises(ConfigError, match="give one of"):
+        main([])
+    with pytest.raises(DataError, match="has 2 rows; row 2 is not among them"):
+        main(["--tokenizer", "bytes", "--data", str(files / "rows.jsonl"), "--row", "2"])
+
+
+def test_an_xray_is_what_a_notebook_shows(tok: tokenizer.Tokenizer) -> None:
+    image = xray_mask(MESSAGES, tok)
+    assert isinstance(image, XRay) and image._repr_html_() == image.html()
