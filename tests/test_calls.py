@@ -94,6 +94,7 @@ READ = [
         "python_literal",
     ),
     ('{"name": "f", "arguments": {"a": True}}', "f", {"a": True}, "python_literal"),
+    ("{'name': 'f', 'arguments': {'q': '\\ud83c\\udf89 \\ud83c'}}", "f", {"q": "🎉 \ud83c"}, "python_literal"),
     # a comma too many
     ('{"name": "f", "arguments": {"a": [1, 2,],},}', "f", {"a": [1, 2]}, "trailing_comma"),
     # under another key
@@ -419,6 +420,7 @@ HOSTILE = [
     '<functioncall>{"name": "f", "arguments": \'{"a": "',
     "<functioncall>[{'arguments':'{",
     "'arguments': '{\"a', ",
+    "'arguments':'{'k':'b',",
 ]
 
 
