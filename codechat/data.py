@@ -97,6 +97,7 @@ class CallsConfig:
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
     problems: int = opt(4000, "training problems of the toolbox")
+    no_call_share: float = opt(0.25, "share of the training problems in which no call is right; 0.4 of these ask for code")
     eval_examples: int = opt(500, "conversations and problems of each split but train")
     multi_turn_share: float = opt(0.25, "share of the toolbox conversations that go on after the call")
     negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is right")
@@ -107,7 +108,7 @@ class CallsConfig:
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
-        _share(self, "multi_turn_share", "negatives_share", "max_lost")
+        _share(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost")
         if self.tools_style not in ("compact", "json"):
             raise ConfigError(f"tools_style is {self.tools_style!r}; it takes compact or json")
 
@@ -227,10 +228,42 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
     if cfg.copies:
         for split, n in {"train": cfg.copies, **held_out}.items():
             files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
-    for split, n in {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples}.items():
+    files["funcall.train"] = _training_problems(cfg)
+    for split, n in {**held_out, "test_hard": cfg.eval_examples}.items():
         problems = toolbox.problems(split, n, cfg.seed, levels=cfg.levels)
         files[f"funcall.{split}"] = list(map(_problem_row, problems))
     return files
+
+
+def _training_problems(cfg: CallsConfig) -> list[Row]:
+    """Requests for tools, some of which no call serves, and code questions. On calls alone the policy learns to call always."""
+    n_code = round(0.4 * cfg.no_call_share * cfg.problems)
+    unserved = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
+    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, levels=cfg.levels, negatives_share=unserved)
+    rng, rows = random.Random(f"training problems {cfg.seed}"), list(map(_problem_row, calls))
+    for i, request in enumerate(_code_requests({"train": n_code})["train"]):
+        present = rng.random() < 0.5
+        system = toolbox.tools_system(rng) if present else toolbox.neutral_system(rng)
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
+        rows.append({"id": f"code-train-{cfg.seed}-{i}", "messages": messages, "gold": None, "split": "train",
+                     "meta": {"asked": "code", "tools_present": present}})
+    rng.shuffle(rows)
+    return rows
+
+
+def _code_requests(wanted: Mapping[str, int]) -> dict[str, list[str]]:
+    """So many requests for code of each split, from functions that belong to it."""
+    found: dict[str, list[str]] = {split: [] for split in wanted}
+    if not any(wanted.values()):
+        return found
+    documents = sources.embedded_python(Ledger("python files", sources.PYTHON_REASONS))
+    for row in questions.code_rows(documents, Ledger("functions")):
+        split = row["meta"]["split"]
+        if split in found and len(found[split]) < wanted[split]:
+            found[split].append(row["messages"][0]["content"])
+        if all(len(found[s]) == n for s, n in wanted.items()):
+            break
+    return found
 
 
 def _problem_row(problem: Problem) -> Row:
@@ -254,14 +287,8 @@ def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
     never sees."""
     if not cfg.probes:
         return {}
-    wanted: dict[str, list[str]] = {"select": [], "test": []}
-    documents = sources.embedded_python(Ledger("python files", sources.PYTHON_REASONS))
-    for row in questions.code_rows(documents, Ledger("functions")):
-        wanted.get(row["meta"]["split"], []).append(row["messages"][0]["content"])
-        if min(map(len, wanted.values())) >= cfg.probes:
-            break
-    return {f"probes.{split}": toolbox.probes(split, 4 * cfg.probes, cfg.seed, requests)
-            for split, requests in wanted.items()}
+    requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
+    return {f"probes.{split}": toolbox.probes(split, 4 * cfg.probes, cfg.seed, found) for split, found in requests.items()}
 
 
 # ------------------------------------------------------------------ writing and telling

@@ -38,7 +38,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from papermill.parameterize import parameterize_notebook
 
-from codechat.config import DataError, MissingFile, Refusal
+from codechat.config import DataError, MissingFile, Refusal, opt
 from codechat.run import ROOT
 
 MAX_BYTES = 300_000
@@ -154,6 +154,19 @@ def execute_copies(
     if results:
         echo(f"{sum(result.ok for result in results)} of {len(results)} claims held; copies in {out_dir}")
     return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesConfig:
+    """Copies of the walk-throughs, executed on a recipe's own runs."""
+
+    out: str = opt("runs/nano/notebooks", "directory of the executed copies")
+    source: str = opt("nano", "recipe whose runs the notebooks read")
+
+
+def run_copies(cfg: CopiesConfig) -> list[NotebookResult]:
+    """Execute every walk-through on the runs of cfg.source; a claim that does not hold there is printed, not raised."""
+    return execute_copies((), ROOT / cfg.out, {"source": cfg.source})
 
 
 def execute_copy(

@@ -83,4 +83,8 @@ NANO = (
           entry="codechat.evaluate:EvaluateConfig:run_evaluation",
           settings=dict(run_name="{runs}/evaluate{s}", ckpt=("{runs}/sft{s}", "{runs}/rl{s}@best"), split=("test", "test_hard"), limit=400, n=8,
                         **ANSWER)),
+    Stage(name="notebooks", about="the walk-throughs, executed on these runs; which claims hold", needs=("pretrain", "diagnose", "rl", "evaluate"),
+          entry="codechat.notebooks:CopiesConfig:run_copies", settings=dict(out="runs/{runs}/notebooks", source="{runs}")),
+    Stage(name="report", about="the report on these runs", needs=("notebooks",),
+          entry="codechat.report:ReportConfig:write", settings=dict(name="nano", out="runs/{runs}/report")),
 )
