@@ -1,0 +1,270 @@
+"""Reports: finished runs -> DataFrames -> figures -> one executed notebook and its web page.
+
+    codechat report nano                       reports/nano.{ipynb,html} and reports/nano/{figures,data}
+    codechat report nano --out runs/nano/report    somewhere else (the recipe does so, to leave the repository
+    as it was)
+
+A report is a template `nbs_py/9x_NAME_report.py` executed with the parameters of `reports/NAME.yaml`. It
+reads run directories and nothing else, refuses runs that are not finished, and draws from the rows that it
+froze, so that anyone can draw the same from committed bytes. `reports/index.html` (not committed) shows every
+report on this machine.
+
+Left out: training. A report that lacks a run says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from papermill.iorw import read_yaml_file
+
+from codechat import config, notebooks, pages, rundirs
+from codechat.config import ConfigError, MissingFile, RunError, opt
+from codechat.files import read_rows, write_atomic
+from codechat.run import Run
+
+Frames = dict[str, pd.DataFrame]
+
+MAX_BYTES = 1_000_000
+SAMPLES_PER_RUN = 40
+TABLES = ("runs", "metrics", "evals")  # frozen as csv; the others hold text and counts, frozen as jsonl
+
+
+# ---------------------------------------------------------------- runs -> frames
+
+
+def collect(runs: Sequence[str | Path]) -> Frames:
+    """Frames of finished runs, each with a column `run`: runs, metrics, evals, per_problem, samples.
+
+    Raises MissingFile for a run that is not there and RunError for one that is not finished."""
+    opened = [Run.open(ref) for ref in runs]
+    for run in opened:
+        _require_finished(run)
+    return {
+        "runs": pd.DataFrame([_describe(run) for run in opened]),
+        "metrics": _stack((run, run.metrics()) for run in opened),
+        "evals": _stack((run, run.evals()) for run in opened),
+        "per_problem": _stack(
+            (run, pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))) for run in opened
+        ),
+        "samples": _stack((run, pd.DataFrame(run.samples()[:SAMPLES_PER_RUN])) for run in opened),
+    }
+
+
+def _require_finished(run: Run) -> None:
+    status = run.status
+    if status["status"] != "finished":
+        why = f" ({status['reason']})" if status.get("reason") else ""
+        raise RunError(
+            f"run {run.name} is {status['status']}{why}; a report reads finished runs only; continue it with "
+            "--resume"
+        )
+
+
+def _describe(run: Run) -> dict[str, Any]:
+    status, env = run.status, run.env
+    seconds = (pd.Timestamp(status["ended"]) - pd.Timestamp(status["started"])).total_seconds()
+    origin = env.get("parent") or {}
+    return {
+        "run": run.name,
+        "kind": status["kind"],
+        "parent": origin.get("run"),
+        "seconds": seconds,
+        "started": status["started"],
+        "commit": str(env.get("commit", "unknown"))[:9],
+        "dirty": bool(env.get("dirty")),
+        "config_hash": env.get("config_hash"),
+        "config": json.dumps(run.config),
+        "summary": json.dumps(status.get("summary") or {}),
+    }
+
+
+def _stack(parts: Iterable[tuple[Run, pd.DataFrame]]) -> pd.DataFrame:
+    """One frame under the other with the run's name in front; the clock is left out: it says nothing and
+    would differ in every copy."""
+    frames = [f.drop(columns="time", errors="ignore").assign(run=run.name) for run, f in parts if len(f)]
+    if not frames:
+        return pd.DataFrame({"run": pd.Series(dtype=str)})
+    whole = pd.concat(frames, ignore_index=True)
+    return whole[["run", *(c for c in whole if c != "run")]]
+
+
+def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
+    """The rows of one run, without columns that it does not have; MissingFile where there are none."""
+    rows = frame[frame["run"] == run]
+    if rows.empty:
+        raise MissingFile(
+            f"no rows of run {run}; there are rows of {', '.join(frame['run'].unique()) or 'no run'}"
+        )
+    return rows.dropna(axis="columns", how="all").reset_index(drop=True)
+
+
+def name_of(ref: str | Path) -> str:
+    """The name under which a run stands in the frames."""
+    return Run.open(ref).name
+
+
+def seeds_of(run: str) -> list[str]:
+    """The run and its finished siblings RUN-s1, RUN-s2, ..., in the order of the seeds."""
+    path = rundirs.find_run(run)
+    found = {
+        int(p.name.rpartition("-s")[2]): p
+        for p in path.parent.glob(f"{path.name}-s*")
+        if p.name.rpartition("-s")[2].isdecimal()
+    }
+    finished = [
+        found[n]
+        for n in sorted(found)
+        if rundirs.is_run(found[n]) and Run.open(found[n]).status["status"] == "finished"
+    ]
+    return [run, *map(str, finished)]
+
+
+def listing(frame: pd.DataFrame, columns: Sequence[str], rows: int) -> str:
+    """Rows at equal distances as a Markdown table whose cells show text as it is."""
+    chosen = frame.iloc[[i * len(frame) // min(rows, len(frame)) for i in range(min(rows, len(frame)))]]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    lines += ["| " + " | ".join(_cell(row[c]) for c in columns) + " |" for _, row in chosen.iterrows()]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    """Text of any kind as code in one table cell: no markup of a completion may be taken for ours."""
+    text = re.sub(r"\s+", " ", str(value)).strip()
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}".replace("|", "\\|")
+
+
+# ---------------------------------------------------------------- freezing
+
+
+def freeze(frames: Frames, directory: Path | str) -> Frames:
+    """Write the frames below `directory` as csv and jsonl, 8 significant digits; returns them as
+    `load_frozen` reads them, so that what is drawn is what was kept. Raises ConfigError above 1 MB in all,
+    and writes nothing then."""
+    directory = Path(directory)
+    files = {
+        f"{n}.csv" if n in TABLES else f"{n}.jsonl": _frozen_text(n, frame) for n, frame in frames.items()
+    }
+    sizes = {name: len(text.encode()) for name, text in files.items()}
+    if sum(sizes.values()) > MAX_BYTES:
+        listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        raise ConfigError(
+            f"{sum(sizes.values()):,} bytes to freeze ({listed}); at most {MAX_BYTES:,}; take fewer runs or "
+            "rows"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_atomic(directory / name, text)
+    return load_frozen(directory)
+
+
+def _frozen_text(name: str, frame: pd.DataFrame) -> str:
+    if name in TABLES:
+        return frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
+    rows = (row.dropna().to_dict() for _, row in frame.iterrows())
+    return "".join(json.dumps(_rounded(row), ensure_ascii=False) + "\n" for row in rows)
+
+
+def _rounded(value: Any) -> Any:
+    """Plain json with floats of 8 significant digits."""
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
+def load_frozen(directory: Path | str) -> Frames:
+    """The frames that `freeze` wrote. MissingFile where there are none."""
+    directory = Path(directory)
+    if not (directory / "runs.csv").is_file():
+        raise MissingFile(f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them")
+    tables = {name: pd.read_csv(directory / f"{name}.csv") for name in TABLES}
+    rows = {p.stem: pd.DataFrame(read_rows(p), columns=None) for p in sorted(directory.glob("*.jsonl"))}
+    return tables | {
+        name: frame if len(frame) else pd.DataFrame({"run": pd.Series(dtype=str)})
+        for name, frame in rows.items()
+    }
+
+
+# ---------------------------------------------------------------- the command
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Which report, and where it goes."""
+
+    name: str = opt(
+        config.REQUIRED, "report: the name of a parameter file reports/NAME.yaml", positional=True
+    )
+    out: str = opt(
+        "reports", "folder for NAME.ipynb, NAME.html and NAME/{figures,data}, from the project's root"
+    )
+
+
+def template_of(name: str) -> str:
+    """The name of the template nbs_py/9x_NAME_report.py. MissingFile names the reports there are."""
+    found = sorted((rundirs.ROOT / "nbs_py").glob(f"9?_{name}_report.py"))
+    if not found:
+        known = sorted(p.stem for p in (rundirs.ROOT / "reports").glob("*.yaml"))
+        raise MissingFile(
+            f"no template nbs_py/9x_{name}_report.py{config.nearest(name, known) if known else ''}"
+        )
+    return found[0].stem
+
+
+def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None) -> Path:
+    """Execute the template of report `name` into OUT/NAME.ipynb and render its page; returns the page's path.
+
+    parameters: over those of reports/NAME.yaml. RunError, with the cell and the reason, where a cell fails;
+    the notebook up to there stays."""
+    template, source = template_of(name), rundirs.ROOT / "reports" / f"{name}.yaml"
+    if not source.is_file():
+        raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
+    values = {**(read_yaml_file(str(source)) or {}), "out": str(out / name), **(parameters or {})}
+    done = notebooks.execute_copy(template, out / f"{name}.ipynb", values, root=rundirs.ROOT)
+    if not done.ok:
+        raise RunError(f"report {name}: {done.error}; the notebook up to there is {out / f'{name}.ipynb'}")
+    return pages.write_page(out / f"{name}.ipynb")
+
+
+def index(out: Path | None = None) -> Path:
+    """Write reports/index.html over the executed reports below reports/ and runs/, and over notebooks
+    executed on runs."""
+    root = rundirs.ROOT
+    reports = [*(root / "reports").glob("*.ipynb"), *(root / "runs").glob("*/report/*.ipynb")]
+    copies = sorted((root / "runs").glob("*/notebooks/*.ipynb"))
+    return pages.write_index(out or root / "reports" / "index.html", sorted(reports), copies)
+
+
+def write(cfg: ReportConfig) -> Path:
+    """Build the report and the index; prints where they are."""
+    built = build(cfg.name, rundirs.ROOT / cfg.out)
+    found = index()
+    print(f"report: {built}\nindex: {found}")
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat report NAME`, `python -m codechat.report`."""
+    write(
+        config.parse(
+            ReportConfig, sys.argv[1:] if argv is None else argv, prog="codechat report", epilog=__doc__
+        )
+    )
+
+
+if __name__ == "__main__":
+    from codechat.cli import run_main
+
+    run_main(main)

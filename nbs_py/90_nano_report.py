@@ -1,0 +1,147 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From an empty folder to function calls: what the nano run learned, and what RL added
+#
+# **Question.** Does a small model, trained through every stage on this machine, answer unseen requests with exact
+# function calls; and does REINFORCE on the staircase reward add to what SFT reached?
+#
+# **Result.** The last cell prints it, with n, N, temperature and 95 % intervals.
+#
+# **Runs/needs.** The finished runs `pretrain`, `sft`, `diagnose`, `rl` and `evaluate` of recipe nano
+# (`codechat run nano`). Nothing is trained here.
+
+# %% tags=["parameters"]
+runs = "nano"
+out = "runs/nano/report/nano"
+
+# %%
+from IPython.display import Markdown
+
+from codechat import evaluate, plots, report
+from codechat.run import ROOT
+from codechat.tasks.staircase import DEFAULT, TIERS
+
+seeds = report.seeds_of(f"{runs}/evaluate")
+name = {stage: report.name_of(f"{runs}/{stage}") for stage in ("pretrain", "sft", "diagnose", "rl", "evaluate")}
+frames = report.collect([*(f"{runs}/{stage}" for stage in name if stage != "evaluate"), *seeds])
+frames = report.freeze(frames, ROOT / out / "data")
+metrics = {stage: report.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
+evals = {stage: report.rows_of(frames["evals"], name[stage]) for stage in name}
+figures = ROOT / out / "figures"
+
+# %%
+table = frames["runs"].assign(minutes=(frames["runs"]["seconds"] / 60).round(1))
+table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_index("run")
+
+# %% [markdown]
+# ## Pretraining
+#
+# Loss in nats per token depends on the tokenizer; bits per byte of validation files does not, and falls with it.
+
+# %%
+plots.save(plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"]), "pretraining", figures)
+
+# %%
+plots.save(plots.rates({name[s]: metrics[s] for s in ("pretrain", "sft")}), "rates", figures)
+
+# %% [markdown]
+# ## SFT
+#
+# Code and calls are learned together. If one domain were overwritten by another, its held-out loss would rise.
+
+# %%
+plots.save(plots.held_out(name["sft"], evals["sft"]), "held_out", figures)
+
+# %% [markdown]
+# A call should be made in one cell of the matrix only: a tool is asked for, and tools are there.
+
+# %%
+plots.save(plots.behaviour_over_training(name["sft"], evals["sft"]), "behaviour", figures)
+
+# %% [markdown]
+# ## Is there a gradient for RL?
+#
+# The staircase rewards partly right calls, so groups of completions can differ before any of them is right.
+
+# %%
+fixed = {t: (getattr(DEFAULT, t),) * 2 for t in TIERS if t != "partial"}
+plots.save(plots.staircase({t: fixed.get(t, (DEFAULT.name_only, DEFAULT.cap)) for t in TIERS}), "staircase", figures)
+
+# %%
+verdict = evals["diagnose"].iloc[-1]
+print(f"{verdict['verdict']}: {verdict['remedy']}")
+print(f"{verdict['effective_groups']:.0f} of {verdict['n_problems']:.0f} groups have variance")
+plots.save(plots.tier_histogram(verdict, TIERS), "diagnosis", figures)
+
+# %% [markdown]
+# ## REINFORCE
+#
+# Reward is what is optimised, exact match what is wanted; points are problems that no rollout was drawn from.
+
+# %% tags=["thumbnail"]
+plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figures)
+
+# %%
+plots.save(plots.tier_flow(name["rl"], metrics["rl"], TIERS), "tiers", figures)
+
+# %% [markdown]
+# A group whose rewards are all equal teaches nothing, and a step that moves no bf16 value would be lost at low precision.
+
+# %%
+plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
+
+# %% [markdown]
+# ## Did it learn?
+#
+# `test` holds unseen argument values, `test_hard` also unseen tools and phrasings. The checkpoint was chosen on `select`.
+
+# %% tags=["thumbnail"]
+ks = [k for k in (1, 8) if f"pass@{k}" in evals["evaluate"]]
+plots.save(plots.pass_at_k(evals["evaluate"], ks), "pass_at_k", figures)
+
+# %%
+test = evals["evaluate"][evals["evaluate"]["split"] == "test"]
+probed = {row["checkpoint"]: row for row in test.to_dict("records") if "probe/tool_with_tools/n" in row}
+plots.save(plots.behaviour_heat(probed), "matrix", figures) if probed else print("no behaviour probes")
+
+# %% [markdown]
+# Completions of the last checkpoint, as sampled, from all over the test problems:
+
+# %%
+samples = report.rows_of(frames["samples"], name["evaluate"])
+last = samples[samples["checkpoint"] == test["checkpoint"].iloc[-1]]
+Markdown(report.listing(last, ["tier", "request", "completion"], rows=10))
+
+# %% [markdown]
+# ## The numbers
+#
+# RL minus SFT compares the same problems in pairs; every seed has its own SFT and RL run over one pretraining.
+
+# %% tags=["headline"]
+gains = []
+for seed in map(report.name_of, seeds):
+    rows, counts = report.rows_of(frames["evals"], seed), report.rows_of(frames["per_problem"], seed)
+    rows, counts = rows[rows["split"] == "test"], counts[counts["split"] == "test"]
+    sft, rl = (counts[counts["checkpoint"] == c].to_dict("records") for c in rows["checkpoint"].iloc[[0, -1]])
+    gain = evaluate.paired_difference(sft, rl)
+    gains.append(gain)
+    before, after = rows["pass@1"].iloc[[0, -1]]
+    print(f"{seed}: pass@1 on test {before:.3f} after SFT, {after:.3f} after RL; RL - SFT {gain.value:+.3f} "
+          f"[{gain.lo:+.3f}, {gain.hi:+.3f}], n={rl[0]['n']}, N={len(rl)}, temperature {rows['temperature'].iloc[0]:g}")
+held = sum(gain.lo > 0 for gain in gains)
+print(f"the paired 95 % interval lies above 0 in {held} of {len(gains)} seed{'s' * (len(gains) > 1)}")
+assert all(gain.lo <= gain.value <= gain.hi for gain in gains) and len(gains) == len(seeds)

@@ -1,0 +1,341 @@
+"""Figures and reports: what a figure says, that it is the same each time, and that a report rests on finished
+runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+
+from codechat import metrics, notebooks, pages, plots, report, rundirs, style
+from codechat.config import ConfigError, MissingFile, RunError
+from codechat.estimates import bootstrap_interval
+from codechat.probes import BEHAVIOURS, CELLS, WANTED
+from codechat.run import Run
+from codechat.tasks.staircase import TIERS
+
+STAGES = ("pretrain", "sft", "diagnose", "rl", "evaluate")
+
+
+def probed(share: float, n: int = 20) -> dict[str, float]:
+    """A row of behaviour probes in which `share` of each cell behaves as wanted and the rest does nothing."""
+    row: dict[str, float] = {}
+    for cell in CELLS:
+        row |= dict.fromkeys((f"probe/{cell}/{b}" for b in BEHAVIOURS), 0.0)
+        row |= {f"probe/{cell}/neither": 1 - share, f"probe/{cell}/n": n}
+        row[f"probe/{cell}/{WANTED[cell]}"] = 1.0 if WANTED[cell] == "neither" else share
+    return row
+
+
+def with_interval(name: str, values: np.ndarray) -> dict[str, float]:
+    found = bootstrap_interval(values)
+    return {name: found.value, f"{name}/lo": found.lo, f"{name}/hi": found.hi}
+
+
+def tier_row(full: float) -> dict[str, float]:
+    return {f"tier/{t}": full if t == "full" else (1 - full) / (len(TIERS) - 1) for t in TIERS}
+
+
+def make_training_runs(rng: np.random.Generator) -> None:
+    with Run.create("nano/pretrain", {"lr": 1}, kind="pretrain") as run:
+        for step in range(0, 41, 10):
+            run.log_eval(step, {"val_loss": 8 - step / 10, "val_bpb": 4 - step / 20})
+        for step in range(1, 41):
+            loss = 8 - step / 10 + rng.normal(0, 0.1)
+            run.log(step, tokens=step * 1000, train_loss=loss, lr=1e-3, tok_per_s=9000 + step)
+    with Run.create("nano/sft", {"lr": 2}, kind="sft") as run:
+        for step in range(0, 41, 10):
+            losses = {"heldout_loss/calls": 5 - step / 10, "heldout_loss/code": 4 - step / 40}
+            run.log_eval(step, losses | probed(step / 50))
+        for step in range(1, 41):
+            run.log(step, tokens=step * 1000, train_loss=5 - step / 10, lr=1e-3, tok_per_s=8000)
+
+
+def make_rl_runs(rng: np.random.Generator) -> None:
+    counts = {"n_samples": 8, "n_problems": 64, "temperature": 1.0}
+    with Run.create("nano/diagnose", {"groups": 64}, kind="diagnose") as run:
+        verdict = {"verdict": "LIVE", "remedy": "go ahead with RL", "effective_groups": 50}
+        run.log_eval(40, verdict | counts | tier_row(0.4))
+    with Run.create("nano/rl", {"lr": 3}, kind="reinforce") as run:
+        for step in range(0, 41, 20):
+            hits = rng.random(64) < 0.4 + step / 200
+            run.log_eval(
+                step, counts | with_interval("pass@1", hits) | with_interval("reward_mean", 0.5 + hits / 2)
+            )
+        for step in range(1, 41):
+            share = 0.4 + step / 200
+            row = {"reward_mean": share + 0.2, "exact_match": share, "frac_zero_std_groups": 0.3}
+            run.log(step, row | {"weights_changed_bf16": 0.1} | tier_row(share))
+
+
+def make_evaluation(rng: np.random.Generator, suffix: str = "") -> None:
+    with Run.create(f"nano/evaluate{suffix}", {"n": 8}, kind="evaluate") as run:
+        rows = []
+        for checkpoint, step, skill in ((f"nano/sft{suffix}@40", 40, 0.4), (f"nano/rl{suffix}@20", 20, 0.6)):
+            for split in ("test", "test_hard"):
+                correct = rng.binomial(8, skill, 50)
+                scores = with_interval("pass@1", correct / 8) | with_interval("pass@8", correct > 0)
+                where = {
+                    "checkpoint": checkpoint,
+                    "split": split,
+                    "n_samples": 8,
+                    "n_problems": 50,
+                    "temperature": 1.0,
+                }
+                run.log_eval(step, where | scores | probed(skill))
+                common = {"checkpoint": checkpoint, "split": split, "n": 8}
+                rows += [
+                    common | {"id": f"p{i}", "c": int(c), "reward_mean": c / 8, "tiers": {"full": int(c)}}
+                    for i, c in enumerate(correct)
+                ]
+                text = 'a | b `c` <functioncall> {"name": "f"}\n<script>'
+                sample = {"tier": "full", "request": "do", "completion": text}
+                run.log_samples(step, [sample | {"checkpoint": checkpoint, "split": split}])
+        (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder with finished runs of every stage, made with the library's own Run."""
+    folder, rng = tmp_path_factory.mktemp("project"), np.random.default_rng(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rundirs, "ROOT", folder)
+        make_training_runs(rng)
+        make_rl_runs(rng)
+        make_evaluation(rng)
+        make_evaluation(rng, "-s1")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundirs, "ROOT", root)
+
+
+def frames_of(stage: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    run = Run.open(f"nano/{stage}")
+    return run.metrics(), run.evals()
+
+
+@pytest.fixture(scope="module")
+def figures(root: Path) -> dict[str, plots.Plot]:
+    """Every kind of figure, drawn from the runs of `root`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rundirs, "ROOT", root)
+        return draw_all()
+
+
+def draw_all() -> dict[str, plots.Plot]:
+    (pre, pre_evals), (sft, sft_evals), (rl, rl_evals) = map(frames_of, ("pretrain", "sft", "rl"))
+    scores = frames_of("evaluate")[1]
+    test = {row["checkpoint"]: row for row in scores.to_dict("records") if row["split"] == "test"}
+    return {
+        "pretraining": plots.pretraining("nano/pretrain", pre, pre_evals),
+        "curves": plots.curves(
+            {"nano/sft": sft}, "train_loss", x="tokens", log_y=True, baseline=("start", 5.0)
+        ),
+        "rates": plots.rates({"nano/pretrain": pre, "nano/sft": sft}),
+        "held_out": plots.held_out("nano/sft", sft_evals),
+        "behaviour": plots.behaviour_over_training("nano/sft", sft_evals),
+        "heat": plots.behaviour_heat(test),
+        "rl": plots.rl_progress("nano/rl", rl, rl_evals),
+        "tiers": plots.tier_flow("nano/rl", rl, TIERS),
+        "diagnosis": plots.tier_histogram(frames_of("diagnose")[1].iloc[0], TIERS),
+        "staircase": plots.staircase({"none": (0, 0), "partial": (0.5, 0.9), "full": (1, 1)}),
+        "signal": plots.group_signal("nano/rl", rl),
+        "pass": plots.pass_at_k(scores, (1, 8)),
+    }
+
+
+def words(figure: plots.Plot) -> str:
+    """Every text of a figure."""
+    return "\n".join(t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_every_figure_states_a_finding_and_is_the_same_bytes_each_time(
+    figures: dict[str, plots.Plot], tmp_path: Path
+) -> None:
+    again = draw_all()
+    for name in figures:
+        assert len(figures[name].get_suptitle()) > 15, name
+    for name in ("rl", "behaviour", "pass"):  # lines, bands and error bars; drawing all twice takes long
+        first, second = (plots.save(f[name], name, tmp_path / d) for f, d in ((figures, "a"), (again, "b")))
+        assert first is not second
+        svg, png = (
+            (tmp_path / d / f"{name}.{kind}").read_bytes() for d, kind in (("a", "svg"), ("a", "png"))
+        )
+        assert svg == (tmp_path / "b" / f"{name}.svg").read_bytes(), name
+        assert b"<dc:date>" not in svg and png.startswith(b"\x89PNG")
+
+
+def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
+    frame = pd.DataFrame({"step": range(1, 31), "train_loss": np.linspace(6, 2, 30)})
+    assert "train_loss falls from 5.862 to 2.138" in plots.curves({"a": frame}, "train_loss").get_suptitle()
+    assert (
+        "rises"
+        in plots.curves(
+            {"a": frame.assign(train_loss=frame["train_loss"][::-1].to_numpy())}, "train_loss"
+        ).get_suptitle()
+    )
+    assert "no domain" in figures["held_out"].get_suptitle()
+    worse = pd.DataFrame(
+        {"step": [0, 1, 2], "heldout_loss/code": [3.0, 2.0, 2.5], "heldout_loss/calls": [3.0, 2, 1]}
+    )
+    assert "code ends above" in plots.held_out("nano/sft", worse).get_suptitle()
+
+
+def test_labels_carry_units_spans_counts_and_seeds(figures: dict[str, plots.Plot]) -> None:
+    text = {name: words(figure) for name, figure in figures.items()}
+    assert "train_loss (nats/token), log scale" in text["curves"] and "(EMA, span 4)" in text["curves"]
+    assert "n = 1 seed" in text["rl"] and "(N=64, n=8, 95 %)" in text["rl"]
+    assert "n=8 samples, temperature 1" in text["pass"] and "N=50" in text["pass"]
+    assert style.label_of("val_bpb") == f"val_bpb ({metrics.METRICS['val_bpb'].unit})"
+    with pytest.raises(ValueError, match="not declared"):
+        style.label_of("loss_of_face")
+
+
+def test_bars_are_drawn_with_their_intervals() -> None:
+    scores = frames_of("evaluate")[1]
+    axes = plots.pass_at_k(scores, (1,)).axes[0]
+    drawn = sorted(tuple(np.round(s[:, 1], 6)) for c in axes.collections for s in c.get_segments())
+    wanted = sorted(tuple(np.round(r, 6)) for r in scores[["pass@1/lo", "pass@1/hi"]].to_numpy())
+    assert drawn == wanted
+
+
+def test_a_colour_belongs_to_a_run_and_its_seeds_differ_by_dash(figures: dict[str, plots.Plot]) -> None:
+    assert style.colour_of("nano/rl") == style.colour_of("nano/rl-s2") == style.colour_of("nano/rl@120")
+    assert len({style.colour_of(f"nano/{s}") for s in ("pretrain", "sft", "rl")}) == 3
+    assert style.dash_of("nano/rl") != style.dash_of("nano/rl-s1") != style.dash_of("nano/rl-s2")
+    drawn = {line.get_color() for line in figures["rates"].axes[0].lines}
+    assert drawn == {style.colour_of("nano/pretrain"), style.colour_of("nano/sft")}
+
+
+def test_seeds_are_counted() -> None:
+    assert style.seeds_note(["nano/rl", "nano/rl-s1"]) == "n = 2 seeds, each drawn"
+    assert style.seeds_note(["nano/sft", "nano/rl"]) == "n = 1 seed"
+    assert style.seeds_note(["a", "a-s1", "a-s2"]) == "n = 3 seeds"
+
+
+def test_a_notebook_shows_a_figure_with_its_title_as_text() -> None:
+    png, about = plots.staircase({"none": (0, 0), "full": (1, 1)})._repr_png_()
+    assert png.startswith(b"\x89PNG") and about["alt"].startswith("a reward for each of 2 rungs")
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_frames_of_runs_are_frozen_and_read_back_as_they_were(tmp_path: Path) -> None:
+    frames = report.collect([f"nano/{s}" for s in STAGES])
+    kept = report.freeze(frames, tmp_path)
+    for name, frame in report.load_frozen(tmp_path).items():
+        pd.testing.assert_frame_equal(frame, kept[name])
+        assert list(frame) == list(frames[name]) and len(frame) == len(frames[name]), name
+    original, frozen = (report.rows_of(f["metrics"], "nano/pretrain") for f in (frames, kept))
+    pd.testing.assert_frame_equal(original, frozen, check_dtype=False, rtol=1e-7)
+    assert list(frozen) == ["run", "step", "tokens", "train_loss", "lr", "tok_per_s"]
+    assert kept["per_problem"]["tiers"].iloc[0] == frames["per_problem"]["tiers"].iloc[0]
+
+
+def test_freezing_refuses_a_megabyte_and_writes_nothing(tmp_path: Path) -> None:
+    frames = report.collect(["nano/rl"])
+    frames["metrics"] = pd.concat([frames["metrics"]] * 300)
+    with pytest.raises(ConfigError, match="at most 1,000,000"):
+        report.freeze(frames, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_unfinished_runs_are_refused() -> None:
+    run = Run.create("nano/cut", {"a": 1}, kind="sft")
+    with pytest.raises(RunError, match="nano/cut is running"):
+        report.collect(["nano/pretrain", "nano/cut"])
+    run.stop("interrupted at step 3")
+    with pytest.raises(RunError, match="stopped .interrupted at step 3.*--resume"):
+        report.collect(["nano/cut"])
+    with pytest.raises(MissingFile):
+        report.collect(["nano/nowhere"])
+
+
+def test_siblings_are_the_finished_seeds() -> None:
+    assert [report.name_of(r) for r in report.seeds_of("nano/evaluate")] == [
+        "nano/evaluate",
+        "nano/evaluate-s1",
+    ]
+
+
+def test_text_of_a_completion_stays_text_in_a_table() -> None:
+    frame = pd.DataFrame({"completion": ["a | b `c` <b>x</b>\n\n# no", "``` ` ```"]})
+    shown = pages.prose(report.listing(frame, ["completion"], rows=5))
+    assert shown.count("<tr>") == 3 and "<b>" not in shown and "<h1>" not in shown
+    assert "a | b `c` &lt;b&gt;x&lt;/b&gt; # no" in shown
+
+
+def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
+    cells = [
+        nbformat.v4.new_markdown_cell("# A `claim` holds\n\n<script>alert(1)</script>"),
+        nbformat.v4.new_code_cell("print(1)"),
+    ]
+    cells[1].metadata["tags"] = ["headline"]
+    cells[1].outputs = [nbformat.v4.new_output("stream", name="stdout", text="<i>1</i>\n"),
+                        nbformat.v4.new_output("stream", name="stderr", text="50%|#####")]  # fmt: skip
+    path = tmp_path / "x.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    text = pages.write_page(path).read_text()
+    assert "<script" not in text and "<i>" not in text and "50%" not in text and "&lt;i&gt;1" in text
+    assert (
+        "<title>A claim holds</title>" in text and "viewport" in text and "prefers-color-scheme: dark" in text
+    )
+    assert "http" not in text
+    index = pages.write_index(tmp_path / "reports" / "index.html", [path]).read_text()
+    assert 'href="../x.html"' in index and "&lt;i&gt;1" in index
+
+
+def test_unknown_reports_name_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="90_nope|9x_nope"):
+        report.build("nope", tmp_path)
+
+
+@pytest.fixture
+def template(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The project's own template and parameters, over the runs of this test."""
+    source = notebooks.ROOT
+    for folder, name in (("nbs_py", "90_nano_report.py"), ("reports", "nano.yaml"), (".", "jupytext.toml")):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / name).write_text((source / folder / name).read_text())
+    return {"runs": str(root / "runs" / "nano")}
+
+
+@pytest.mark.slow
+def test_the_nano_report_is_executed_frozen_and_listed(root: Path, template: dict[str, object]) -> None:
+    out = root / "runs" / "nano" / "report"
+    page = report.build("nano", out, template).read_text()
+    assert page.count("<img") == 11 and "data:image/png;base64" in page and "Traceback" not in page
+    assert "RL - SFT +0." in page and "in 2 of 2 seeds" in page
+    assert {p.name for p in (out / "nano").iterdir()} == {"data", "figures"}
+    assert len(list((out / "nano" / "figures").glob("*.svg"))) == 11
+    assert sum(p.stat().st_size for p in (out / "nano" / "data").iterdir()) < report.MAX_BYTES
+    index = report.index()
+    assert index == root / "reports" / "index.html"
+    assert (
+        'href="../runs/nano/report/nano.html"' in index.read_text() and index.read_text().count("<img") == 2
+    )
+
+
+@pytest.mark.slow
+def test_a_report_that_fails_says_where_and_why(
+    root: Path, template: dict[str, object], tmp_path: Path
+) -> None:
+    (root / "nbs_py" / "91_cut_report.py").write_text(
+        '# %% tags=["parameters"]\nout = ""\n\n# %%\nfrom codechat import report\n\n'
+        'report.collect(["nano/nowhere"])\n'
+    )
+    (root / "reports" / "cut.yaml").write_text("{}\n")
+    with pytest.raises(RunError, match="report cut: code cell 3 of 3: MissingFile: no run 'nano/nowhere'"):
+        report.build("cut", tmp_path)
+    assert (tmp_path / "cut.ipynb").is_file() and not (tmp_path / "cut.html").exists()
