@@ -420,7 +420,7 @@ HOSTILE = [
     '<functioncall>{"name": "f", "arguments": \'{"a": "',
     "<functioncall>[{'arguments':'{",
     "'arguments': '{\"a', ",
-    "'arguments':'{'k':'b',",
+    '"arguments":\'{"k":\'b\',',
 ]
 
 
