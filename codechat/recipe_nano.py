@@ -15,7 +15,8 @@ from codechat.run import ROOT, Run, exists
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One configuration of one training function. entry: module:ConfigClass:function. seeded: repeated per seed."""
+    """One configuration of one training function. entry: module:ConfigClass:function. seeded: repeated per seed; once: for seed 0 only;
+    otherwise shared by all seeds."""
 
     name: str
     about: str
@@ -23,6 +24,7 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     seeded: bool = False
+    once: bool = False
 
     def made(self, cfg: Any) -> bool:
         """Whether what the stage leaves behind is still there: a finished run, or its output directory."""
@@ -84,7 +86,7 @@ NANO = (
           settings=dict(run_name="{runs}/evaluate{s}", ckpt=("{runs}/sft{s}", "{runs}/rl{s}@best"), split=("test", "test_hard"), limit=400, n=8,
                         **ANSWER)),
     Stage(name="notebooks", about="the walk-throughs, executed on these runs; which claims hold", needs=("pretrain", "diagnose", "rl", "evaluate"),
-          entry="codechat.notebooks:CopiesConfig:run_copies", settings=dict(out="runs/{runs}/notebooks", source="{runs}")),
+          entry="codechat.notebooks:CopiesConfig:run_copies", once=True, settings=dict(out="runs/{runs}/notebooks", source="{runs}")),
     Stage(name="report", about="the report on these runs", needs=("notebooks",),
-          entry="codechat.report:ReportConfig:write", settings=dict(name="nano", out="runs/{runs}/report")),
+          entry="codechat.report:ReportConfig:write", once=True, settings=dict(name="nano", out="runs/{runs}/report")),
 )

@@ -31,7 +31,7 @@ from rich.table import Table
 from codechat import config
 from codechat.config import ConfigError, RunError, opt
 from codechat.recipe_nano import NANO, Stage
-from codechat.run import ROOT, Run, runs_dir, write_atomic
+from codechat.run import ROOT, Run, exists, runs_dir, write_atomic
 
 RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
     "nano": ("every stage on two CPU cores in minutes: data, pretraining, SFT, diagnosis, REINFORCE, evaluation, notebooks, report", NANO),
@@ -86,8 +86,8 @@ def bind(recipe: str, stages: tuple[Stage, ...], seed: int) -> list[Bound]:
     suffix = f"-s{seed}" if seed else ""
     bound: dict[str, Bound] = {}
     for stage in stages:
-        if seed and not stage.seeded and stage.name not in ("corpus", "code", "calls", "pretrain"):
-            continue  # notebooks and report read the first seed
+        if seed and stage.once:
+            continue
         module, cls, fn = stage.entry.split(":")
         where = importlib.import_module(module)
         words = dict(runs=recipe, data=f"data/{recipe}", s=suffix)
@@ -151,7 +151,7 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
 def _continue_or_replace(b: Bound, fresh: bool) -> Any:
     """The stage's config, with resume where a killed run of the same settings left a checkpoint, else with overwrite."""
     run_name = getattr(b.cfg, "run_name", None)
-    if run_name is None or not (runs_dir() / run_name).exists():
+    if run_name is None or not exists(run_name):
         return b.cfg
     old = Run.open(run_name)
     same = config.to_dict(b.cfg) | {"resume": False, "overwrite": False}
