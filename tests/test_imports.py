@@ -17,7 +17,7 @@ FOUNDATION = """schema config files processes provenance metrics rundirs dist ru
     hub"""
 RL = "estimates probes results rollout advantages losses diagnose token_view xray evaluate"
 LOOPS = "pretrain sft reinforce grpo ppo preference expert_iteration".split()
-EDGES = """data recipe_nano recipes defects plan launch style reward_plots plots notebooks pages report talk
+EDGES = """data recipe_nano recipes defects plan launch style reward_plots plots notebooks pages report frozen talk
     executors tool_talk serve runs cli __main__"""
 ORDER = [*FOUNDATION.split(), "tasks", *RL.split(), *LOOPS, *EDGES.split()]
 
@@ -25,6 +25,7 @@ ORDER = [*FOUNDATION.split(), "tasks", *RL.split(), *LOOPS, *EDGES.split()]
 LATER = {
     ("checkpoint", "gpt"): "load_model is where weights become a model",
     ("checkpoint", "tokenizer"): "load_model",
+    ("kv_cache", "gpt"): "an annotation only, under TYPE_CHECKING",
 }
 # A handler may take anything only here.
 ANYTHING = {"tool_talk.py": "what a user's function raises is its answer in the conversation"}
