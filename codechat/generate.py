@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.config import ConfigError
-from codechat.gpt import GPT, KVCache, SharedCache
+from codechat.gpt import GPT
+from codechat.kv_cache import KVCache, SharedCache
 
 CACHE_BYTES = 2**30  # memory of keys, values and logits that the default batch size aims at
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
@@ -65,7 +66,7 @@ class Truncation:
             raise ConfigError(f"top_p {self.top_p}; it must be above 0 and at most 1")
 
     def apply(self, logits: Tensor) -> Tensor:
-        """(B, V) float32 logits, overwritten -> logits at temperature, -inf where cut. Only truncation sorts."""
+        """(B, V) float32 logits, overwritten -> logits at temperature, -inf where cut; only a cut sorts."""
         if self.temperature != 1:
             # the largest becomes 0 first: at a tiny temperature it would overflow, and inf - inf is no number
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)

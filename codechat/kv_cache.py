@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codechat.config import ConfigError
+
 if TYPE_CHECKING:
     from codechat.gpt import GPTConfig
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 class KVCache:
     """Keys and values of the tokens that a batch has seen, one row per sequence, at each row's own length.
 
-    An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would silently drop what is appended."""
+    An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would silently
+    drop what is appended."""
 
     def __init__(self, cfg: GPTConfig, batch: int, length: int, device: torch.device | str = "cpu",
                  dtype: torch.dtype = torch.float32) -> None:
@@ -40,8 +43,9 @@ class KVCache:
         return (places <= self.positions(new)[:, :, None])[:, None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over each row's tokens."""
-        rows, at, extent = torch.arange(len(k), device=k.device)[:, None], self.positions(k.shape[2]), mask.shape[-1]
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over its row."""
+        rows, at = torch.arange(len(k), device=k.device)[:, None], self.positions(k.shape[2])
+        extent = mask.shape[-1]
         self.k[layer][rows, :, at] = k.transpose(1, 2).to(self.k.dtype)
         self.v[layer][rows, :, at] = v.transpose(1, 2).to(self.v.dtype)
         k, v = self.k[layer][:, :, :extent].to(q.dtype), self.v[layer][:, :, :extent].to(q.dtype)
@@ -60,39 +64,51 @@ class KVCache:
         return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
-        """A cache of len(owner) rows; row i continues row owner[i] of this one with `room` tokens of its own. Nothing is copied."""
-        return SharedCache(self, owner, self.k.new_zeros(self.k.shape[0], 2, len(owner), self.k.shape[2], room, self.k.shape[4]), 0)
+        """A cache of len(owner) rows; row i continues row owner[i] of this one, with `room` own tokens.
+
+        Nothing is copied."""
+        depth, _, K, _, E = self.k.shape
+        return SharedCache(self, owner, self.k.new_zeros(depth, 2, len(owner), K, room, E), 0)
 
 
 class SharedCache:
     """Rows that continue prefixes which several of them share; the rows' own tokens advance together.
 
-    At one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of once for each."""
+    At one new token per row, attention waits for memory: a prefix is read once for all rows of its group
+    instead of once for each."""
 
     def __init__(self, prefix: KVCache, owner: Tensor, own: Tensor, extent: int) -> None:
         used, owner = owner.unique(return_inverse=True)
         self.prefix = prefix if len(used) == len(prefix.lengths) else prefix.select(used)
-        self.owner, self.own, self.extent = owner, own, extent  # own: keys and values (depth, 2, B, K, room, E)
+        self.owner, self.extent = owner, extent
+        self.own = own  # keys and values (depth, 2, B, K, room, E)
         members = F.one_hot(owner, len(used)).cumsum(0)  # (B, P)
         self.place = members.gather(1, owner[:, None])[:, 0] - 1  # (B,) which member of its group a row is
         self.width = int(members[-1].max())
-        self.prefix_mask = torch.arange(self.prefix.extent, device=owner.device) < self.prefix.lengths[:, None, None, None]
+        places = torch.arange(self.prefix.extent, device=owner.device)
+        self.prefix_mask = places < self.prefix.lengths[:, None, None, None]  # (P, 1, 1, S)
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
-        return self.prefix.lengths[self.owner, None] + torch.arange(self.extent, self.extent + new, device=self.owner.device)
+        own = torch.arange(self.extent, self.extent + new, device=self.owner.device)
+        return self.prefix.lengths[self.owner, None] + own
 
     def mask(self, new: int) -> Tensor | None:
         """bool (new, S): what the next `new` tokens may attend to of the rows' own; none = everything."""
-        return None if new == 1 else torch.ones(new, self.extent + new, dtype=torch.bool, device=self.owner.device).tril(self.extent)
+        if new == 1:
+            return None
+        seen = torch.ones(new, self.extent + new, dtype=torch.bool, device=self.owner.device)
+        return seen.tril(self.extent)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over prefix and own tokens.
+        """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over prefix and own.
 
-        The two parts are softmaxes of their own, weighed by their log-sum-exps: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
+        The two parts are softmaxes of their own, weighed by their log-sum-exps a and b:
+        exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
         end = self.extent + k.shape[2]
         if end > self.own.shape[4]:  # the slices below would drop the token without a word
-            raise ConfigError(f"token {end} of rows with room for {self.own.shape[4]}; share the cache with more room")
+            room = self.own.shape[4]
+            raise ConfigError(f"token {end} of rows with room for {room}; share the cache with more room")
         own_k, own_v = self.own[layer, :, :, :, :end]
         own_k[:, :, self.extent :], own_v[:, :, self.extent :] = k, v
         # (B, K, H/K x T, E): the queries of one key head side by side
@@ -100,10 +116,11 @@ class SharedCache:
         visible = None if mask is None else mask.repeat(q.shape[1] // k.shape[1], 1)
         own, own_lse = partial_attention(rows, own_k, own_v, visible)
         past, past_lse = self._attend_prefix(layer, rows)
-        return torch.lerp(past, own, (own_lse - past_lse).sigmoid().to(own.dtype)).to(q.dtype).reshape(q.shape)
+        share = (own_lse - past_lse).sigmoid().to(own.dtype)
+        return torch.lerp(past, own, share).to(q.dtype).reshape(q.shape)
 
     def _attend_prefix(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`partial_attention` of rows (B, K, Q, E) over their prefixes: all queries of a group as one matrix."""
+        """`partial_attention` of rows (B, K, Q, E) over their prefixes: a group's queries as one matrix."""
         _, K, Q, E = rows.shape
         grid = rows.new_zeros(len(self.prefix.lengths), self.width, K, Q, E)
         grid[self.owner, self.place] = rows
@@ -115,7 +132,7 @@ class SharedCache:
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens of every row."""
         if n_new is not None:
-            raise ConfigError("rows of a shared cache advance together; n_new belongs to the prefill of a KVCache")
+            raise ConfigError("n_new belongs to a KVCache's prefill; rows of a shared cache advance together")
         self.extent += new
 
     def select(self, rows: Tensor) -> SharedCache:
@@ -124,7 +141,7 @@ class SharedCache:
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention of scaled queries (.., Q, E) over a part of the keys (.., S, E), and its log-sum-exp (.., Q, 1) to merge parts by."""
+    """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp (.., Q, 1)."""
     scores = (q @ k.mT).float()
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)

@@ -13,7 +13,8 @@ import torch
 from codechat import chat, generate, tokenizer
 from codechat.config import ConfigError
 from codechat.generate import Completion, Truncation, sample, stream
-from codechat.gpt import GPT, GPTConfig, KVCache
+from codechat.gpt import GPT, GPTConfig
+from codechat.kv_cache import KVCache
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))

@@ -64,7 +64,7 @@ def test_the_large_presets_keep_their_sizes() -> None:
 
 
 def test_flops_against_a_count_by_hand() -> None:
-    """Every matrix product of depth 2, width 8, two heads on one key head, 64 rows of vocabulary, 10 tokens."""
+    """Every matrix product of depth 2, width 8, two heads on one key head, 64 ids, 10 tokens."""
     cfg = config(n_embd=8, n_head=2, n_kv_head=1, vocab_size=50)
     block = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 8 * 32 + 32 * 8  # query, key and value, out, up, down
     scores_and_sums = 10 * 8 + 10 * 8  # each token against 10 keys, then 10 values, over all heads
