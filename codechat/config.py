@@ -23,7 +23,6 @@ import sys
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 

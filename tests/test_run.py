@@ -218,6 +218,10 @@ def test_a_killed_run_says_killed(runs_root: Path) -> None:
     with pytest.raises(RunError, match="is being written"):
         Run.create("k", {}, kind="t", resume=True)
     process.kill()
+    deadline = time.monotonic() + 20
+    while Run.open("k").status["status"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert Run.open("k").status["status"] == "killed", "dead, though nobody has waited for it yet"
     process.wait()
     assert Run.open("k").status["status"] == "killed" and "is gone" in Run.open("k").status["reason"]
     assert Run.open("k").metrics()["lr"].tolist() == [1.0]
@@ -312,6 +316,8 @@ def test_resume_drops_rows_after_the_checkpoint_when_it_writes() -> None:
     again.log(4, train_loss=40.0)
     assert again.metrics()["train_loss"].tolist() == [1.0, 2.0, 3.0, 40.0]
     assert again.evals()["step"].tolist() == [1, 2, 3] and [r["step"] for r in again.samples()] == [1, 2, 3]
+    again.log_eval(4, {"n": 1})
+    assert again.metrics()["step"].tolist() == [1, 2, 3, 4] and again.evals()["step"].tolist() == [1, 2, 3, 4]
     again.log(5, train_loss=50.0)
     again.finish()
     assert again.metrics()["step"].tolist() == [1, 2, 3, 4, 5]
