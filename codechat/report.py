@@ -54,18 +54,17 @@ def collect(runs: Sequence[str | Path]) -> Frames:
         "per_problem": _stack(
             (run, pd.DataFrame(read_rows(run.path / "per_problem.jsonl"))) for run in opened
         ),
-        "samples": _stack((run, pd.DataFrame(run.samples()[:SAMPLES_PER_RUN])) for run in opened),
+        "samples": _stack((run, pd.DataFrame(_spread(run.samples(), SAMPLES_PER_RUN))) for run in opened),
     }
 
 
 def _require_finished(run: Run) -> None:
-    status = run.status
-    if status["status"] != "finished":
-        why = f" ({status['reason']})" if status.get("reason") else ""
-        raise RunError(
-            f"run {run.name} is {status['status']}{why}; a report reads finished runs only; continue it with "
-            "--resume"
-        )
+    state, reason = run.status["status"], run.status.get("reason")
+    if state == "finished":
+        return
+    remedy = "wait until it ends" if state == "running" else "continue it with --resume"
+    why = f" ({reason})" if reason else ""
+    raise RunError(f"run {run.name} is {state}{why}; a report reads finished runs only; {remedy}")
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -106,6 +105,11 @@ def rows_of(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     return rows.dropna(axis="columns", how="all").reset_index(drop=True)
 
 
+def _spread(rows: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` rows at equal distances: the first ones would be of one checkpoint only."""
+    return [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else list(rows)
+
+
 def name_of(ref: str | Path) -> str:
     """The name under which a run stands in the frames."""
     return Run.open(ref).name
@@ -129,7 +133,7 @@ def seeds_of(run: str) -> list[str]:
 
 def listing(frame: pd.DataFrame, columns: Sequence[str], rows: int) -> str:
     """Rows at equal distances as a Markdown table whose cells show text as it is."""
-    chosen = frame.iloc[[i * len(frame) // min(rows, len(frame)) for i in range(min(rows, len(frame)))]]
+    chosen = frame.iloc[_spread(range(len(frame)), rows)]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(_cell(row[c]) for c in columns) + " |" for _, row in chosen.iterrows()]
     return "\n".join(lines)

@@ -35,6 +35,7 @@ ALIASES = {
     "max_completion_length": "max_new_tokens", "max_completion_tokens": "max_new_tokens",
     "max_tokens": "max_new_tokens",
     "max_grad_norm": "grad_clip", "eval_interval": "eval_every", "eval_steps": "eval_every",
+    "eval_examples": "limit",
     "save_interval": "save_every", "save_steps": "save_every", "logging_steps": "log_every",
     "from": "from_stage", "run": "run_name", "name": "run_name",
     "checkpoint": "ckpt", "model_path": "ckpt", "init": "init_from",

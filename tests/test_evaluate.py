@@ -283,3 +283,7 @@ def test_choice_prefers_pass_at_1_then_k_then_the_earlier() -> None:
 def test_settings_that_cannot_be_quoted_are_refused(words: list[str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         parse(evaluate.EvaluateConfig, words)
+
+
+def test_both_names_of_the_number_of_problems_work() -> None:
+    assert parse(evaluate.EvaluateConfig, ["--ckpt", "toy", "--eval-examples", "9"]).limit == 9

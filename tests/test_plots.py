@@ -121,34 +121,37 @@ def frames_of(stage: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     return run.metrics(), run.evals()
 
 
-@pytest.fixture(scope="module")
-def figures(root: Path) -> dict[str, plots.Plot]:
-    """Every kind of figure, drawn from the runs of `root`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rundirs, "ROOT", root)
-        return draw_all()
-
-
-def draw_all() -> dict[str, plots.Plot]:
+def draw(name: str) -> plots.Plot:
+    """One figure of each kind, from the runs of `root`."""
     (pre, pre_evals), (sft, sft_evals), (rl, rl_evals) = map(frames_of, ("pretrain", "sft", "rl"))
     scores = frames_of("evaluate")[1]
     test = {row["checkpoint"]: row for row in scores.to_dict("records") if row["split"] == "test"}
     return {
-        "pretraining": plots.pretraining("nano/pretrain", pre, pre_evals),
-        "curves": plots.curves(
+        "pretraining": lambda: plots.pretraining("nano/pretrain", pre, pre_evals),
+        "curves": lambda: plots.curves(
             {"nano/sft": sft}, "train_loss", x="tokens", log_y=True, baseline=("start", 5.0)
         ),
-        "rates": plots.rates({"nano/pretrain": pre, "nano/sft": sft}),
-        "held_out": plots.held_out("nano/sft", sft_evals),
-        "behaviour": plots.behaviour_over_training("nano/sft", sft_evals),
-        "heat": plots.behaviour_heat(test),
-        "rl": plots.rl_progress("nano/rl", rl, rl_evals),
-        "tiers": plots.tier_flow("nano/rl", rl, TIERS),
-        "diagnosis": plots.tier_histogram(frames_of("diagnose")[1].iloc[0], TIERS),
-        "staircase": plots.staircase({"none": (0, 0), "partial": (0.5, 0.9), "full": (1, 1)}),
-        "signal": plots.group_signal("nano/rl", rl),
-        "pass": plots.pass_at_k(scores, (1, 8)),
-    }
+        "rates": lambda: plots.rates({"nano/pretrain": pre, "nano/sft": sft}),
+        "held_out": lambda: plots.held_out("nano/sft", sft_evals),
+        "behaviour": lambda: plots.behaviour_over_training("nano/sft", sft_evals),
+        "heat": lambda: plots.behaviour_heat(test),
+        "rl": lambda: plots.rl_progress("nano/rl", rl, rl_evals),
+        "tiers": lambda: plots.tier_flow("nano/rl", rl, TIERS),
+        "diagnosis": lambda: plots.tier_histogram(frames_of("diagnose")[1].iloc[0], TIERS),
+        "staircase": lambda: plots.staircase({"none": (0, 0), "partial": (0.5, 0.9), "full": (1, 1)}),
+        "signal": lambda: plots.group_signal("nano/rl", rl),
+        "pass": lambda: plots.pass_at_k(scores, (1, 8)),
+    }[name]()
+
+
+KINDS = """pretraining curves rates held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
+
+
+@pytest.fixture(scope="module")
+def figures(root: Path) -> dict[str, plots.Plot]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rundirs, "ROOT", root)
+        return {name: draw(name) for name in KINDS}
 
 
 def words(figure: plots.Plot) -> str:
@@ -159,20 +162,17 @@ def words(figure: plots.Plot) -> str:
 # ---------------------------------------------------------------- figures
 
 
-def test_every_figure_states_a_finding_and_is_the_same_bytes_each_time(
-    figures: dict[str, plots.Plot], tmp_path: Path
-) -> None:
-    again = draw_all()
-    for name in figures:
-        assert len(figures[name].get_suptitle()) > 15, name
-    for name in ("rl", "behaviour", "pass"):  # lines, bands and error bars; drawing all twice takes long
-        first, second = (plots.save(f[name], name, tmp_path / d) for f, d in ((figures, "a"), (again, "b")))
-        assert first is not second
-        svg, png = (
-            (tmp_path / d / f"{name}.{kind}").read_bytes() for d, kind in (("a", "svg"), ("a", "png"))
-        )
-        assert svg == (tmp_path / "b" / f"{name}.svg").read_bytes(), name
-        assert b"<dc:date>" not in svg and png.startswith(b"\x89PNG")
+def test_every_figure_states_a_finding(figures: dict[str, plots.Plot]) -> None:
+    assert {name: f.get_suptitle() for name, f in figures.items() if len(f.get_suptitle()) < 15} == {}
+
+
+@pytest.mark.parametrize("name", ["rl", "behaviour", "pass"])  # lines, bands and error bars
+def test_a_saved_figure_is_the_same_bytes_each_time(name: str, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        plots.save(draw(name), name, tmp_path / folder)
+    svg = (tmp_path / "a" / f"{name}.svg").read_bytes()
+    assert svg == (tmp_path / "b" / f"{name}.svg").read_bytes() and b"<dc:date>" not in svg
+    assert (tmp_path / "a" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
@@ -241,6 +241,12 @@ def test_frames_of_runs_are_frozen_and_read_back_as_they_were(tmp_path: Path) ->
     pd.testing.assert_frame_equal(original, frozen, check_dtype=False, rtol=1e-7)
     assert list(frozen) == ["run", "step", "tokens", "train_loss", "lr", "tok_per_s"]
     assert kept["per_problem"]["tiers"].iloc[0] == frames["per_problem"]["tiers"].iloc[0]
+
+
+def test_kept_samples_come_from_all_over_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "SAMPLES_PER_RUN", 2)
+    kept = report.collect(["nano/evaluate"])["samples"]
+    assert list(kept["checkpoint"]) == ["nano/sft@40", "nano/rl@20"]
 
 
 def test_freezing_refuses_a_megabyte_and_writes_nothing(tmp_path: Path) -> None:
@@ -332,10 +338,9 @@ def test_a_report_that_fails_says_where_and_why(
     root: Path, template: dict[str, object], tmp_path: Path
 ) -> None:
     (root / "nbs_py" / "91_cut_report.py").write_text(
-        '# %% tags=["parameters"]\nout = ""\n\n# %%\nfrom codechat import report\n\n'
-        'report.collect(["nano/nowhere"])\n'
+        '# %% tags=["parameters"]\nout = ""\n\n# %%\nraise KeyError("no such run")\n'
     )
     (root / "reports" / "cut.yaml").write_text("{}\n")
-    with pytest.raises(RunError, match="report cut: code cell 3 of 3: MissingFile: no run 'nano/nowhere'"):
+    with pytest.raises(RunError, match="report cut: code cell 3 of 3: KeyError: 'no such run'"):
         report.build("cut", tmp_path)
     assert (tmp_path / "cut.ipynb").is_file() and not (tmp_path / "cut.html").exists()
