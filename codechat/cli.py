@@ -132,9 +132,10 @@ def _dispatch(words: list[str]) -> Any:
 
 
 def _fail(message: str, code: int, prefix: str = "error: ") -> int:
-    # a progress bar or a streamed completion may have left the cursor in the middle of a line
     sys.stdout.flush()
-    print(f"{prefix}{message}", file=sys.stderr)
+    # Ctrl-C leaves the cursor in the middle of a line
+    start = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""
+    print(f"{start}{prefix}{message}", file=sys.stderr)
     return code
 
 

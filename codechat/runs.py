@@ -141,15 +141,15 @@ def _of_eval(row: dict[str, Any]) -> dict[str, Any]:
 def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], None] = print) -> int:
     """Replay a run's metrics and evaluations into Weights & Biases; the number of rows.
 
-    RunError where wandb is not installed or cannot log in. Exporting twice replaces: the run's name is its
-    id."""
+    RunError where wandb is not installed or cannot log in. The run's name is its id and wandb is not asked to
+    resume, so a second export takes the place of the first."""
     run = Run.open(ref)
     wandb = _import_wandb()
     identity = run.name.replace("/", "--")
     try:
         tracked = wandb.init(
             project=project, name=run.name, id=identity, config=run.config, job_type=run.status["kind"],
-            dir=str(run.path), mode="offline" if offline else "online", resume="allow",
+            dir=str(run.path), mode="offline" if offline else "online",
         )  # fmt: skip
         tracked.define_metric("*", step_metric="step")
         count = 0

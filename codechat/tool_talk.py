@@ -86,10 +86,7 @@ class Toolkit:
             return _as_json("error", f"there is no function {call.name[:60]!r}")
         try:
             text = _as_json("result", self.functions[call.name](**call.arguments))
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a user's function may raise anything, and the conversation goes on
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             return _as_json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
         if len(text) > LONGEST_RESULT:
             return _as_json(

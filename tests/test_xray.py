@@ -95,11 +95,12 @@ def test_views_hold_the_whole_text_of_the_conversation(
 
 def test_tokens_never_become_markup(tok: tokenizer.Tokenizer) -> None:
     hostile = '"><script>alert(1)</script><img src=x onerror=alert(1)>&lt;'
-    image = xray_mask([{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}], tok)
-    for page in (image.html(), image.page(title="</title><script>x")):
-        met = Spans(page).tags
-        assert not met & {"script", "img"} and "<script" not in page
-    assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
+    turns = [{"role": "user", "content": hostile}, {"role": "assistant", "content": hostile}]
+    one_token = XRay("mask", [5], [hostile], [1.0], [hostile], [False])
+    for image in (xray_mask(turns, tok), one_token):
+        for page in (image.html(), image.page(title="</title><script>x")):
+            assert not Spans(page).tags & {"script", "img"} and "<script" not in page
+        assert hostile in "".join(span[0] for span in Spans(image.html()).spans)
 
 
 def test_a_page_needs_nothing_from_outside(tok: tokenizer.Tokenizer) -> None:
