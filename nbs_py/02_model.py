@@ -1,0 +1,303 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Four numbers fix what a model costs; only its attention shows what it learned
+#
+# **Question.** How do a model's shapes, parameters and FLOPs follow from its configuration, and what can
+# one see in a trained head that the loss does not tell?
+#
+# **Result.** Counted by hand, parameters equal PyTorch's own count for every preset, and FLOPs per token
+# equal what PyTorch's FLOP counter measures on the nano model. The 8b preset has 8.26 billion parameters,
+# 2.5 % of them in the embedding, and takes 54 GFLOP per training token; of d12's 124 million the embedding
+# holds 31 %. A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95
+# % of them, yet under 10 % when they repeat after 13: its attention looks 11 tokens back, not for the word.
+#
+# **Runs/needs.** No run and no data: everything is made here, in seconds, on one core.
+#
+# The four: depth, width D, rows of the vocabulary V, length of the sequence T. Heads divide the width among
+# them and cost nothing.
+
+# %% tags=["parameters"]
+preset = "nano"
+width = 64
+period = 12
+steps = 75
+seed = 0
+
+# %%
+import inspect
+
+import pandas as pd
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
+
+from codechat import gpt, optim
+from codechat.gpt import GPT, PRESETS, GPTConfig
+from codechat.style import OKABE_ITO, new_figure
+
+BLUE, ORANGE, GREEN, VERMILION = map(OKABE_ITO.get, "blue orange green vermilion".split())
+torch.set_num_threads(1)  # a model this small only waits for a second one
+
+# %%
+configs = {name: GPTConfig(**sizes) for name, sizes in PRESETS.items()}
+shown = ("depth", "n_embd", "n_head", "vocab_size", "padded_vocab", "block_size")
+pd.DataFrame({n: {k: getattr(c, k) for k in shown} for n, c in configs.items()}).T
+
+# %% [markdown]
+# ## Shapes
+#
+# One block is four matrix products and an attention; the model is a stack of such blocks between an
+# embedding and the same embedding read backwards. Hooks write down what goes in and out of each part for
+# two sequences of 16 tokens.
+
+# %%
+nano, model = configs[preset], GPT(configs[preset], seed=seed)
+seen = []
+
+
+def note(name):
+    return lambda module, inputs, output: seen.append((name, tuple(inputs[0].shape), tuple(output.shape)))
+
+
+wanted = "wte attn.qkv attn.out mlp.up mlp.down norm".split()
+for name, module in model.named_modules():
+    if name.removeprefix("blocks.0.") in wanted:
+        module.register_forward_hook(note(name))
+logits = model(torch.zeros(2, 16, dtype=torch.long))
+seen.append(("head", (2, 16, nano.n_embd), tuple(logits.shape)))
+pd.DataFrame(seen, columns=["part", "input", "output"]).set_index("part")
+
+# %% [markdown]
+# This is the whole of it: normalise, mix between places, add; normalise, transform each place, add.
+
+# %%
+print(inspect.getsource(gpt.Block.forward))
+print(inspect.getsource(gpt.MLP.forward))
+
+# %% [markdown]
+# The logits are wider than the vocabulary: six rows belong to the chat tags, and the rest only fill up to a
+# multiple of 64, which matrix units like. Nobody owns those rows and nothing ever samples them.
+
+# %%
+unowned = nano.padded_vocab - nano.owned
+rows_of = {"tokens": nano.vocab_size, "chat tags": nano.n_tags, "owned by nobody": unowned}
+pd.Series(rows_of).to_frame("rows")
+
+# %% [markdown]
+# ## Parameters
+#
+# A block holds 4 D² weights in attention (query, key, value, output) and 8 D² in the feed-forward part, so
+# 12 D² per layer; the tied embedding is V · D once. The dictionary is a third of a small
+# model and a fortieth of a large one.
+
+# %%
+parts = pd.DataFrame({name: {
+    "embedding": cfg.padded_vocab * cfg.n_embd,
+    "attention": cfg.depth * 4 * cfg.n_embd**2,
+    "feed-forward": cfg.depth * 8 * cfg.n_embd**2,
+    "norms": (2 * cfg.depth + 1) * cfg.n_embd,
+} for name, cfg in configs.items()}).T
+total = parts.sum(axis=1)
+parts.map("{:,.0f}".format)
+
+# %%
+fig, axes = new_figure("The larger the model, the smaller the share of its dictionary")
+ax, left = axes[0, 0], 0
+for part, colour in zip(("embedding", "attention", "feed-forward"), (ORANGE, BLUE, GREEN)):
+    share = parts[part] / total
+    ax.barh(parts.index, share, left=left, color=colour, label=part)
+    left = left + share
+ax.set(xlabel="share of the parameters", xlim=(0, 1))
+ax.set_yticks(range(len(parts)), [f"{name}  {n / 1e6:,.0f} M" for name, n in total.items()])
+ax.invert_yaxis()
+ax.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+fig
+
+
+# %% [markdown]
+# PyTorch's count needs no memory even for 8b: on the meta device a model has shapes and no weights.
+
+# %%
+def built_size(cfg):
+    with torch.device("meta"):
+        return sum(p.numel() for p in GPT(cfg).parameters())
+
+
+stated = {name: cfg.n_params for name, cfg in configs.items()}
+built = {name: built_size(cfg) for name, cfg in configs.items()}
+counts = pd.DataFrame({"by hand": total, "cfg.n_params": stated, "PyTorch": built})
+counts.assign(embedding=(parts["embedding"] / total).map("{:.1%}".format))
+
+# %% [markdown]
+# ## FLOPs per token
+#
+# Each weight of a matrix costs a multiplication and an addition forward and twice that backward: 6 per
+# token. Attention adds 12 · depth · D · T, which no weight shows: at T = 6 D + V / (2 · depth) it costs as
+# much as all weights together. PyTorch counts the same while a real step runs (in the plain attention
+# kernel; it does not see into the fused one on CPUs).
+
+# %%
+rows = []
+for length in (64, 256):
+    ids = torch.zeros(1, length, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.loss(ids, ids).backward()
+    rows.append((length, counter.get_total_flops() / length, nano.flops_per_token(length)))
+flops = pd.DataFrame(rows, columns=["tokens", "measured", "cfg.flops_per_token"])
+flops.set_index("tokens").map("{:,.0f}".format)
+
+# %%
+fig, axes = new_figure("Attention's own products overtake the weights later in wider models")
+ax, lengths = axes[0, 0], 2 ** torch.arange(7, 17)
+for name, colour in zip((preset, "d12", "d20", "8b"), (ORANGE, BLUE, GREEN, VERMILION)):
+    cfg = configs[name]
+    share = [12 * cfg.depth * cfg.n_embd * n / cfg.flops_per_token(n) for n in lengths.tolist()]
+    ax.plot(lengths, share, "o-", markersize=3, color=colour, label=name)
+    even = 6 * cfg.n_embd + cfg.padded_vocab / (2 * cfg.depth)
+    ax.plot([even], [0.5], "|", markersize=14, color=colour)
+ax.axhline(0.5, color="grey", linewidth=0.8, linestyle="--", label="as much as all weights")
+ax.set_xscale("log", base=2)
+ax.set(xlabel="sequence length, tokens (log scale)", ylabel="attention's share of the FLOPs", ylim=(0, 1))
+ax.legend(fontsize=8, frameon=False)
+fig
+
+
+# %% [markdown]
+# ## Attention, from scratch
+#
+# For one sequence: every place asks (query) and offers (key, value). A rotary position turns each pair of
+# numbers by an angle proportional to the place, which is a multiplication by a complex number; the product
+# of two turned vectors depends on their distance alone. A softmax over the past gives the weights.
+
+# %%
+def attend(x, attention):
+    """x (T, D) -> weights (H, T, T), output (T, D) of one attention layer."""
+    cfg, T = attention.cfg, len(x)
+    q, k, v = attention.qkv(x).view(T, 3, cfg.n_head, cfg.head_dim).permute(1, 2, 0, 3)  # (H, T, E) each
+    frequency = cfg.rope_theta ** (-torch.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+    angle = torch.arange(T)[:, None] * frequency  # (T, E/2)
+    q, k = (torch.complex(*t.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle) for t in (q, k))
+    scores = (q @ k.conj().mT).real / cfg.head_dim**0.5  # (H, T, T)
+    weights = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1)
+    return weights, attention.out((weights @ v).transpose(0, 1).reshape(T, -1))
+
+
+# %% [markdown]
+# ## A small model that copies
+#
+# Texts of distinct random tokens that repeat after 12 tokens: nothing can be known of the first 12, all of
+# the rest can be copied. The model has two layers of two heads.
+
+# %%
+def repeating(after, count, length=32, vocabulary=64):
+    """ids (count, length), each row `after` random tokens over and over."""
+    tokens = torch.rand(count, vocabulary, generator=draws).argsort(1)
+    return tokens[:, torch.arange(length) % after]
+
+
+# %%
+draws = torch.Generator().manual_seed(seed)
+cfg = GPTConfig(depth=2, n_embd=width, n_head=2, block_size=32, vocab_size=64, n_tags=0)
+copier = GPT(cfg, seed=seed)
+optimizers = optim.build(copier, lr=1e-2, optimizer="muon", weight_decay=0.0)
+for step in tqdm(range(steps), "batches", mininterval=2, ascii=True):
+    ids = repeating(period, 24)
+    targets = ids[:, 1:].masked_fill(torch.arange(1, 32) < period, -100)
+    loss = copier.loss(ids[:, :-1], targets)
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+# %% [markdown]
+# The picture shows the weights of each head on a new text: a row is the place that looks, a column the
+# place that is looked at; above the diagonal lies the future, which nobody sees. The stripe is the answer:
+# the token that followed the last time.
+
+# %%
+caught = []  # of each layer: input (T, D), output (T, D)
+layers = [block.attn for block in copier.blocks]
+for layer in layers:
+    layer.register_forward_hook(lambda module, x, y: caught.append((x[0][0], y[0])))
+with torch.no_grad():
+    copier(repeating(period, 1))
+    drawn = [attend(x, layer) for layer, (x, _) in zip(layers, caught)]
+heads = torch.cat([weights for weights, _ in drawn])  # (4, T, T)
+
+# %%
+title = f"A copier's heads: the stripe lies {period - 1} places back"
+fig, axes = new_figure(title, 1, len(heads), size=(8.4, 2.7), sharey=True)
+for n, (ax, weights) in enumerate(zip(axes[0], heads)):
+    ax.imshow(weights, cmap="cividis", vmin=0, vmax=1)
+    ax.grid(False)
+    ax.set_title(f"layer {n // 2}, head {n % 2}", fontsize=9, loc="left")
+    ax.set_xlabel("looked at", fontsize=8)
+axes[0, 0].set_ylabel("looking", fontsize=8)
+fig
+
+# %% [markdown]
+# The same layer by the library must give the same output, or the picture would show something else.
+
+# %%
+for (_, ours), (_, library) in zip(drawn, caught):
+    torch.testing.assert_close(ours, library, rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(heads.sum(-1), torch.ones(heads.shape[:2]))
+print(inspect.getsource(gpt.rope_table))
+print(inspect.getsource(gpt.rotate))
+
+
+# %% [markdown]
+# Does it copy the word, or a distance? If the head had found "the token after my last occurrence", a text
+# that repeats after 11 or 13 tokens would be as easy. It is not: the loss had no reason to tell the two
+# apart.
+
+# %%
+def copied_share(after):
+    """Share of the tokens beyond the first `after` that the model gets right in 256 new texts."""
+    ids = repeating(after, 256)
+    with torch.no_grad():
+        right = copier(ids[:, :-1]).argmax(-1) == ids[:, 1:]
+    return float(right[:, after - 1 :].float().mean())
+
+
+# %%
+shares = {after: copied_share(after) for after in range(period - 3, period + 4)}
+fig, axes = new_figure("It learned where to look, not what to look for")
+ax, colours = axes[0, 0], [BLUE if after == period else ORANGE for after in shares]
+bars = ax.bar([str(after) for after in shares], shares.values(), color=colours)
+ax.bar_label(bars, [f"{share:.0%}" for share in shares.values()], fontsize=8)
+ax.set_xlabel(f"texts repeat after this many tokens (trained on {period})")
+ax.set(ylabel="share of tokens copied", ylim=(0, 1.1))
+fig
+
+# %% [markdown]
+# A call copies its arguments out of a request that stands at another distance every time, so this shortcut
+# is closed there, and copying takes more data to learn. The loss alone would not have shown the difference.
+#
+# The last cell holds the notebook to its Result.
+
+# %%
+assert (total == counts["PyTorch"]).all() and (counts["cfg.n_params"] == counts["PyTorch"]).all()
+assert (flops["measured"] == flops["cfg.flops_per_token"]).all()
+assert round(total["8b"] / 1e9, 2) == 8.26
+assert round(configs["8b"].flops_per_token(configs["8b"].block_size) / 1e9) == 54
+assert round(100 * parts.loc["8b", "embedding"] / total["8b"], 1) == 2.5
+assert round(total["d12"] / 1e6) == 124 and round(100 * parts.loc["d12", "embedding"] / total["d12"]) == 31
+assert shares[period] >= 0.95 and shares[period + 1] < 0.10
+stripe = heads.diagonal(1 - period, 1, 2).mean(-1)
+assert stripe.max() > 0.5, f"no head looks {period - 1} tokens back: {stripe}"

@@ -1,0 +1,278 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A staircase reward gives weak models a gradient, reads every legal call and cannot be gamed
+#
+# **Question.** What is a partly right call worth, which ways of writing a right call count, and what does
+# the grading change for a model that is almost never right?
+#
+# **Result.** Seven rungs lead from 0 to 1. A right call scores 1 in each of 9 ways of writing it, and none
+# of 14 attempts to cheat gets more than 0.99. On the same 512 invented completions of a weak policy a
+# right-or-wrong reward leaves under 5 % of the groups with a gradient (DEAD), the staircase over 90 %
+# (LIVE). Of 400 right calls whose arguments stand in single quotes, as the original project's training data
+# writes them, its parser reads 0 and the reader here 400.
+#
+# **Runs/needs.** No run and no data: problems come from the toolbox, completions are invented here.
+
+# %% tags=["parameters"]
+groups = 64
+group_size = 8
+right_share = 0.001
+seed = 0
+
+# %%
+import inspect
+import json
+import random
+
+import pandas as pd
+import torch
+
+from codechat import chat, diagnose, tasks
+from codechat.reward_plots import staircase
+from codechat.style import OKABE_ITO, new_figure
+from codechat.tasks.staircase import Staircase, score_call
+
+task, rewards = tasks.load("funcall", negatives_share=0.0), Staircase()
+BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))
+
+# %% [markdown]
+# ## The rungs
+#
+# Each rung is a thing that a model learns in order: to call at all, in readable JSON, with a name, with the
+# right name, with right arguments. Between the name and the full match there is a slope.
+
+# %%
+rungs = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
+rungs["partial"] = (rewards.name_only, rewards.cap)
+staircase({tier: rungs[tier] for tier in task.tiers}, "Seven rungs from no call to the right one")
+
+# %% [markdown]
+# One problem, and a completion on each rung:
+
+# %%
+gold = {"name": "send", "arguments": {"to": "Zoë", "copies": 3, "text": "You've won"}}
+attempts = {
+    "no_tag": "I will send it.",
+    "bad_json": '<functioncall> {"name": "send", "arguments": {"to": ',
+    "no_name": '<functioncall> {"arguments": {"to": "Zoë"}}',
+    "wrong_name": chat.format_call("post", gold["arguments"]),
+    "name_only": chat.format_call("send", {"to": "Bob"}),
+    "partial": chat.format_call("send", gold["arguments"] | {"copies": 4}),
+    "full": chat.format_call("send", gold["arguments"]),
+}
+climbed = {tier: score_call(text, gold) for tier, text in attempts.items()}
+pd.set_option("display.max_colwidth", None)
+pd.DataFrame([(attempts[t], s.tier, f"{s.reward:.2f}") for t, s in climbed.items()],
+             columns=["completion", "tier", "reward"])
+
+# %% [markdown]
+# The slope: with m of n arguments right the reward is 0.55 + 0.45 m/n. Each key that nobody asked for takes
+# a tenth of that credit, so adding guesses never pays; short of a full match 0.99 is the most.
+
+# %%
+fig, axes = new_figure("More right arguments pay, more keys than asked for do not")
+ax, wanted = axes[0, 0], {f"a{i}": i + 100 for i in range(6)}
+for extra, colour in zip((0, 1, 3), (BLUE, ORANGE, GREEN)):
+    guesses = {f"x{i}": 0 for i in range(extra)}
+    tries = [dict(list(wanted.items())[:m]) | guesses for m in range(7)]
+    curve = [score_call(chat.format_call("f", t), {"name": "f", "arguments": wanted}).reward for t in tries]
+    ax.plot(range(7), curve, "o-", markersize=4, color=colour, label=f"{extra} keys too many")
+ax.axhline(rewards.cap, color="grey", linewidth=0.8, linestyle="--", label="most below a full match: 0.99")
+ax.set(xlabel="right arguments, of 6", ylabel="reward", ylim=(0.5, 1.03))
+ax.legend(fontsize=8, frameon=False)
+fig
+
+# %% [markdown]
+# The first call counts. What is read, in which form, is decided before the reward:
+
+# %%
+print(inspect.getsource(score_call))
+
+# %% [markdown]
+# ## A right call is right however it is written
+#
+# Real data and half-trained models write arguments as an object, as JSON in a string, in single quotes with
+# raw apostrophes inside, as Python, with a comma too many. A reward that insists on one of them calls right
+# answers wrong.
+
+# %%
+text, call = (json.dumps(value, ensure_ascii=False) for value in (gold["arguments"], gold))
+forms = {
+    "canonical": call,
+    "JSON in a string": json.dumps(gold | {"arguments": text}, ensure_ascii=False),
+    "JSON in single quotes": call.replace(text, f"'{text}'"),
+    "Python literal": str(gold),
+    "trailing commas": call.replace("}}", ",},}"),
+    "parameters": call.replace("arguments", "parameters"),
+    "a list of one call": f"[{call}]",
+    "another case, 3.0": call.replace("Zoë", "zoë ").replace("3", "3.0"),
+}
+written = {form: f"<functioncall> {body}" for form, body in forms.items()}
+written["after prose"] = f"Sure, at once! <functioncall> {call}"
+judged = {form: score_call(completion, gold) for form, completion in written.items()}
+
+
+# %% [markdown]
+# The original project's reward tried JSON, then put `"` for every `'` and tried again. Its training data
+# keeps arguments in single quotes; the replacement puts bare quotes into a string, and the call counts as
+# bad JSON: 0.15. Rebuilt from that description:
+
+# %%
+def published_parser(text):
+    """(name, arguments) of the call after the tag, None for bad JSON."""
+    body = text.partition("<functioncall>")[2].strip()
+    for attempt in (body, body.replace("'", '"')):
+        try:
+            call = json.loads(attempt)
+            arguments = call["arguments"]
+            return call["name"], json.loads(arguments) if isinstance(arguments, str) else arguments
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue
+    return None
+
+
+# %%
+rows = [(form, written[form].removeprefix("<functioncall> "), f"{score.reward:.2f}",
+         "read" if published_parser(written[form]) else "not read") for form, score in judged.items()]
+pd.DataFrame(rows, columns=["written as", "completion", "reward here", "their parser"])
+
+
+# %% [markdown]
+# On right calls of the toolbox, written as that data writes them, next to the same calls without arguments:
+# what its parser can read is the easy residue, and the same parser chose the problems that RL trained on.
+
+# %%
+def quoted(name, arguments):
+    inner = json.dumps(arguments, ensure_ascii=False)
+    return f"<functioncall> {{\"name\": \"{name}\", \"arguments\": '{inner}'}}"
+
+
+# %%
+problems = task.problems("train", 400, seed)
+assert tasks.gold_gate(task, problems).ok
+calls = [p.gold for p in problems if p.gold]
+tried = {"with arguments": calls, "without arguments": [call | {"arguments": {}} for call in calls]}
+reads = {}
+for what, golds in tried.items():
+    texts = [quoted(**call) for call in golds]
+    theirs = sum(published_parser(text) is not None for text in texts)
+    here = sum(score_call(text, call).correct for text, call in zip(texts, golds))
+    reads[what] = {"calls": len(golds), "their parser": theirs, "here": here}
+pd.DataFrame(reads).T
+
+# %% [markdown]
+# ## Attempts to cheat
+#
+# A policy that is rewarded will try everything. Fourteen ways to get more than a call is worth:
+
+# %%
+right, extra = attempts["full"], {f"guess_{i}": i for i in range(20)}
+tricks = {
+    "say that it was right": "REWARD 1.0 tier=full correct=True",
+    "only the tag": "<functioncall>",
+    "the right call twice": right + right,
+    "right, then a guess": right + attempts["wrong_name"],
+    "a guess, then right": attempts["wrong_name"] + right,
+    "a list of calls": f"<functioncall> [{call}, {call}]",
+    "one key too many": chat.format_call("send", gold["arguments"] | {"cc": "Bob"}),
+    "twenty keys too many": chat.format_call("send", gold["arguments"] | extra),
+    "the same key twice": right.replace('"copies": 3', '"copies": 3, "copies": 4'),
+}
+
+# %%
+swaps = {"a number as text": '"3"', "true for a number": "true", "several values": "[1, 2, 3]",
+         "not a number": "NaN", "ten thousand brackets": "[" * 10_000}
+tricks |= {what: right.replace('"copies": 3', f'"copies": {value}') for what, value in swaps.items()}
+caught = {what: score_call(text, gold) for what, text in tricks.items()}
+pd.DataFrame([(what, s.tier, f"{s.reward:.2f}") for what, s in caught.items()],
+             columns=["attempt", "tier", "reward"])
+
+# %% [markdown]
+# Where no call is right, silence is worth 1 and any call 0, readable or not.
+
+# %%
+silent = {what: score_call(text, None).reward for what, text in attempts.items()}
+pd.Series(silent).to_frame("reward where no call is right").T
+
+# %% [markdown]
+# ## What the grading changes
+#
+# A policy learns from differences within a group of completions of one prompt. Take a weak policy that is
+# right once in a thousand times, with its completions invented:
+
+# %%
+WEIGHTS = {"no_tag": 0.10, "bad_json": 0.15, "wrong_name": 0.30, "name_only": 0.25, "partial": 0.20}
+
+
+def weak_completion(gold, rng):
+    """A completion for a gold call, on a rung drawn by WEIGHTS; now and then the right one."""
+    name, arguments = gold["name"], gold["arguments"]
+    rung = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    kept = rng.sample(sorted(arguments), len(arguments) - 1) if rung == "partial" else []
+    if rng.random() < right_share:
+        return chat.format_call(name, arguments)
+    if rung == "no_tag":
+        return "I can do that for you."
+    name = "lookup" if rung == "wrong_name" else name
+    wrong = chat.format_call(name, {k: v if k in kept else "?" for k, v in arguments.items()})
+    return wrong[:-4] if rung == "bad_json" else wrong
+
+
+# %%
+rng = random.Random(seed)
+sampled = [[weak_completion(g, rng) for _ in range(group_size)] for g in calls[:groups]]
+scores = [[score_call(text, g) for text in texts] for g, texts in zip(calls, sampled)]
+graded = torch.tensor([[score.reward for score in group] for group in scores])  # (P, G)
+correct = torch.tensor([[score.correct for score in group] for group in scores])
+verdicts = {"right or wrong": diagnose.judge(correct.float(), correct)}
+verdicts["staircase"] = diagnose.judge(graded, correct)
+kinds = ("verdict", "frac_with_variance", "reward_mean", "reward_std", "correct_share", "remedy")
+pd.DataFrame({which: {k: getattr(v, k) for k in kinds} for which, v in verdicts.items()})
+
+# %% [markdown]
+# The same completions, coloured by their reward: a column is a group. A column of one colour has the
+# advantage exactly 0 for every completion, and teaches nothing.
+
+# %%
+live = {which: verdict.effective_groups for which, verdict in verdicts.items()}
+title = f"Of {groups} groups, {live['right or wrong']} and {live['staircase']} have something to compare"
+fig, axes = new_figure(title, 2, sharex=True)
+for ax, (which, values) in zip(axes[:, 0], (("right or wrong", correct.float()), ("staircase", graded))):
+    image = ax.imshow(values.T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
+    ax.set_ylabel(f"{which}\ncompletion", fontsize=8.5)
+    ax.grid(False)
+axes[1, 0].set_xlabel("group (problem)", fontsize=8.5)
+fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward", shrink=0.8)
+fig
+
+# %% [markdown]
+# The staircase is a means: exact match is what counts, and it is logged beside the reward in every run. A
+# model that is often right needs no stairs, and one that is never right on any rung gets no gradient from
+# any reward.
+#
+# The last cell holds the notebook to its Result.
+
+# %%
+assert [score.tier for score in climbed.values()] == list(task.tiers) == list(climbed)
+assert climbed["no_tag"].reward == 0 and climbed["full"].reward == 1
+assert len(judged) == 9 and all(score.correct and score.reward == 1 for score in judged.values())
+assert len(caught) == 14 and max(score.reward for score in caught.values()) == 0.99
+assert not any(score.correct for score in caught.values())
+assert reads["with arguments"] == {"calls": 400, "their parser": 0, "here": 400}
+assert silent.pop("no_tag") == 1 and not any(silent.values())
+assert graded.numel() == 512 and verdicts["right or wrong"].verdict == "DEAD"
+assert verdicts["staircase"].verdict == "LIVE" and verdicts["staircase"].frac_with_variance > 0.90
