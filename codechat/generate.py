@@ -184,6 +184,8 @@ def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) 
     # no id is -1, so nothing matches before enough tokens were drawn
     tail = torch.full((len(rows), max(map(len, stops), default=1)), -1, device=hidden.device)
     done = budget == 0
+    # a row that has filled the model's block must leave at once: there is no position for another token
+    full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
         logits = F.linear(hidden, model.head_weight()).float()
         logits[:, model.cfg.owned :] = -math.inf
@@ -195,7 +197,7 @@ def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) 
         alive = len(rows) - int(done.sum())  # the one wait for the device per token
         if not alive:
             return
-        if alive < COMPACT_BELOW * len(rows):
+        if alive < COMPACT_BELOW * len(rows) or t + 1 in full:
             keep = (~done).nonzero()[:, 0]
             cache = cache.select(keep)
             rows, budget, keys, done, tail, ids = (x[keep] for x in (rows, budget, keys, done, tail, ids))
