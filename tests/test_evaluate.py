@@ -137,6 +137,8 @@ def test_paired_difference_needs_the_same_problems() -> None:
     a = [dict(id=str(i), n=2, c=i % 2) for i in range(10)]
     b = [dict(id=str(i), n=2, c=1 + i % 2) for i in reversed(range(10))]
     assert evaluate.paired_difference(a, b).value == pytest.approx(0.5)
+    same = evaluate.paired_difference(a, a[::-1])
+    assert (same.value, same.lo, same.hi) == (0, 0, 0)  # paired by id, not by place
     with pytest.raises(DataError, match="not the same"):
         evaluate.paired_difference(a, b[1:])
 

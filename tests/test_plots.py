@@ -144,7 +144,9 @@ def draw(name: str) -> plots.Plot:
     }[name]()
 
 
-KINDS = """pretraining curves rates held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
+KINDS = (
+    """pretraining curves rates held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +209,13 @@ def test_bars_are_drawn_with_their_intervals() -> None:
     drawn = sorted(tuple(np.round(s[:, 1], 6)) for c in axes.collections for s in c.get_segments())
     wanted = sorted(tuple(np.round(r, 6)) for r in scores[["pass@1/lo", "pass@1/hi"]].to_numpy())
     assert drawn == wanted
+
+
+def test_evaluations_are_points_with_their_intervals(figures: dict[str, plots.Plot]) -> None:
+    evals = frames_of("rl")[1]
+    (bars,) = figures["rl"].axes[1].collections
+    drawn = [tuple(np.round(s[:, 1], 6)) for s in bars.get_segments()]
+    assert drawn == [tuple(np.round(r, 6)) for r in evals[["pass@1/lo", "pass@1/hi"]].to_numpy()]
 
 
 def test_a_colour_belongs_to_a_run_and_its_seeds_differ_by_dash(figures: dict[str, plots.Plot]) -> None:
