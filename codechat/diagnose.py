@@ -38,7 +38,7 @@ WEAK_BELOW = 0.25
 
 REMEDIES: dict[Verdict, str] = {
     "SATURATED": "the task is solved at this temperature: take harder problems, or drop those always correct",
-    "DEAD": "almost no group carries a gradient: train SFT longer, make the reward denser, or problems easier",
+    "DEAD": "almost no group carries a gradient: train SFT longer, densify the reward, or ease the problems",
     "WEAK": "few groups carry a gradient: raise --group-size or --temperature, or make the reward denser",
     "LIVE": "go ahead with RL",
 }
