@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import checkpoint, corpus, pretrain, reinforce, run, rundirs, sft, tokenizer
+from codechat import checkpoint, config, corpus, pretrain, reinforce, run, rundirs, sft, tokenizer
 from codechat.config import Refusal, RunError
 from codechat.gpt import GPTConfig
 from codechat.tasks import toy
@@ -199,3 +199,31 @@ def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signa
     assert curve(a, "train_loss") == curve(b, "train_loss")
     for name, tensor in weights(b).items():
         assert torch.equal(tensor, weights(a)[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, home: Path) -> None:
+    """torchrun with two gloo ranks against one process with the same global batch: the same losses."""
+    program = home / "ranks.py"
+    # one process group for the three: a second one in the same process would meet the first one's keys in torchrun's store
+    program.write_text(
+        "import pathlib\nfrom codechat import config, dist, pretrain, reinforce, rundirs, sft\n"
+        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
+        "loops = {pretrain: pretrain.PretrainConfig, sft: sft.SFTConfig, reinforce: reinforce.ReinforceConfig}\n"
+        "with dist.session():\n"
+        "    for loop, cls in loops.items():\n"
+        "        loop.train(config.resolve(cls, file=home / f'{loop.__name__[9:]}.json'))\n")
+    one = {"pretrain": pretrain_config(text_corpus, max_steps=4), "sft": sft_config(conversations, max_steps=4),
+           "reinforce": toy_config(max_steps=2, diagnose_groups=0)}
+    for name, cfg in one.items():
+        changed = replace(cfg, device_batch_size=cfg.device_batch_size // 2, run_name=f"{name}-two")
+        (home / f"{name}.json").write_text(json.dumps(config.to_dict(changed)))
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)],
+                          capture_output=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    for name, train in (("pretrain", pretrain.train), ("sft", sft.train)):
+        alone = train(replace(one[name], run_name=f"{name}-one"))
+        for (_, a), (_, b) in zip(curve(alone, "train_loss"), curve(run.Run.open(f"{name}-two"), "train_loss"), strict=True):
+            assert a == pytest.approx(b, abs=2e-5)
+    assert run.Run.open("reinforce-two").status["status"] == "finished"
