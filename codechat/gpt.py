@@ -238,7 +238,7 @@ class GPT(nn.Module):
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(self, ids: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean", **where: Any) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss. "none" gives (B, T)."""
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
         hidden, flat = self.hidden(ids, **where), targets.flatten()
         if torch.compiler.is_compiling():  # a selection has no fixed shape to compile for
             loss = F.cross_entropy(F.linear(hidden, self.head_weight()).flatten(0, 1).float(), flat, ignore_index=-100, reduction="none")
@@ -246,7 +246,7 @@ class GPT(nn.Module):
             loss = self._at(hidden, flat >= 0, lambda logits, chosen: F.cross_entropy(logits.float(), flat[chosen], reduction="none"))
         if reduction == "none":
             return loss.view_as(targets)
-        return loss.sum() if reduction == "sum" else loss.sum() / (flat >= 0).sum()
+        return loss.sum() if reduction == "sum" else loss.sum() / (flat >= 0).sum().clamp(min=1)
 
     def _at(self, hidden: Tensor, wanted: Tensor, fn: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """fn(logits, places) at the wanted places of the flattened batch, zeros elsewhere: no head where nothing is learned."""

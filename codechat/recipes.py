@@ -111,7 +111,7 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
     names = [b.stage.name for b in bound]
     for wish in (cfg.from_stage, cfg.force, cfg.until):
         if wish is not None and wish not in names:
-            raise ConfigError(f"no stage {wish!r}; nearest: {config.nearest(wish, names)}; stages: {', '.join(names)}")
+            raise ConfigError(f"no stage {wish!r}{config.nearest(wish, names)}; stages: {', '.join(names)}")
     todo: set[str] = set()
     for i, b in enumerate(bound):
         forced = b.stage.name == cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
@@ -124,7 +124,7 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
 def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
     """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
     if name not in RECIPES:
-        raise ConfigError(f"no recipe {name!r}; nearest: {config.nearest(name, RECIPES)}; recipes: {', '.join(RECIPES)}")
+        raise ConfigError(f"no recipe {name!r}{config.nearest(name, RECIPES)}; recipes: {', '.join(RECIPES)}")
     console = console or Console()
     bound = bind(name, RECIPES[name][1], cfg.seed)
     ledger = Ledger.read(runs_dir() / name / "stages.json")
