@@ -219,9 +219,14 @@ def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, hom
     for name, cfg in one.items():
         changed = replace(cfg, device_batch_size=cfg.device_batch_size // 2, run_name=f"{name}-two")
         (home / f"{name}.json").write_text(json.dumps(config.to_dict(changed)))
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)],
-                          capture_output=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    ranks = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        _, err = ranks.communicate(timeout=200)
+    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
+        ranks.terminate()
+        ranks.wait(timeout=30)
+    assert ranks.returncode == 0, err.decode()[-3000:]
     for name, train in (("pretrain", pretrain.train), ("sft", sft.train)):
         alone = train(replace(one[name], run_name=f"{name}-one"))
         for (_, a), (_, b) in zip(curve(alone, "train_loss"), curve(run.Run.open(f"{name}-two"), "train_loss"), strict=True):
