@@ -1,0 +1,276 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Pretraining is compression: unseen Python in about two bits a byte
+#
+# **Question.** What did the nano model learn from a million tokens of Python, in a unit that models with
+# other tokenizers share, and what did it cost?
+#
+# **Result.** After 1.3 million tokens, a sixth of a pass over the corpus, the model needs 1.85 bits for a
+# byte of Python files that it never saw: 23 % of their size. Untrained it needs 5.83, and lzma comes to
+# about as much on whole files as the model on windows of 256 tokens. The same model would show a loss of
+# 1.3, 2.4 or 2.9 nats per token behind three tokenizers; bits per byte are the same for all.
+#
+# **Runs/needs.** `nano/pretrain` (frozen rows; `source="nano"` reads the run of this machine). Seconds on
+# one core.
+
+# %% tags=["parameters"]
+source = "frozen"
+seed = 0
+
+# %%
+import argparse, difflib, inspect, lzma, math, os, statistics, tarfile, tempfile, textwrap, zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from codechat import config, corpus, frozen, hardware, optim, plots, pretrain, tokenizer
+from codechat.gpt import GPT, PRESETS, GPTConfig
+from codechat.style import OKABE_ITO, finish, new_figure
+
+# %%
+os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 sums by hand would agree to three digits only
+metrics, evals = (frozen.rows(source, "pretrain", table) for table in ("metrics", "evals"))
+run, manifest = metrics["run"].iloc[0], frozen.manifest(source, "corpus")
+cfg = config.from_dict(pretrain.PretrainConfig, frozen.settings(source, "pretrain"))
+tok = tokenizer.load(manifest["tokenizer"])
+
+# %% [markdown]
+# ## What was trained, and on what
+#
+# Each window is drawn at random from files of the standard library and installed packages. The run sees a
+# fraction of them once, so its training loss, too, is a loss on text that it has not read before. Whole
+# files are held out for validation.
+
+# %%
+seen = int(metrics["tokens"].max())
+facts = {
+    "parameters": f"{cfg.model.n_params:,}",
+    "layers x width x heads": f"{cfg.model.depth} x {cfg.model.n_embd} x {cfg.model.n_head}",
+    "training text": f"{manifest['train_documents']:,} files, {manifest['train_tokens']:,} tokens",
+    "validation text": f"{manifest['val_documents']:,} files, {manifest['val_tokens']:,} tokens",
+    "bytes per token": f"{manifest['val_bytes'] / manifest['val_tokens']:.2f}",
+    "a step": f"{cfg.device_batch_size} windows x {cfg.length} tokens",
+    "tokens seen": f"{seen:,} in {cfg.max_steps} steps, {seen / manifest['train_tokens']:.2f} passes",
+}
+pd.Series(facts, name=run).to_frame()
+
+# %% [markdown]
+# ## The curve
+#
+# The loss is the model's surprise: −ln p of the token that came, averaged. A model that knows nothing
+# should start at the logarithm of its vocabulary, fall steeply while it learns which tokens are frequent,
+# then slowly.
+
+# %%
+plots.pretraining(run, metrics, evals)
+
+# %%
+uniform = math.log(cfg.model.padded_vocab)
+first, last = evals.iloc[0], evals.iloc[-1]
+print(f"a uniform guess costs {uniform:.2f} nats per token")
+evals[["step", "val_loss", "val_bpb"]].set_index("step").round(3)
+
+# %% [markdown]
+# ### Why it starts below a uniform guess
+#
+# An untrained model already has a preference. Its blocks add nothing yet, the head is the embedding again,
+# so the likeliest next token is the present one once more; and Python repeats itself: a run of spaces is a
+# run of equal tokens. The same model, measured apart on tokens that repeat and those that do not:
+
+# %%
+modules = (argparse, difflib, statistics, tarfile, textwrap)
+files = [Path(module.__file__).read_text(encoding="utf-8") for module in modules]
+ids = torch.tensor(tok.encode("".join(files)))[: 16 * cfg.length + 1]
+untrained = GPT(cfg.model, seed=seed)
+with torch.no_grad():
+    inputs, targets = (part.view(16, cfg.length) for part in (ids[:-1], ids[1:]))
+    nats = untrained.loss(inputs, targets, reduction="none")  # (16, T)
+again = targets == inputs
+start = pd.DataFrame({"tokens": [int(again.sum()), int((~again).sum())],
+                      "loss": [float(nats[again].mean()), float(nats[~again].mean())]},
+                     index=["the same token again", "another token"])
+start.loc["all"] = [again.numel(), float(nats.mean())]
+start.astype({"tokens": int}).round(2)
+
+# %% [markdown]
+# ## Why bits per byte
+#
+# A token is not a unit: one tokenizer cuts the same text into fewer, larger pieces than another, and a
+# larger piece is harder to guess. The total surprise of a text, in bits, per byte of it, does not depend on
+# how it was cut: bits per byte = total nats / ln 2 / bytes. Here are the losses per token at which three
+# models would be exactly as good as this one:
+
+# %%
+text, rows = "".join(files), {}
+for spec in ("bytes", "gpt2:4096", "gpt2"):
+    other = tokenizer.load(spec)
+    per_token = len(text.encode()) / len(other.encode(text))  # bytes
+    nats_per_token = last.val_bpb * math.log(2) * per_token
+    rows[spec] = other.n_vocab, per_token, last.val_bpb, nats_per_token, math.exp(nats_per_token)
+columns = ["ids", "bytes per token", "bits per byte", "loss, nats per token", "perplexity"]
+tokenizers = pd.DataFrame(rows, index=columns).T.round(2).astype({"ids": int})
+tokenizers
+
+# %% [markdown]
+# From scratch: cut validation text into windows, add up −log2 p of every token, divide by the bytes that
+# those tokens spell. The library's own function must agree, here on the untrained model and a corpus of
+# five files.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    corpus.write_corpus(files, folder, tok)
+    library = pretrain.bits_per_byte(untrained, folder, cfg.length, 8, 4096, torch.device("cpu"))
+    tokens = np.fromfile(Path(folder) / "val_000000.bin", dtype="<u2").astype(np.int64)[: 4096 + 1]
+    bits, n_bytes = 0.0, 0
+    for start_at in range(0, len(tokens) - 1, cfg.length):
+        window = torch.from_numpy(tokens[start_at : start_at + cfg.length + 1])
+        with torch.no_grad():
+            logprobs = untrained(window[None, :-1])[0].log_softmax(-1)
+        bits -= float(logprobs.gather(1, window[1:, None]).double().sum()) / math.log(2)
+        n_bytes += sum(len(tok.token_bytes(i)) for i in window[1:].tolist() if i != tok.eot_id)
+torch.testing.assert_close(bits / n_bytes, library["val_bpb"], rtol=1e-5, atol=0)
+print(f"by hand {bits / n_bytes:.5f}, library {library['val_bpb']:.5f} bits per byte of {n_bytes:,} bytes")
+
+# %%
+print(inspect.getsource(pretrain.bits_per_byte))
+
+# %% [markdown]
+# ## What two bits per byte mean
+#
+# An arithmetic coder that is told the model's probabilities stores a text in as many bits as its total
+# surprise: the loss *is* a file size. So the model can be compared with compressors. They read five files
+# of the standard library (their text, not the validation text: a yardstick, not a contest), once whole,
+# once in pieces as long as the context that the model has.
+
+# %%
+context = round(cfg.length * manifest["val_bytes"] / manifest["val_tokens"])  # bytes
+
+
+def bits_per_byte(compress, size):
+    """Bits per byte of the five files cut into pieces of `size` bytes, each compressed alone."""
+    raw = [data[i : i + size] for data in map(str.encode, files) for i in range(0, len(data), size)]
+    return 8 * sum(len(compress(piece)) for piece in raw) / sum(map(len, raw))
+
+
+sizes = {"no compression": 8.0, "untrained model": first.val_bpb,
+         f"zlib, pieces of {context} bytes": bits_per_byte(zlib.compress, context),
+         "zlib, whole files": bits_per_byte(zlib.compress, 10**9),
+         "lzma, whole files": bits_per_byte(lzma.compress, 10**9),
+         f"model, windows of {context} bytes": last.val_bpb}
+
+# %%
+fig, axes = new_figure(f"The trained model stores unseen code in {last.val_bpb / 8:.0%} of its bytes")
+ax = axes[0, 0]
+colours = [OKABE_ITO["blue"] if "model" in name else "#9a9a9a" for name in sizes]
+ax.bar_label(ax.barh(list(sizes), list(sizes.values()), color=colours), fmt=" %.2f", fontsize=8)
+ax.set_xlim(0, 8.8)
+ax.invert_yaxis()
+ax.grid(False)
+finish(ax, x="bits per byte", y=None)
+fig
+
+
+# %% [markdown]
+# ## The learning rate
+#
+# Warm-up, a long constant part, then a linear decay ("warmup-stable-decay"). The schedule is a pure
+# function of the step, so the logged rates must lie on it. A cosine of the same length is drawn beside it.
+
+# %%
+def schedule(name, steps):
+    options = dict(max_steps=cfg.max_steps, warmup_steps=cfg.warmup_steps, final=cfg.final_lr_share)
+    return cfg.lr * np.array([optim.lr_scale(int(step), schedule=name, **options) for step in steps])
+
+
+# %%
+steps, logged = np.arange(cfg.max_steps), metrics["step"].to_numpy() - 1
+np.testing.assert_allclose(metrics["lr"], schedule(cfg.schedule, logged), rtol=1e-6)
+decay_from = int(steps[schedule(cfg.schedule, steps) == cfg.lr].max())
+fig, axes = new_figure(f"After step {decay_from} the learning rate falls")
+ax = axes[0, 0]
+ax.plot(steps, schedule(cfg.schedule, steps), color=OKABE_ITO["blue"], label=f"{cfg.schedule}, formula")
+ax.plot(steps, schedule("cosine", steps), "--", color="#9a9a9a", label="cosine of the same length")
+ax.plot(logged, metrics["lr"], "o", markersize=4, color=OKABE_ITO["vermilion"], label="logged")
+finish(ax, x="step", y="lr")
+fig
+
+# %%
+print(inspect.getsource(optim.lr_scale))
+
+# %% [markdown]
+# What the decay buys: the fall in bits per byte between one validation and the next, in percent of what was
+# left.
+
+# %%
+fall = pd.DataFrame({
+    "until step": evals["step"][1:].astype(int),
+    "lr at the end": [schedule(cfg.schedule, [step - 1])[0] for step in evals["step"][1:]],
+    "val_bpb": evals["val_bpb"][1:],
+    "fall, %": 100 * (1 - evals["val_bpb"][1:].to_numpy() / evals["val_bpb"][:-1].to_numpy()),
+})
+fall.set_index("until step").round(4)
+
+# %% [markdown]
+# ## What it cost
+#
+# A token costs 6 FLOPs per weight of a matrix and 12 · depth · width · length for attention (notebook 02).
+# MFU (model FLOPs utilisation) is that times tokens per second over the peak of the machine, which for a
+# processor without a data sheet is the speed of a large matrix product, measured when the run starts.
+
+# %%
+flops = cfg.model.flops_per_token(cfg.length)
+peak = metrics["tok_per_s"] * flops / metrics["mfu"]
+assert peak.max() / peak.min() < 1.001  # MFU was logged against one peak
+seconds = (metrics["tokens"].diff().fillna(metrics["tokens"].iloc[0]) / metrics["tok_per_s"]).sum()
+print(inspect.getsource(hardware.peak_flops))
+pd.Series({
+    "FLOPs per token": f"{flops / 1e6:.1f} million",
+    "FLOPs of the run": f"{flops * seen / 1e12:.1f} trillion",
+    "tokens per second, median": f"{metrics['tok_per_s'].median():,.0f}",
+    "peak, measured": f"{peak.median() / 1e9:.0f} GFLOP/s",
+    "MFU, median": f"{metrics['mfu'].median():.0%}",
+    "time in training steps": f"{seconds / 60:.1f} minutes",
+}, name=run).to_frame()
+
+# %% [markdown]
+# The same arithmetic says what this machine cannot do. Twenty tokens per parameter is a common budget
+# (Chinchilla); at this run's speed in FLOPs a preset takes:
+
+# %%
+speed, gpus = metrics["tok_per_s"].median() * flops, 8 * 0.4 * hardware.STATED_PEAK["H200"]  # FLOP/s
+budget = {}
+for name in ("nano", "d12", "d20", "8b"):
+    shape = GPTConfig(**PRESETS[name])
+    total = 20 * shape.n_params * shape.flops_per_token(shape.block_size)
+    budget[name] = f"{shape.n_params / 1e6:,.0f}", total, total / speed / 86400, total / gpus / 86400
+names = ["M parameters", "FLOPs", "days, this machine", "days, 8 H200 at 40 % MFU"]
+budget = pd.DataFrame(budget, index=names).T
+budget.map(lambda value: value if isinstance(value, str) else f"{value:.3g}")
+
+# %% [markdown]
+# The last cell holds the notebook to its Result.
+
+# %%
+assert 1.5 < last.val_bpb < 2.5 and last.val_bpb < 0.45 * first.val_bpb
+assert last.val_bpb < sizes[f"zlib, pieces of {context} bytes"] / 1.5
+assert first.val_loss < uniform - 0.5
+assert start["loss"].iloc[0] < uniform - 2 and abs(start["loss"].iloc[1] - uniform) < 0.2
+assert (evals["val_bpb"].diff()[1:] < 0).all(), "a validation was worse than the one before"
+assert tokenizers["loss, nats per token"].is_monotonic_increasing
+assert 0 < metrics["mfu"].median() and seen < manifest["train_tokens"]

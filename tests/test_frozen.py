@@ -1,0 +1,101 @@
+"""Frozen rows: the frames that the live runs give, small, and nothing written from runs that are not finished."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from codechat import frozen, rundirs
+from codechat.config import MissingFile, RunError
+from codechat.run import Run
+
+TABLES = {
+    "pretrain": ("runs", "metrics", "evals"),
+    "rl": ("runs", "metrics", "samples"),
+    "evaluate": ("runs", "evals", "per_problem", "samples"),
+}
+GAP = {"value": 0.1, "lo": 0.05, "hi": 0.15, "N": 60}
+
+
+def make_run(name: str, *, finish: bool = True) -> None:
+    """A run with a few rows of every kind."""
+    stage = name.rpartition("/")[2].partition("-")[0]
+    run = Run.create(name, {"stage": stage, "ks": [1, 8]}, kind=stage)
+    for step in (1, 2, 3):
+        run.log(step, train_loss=1 / (3 * step), lr=1e-3)
+        run.log_eval(step, {"pass@1": step / 7, "checkpoint": f"nano/rl@{step}", "split": "test"})
+        samples = [{"problem": f"p{i}", "reward": i / 3, "completion": "é\n"} for i in range(30)]
+        run.log_samples(step, samples)
+    rows = [{"checkpoint": "a", "id": f"p{i}", "n": 8, "c": i % 9, "tiers": {"full": 8}} for i in range(60)]
+    (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finish:
+        run.finish({"test: nano/rl@3 - nano/sft@3": GAP} if stage == "evaluate" else {})
+
+
+@pytest.fixture
+def recipe(runs_root: Path) -> Path:
+    """A recipe with all stages finished and its data prepared."""
+    for stage in frozen.STAGES:
+        make_run(f"nano/{stage}")
+    for data in frozen.DATA:
+        folder = runs_root / "data" / "nano" / data
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"what": data, "kept": {"calls": 3}}))
+    return runs_root
+
+
+def test_frozen_rows_are_those_of_the_live_runs(recipe: Path) -> None:
+    frozen.freeze("nano")
+    for stage, tables in TABLES.items():
+        for table in tables:
+            live, kept = frozen.rows("nano", stage, table), frozen.rows("frozen", stage, table)
+            where = f"{stage} {table}"
+            pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=where)
+    for source in ("nano", "frozen"):
+        for data in frozen.DATA:
+            assert frozen.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
+        assert frozen.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
+
+
+def test_every_sample_of_an_evaluation_is_kept_so_that_checkpoints_can_be_paired(recipe: Path) -> None:
+    frozen.freeze("nano")
+    assert len(frozen.rows("frozen", "evaluate", "samples")) == 90
+
+
+def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> None:
+    make_run("nano/evaluate-s1")
+    make_run("nano/evaluate-s2", finish=False)
+    frozen.freeze("nano")
+    for source in ("nano", "frozen"):
+        found = frozen.seeds(source)
+        assert found["run"].to_list() == ["nano/evaluate", "nano/evaluate-s1"]
+        assert found[["value", "lo", "hi", "N"]].to_dict("records") == [GAP, GAP]
+    assert set(frozen.rows("frozen", "evaluate", "evals")["run"]) == {"nano/evaluate"}
+
+
+def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Path) -> None:
+    (recipe / "data" / "nano" / "sft" / "manifest.json").unlink()
+    with pytest.raises(MissingFile, match=r"manifest\.json does not exist; `codechat run nano`"):
+        frozen.freeze("nano")
+    with pytest.raises(MissingFile, match="no run 'other/pretrain'"):
+        frozen.freeze("other")
+    for stage in frozen.STAGES:
+        make_run(f"other/{stage}", finish=stage != "sft")
+    with pytest.raises(RunError, match="other/sft is running"):
+        frozen.freeze("other")
+    assert not (recipe / "reports").exists()
+    with pytest.raises(MissingFile, match="no frozen rows"):
+        frozen.rows("frozen", "sft", "metrics")
+
+
+def test_the_committed_rows_serve_every_stage() -> None:
+    folder = frozen.frozen_dir()
+    assert folder.parent.parent == rundirs.ROOT
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
+    for stage in frozen.STAGES:
+        assert frozen.rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
+    for data in frozen.DATA:
+        assert frozen.manifest("frozen", data)
