@@ -1,4 +1,4 @@
-"""Frozen rows: the frames that the live runs give, small, and nothing written from runs that are not finished."""
+"""Frozen rows: the frames that live runs give, small, and nothing from runs that are not finished."""
 
 from __future__ import annotations
 
