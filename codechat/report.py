@@ -235,7 +235,9 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None) -> 
     template, source = template_of(name), rundirs.ROOT / "reports" / f"{name}.yaml"
     if not source.is_file():
         raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
-    values = {**(read_yaml_file(str(source)) or {}), "out": str(out / name), **(parameters or {})}
+    place = out / name  # from the project's root where it lies below: an executed report names no machine
+    place = place.relative_to(rundirs.ROOT) if place.is_relative_to(rundirs.ROOT) else place
+    values = {**(read_yaml_file(str(source)) or {}), "out": place.as_posix(), **(parameters or {})}
     done = notebooks.execute_copy(template, out / f"{name}.ipynb", values, root=rundirs.ROOT)
     if not done.ok:
         raise RunError(f"report {name}: {done.error}; the notebook up to there is {out / f'{name}.ipynb'}")
