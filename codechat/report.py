@@ -236,7 +236,7 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None) -> 
     if not source.is_file():
         raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
     place = out / name  # from the project's root where it lies below: an executed report names no machine
-    place = place.relative_to(rundirs.ROOT) if place.is_relative_to(rundirs.ROOT) else place
+    place = place.relative_to(notebooks.ROOT) if place.is_relative_to(notebooks.ROOT) else place
     values = {**(read_yaml_file(str(source)) or {}), "out": place.as_posix(), **(parameters or {})}
     done = notebooks.execute_copy(template, out / f"{name}.ipynb", values, root=rundirs.ROOT)
     if not done.ok:
