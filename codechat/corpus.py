@@ -77,12 +77,15 @@ def write_corpus(
     tally = Tally()
     try:
         for document, split, ids in _encoded(parts, tokenizer):
+            full = tally.reached(max_tokens, max_bytes)
+            if full and split != "val":
+                continue  # a small limit may come before the first held-out document, and there must be one
             writers[split].append(ids)
             tally.add(document, split, len(ids))
             ledger.keep()
             if progress:
                 progress(len(ids))
-            if tally.reached(max_tokens, max_bytes):
+            if tally.reached(max_tokens, max_bytes) and writers["val"].files:
                 break
         ledger.check()
         manifest = _manifest(tokenizer, [f for w in writers.values() for f in w.close()], tally, ledger)

@@ -300,3 +300,14 @@ def test_an_unknown_split_names_the_known_ones(tmp_path):
     write(tmp_path)
     with pytest.raises(DataError, match=r"no split 'test'; it has \['train', 'val'\]"):
         corpus.open_corpus(tmp_path, "test")
+
+
+def test_a_limit_before_the_first_held_out_document_still_leaves_one(tmp_path: Path) -> None:
+    documents = [f"x{i} = {i}\n" * 40 for i in range(600)]
+    held = [d for d in documents if sources.fraction(sources.digest(d)) < corpus.VAL_SHARE]
+    first = documents.index(held[0])
+    assert first > 0, "the documents of this test must not begin with a held-out one"
+    tok = tokenizer.load("bytes")
+    manifest = corpus.write_corpus(documents, tmp_path, tok, max_tokens=10)
+    assert manifest["train_tokens"] == len(tok.encode(documents[0])) + 1
+    assert manifest["val_tokens"] == len(tok.encode(held[0])) + 1
