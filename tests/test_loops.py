@@ -120,6 +120,7 @@ def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: st
             assert a == pytest.approx(b, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_reinforce_lifts_the_toy_task(home: Path) -> None:
     found = reinforce.train(toy_config(run_name="toy"))
     rewards = found.metrics().sort_values("step")["reward_mean"]
@@ -139,6 +140,7 @@ def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkey
     assert found.metrics()["grad_norm"].max() == 0.0  # nothing moved it while it was dead
 
 
+@pytest.mark.slow
 def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
     last = {c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c)).metrics()["entropy"].iloc[-1]
             for i, c in enumerate((-0.3, 0.3))}
