@@ -181,7 +181,7 @@ def _write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any]) 
         os.rename(temp, final)
         _sync_directory(final.parent)
         write_atomic(final.parent / "latest", final.name + "\n")
-    except BaseException:
+    except BaseException:  # an interrupt too must leave nothing half made; raised again
         shutil.rmtree(temp, ignore_errors=True)
         raise
 

@@ -321,7 +321,7 @@ def _make_directory(path: Path, files: Mapping[str, Any], replaces: bool) -> Non
         if replaces:
             os.rename(path, former)
         os.rename(fresh, path)
-    except BaseException:
+    except BaseException:  # an interrupt too must leave nothing half made; raised again
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     shutil.rmtree(former, ignore_errors=True)
