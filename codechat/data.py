@@ -288,7 +288,7 @@ def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
     if not cfg.probes:
         return {}
     requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
-    return {f"probes.{split}": toolbox.probes(split, 4 * cfg.probes, cfg.seed, found) for split, found in requests.items()}
+    return {f"probes.{split}": toolbox.probes(split, 5 * cfg.probes, cfg.seed, found) for split, found in requests.items()}
 
 
 # ------------------------------------------------------------------ writing and telling

@@ -166,18 +166,21 @@ def held_out(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
 # ---------------------------------------------------------------- behaviour
 
 
+# Cells by row (what is asked for) and column (which tools are there); code has no column of unfitting tools.
+_GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
+         "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
+
+
 def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Four small charts, asked x tools present: shares of call, code and neither over the steps with Wilson
+    """Small charts, asked x tools present: shares of call, code and neither over the steps with Wilson
     bands."""
     fig, axes = new_figure(
-        title or f"{run}: {behaviour_finding(evals)}", 2, 2, size=(6.4, 4.6), sharex=True, sharey=True
+        title or f"{run}: {behaviour_finding(evals)}", 2, 3, size=(7.6, 4.6), sharex=True, sharey=True
     )
-    for ax, cell in zip(axes.flat, CELLS):
-        _draw_cell(ax, evals, cell)
-        asked, present = cell.split("_", 1)
-        ax.set_title(
-            f"{asked} asked, {present.replace('_', ' ')}: {WANTED[cell]} wanted", fontsize=8.5, loc="left"
-        )
+    for cell in CELLS:
+        _draw_cell(axes[_GRID[cell]], evals, cell)
+        axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {WANTED[cell]} wanted", fontsize=7.5, loc="left")
+    axes[1, 1].set_axis_off()
     axes[0, 0].set_ylim(-0.03, 1.03)
     for ax in axes[:, 0]:
         ax.set_ylabel("share of completions", fontsize=8.5)
@@ -188,6 +191,11 @@ def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = N
     for line in legend.get_lines():
         line.set_linewidth(1.6)
     return fig
+
+
+def _in_words(cell: str) -> str:
+    asked, _, present = cell.partition("_")
+    return f"{asked} asked, {present.replace('_', ' ')}"
 
 
 def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
@@ -234,33 +242,33 @@ def behaviour_finding(evals: pd.DataFrame) -> str:
     if not shares:
         return "no behaviour probes"
     worst = min(shares, key=lambda c: shares[c].iloc[-1])
-    asked, present = worst.split("_", 1)
-    where = f"{asked} is asked {present.replace('_', ' ')}"
-    return f"wanted behaviour is rarest ({shares[worst].iloc[-1]:.0%}) where {where}"
+    return f"wanted behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {_in_words(worst)}"
 
 
 def behaviour_heat(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
-    """The 2 x 2 matrix of each checkpoint {name: evaluation row}: share of completions that behave as wanted,
-    its interval and n."""
+    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions that behave as
+    wanted, its interval and n; a cell that was not probed stays empty."""
     fig, axes = new_figure(
-        title or "share of completions that behave as wanted", cols=len(rows), size=(6.4, 3.2)
+        title or "share of completions that behave as wanted", rows=len(rows), size=(6.4, 0.7 + 1.7 * len(rows))
     )
-    for ax, (name, row) in zip(axes[0], rows.items()):
-        share = np.array([[row[f"probe/{c}/{WANTED[c]}"] for c in CELLS[i : i + 2]] for i in (0, 2)])
-        ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-        for i, cell in enumerate(CELLS):
-            n, p = int(row[f"probe/{cell}/n"]), share.flat[i]
-            interval = wilson_interval(round(p * n), n)
+    for ax, (name, row) in zip(axes[:, 0], rows.items()):
+        share = np.full((2, 3), np.nan)
+        for cell, at in _GRID.items():
+            if not row.get(f"probe/{cell}/n", 0) > 0:
+                continue
+            n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{WANTED[cell]}"]
+            share[at], interval = p, wilson_interval(round(p * n), n)
             ax.text(
-                i % 2,
-                i // 2,
-                f"{WANTED[cell]}\n{p:.0%}\n[{interval.lo:.0%}, {interval.hi:.0%}] n={n}",
+                at[1],
+                at[0],
+                f"{WANTED[cell]} {p:.0%}\n[{interval.lo:.0%}, {interval.hi:.0%}] n={n}",
                 ha="center",
                 va="center",
                 fontsize=8,
                 color="black" if p > 0.55 else "white",
             )
-        ax.set_xticks((0, 1), ("with tools", "without tools"))
+        ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
         ax.set_yticks((0, 1), ("tool\nasked", "code\nasked"))
         ax.set_title(name, fontsize=9, loc="left")
         ax.grid(False)

@@ -1,8 +1,9 @@
 """Behaviour probes: is a tool called when one is asked for and there, and code written when code is asked
 for?
 
-A 2 x 2 matrix: a tool or code asked for, tools present or absent. Only (tool asked, tools present) should
-give a call. It shows within a few steps that one skill is overwriting another, long before a benchmark does.
+A 2 x 2 matrix, a tool or code asked for, tools present or absent, and a fifth cell in which tools are there
+but not the one that is asked for. Only (tool asked, tools present) should give a call. The cells show within
+a few steps that one skill is overwriting another, long before a benchmark does.
 
 Left out: whether the call or the code is right (a task's score says that).
 """
@@ -23,18 +24,15 @@ from codechat.estimates import Interval, wilson_interval
 from codechat.gpt import GPT
 from codechat.tokenizer import Tokenizer
 
-CELLS = tuple(
-    f"{asked}_{'with' if present else 'without'}_tools"
-    for asked in ("tool", "code")
-    for present in (True, False)
-)
 BEHAVIOURS = ("call", "code", "neither")
 WANTED = {
     "tool_with_tools": "call",
+    "tool_with_other_tools": "neither",
     "tool_without_tools": "neither",
     "code_with_tools": "code",
     "code_without_tools": "code",
 }
+CELLS = tuple(WANTED)
 CODE = re.compile(
     r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)",
     re.MULTILINE,
@@ -50,7 +48,7 @@ def behaviour(text: str) -> Literal["call", "code", "neither"]:
 
 @dataclass(frozen=True)
 class BehaviourMatrix:
-    """counts[cell][behaviour]; a cell is what was asked for x whether tools were present, in the order of
+    """counts[cell][behaviour]; a cell is what was asked for and which tools were present, in the order of
     CELLS."""
 
     counts: dict[str, Counter[str]]
@@ -72,7 +70,7 @@ class BehaviourMatrix:
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{cell:<20} "
+            f"{cell:<22} "
             + "  ".join(f"{b} {self.share(cell, b)}" for b in BEHAVIOURS)
             + f"  n={counts.total()}"
             for cell, counts in self.counts.items()
@@ -81,7 +79,10 @@ class BehaviourMatrix:
 
 
 def cell_of(probe: Mapping[str, Any]) -> str:
-    """The matrix cell of a probe {"asked": "tool" | "code", "tools_present": bool}."""
+    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without
+    `suitable`, tools that are present suit a request for a tool."""
+    if probe["asked"] == "tool" and probe["tools_present"] and not probe.get("suitable", True):
+        return "tool_with_other_tools"
     return f"{probe['asked']}_{'with' if probe['tools_present'] else 'without'}_tools"
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from codechat import chat, conversions, corpus, data, dialogues, glaive, questions, sources, tokenizer
 from codechat.config import ConfigError, DataError, MissingFile, Refusal
+from codechat.probes import CELLS, cell_of
 from codechat.sources import Ledger
 
 BYTES = tokenizer.load("bytes")
@@ -94,8 +95,8 @@ def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepar
         "arguments",
     }
     for split in ("select", "test"):
-        cells = Counter((p["asked"], p["tools_present"]) for p in rows_of(prepared / f"probes.{split}.jsonl"))
-        assert cells == dict.fromkeys([("tool", True), ("tool", False), ("code", True), ("code", False)], 3)
+        cells = Counter(map(cell_of, rows_of(prepared / f"probes.{split}.jsonl")))
+        assert cells == dict.fromkeys(CELLS, 3)
     trained = {r["messages"][-2]["content"] for r in rows_of(prepared / "code.train.jsonl")}
     assert not trained & {p["messages"][-1]["content"] for p in rows_of(prepared / "probes.select.jsonl")}
 

@@ -186,8 +186,9 @@ def test_matrix_of_a_model_counts_every_probe(policy: tuple[GPT, tokenizer.Token
         )
         for i in range(8)
     ]
+    asked += [asked[0] | dict(suitable=False)] * 2
     matrix = evaluate.behaviour_matrix(*policy, "reserved", asked, max_new_tokens=4)
-    assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2]
+    assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
 
 
 def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None:

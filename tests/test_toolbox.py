@@ -8,6 +8,7 @@ import random
 import re
 import statistics
 import time
+from collections import Counter
 
 import pytest
 
@@ -21,6 +22,18 @@ from codechat.tasks.toolbox.values import is_shared
 
 SEEN = [t for t in TOOLS.values() if not t.held_out]
 HELD_OUT = [t for t in TOOLS.values() if t.held_out]
+
+
+def could_ask(name, text):
+    """Whether one of the wordings of a tool, any values filled in, is the text."""
+    patterns, rng = {}, random.Random(0)
+    for key, slot in TOOLS[name].slots.items():
+        words = {slot.say(rng, value) for value in slot.schema.get("enum", ()) for _ in range(20)}
+        patterns[key] = "|".join(map(re.escape, words)) or ".+"
+    asks = (re.split(r"\{(\w+)\}", ask) for ask in TOOLS[name].asks)
+    filled = ("".join(f"({patterns[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+              for parts in asks)
+    return any(re.fullmatch(pattern, text) for pattern in filled)
 
 
 def first_calls(rows):
@@ -255,17 +268,28 @@ def test_same_seed_same_rows_and_longer_lists_extend_shorter_ones():
     assert len({r["id"] for r in rows}) == 50
 
 
-def test_probes_fill_the_two_by_two_matrix():
-    rows = toolbox.probes("select", 40, 0, ["Write a function that adds."])
-    cells = [(r["asked"], r["tools_present"]) for r in rows]
-    assert all(cells.count(cell) == 10 for cell in {("tool", True), ("tool", False), ("code", True), ("code",
-                                                                                                      False)})
+def test_probes_fill_every_cell():
+    rows = toolbox.probes("select", 50, 0, ["Write a function that adds."])
+    cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
+    assert cells == dict.fromkeys([("tool", True, True), ("tool", True, False), ("tool", False, False),
+                                   ("code", True, False), ("code", False, False)], 10)
     for row in rows:
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
         assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
         assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
     with pytest.raises(ConfigError, match="code requests"):
         toolbox.probes("select", 4, 0, [])
+
+
+def test_other_tools_of_a_probe_cannot_serve_the_request():
+    """The tool that is meant is the one whose wording made the request: no offered tool may be of its family."""
+    asked = [r["messages"] for r in toolbox.probes("test", 300, 1, ["c"]) if r["asked"] == "tool" and
+             r["tools_present"] and not r["suitable"]]
+    assert len(asked) == 60
+    for system, user in asked:
+        offered = [line.partition("(")[0] for line in system["content"].splitlines()[1:]]
+        served = [name for name in offered if could_ask(name, user["content"])]
+        assert not served, (offered, user["content"])
 
 
 def test_prompts_and_calls_are_short():

@@ -37,7 +37,8 @@ SMALL_TALK = (("Hello!", "Hello! What can I do for you?"), ("Hi there.", "Hi! Ho
               ("What is your name?", "I am CodeChat."), ("Nice work.", "Thank you!"))
 # What a negative is; the share of each among negatives follows from its repetitions.
 NEGATIVES = ("unsuitable", "unsuitable", "absent", "absent", "chat")
-CELLS = tuple((asked, present) for asked in ("tool", "code") for present in (True, False))
+# What a probe asks for, and the tools beside it: all that there may be, only others than the one asked for, none.
+CELLS = (("tool", "tools"), ("tool", "other"), ("tool", "none"), ("code", "tools"), ("code", "none"))
 
 
 @dataclass(frozen=True)
@@ -90,23 +91,23 @@ def problems(split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVEL
 
 
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
-    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool}, the cells of CELLS in turn.
-
-    A tool that is asked for is among those present; only in the cell (tool, True) is a call right."""
+    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of
+    CELLS in turn. Only where the tool that is asked for is among those present is a call right."""
     rng = _generator("probes", split, seed, LEVELS)
     if n and not code_requests:
         raise ConfigError("probes got no code requests; at least one is required; pass functions to ask for")
     rows = []
     for i in range(n):
-        asked, present = CELLS[i % len(CELLS)]
+        asked, tools = CELLS[i % len(CELLS)]
+        request, offered, messages = _positive(rng, split, LEVELS)
         if asked == "code":
-            system = tools_system(rng, split=split) if present else neutral_system(rng)
-            messages = [_message("system", system), _message("user", rng.choice(code_requests))]
-        else:
-            _, _, messages = _positive(rng, split, LEVELS)
-            if not present:
-                messages[0] = _message("system", neutral_system(rng))
-        rows.append({"messages": messages, "asked": asked, "tools_present": present})
+            offered, messages[1] = _pool(split == "test_hard"), _message("user", rng.choice(code_requests))
+            offered = rng.sample(offered, rng.randint(1, 1 + MAX_DISTRACTORS))
+        elif tools == "other":
+            offered = _others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
+        messages[0] = _message("system", neutral_system(rng) if tools == "none" else _offer(offered))
+        rows.append({"messages": messages, "asked": asked, "tools_present": tools != "none",
+                     "suitable": (asked, tools) == ("tool", "tools")})
     return rows
 
 
