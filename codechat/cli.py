@@ -44,6 +44,7 @@ COMMANDS = {
     "tools": Command("codechat.tool_talk", "chat with a checkpoint that calls real functions"),
     "runs": Command("codechat.runs", "list, show, compare and export runs"),
     "report": Command("codechat.report", "execute a report over finished runs"),
+    "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
 }
 
 USAGE = """\

@@ -56,13 +56,15 @@ def write_corpus(
     max_tokens: int | None = None,
     max_bytes: int | None = None,
     val_share: float = VAL_SHARE,
+    val_every: int | None = None,
     shard_tokens: int = 1 << 24,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Tokenise the documents into `out_dir` and return the manifest.
 
     Stops after the document that reaches `max_tokens` or `max_bytes` (both counted over train and val
-    together). `progress` is told the tokens of each document. A corpus already in `out_dir` is replaced only
+    together). `val_every` holds out every n-th document in the order given, instead of a share by hash.
+    `progress` is told the tokens of each document. A corpus already in `out_dir` is replaced only
     once the new one is complete. Raises DataError: ids beyond uint16, no text, disk full, or a loss above its
     share (`Ledger.check`).
     """
@@ -72,7 +74,8 @@ def write_corpus(
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     ledger = ledger or Ledger("text")
-    parts = _assign(_unique(documents, ledger), val_share)
+    unique = _unique(documents, ledger)
+    parts = _every(unique, val_every) if val_every else _assign(unique, val_share)
     writers = {split: ShardWriter(out, split, shard_tokens) for split in ("train", "val")}
     tally = Tally()
     try:
@@ -126,6 +129,11 @@ def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator
         limit = max(share, min(fraction(name) for _, name in head) + 2**-33)
     for document, name in chain(head, documents):
         yield document, "val" if fraction(name) < limit else "train"
+
+
+def _every(documents: Iterator[tuple[Document, str]], n: int) -> Iterator[tuple[Document, str]]:
+    for i, (document, _) in enumerate(documents):
+        yield document, "train" if i % n else "val"
 
 
 def _cut(document: Document, share: float) -> Iterator[tuple[Document, str]]:

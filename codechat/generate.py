@@ -16,7 +16,7 @@ Shapes: B rows, T tokens, V owned vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -177,6 +177,11 @@ def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) 
     """Steps until every row has stopped or used its budget; rows that are done may appear in a few more."""
     if not max(batch.budgets):
         return
+    with model.decoding() as logits_of:
+        yield from _steps(model, logits_of, batch, how, stops)
+
+
+def _steps(model: GPT, logits_of: Callable[[Tensor], Tensor], batch: _Batch, how: Truncation, stops: list[list[int]]) -> Iterator[_Step]:
     cache, hidden = _prefill(model, batch.prompts, max(batch.budgets))
     rows = torch.arange(len(batch.prompts), device=hidden.device)
     budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
@@ -187,7 +192,7 @@ def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) 
     # a row that has filled the model's block must leave at once: there is no position for another token
     full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
-        logits = F.linear(hidden, model.head_weight()).float()
+        logits = logits_of(hidden).float()
         logits[:, model.cfg.owned :] = -math.inf
         ids, logprobs = draw(logits, how, uniform(keys, t))
         tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)

@@ -14,7 +14,8 @@ Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from zlib import crc32
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from codechat import head
 from codechat.config import ConfigError, opt
 from codechat.kv_cache import KVCache, SharedCache
 
@@ -114,14 +116,30 @@ class GPTConfig:
         return 6 * matmul + 12 * self.depth * self.n_embd * length
 
 
+# On a CPU a product of this many rows or fewer is faster with a transposed weight: for (out, in) torch's BLAS packs the weight anew each time.
+FEW_ROWS = 48
+
+
+class Linear(nn.Linear):
+    """nn.Linear that may hold a copy of its weight for decoding: transposed, in the compute dtype (`GPT.decoding`)."""
+
+    turned: Tensor | None = None  # (in, out)
+    most_rows = 0  # of an input that takes it
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.turned is None or torch.is_grad_enabled() or x.numel() > self.most_rows * x.shape[-1]:
+            return super().forward(x)
+        return x @ self.turned if self.bias is None else x @ self.turned + self.bias
+
+
 class Attention(nn.Module):
     """Causal self-attention with rotary positions; rotation in halves, as Hugging Face's Llama family lays it out."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.qkv = nn.Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
-        self.out = nn.Linear(cfg.n_embd, cfg.n_embd, bias=False)
+        self.qkv = Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
+        self.out = Linear(cfg.n_embd, cfg.n_embd, bias=False)
         self.q_norm = nn.RMSNorm(cfg.head_dim, eps=cfg.norm_eps) if cfg.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(cfg.head_dim, eps=cfg.norm_eps) if cfg.qk_norm else nn.Identity()
 
@@ -148,9 +166,9 @@ class MLP(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.kind = cfg.mlp
-        self.up = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False)
-        self.gate = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
-        self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=False)
+        self.up = Linear(cfg.n_embd, cfg.hidden_width, bias=False)
+        self.gate = Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
+        self.down = Linear(cfg.hidden_width, cfg.n_embd, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
@@ -233,26 +251,38 @@ class GPT(nn.Module):
             cache.advance(T, n_new)
         return self.norm(x)
 
+    @contextmanager
+    def decoding(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """For the time of the block, weights that are read once per token lie as a decoder wants them; yields hidden (B, D) -> logits (B, V).
+
+        The weights must not change meanwhile, and gradients do not flow. On a CPU only inputs of FEW_ROWS rows or fewer take the copies."""
+        device = self.wte.weight.device
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.wte.weight.dtype
+        layers = [m for m in self.modules() if isinstance(m, Linear)]
+        most_rows = FEW_ROWS if device.type == "cpu" else 1 << 30
+        with torch.no_grad():
+            turned = _turned(self.head_weight(), dtype)
+            for layer in layers:
+                layer.turned, layer.most_rows = _turned(layer.weight, dtype), most_rows
+        try:
+            yield lambda hidden: hidden @ turned if len(hidden) <= most_rows else F.linear(hidden, self.head_weight())
+        finally:
+            for layer in layers:
+                layer.turned = None
+
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
         """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on belong to no token: never sample them."""
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(self, ids: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean", **where: Any) -> Tensor:
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
-        hidden, flat = self.hidden(ids, **where), targets.flatten()
-        if torch.compiler.is_compiling():  # a selection has no fixed shape to compile for
-            loss = F.cross_entropy(F.linear(hidden, self.head_weight()).flatten(0, 1).float(), flat, ignore_index=-100, reduction="none")
-        else:
-            loss = self._at(hidden, flat >= 0, lambda logits, chosen: F.cross_entropy(logits.float(), flat[chosen], reduction="none"))
+        hidden, flat = self.hidden(ids, **where).flatten(0, 1), targets.flatten()
+        places = _places(flat)
         if reduction == "none":
-            return loss.view_as(targets)
-        return loss.sum() if reduction == "sum" else loss.sum() / (flat >= 0).sum().clamp(min=1)
-
-    def _at(self, hidden: Tensor, wanted: Tensor, fn: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """fn(logits, places) at the wanted places of the flattened batch, zeros elsewhere: no head where nothing is learned."""
-        places = wanted.nonzero()[:, 0]
-        values = fn(F.linear(hidden.flatten(0, 1)[places], self.head_weight()), places)
-        return values.new_zeros(wanted.shape + values.shape[1:]).index_put((places,), values)
+            nats = -head.logprobs(hidden[places], self.head_weight(), flat[places], owned=self.cfg.padded_vocab)[0]
+            return nats.new_zeros(len(flat)).index_put((places,), nats).view_as(targets)
+        total = head.cross_entropy(hidden[places], self.head_weight(), flat[places])
+        return total if reduction == "sum" else total / max(1, len(places))
 
     def token_logprobs(self, ids: Tensor, targets: Tensor, *, temperature: float = 1.0, entropy_grad: bool = False,
                        **where: Any) -> tuple[Tensor, Tensor]:
@@ -260,16 +290,21 @@ class GPT(nn.Module):
 
         The same distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy
         carries gradient only with entropy_grad."""
-        flat = targets.flatten()
+        hidden, flat = self.hidden(ids, **where).flatten(0, 1), targets.flatten()
+        places = _places(flat)
+        found = head.logprobs(hidden[places], self.head_weight(), flat[places], owned=self.cfg.owned, temperature=temperature, entropy_grad=entropy_grad)
+        logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in found)
+        return logprobs, entropy
 
-        def both(logits: Tensor, places: Tensor) -> Tensor:
-            logprobs = (logits[:, : self.cfg.owned].float() / temperature).log_softmax(-1)
-            with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-                entropy = -(logprobs.exp() * logprobs).sum(-1)
-            return torch.stack((logprobs.gather(-1, flat[places, None])[:, 0], entropy), dim=-1)
 
-        found = self._at(self.hidden(ids, **where), flat >= 0, both).view(*targets.shape, 2)
-        return found[..., 0], found[..., 1]
+def _turned(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype).t().contiguous()
+
+
+@torch.compiler.disable
+def _places(targets: Tensor) -> Tensor:
+    """Indices of the targets that count: no head where nothing is learned. Data-dependent, so no part of a compiled graph."""
+    return (targets >= 0).nonzero()[:, 0]
 
 
 def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -37,11 +37,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     return 2 * n**3 / best, f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
 
 
-def maybe_compile(fn: Callable[..., Any], wish: bool | None, device: torch.device, dtype: torch.dtype, say: Callable[[str], None] = print) -> Callable[..., Any]:
-    """torch.compile(fn) if wished. With no wish: on GPUs, and on CPUs with native bf16; in float32 on a CPU the eager kernels are as fast.
+def compiles(wish: bool | None, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether to compile. With no wish: on GPUs, and on CPUs with native bf16; in float32 on a CPU the eager kernels are as fast."""
+    return (device.type == "cuda" or dtype == torch.bfloat16) if wish is None else wish
 
-    Without a C++ compiler a CPU runs eagerly, said in one line."""
-    wanted = (device.type == "cuda" or dtype == torch.bfloat16) if wish is None else wish
+
+def maybe_compile(fn: Callable[..., Any], wish: bool | None, device: torch.device, dtype: torch.dtype, say: Callable[[str], None] = print) -> Callable[..., Any]:
+    """torch.compile(fn) where `compiles` says so. Without a C++ compiler a CPU runs eagerly, said in one line."""
+    wanted = compiles(wish, device, dtype)
     if wanted and device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
         say("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
         return fn

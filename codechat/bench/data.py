@@ -1,0 +1,96 @@
+"""Preparing and loading data: text to shards beside tiktoken's own batch encoder, and what a training step waits for its batch.
+
+    codechat bench data                         the embedded corpus, GPT-2's tokenizer
+    codechat bench data --megabytes 64 --path some.parquet
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tiktoken
+import torch
+
+from codechat import conversions, corpus, dist, optim, sources, tokenizer
+from codechat.bench import measure
+from codechat.config import opt
+from codechat.gpt import GPT, PRESETS, GPTConfig
+from codechat.sources import Document, Ledger
+
+STEPS = 10  # training steps in which the loader's share is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBench:
+    """What `codechat bench data` runs."""
+
+    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
+    megabytes: float = opt(24.0, "text to tokenise")
+    tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
+    rounds: int = opt(5, "timed turns of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+RUN_PRESETS: dict[str, dict[str, Any]] = {}
+
+
+def documents(path: str | None) -> list[Document]:
+    """The documents of a path, or the embedded ones."""
+    name = "embedded" if path is None else Path(path).name
+    ledger = Ledger(name, dict.fromkeys(conversions.DOCUMENT_REASONS, sources.LARGEST_LOSS))
+    return list(sources.embedded_python(ledger) if path is None else conversions.path_documents(Path(path), ledger))
+
+
+def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
+    """codechat (deduplicated, split, hashed, written) and tiktoken (ids in memory) on the same text and threads."""
+    chosen, n_bytes = [], 0
+    for document in documents(cfg.path):
+        chosen.append(document)
+        n_bytes += len(document.text.encode("utf-8", "replace"))
+        if n_bytes >= cfg.megabytes * 1e6:
+            break
+    known = tokenizer.load(cfg.tokenizer)
+    texts = [document.text for document in chosen]
+    ranks = {token: rank for token, rank in tokenizer.gpt2_ranks().items() if rank < known.n_vocab - 1}
+    plain = tiktoken.Encoding("plain", pat_str=tokenizer.GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    return [
+        measure.Contestant("codechat", lambda: corpus.write_corpus(chosen, out, known), n_bytes / 1e6),
+        measure.Contestant("tiktoken's batch encoder", lambda: plain.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1), n_bytes / 1e6),
+    ]
+
+
+def loader_share(directory: Path, known: tokenizer.Tokenizer) -> float:
+    """Share of a `nano` training step (16 x 256 tokens) that goes by until its batch is there."""
+    device = dist.device()
+    loader = corpus.WindowLoader(directory, "train", 16, 256)
+    model = GPT(replace(GPTConfig(**PRESETS["nano"]), vocab_size=known.n_vocab)).to(device)
+    optimizers, waited, began = optim.build(model, lr=1e-3), 0.0, time.perf_counter()
+    for _ in range(STEPS):
+        asked = time.perf_counter()
+        ids, targets = (x.to(device) for x in loader.next())
+        waited += time.perf_counter() - asked
+        with dist.autocast(device):
+            loss = model.loss(ids, targets)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return waited / (time.perf_counter() - began)
+
+
+def bench(cfg: DataBench) -> dict[str, Any]:
+    """Print the table; returns the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        timings = measure.race(contestants(cfg, Path(folder)), cfg.rounds)
+        title = f"tokenising and sharding, {cfg.tokenizer}, {os.cpu_count()} threads"
+        measure.show(title, "MB", timings)
+        share = loader_share(Path(folder), tokenizer.load(cfg.tokenizer))
+    print(f"codechat reaches {timings[1].ratio:.0%} of tiktoken's rate; a nano step waits {share:.2%} of its time for the loader")
+    return {"title": title, "timings": measure.rows(timings), "loader_share": share}

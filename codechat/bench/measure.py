@@ -1,0 +1,137 @@
+"""Interleaved timing: contestants take turns, so that a noisy machine is noisy for all of them.
+
+`race` runs every contestant once as a warm-up (its seconds are shown: compiling happens there), then `rounds` times in
+turn. A rate is the median over rounds; the ratio to the first contestant is the median of the rounds' own ratios, so
+that a slow minute of the machine cancels. `peak_memory` runs one contestant alone in a fresh process.
+
+Left out: statistics beyond median and range; a handful of rounds carries no more.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from codechat.config import RunError
+
+MEMORY_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """run() does `units` of work (tokens, rollouts, bytes); flops is the model FLOPs of one unit, 0 = not stated.
+
+    seconds(), where given, is the time that the last run() counts; otherwise the whole of it."""
+
+    name: str
+    run: Callable[[], Any]
+    units: float
+    flops: float = 0.0
+    seconds: Callable[[], float] | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contestant's figures. rate: units per second, the median over rounds. ratio: the first one's rate over this one's."""
+
+    name: str
+    rate: float
+    slowest: float
+    fastest: float
+    ratio: float
+    warm_up_s: float
+    mfu: float | None
+    rounds: int
+
+
+def race(contestants: Sequence[Contestant], rounds: int, peak_flops: float | None = None) -> list[Timing]:
+    """Timings in the order given; the first contestant is what the others are compared with. Raises RunError without one."""
+    if not contestants:
+        raise RunError("no contestant to time; install the peers with pip install -e '.[bench]', or choose others with --vs")
+    warm_up = [_seconds(c) for c in contestants]
+    seconds = [[0.0] * rounds for _ in contestants]
+    gc.collect()
+    for r in range(rounds):
+        for i, contestant in enumerate(contestants):
+            seconds[i][r] = _seconds(contestant)
+    own = [contestants[0].units / s for s in seconds[0]]
+    found = []
+    for contestant, times, first in zip(contestants, seconds, warm_up):
+        rates = [contestant.units / s for s in times]
+        rate = statistics.median(rates)
+        mfu = rate * contestant.flops / peak_flops if contestant.flops and peak_flops else None
+        ratio = statistics.median(a / b for a, b in zip(own, rates))
+        found.append(Timing(contestant.name, rate, min(rates), max(rates), ratio, first, mfu, rounds))
+    return found
+
+
+def _seconds(contestant: Contestant) -> float:
+    _wait()
+    began = time.perf_counter()
+    contestant.run()
+    _wait()
+    return contestant.seconds() if contestant.seconds else time.perf_counter() - began
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:
+    """{"peak", "before"} bytes of one contestant: resident memory of a process that imports what it needs, builds it (before)
+    and runs it twice (peak). On a GPU, of CUDA's allocator."""
+    words = [sys.executable, "-m", "codechat.bench.measure", module, json.dumps(config), name]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise RunError(f"measuring the memory of {name} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _measure_here(module: str, config: str, name: str) -> None:
+    import importlib
+
+    part = importlib.import_module(module)
+    wanted = next(c for c in part.contestants(part.config_from(json.loads(config))) if c.name == name)
+    before = _resident()
+    for _ in range(MEMORY_STEPS):
+        wanted.run()
+    print(json.dumps({"before": before, "peak": _resident()}))
+
+
+def _resident() -> float:
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict[str, str]] | None = None) -> None:
+    """Print the table; extra: more columns {heading: {contestant: text}}."""
+    table = Table("", f"{unit}/s, median", "slowest to fastest", f"{timings[0].name} is faster by", "MFU", "first run, s", *(extra or {}), title=title)
+    for t in timings:
+        ratio = "" if t is timings[0] else f"{t.ratio:.2f} x"
+        mfu = "" if t.mfu is None else f"{t.mfu:.0%}"
+        table.add_row(t.name, f"{t.rate:,.4g}" if t.rate < 100 else f"{t.rate:,.0f}", f"{t.slowest:,.4g} to {t.fastest:,.4g}", ratio, mfu, f"{t.warm_up_s:.1f}",
+                      *(column.get(t.name, "") for column in (extra or {}).values()))
+    Console(width=140).print(table)
+
+
+def rows(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    """The timings as plain data for --json."""
+    return [asdict(t) for t in timings]
+
+
+if __name__ == "__main__":
+    _measure_here(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""What CodeChat is timed beside: models of the same shape from transformers, and a plain GPT of our own making.
+
+`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW): no package is needed for it. The
+others come with `pip install -e '.[bench]'`; the library itself never imports them.
+
+Left out: weights of anybody; all models are randomly initialised.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from codechat.config import MissingFile
+from codechat.gpt import GPTConfig
+
+
+def require(package: str) -> ModuleType:
+    """The imported package. MissingFile says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingFile(f"{package} cannot be imported ({error}); install the peers with pip install -e '.[bench]', or pass --vs plain") from None
+
+
+class PlainGPT(nn.Module):
+    """GPT-2's architecture without biases and dropout, as small training scripts write it."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        D = cfg.n_embd
+        self.n_head = cfg.n_head
+        self.wte, self.wpe = nn.Embedding(cfg.padded_vocab, D), nn.Embedding(cfg.block_size, D)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(dict(norm1=nn.LayerNorm(D, bias=False), qkv=nn.Linear(D, 3 * D, bias=False), out=nn.Linear(D, D, bias=False),
+                               norm2=nn.LayerNorm(D, bias=False), up=nn.Linear(D, 4 * D, bias=False), down=nn.Linear(4 * D, D, bias=False)))
+            for _ in range(cfg.depth))
+        self.norm = nn.LayerNorm(D, bias=False)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                nn.init.normal_(p, std=0.02 / (2 * cfg.depth) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, T) ids -> (B, T, V) logits."""
+        (B, T), x = ids.shape, self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        for block in self.blocks:
+            q, k, v = block["qkv"](block["norm1"](x)).view(B, T, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + block["out"](y.transpose(1, 2).reshape(B, T, -1))
+            x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))
+        return F.linear(self.norm(x), self.wte.weight)
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+
+
+def huggingface(kind: str, cfg: GPTConfig) -> Any:
+    """transformers' model of `kind` (arcee, gpt2) in the shape of cfg, freshly initialised."""
+    transformers = require("transformers")
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        shape = transformers.GPT2Config(vocab_size=cfg.padded_vocab, n_positions=cfg.block_size, n_embd=cfg.n_embd, n_layer=cfg.depth, n_head=cfg.n_head,
+                                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        return transformers.GPT2LMHeadModel(shape)
+    shape = transformers.ArceeConfig(vocab_size=cfg.padded_vocab, hidden_size=cfg.n_embd, intermediate_size=cfg.hidden_width, num_hidden_layers=cfg.depth,
+                                     num_attention_heads=cfg.n_head, num_key_value_heads=cfg.kv_heads, max_position_embeddings=cfg.block_size,
+                                     head_dim=cfg.head_dim, rms_norm_eps=cfg.norm_eps, tie_word_embeddings=cfg.tied, rope_theta=cfg.rope_theta)
+    return transformers.ArceeForCausalLM(shape)

@@ -1,0 +1,112 @@
+"""Time to quality: the lowest validation bits per byte after some seconds of training, beside a plain GPT with AdamW.
+
+    codechat bench quality                                    300 s each on the embedded corpus
+    codechat bench quality --path python.parquet --seconds 300 --tokenizer gpt2:4096
+
+Every 50th document is held out. Evaluations do not count as training time; the learning-rate schedule follows the clock,
+so that each contestant ends its schedule when its time is over. ours: the pretraining of recipe `nano`. The peer follows
+nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from codechat import config, corpus, dist, optim, recipe_nano, tokenizer
+from codechat.bench import data, peers
+from codechat.config import opt
+from codechat.gpt import GPT, GPTConfig
+from codechat.pretrain import PretrainConfig, bits_per_byte
+
+HOLD_OUT_EVERY = 50
+TICKS = 1_000_000  # the schedule's resolution: a step number is the share of the time that is over
+WARMUP_SHARE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityBench:
+    """What `codechat bench quality` runs."""
+
+    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
+    max_bytes: int = opt(30_000_000, "text to prepare")
+    tokenizer: str = opt("gpt2:4096", "tokenizer of both")
+    seconds: float = opt(300.0, "training time of each")
+    evaluations: int = opt(4, "evaluations of each, at equal distances; the last one at the end")
+    eval_tokens: int = opt(200_000, "held-out tokens of an evaluation")
+    vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
+    seed: int = opt(0, "seed of weights and windows")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+RUN_PRESETS: dict[str, dict[str, Any]] = {}
+
+
+def prepare(cfg: QualityBench, out: Path) -> dict[str, Any]:
+    """Write the corpus; returns its manifest."""
+    return corpus.write_corpus(data.documents(cfg.path), out, tokenizer.load(cfg.tokenizer), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY)
+
+
+def contestant(name: str, vocab: int, device: torch.device, seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
+    """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
+    if name == "codechat":
+        stage = next(s for s in recipe_nano.NANO if s.name == "pretrain")
+        cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": dict(stage.settings["model"], vocab_size=vocab)})
+        model: Any = GPT(cfg.model, seed=seed)
+    else:
+        shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
+        cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, lr=1e-3, optimizer="adamw", weight_decay=0.1, schedule="cosine", final_lr_share=0.1)
+        torch.manual_seed(seed)
+        model = peers.PlainGPT(shape)
+    model = model.to(device)
+    return model, optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay), cfg
+
+
+def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iterator[dict[str, float]]:
+    """Train one contestant; yields {seconds, tokens, val_loss, val_bpb} at each evaluation."""
+    device = dist.device()
+    model, optimizers, how = contestant(name, vocab, device, cfg.seed)
+    loader = corpus.WindowLoader(directory, "train", how.device_batch_size, how.length, cfg.seed)
+    spent, tokens, due = 0.0, 0, 1
+    while due <= cfg.evaluations:
+        began = time.perf_counter()
+        optim.set_lr(optimizers, optim.lr_scale(int(TICKS * min(1.0, spent / cfg.seconds)), max_steps=TICKS, warmup_steps=int(TICKS * WARMUP_SHARE),
+                                                schedule=how.schedule, final=how.final_lr_share))
+        ids, targets = (x.to(device) for x in loader.next())
+        with dist.autocast(device):
+            loss = model.loss(ids, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), how.grad_clip)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        spent, tokens = spent + time.perf_counter() - began, tokens + ids.numel()
+        if spent >= cfg.seconds * due / cfg.evaluations:
+            due += 1
+            yield {"seconds": spent, "tokens": tokens, **bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device)}
+
+
+def bench(cfg: QualityBench) -> dict[str, Any]:
+    """Train the contestants one after the other, print the table; returns the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = prepare(cfg, Path(folder))
+        found = {name: list(train_for(name, Path(folder), cfg, manifest["n_vocab"])) for name in ("codechat", *cfg.vs)}
+    title = f"bits per byte of held-out text after {cfg.seconds:.0f} s of training, {cfg.tokenizer}, {manifest['train_tokens']:,} training tokens"
+    table = Table("", "seconds", "tokens seen", "tokens/s", "bits per byte", "lowest", title=title)
+    for name, rows in found.items():
+        for row in rows:
+            table.add_row(name, f"{row['seconds']:.0f}", f"{row['tokens']:,}", f"{row['tokens'] / row['seconds']:,.0f}", f"{row['val_bpb']:.4f}",
+                          f"{min(r['val_bpb'] for r in rows):.4f}" if row is rows[-1] else "")
+    Console(width=120).print(table)
+    return {"title": title, "curves": found, "lowest": {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()}}

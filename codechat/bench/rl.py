@@ -1,0 +1,113 @@
+"""One RL step: sample groups, score them, learn from them. codechat's own REINFORCE loop beside trl's GRPOTrainer, beta 0.
+
+    codechat bench rl                           8 problems x 8 completions of 64 tokens
+    codechat bench rl --vs                      codechat alone
+
+Both are timed by what they report of their own steps; set-up, evaluation and the last checkpoint are not counted. The
+first step warms up.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from codechat import dist, reinforce
+from codechat.bench import measure, peers
+from codechat.config import opt
+from codechat.gpt import GPTConfig
+from codechat.tasks.toy import CLASSES, ToyTask
+from codechat.tokenizer import load
+
+RUN_NAME = "bench/rl"
+STEPS = 3  # of each training; the last one is timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLBench:
+    """What `codechat bench rl` runs."""
+
+    model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
+    problems: int = opt(8, "problems per step")
+    group_size: int = opt(8, "completions per problem")
+    max_new_tokens: int = opt(64, "tokens of each completion")
+    vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
+    rounds: int = opt(3, "timed steps of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+RUN_PRESETS: dict[str, dict[str, Any]] = {}
+
+
+def contestants(cfg: RLBench) -> list[measure.Contestant]:
+    """codechat first, then trl. Each run trains STEPS steps from new weights and counts the last one."""
+    rollouts = cfg.problems * cfg.group_size
+    made = [_ours(cfg, rollouts)]
+    return made + [_trl(cfg, rollouts)] if cfg.vs else made
+
+
+def _ours(cfg: RLBench, rollouts: int) -> measure.Contestant:
+    seconds: list[float] = []
+
+    def run() -> None:
+        settings = reinforce.ReinforceConfig(
+            run_name=RUN_NAME, overwrite=True, task="toy", model=cfg.model, tokenizer="gpt2", device_batch_size=cfg.problems, group_size=cfg.group_size,
+            max_steps=STEPS, max_new_tokens=cfg.max_new_tokens, diagnose_groups=0, eval_every=0, eval_examples=1, save_every=0, log_rollouts_every=0)
+        seconds.append(reinforce.train(settings).metrics()["step_s"].iloc[-1])
+
+    return measure.Contestant("codechat reinforce", run, rollouts, seconds=lambda: seconds[-1])
+
+
+def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
+    trl, transformers, datasets = map(peers.require, ("trl", "transformers", "datasets"))
+    began, seconds = [0.0], []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            began[0] = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds.append(time.perf_counter() - began[0])
+
+    task, words = ToyTask(), list(CLASSES)
+    prompts = datasets.Dataset.from_dict({"prompt": [" ".join([words[i % len(words)]] * 8) for i in range(cfg.problems * STEPS)]})
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [task.score(task.problems("train")[0], text).reward for text in completions]
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            how = trl.GRPOConfig(
+                output_dir=folder, max_steps=STEPS, per_device_train_batch_size=rollouts, num_generations=cfg.group_size, max_completion_length=cfg.max_new_tokens,
+                beta=0.0, learning_rate=1e-4, report_to=[], save_strategy="no", logging_steps=1000, disable_tqdm=True, gradient_checkpointing=False,
+                use_cpu=dist.device().type == "cpu", bf16=str(dist.compute_dtype()) == "torch.bfloat16", dataloader_pin_memory=False)
+            trl.GRPOTrainer(model=peers.huggingface("arcee", cfg.model), reward_funcs=reward, args=how, train_dataset=prompts,
+                            processing_class=_tokenizer(transformers), callbacks=[Clock()]).train()
+
+    return measure.Contestant("trl GRPOTrainer", run, rollouts, seconds=lambda: seconds[-1])
+
+
+def _tokenizer(transformers: Any) -> Any:
+    """GPT-2's tokens for transformers, whole words only: the prompts need no more, and nothing is downloaded."""
+    tokenizers, known = peers.require("tokenizers"), load("gpt2")
+    words = {f"<{i}>": i for i in range(known.n_vocab)}
+    for word in CLASSES:
+        at = known.encode(word)[0]
+        words = {word if i == at else text: i for text, i in words.items()}
+    words = {("<pad>" if i == known.eot_id else text): i for text, i in words.items()}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<pad>", unk_token="<0>")
+
+
+def bench(cfg: RLBench) -> dict[str, Any]:
+    """Print the table; returns the figures."""
+    timings = measure.race(contestants(cfg), cfg.rounds)
+    title = (f"one RL step: {cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters, {cfg.problems} problems x {cfg.group_size} "
+             f"completions of {cfg.max_new_tokens} tokens, {str(dist.compute_dtype()).removeprefix('torch.')}")
+    measure.show(title, "rollouts", timings)
+    return {"title": title, "timings": measure.rows(timings)}

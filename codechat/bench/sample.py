@@ -1,0 +1,118 @@
+"""Sampling: tokens per second of new text from random prompts of one length.
+
+    codechat bench sample                       codechat beside transformers' generate, and beside a full forward per token
+    codechat bench sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from codechat import config, dist, generate, hardware
+from codechat.bench import measure, peers
+from codechat.config import ConfigError, opt
+from codechat.gpt import GPT, PRESETS, GPTConfig
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleBench:
+    """What `codechat bench sample` runs."""
+
+    model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
+    prompts: int = opt(16, "prompts sampled together")
+    prompt_tokens: int = opt(64, "tokens of each prompt")
+    max_new_tokens: int = opt(128, "new tokens of each prompt")
+    top_k: int | None = opt(50, "sample among the k likeliest tokens; none = all")
+    vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
+    rounds: int = opt(5, "timed turns of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
+            raise ConfigError(f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
+                              f"{self.model.block_size}; lower them or set --model.block-size")
+
+
+RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+
+
+def contestants(cfg: SampleBench) -> list[measure.Contestant]:
+    """codechat first, then the peers."""
+    device = dist.device()
+    prompts = torch.randint(cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0))
+    model = GPT(cfg.model).to(device).eval()
+    units = cfg.prompts * cfg.max_new_tokens
+
+    def ours() -> None:
+        with dist.autocast(device):
+            generate.sample(model, prompts.tolist(), max_new_tokens=cfg.max_new_tokens, top_k=cfg.top_k, seed=0)
+
+    made = [measure.Contestant("codechat", ours, units)]
+    if "arcee" in cfg.vs:
+        made.append(measure.Contestant("arcee, generate", _huggingface(cfg, prompts.to(device)), units))
+    if "no-cache" in cfg.vs:
+        made.append(measure.Contestant("full forward per token", _without_cache(cfg, model, prompts.to(device)), units))
+    return made
+
+
+def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
+    """transformers' generate on weights in the compute dtype, which is how it is fastest."""
+    model = peers.huggingface("arcee", cfg.model).to(prompts.device, dist.compute_dtype()).eval()
+    model.generation_config.eos_token_id = None
+    how = dict(do_sample=True, top_k=cfg.top_k or 0, max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)
+    mask = torch.ones_like(prompts)
+
+    def run() -> None:
+        with torch.no_grad():
+            out = model.generate(prompts, attention_mask=mask, **how)
+        assert out.shape[1] == cfg.prompt_tokens + cfg.max_new_tokens
+
+    return run
+
+
+@torch.no_grad()
+def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
+    """What a loop over the whole sequence costs; only the last position goes through the head."""
+
+    def run() -> None:
+        ids = prompts
+        with torch.no_grad(), dist.autocast(prompts.device):
+            for _ in range(cfg.max_new_tokens):
+                logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())[:, : cfg.model.owned].float()
+                if cfg.top_k:
+                    least = logits.topk(cfg.top_k)[0][:, -1:]
+                    logits = logits.masked_fill(logits < least, -torch.inf)
+                ids = torch.cat((ids, logits.softmax(-1).multinomial(1)), 1)
+
+    return run
+
+
+def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
+    """Seconds of the second half of the new tokens over seconds of the first half, prefill not counted; 1 = flat."""
+    prompts = torch.randint(cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def part(tokens: int) -> measure.Contestant:
+        def run() -> None:
+            with dist.autocast():
+                generate.sample(model, prompts, max_new_tokens=tokens, top_k=cfg.top_k, seed=0)
+
+        return measure.Contestant(str(tokens), run, 1.0)
+
+    half = cfg.max_new_tokens // 2
+    first, middle, whole = (1 / t.rate for t in measure.race([part(1), part(1 + half), part(1 + 2 * half)], cfg.rounds))
+    return (whole - middle) / (middle - first)
+
+
+def bench(cfg: SampleBench) -> dict[str, Any]:
+    """Print the table; returns the figures."""
+    timings = measure.race(contestants(cfg), cfg.rounds)
+    title = (f"sampling: {cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
+             f"{cfg.max_new_tokens} new, top-k {cfg.top_k}, {str(dist.compute_dtype()).removeprefix('torch.')}")
+    measure.show(title, "tokens", timings)
+    late = cost_of_late_tokens(GPT(cfg.model).to(dist.device()).eval(), cfg)
+    print(f"the second half of the new tokens costs {late:.2f} x the first half")
+    return {"title": title, "timings": measure.rows(timings), "late_over_early": late}

@@ -1,0 +1,108 @@
+"""Training steps: forward, backward, gradient clipping, AdamW, on random ids, in the machine's compute dtype.
+
+    codechat bench train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
+    codechat bench train --vs plain --rounds 3
+    codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --checkpoint-blocks     one step of 2b on a GPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from codechat import config, dist, hardware, optim
+from codechat.bench import measure, peers
+from codechat.config import ConfigError, opt
+from codechat.gpt import GPT, PRESETS, GPTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBench:
+    """What `codechat bench train` runs."""
+
+    model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
+    device_batch_size: int = opt(8, "sequences per step")
+    seq_len: int = opt(256, "tokens per sequence")
+    vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
+    modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
+    rounds: int = opt(5, "timed turns of each contestant")
+    memory: bool = opt(True, "also measure peak memory, each contestant in a process of its own")
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if self.seq_len > self.model.block_size:
+            raise ConfigError(f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size")
+
+
+RUN_PRESETS = {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()}
+
+
+def config_from(plain: dict[str, Any]) -> TrainBench:
+    return config.from_dict(TrainBench, plain)
+
+
+def contestants(cfg: TrainBench) -> list[measure.Contestant]:
+    """codechat in its default mode first, then in the other mode, then each peer in each mode."""
+    device, dtype = dist.device(), dist.compute_dtype()
+    rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng).to(device)
+    ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    flops = cfg.model.flops_per_token(cfg.seq_len)
+
+    def contestant(name: str, model: torch.nn.Module, loss: Callable[[Tensor, Tensor], Tensor], optimizers: list[torch.optim.Optimizer]) -> measure.Contestant:
+        def step() -> None:
+            with dist.autocast(device):
+                value = loss(ids, targets)
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        return measure.Contestant(name, step, ids.numel(), flops)
+
+    made = []
+    compiles = hardware.compiles(None, device, dtype)
+    for wish, name in ((compiles, "codechat"), (not compiles, f"codechat, {'eager' if compiles else 'compiled'}")):
+        if name == "codechat" or "compiled" in cfg.modes:
+            model = GPT(cfg.model).to(device)
+            loss = hardware.maybe_compile(model.loss, wish, device, dtype)
+            made.append(contestant(name, model, loss, optim.build(model, lr=1e-3)))
+    for peer in cfg.vs:
+        for mode in cfg.modes:
+            model = peers.PlainGPT(cfg.model) if peer == "plain" else peers.huggingface(peer, cfg.model)
+            model = model.to(device).train()
+            made.append(contestant(f"{peer}, {mode}", model, _loss_of(model, peer, mode), [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)]))
+    return made
+
+
+def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(ids: Tensor, targets: Tensor) -> Tensor:
+        return model.loss(ids, targets) if peer == "plain" else model(input_ids=ids, labels=ids, use_cache=False).loss
+
+    return torch.compile(loss) if mode == "compiled" else loss
+
+
+def bench(cfg: TrainBench) -> dict[str, Any]:
+    """Print the table; returns the figures."""
+    device, dtype = dist.device(), dist.compute_dtype()
+    peak, source = hardware.peak_flops(device, dtype)
+    timings = measure.race(contestants(cfg), cfg.rounds, peak)
+    memory, plain = {}, config.to_dict(replace(cfg, memory=False, json=None))
+    for t in timings if cfg.memory else ():
+        if "compiled" not in t.name:
+            memory[t.name] = measure.peak_memory(__name__, plain, t.name)
+    shown = {name: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step" for name, m in memory.items()}
+    params = cfg.model.n_params / 1e6
+    title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(dtype)}"
+    measure.show(title, "tokens", timings, {"peak memory": shown} if shown else None)
+    print(f"MFU of {peak / 1e9:,.0f} GFLOP/s ({source})")
+    return {"title": title, "timings": measure.rows(timings), "memory": memory, "peak_flops": peak, "peak_source": source}
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,154 @@
+"""`codechat bench`: turns, ratios, peers of the same shape, and each kind of work end to end with tiny budgets."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from codechat import bench, config, rundirs
+from codechat.bench import data, measure, peers, quality, rl, sample, train
+from codechat.config import ConfigError, MissingFile, RunError
+from codechat.gpt import GPT, GPTConfig
+
+TINY = ["--model.depth", "1", "--model.n-embd", "32", "--model.n-head", "1", "--model.block-size", "64", "--model.vocab-size", "300"]
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    return tmp_path
+
+
+def lines_of_python(folder: Path, n: int) -> Path:
+    path = folder / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"def f{i}():\n    return {'x' * 40}{i}\n" * 30}) + "\n" for i in range(n)))
+    return path
+
+
+def sleeper(name: str, seconds: float, order: list[str]) -> measure.Contestant:
+    def run() -> None:
+        order.append(name)
+        time.sleep(seconds)
+
+    return measure.Contestant(name, run, units=2.0, flops=50.0)
+
+
+def test_contestants_take_turns_and_ratios_are_of_the_first() -> None:
+    order: list[str] = []
+    fast, slow = measure.race([sleeper("fast", 0.02, order), sleeper("slow", 0.06, order)], rounds=3, peak_flops=1e4)
+    assert order == ["fast", "slow"] * 4  # one turn each to warm up
+    assert fast.ratio == 1.0 and 2.0 < slow.ratio < 4.0
+    assert fast.slowest <= fast.rate <= fast.fastest <= 2.0 / 0.02
+    assert fast.mfu == pytest.approx(fast.rate * 50 / 1e4)
+
+
+def test_a_ratio_survives_a_machine_that_slows_down() -> None:
+    """Both slow down threefold after the first round; the medians of the rates alone would mix the two states."""
+    turns = {"a": iter((0.01, 0.01, 0.03, 0.03)), "b": iter((0.02, 0.02, 0.06, 0.06))}
+    made = [measure.Contestant(n, lambda: None, 1.0, seconds=lambda n=n: next(turns[n])) for n in turns]
+    assert [t.ratio for t in measure.race(made, rounds=3)] == [1.0, 2.0]
+
+
+def test_no_contestant_is_refused() -> None:
+    with pytest.raises(RunError, match=r"\.\[bench\]"):
+        measure.race([], 1)
+
+
+def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
+    cfg = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=16, vocab_size=300)
+    model, ids = peers.PlainGPT(cfg), torch.randint(300, (2, 16), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[:, 9] = (ids[:, 9] + 1) % 300
+    a, b = model(ids), model(changed)
+    assert a.shape == (2, 16, cfg.padded_vocab)
+    torch.testing.assert_close(a[:, :9], b[:, :9])
+    assert not torch.allclose(a[:, 9:], b[:, 9:])
+    matrices = sum(p.numel() for p in GPT(cfg).parameters() if p.ndim == 2)
+    assert sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32  # its learned positions
+
+
+def test_a_peer_that_is_not_installed_says_how_to_get_it() -> None:
+    with pytest.raises(MissingFile, match=r"pip install -e '\.\[bench\]'"):
+        peers.require("a_package_that_nobody_has")
+
+
+def test_bench_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ConfigError, match="quality"):
+        bench.main(["qualty"])
+    with pytest.raises(ConfigError, match="codechat bench train --rounds"):
+        bench.main(["--rounds", "1"])
+    with pytest.raises(ConfigError, match="vs"):
+        bench.main(["train", "--vs", "nobody"])
+    with pytest.raises(ConfigError, match="block_size"):
+        bench.main(["sample", *TINY])
+
+
+@pytest.mark.parametrize("kind", bench.KINDS)
+def test_every_kind_explains_itself(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main([kind, "--help"])
+    assert f"codechat bench {kind}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = in_folder / "figures.json"
+    bench.main(["train", *TINY, "--device-batch-size", "2", "--seq-len", "16", "--vs", "plain", "--modes", "eager", "--rounds", "2", "--json", str(out)])
+    figures = json.loads(out.read_text())
+    assert [t["name"] for t in figures["timings"]] == ["codechat", "plain, eager"]
+    assert all(t["rate"] > 0 and t["rounds"] == 2 for t in figures["timings"])
+    assert all(m["peak"] > m["before"] > 0 for m in figures["memory"].values()) and len(figures["memory"]) == 2
+    assert figures["machine"]["cores"] and figures["config"]["device_batch_size"] == 2
+    assert "plain, eager" in capsys.readouterr().out
+
+
+def test_sampling_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench.run_kind("sample", [*TINY, "--prompts", "2", "--prompt-tokens", "4", "--max-new-tokens", "8", "--vs", "no-cache", "--rounds", "2"])
+    assert [t["name"] for t in found["timings"]] == ["codechat", "full forward per token"]
+    assert "late_over_early" in found and "second half" in capsys.readouterr().out
+
+
+def test_an_rl_step_end_to_end(in_folder: Path) -> None:
+    found = bench.run_kind("rl", ["--model.depth", "1", "--model.n-embd", "32", "--model.n-head", "1", "--problems", "2", "--group-size", "2",
+                                  "--max-new-tokens", "8", "--vs", "--rounds", "1"])
+    (own,) = found["timings"]
+    steps = [json.loads(line) for line in (in_folder / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
+    assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6) and len(steps) == rl.STEPS
+
+
+@pytest.mark.slow
+def test_data_end_to_end(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "STEPS", 1)
+    found = bench.run_kind("data", ["--path", str(lines_of_python(in_folder, 200)), "--tokenizer", "gpt2:4096", "--rounds", "1"])
+    assert [t["name"] for t in found["timings"]] == ["codechat", "tiktoken's batch encoder"]
+    assert 0 < found["loader_share"] < 0.5
+
+
+def test_quality_holds_out_every_50th_document(in_folder: Path) -> None:
+    text = lines_of_python(in_folder, 100)
+    manifest = quality.prepare(quality.QualityBench(path=str(text)), in_folder / "corpus")
+    assert manifest["val_documents"] == 2 and manifest["train_documents"] == 98
+
+
+@pytest.mark.slow
+def test_quality_gives_each_its_seconds(in_folder: Path) -> None:
+    found = bench.run_kind("quality", ["--path", str(lines_of_python(in_folder, 100)), "--seconds", "0.4", "--evaluations", "2", "--eval-tokens", "512"])
+    assert set(found["curves"]) == {"codechat", "plain"} == set(found["lowest"])
+    for name, rows in found["curves"].items():
+        assert len(rows) == 2 and rows[-1]["seconds"] >= 0.4 and rows[-1]["tokens"] % 4096 == 0
+        assert found["lowest"][name] == min(row["val_bpb"] for row in rows) < 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arcee", "gpt2"])
+def test_transformers_models_have_the_shape(kind: str) -> None:
+    pytest.importorskip("transformers", reason="the bench extra is not installed")
+    cfg = GPTConfig(depth=1, n_embd=32, n_head=1, block_size=64, vocab_size=300)
+    model = peers.huggingface(kind, cfg)
+    assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, cfg.padded_vocab)
+    if kind == "arcee":
+        assert sum(p.numel() for p in model.parameters()) == cfg.n_params

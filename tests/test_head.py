@@ -1,0 +1,88 @@
+"""The output head in chunks: the same numbers as the formulas written out, whatever the chunk length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from codechat import head
+from codechat.gpt import GPT, GPTConfig
+
+N, D, V, OWNED = 37, 16, 128, 120
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    hidden = torch.randn(N, D, generator=rng, dtype=dtype).requires_grad_()
+    weight = torch.randn(V, D, generator=rng, dtype=dtype).requires_grad_()
+    return hidden, weight, torch.randint(OWNED, (N,), generator=rng)
+
+
+def gradients(loss: torch.Tensor, *of: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, of))
+
+
+@pytest.fixture(params=[5, 16, 1000], ids="rows={}".format)
+def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(head, "CHUNK_BYTES", request.param * V * 4)
+    return request.param
+
+
+def test_cross_entropy_is_the_formula_in_value_and_gradient(chunked: int) -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    targets[3] = targets[20] = -100
+    mine = 0.7 * head.cross_entropy(hidden, weight, targets)
+    written_out = 0.7 * F.cross_entropy(hidden @ weight.T, targets, ignore_index=-100, reduction="sum")
+    torch.testing.assert_close(mine, written_out)
+    for a, b in zip(gradients(mine, hidden, weight), gradients(written_out, hidden, weight)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    assert not gradients(head.cross_entropy(hidden, weight, targets), hidden)[0][3].any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperature: float, entropy_grad: bool) -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
+    found = head.logprobs(hidden, weight, targets, owned=OWNED, temperature=temperature, entropy_grad=entropy_grad)
+    every = ((hidden @ weight.T)[:, :OWNED] / temperature).log_softmax(-1)
+    entropy = -(every.exp() * every).sum(-1)
+    written_out = every.gather(1, targets[:, None])[:, 0], entropy if entropy_grad else entropy.detach()
+    for a, b in zip(found, written_out):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    mine, theirs = ((u * x).sum() for u, x in zip(up, found)), ((u * x).sum() for u, x in zip(up, written_out))
+    for a, b in zip(gradients(sum(mine), hidden, weight), gradients(sum(theirs), hidden, weight)):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
+    """exp(-200) is 0 in float32; its logarithm must not be."""
+    hidden, weight = torch.eye(2)[:1] * 200, torch.eye(2)
+    assert head.cross_entropy(hidden, weight, torch.tensor([1])).item() == 200
+    assert head.logprobs(hidden, weight, torch.tensor([1]), owned=2)[0].item() == -200
+
+
+def test_no_tensor_of_all_logits_is_made() -> None:
+    """What a training step allocates stays under half of the full logits in float32, forward and backward."""
+    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=1, block_size=64, vocab_size=50257))
+    ids = torch.randint(50257, (32, 64))
+    full = ids.numel() * model.cfg.padded_vocab * 4
+    head_gradient = model.wte.weight.numel() * 4
+    largest = 0
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model.loss(ids, ids).backward()
+        logprobs, _ = model.token_logprobs(ids, ids)
+        logprobs.sum().backward()
+    for event in profile.events():
+        largest = max(largest, event.cpu_memory_usage)
+    assert 0 < largest < max(full / 4, 3 * head_gradient)
+
+
+def test_without_gradients_no_gradient_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets = inputs(torch.float32)
+    monkeypatch.setattr(head, "_add_product", lambda *_: pytest.fail("a gradient was computed"))
+    with torch.no_grad():
+        head.cross_entropy(hidden, weight, targets)
+    with pytest.raises(pytest.fail.Exception):
+        head.cross_entropy(hidden, weight, targets)
