@@ -47,6 +47,7 @@ def collect(runs: Sequence[str | Path]) -> Frames:
     opened = [Run.open(ref) for ref in runs]
     for run in opened:
         _require_finished(run)
+        _require_current(run)
     return {
         "runs": pd.DataFrame([_describe(run) for run in opened]),
         "metrics": _stack((run, run.metrics()) for run in opened),
@@ -65,6 +66,19 @@ def _require_finished(run: Run) -> None:
     remedy = "wait until it ends" if state == "running" else "continue it with --resume"
     why = f" ({reason})" if reason else ""
     raise RunError(f"run {run.name} is {state}{why}; a report reads finished runs only; {remedy}")
+
+
+def _require_current(run: Run) -> None:
+    """An evaluation speaks of weights that may have been trained anew since."""
+    if run.status["kind"] != "evaluate":
+        return
+    for ref in run.config.get("ckpt", ()):
+        name = str(ref).partition("@")[0]
+        if not rundirs.exists(name):
+            continue  # it was removed after it was evaluated; the figures are still true of it
+        judged = Run.open(name)
+        if judged.status["started"] > run.status["started"]:
+            raise RunError(f"run {run.name} evaluated an earlier {judged.name}, which was trained again on {judged.status['started']}; evaluate it again")
 
 
 def _describe(run: Run) -> dict[str, Any]:

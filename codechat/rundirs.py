@@ -323,5 +323,7 @@ def _make_directory(path: Path, files: Mapping[str, Any], replaces: bool) -> Non
         os.rename(fresh, path)
     except BaseException:  # an interrupt too must leave nothing half made; raised again
         shutil.rmtree(fresh, ignore_errors=True)
+        if replaces and former.exists() and not path.exists():
+            os.rename(former, path)
         raise
     shutil.rmtree(former, ignore_errors=True)

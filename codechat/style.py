@@ -25,6 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from PIL import Image
 
 from codechat.metrics import metric
 
@@ -51,6 +52,7 @@ STAGES = {
 DASHES = ("-", "--", ":", "-.")
 GREY = "#6b6b6b"
 SPAN = 20
+COLOURS = 96  # of a plot in a notebook
 SUFFIX = re.compile(r"-s(\d+)$")
 
 
@@ -61,7 +63,9 @@ class Plot(Figure):
         """The image, and its title as the text for those who cannot see it."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
-        return buffer.getvalue(), {"alt": self.get_suptitle()}
+        small = io.BytesIO()  # a plot has few colours, and a notebook with many plots must stay small
+        Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+        return small.getvalue(), {"alt": self.get_suptitle()}
 
 
 def new_figure(

@@ -277,6 +277,26 @@ def test_unfinished_runs_are_refused() -> None:
         report.collect(["nano/nowhere"])
 
 
+def test_an_evaluation_of_weights_that_were_trained_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+
+    def make(name: str, kind: str, hour: int, **config: object) -> None:
+        with Run.create(name, config, kind=kind, overwrite=True) as run:
+            run.log_eval(1, {"val_loss": 1.0})
+        status = json.loads((run.path / "status.json").read_text())
+        status["started"] = f"2026-01-01T{hour:02}:00:00+00:00"
+        (run.path / "status.json").write_text(json.dumps(status))
+
+    make("policy", "sft", 1)
+    make("scores", "evaluate", 2, ckpt=["policy@best", "gone"])
+    assert list(report.collect(["scores"])["runs"]["run"]) == ["scores"]
+    make("policy", "sft", 3)
+    with pytest.raises(RunError, match="scores evaluated an earlier policy"):
+        report.collect(["scores"])
+
+
 def test_siblings_are_the_finished_seeds() -> None:
     assert [report.name_of(r) for r in report.seeds_of("nano/evaluate")] == [
         "nano/evaluate",

