@@ -129,7 +129,8 @@ class _Logprobs(torch.autograd.Function):
             weights = buffer[: len(logits)]
             lse = _softmax(logits, out=weights)
             found[rows] = (logits.gather(1, targets[rows, None]) - lse)[:, 0]
-            lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - torch.linalg.vecdot(weights, logits)
+            mean = torch.bmm(weights[:, None], logits[:, :, None])  # (N, 1, 1): the expected logit, without a tensor of products
+            lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype = temperature, dtype
         return found, entropy
@@ -148,10 +149,11 @@ class _Logprobs(torch.autograd.Function):
             found = logits_of(h)
             if ctx.temperature != 1:
                 found.div_(ctx.temperature)
-            found.sub_(lses[rows, None])  # every token's log-probability
             # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-            factor = -up if not bonus else -up - (found + entropy[rows, None]) * (d_entropy[rows, None] / ctx.temperature)
-            g = found.exp_().mul_(factor).scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
+            factor: Tensor = -up
+            if bonus:
+                factor = factor - (found - lses[rows, None] + entropy[rows, None]) * (d_entropy[rows, None] / ctx.temperature)
+            g = torch.softmax(found, -1, out=found).mul_(factor).scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
             torch.mm(g, w, out=d_hidden[rows])
             d_weight = _add_product(d_weight, g, h)
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
