@@ -22,6 +22,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -42,6 +43,7 @@ VAL_SHARE = 0.02
 # Enough documents that a 2 % hash split of them is not empty by chance (0.98 ** 512 is 3e-5).
 FEW_DOCUMENTS = 512
 CHUNK_CHARS = 1 << 20
+Chunk = list[tuple[Document, str]]
 AGAIN = "prepare the corpus again with codechat data corpus"
 
 
@@ -143,31 +145,37 @@ def _cut(document: Document, share: float) -> Iterator[tuple[Document, str]]:
     yield replace(document, text=document.text[at:]), "val"
 
 
-def _encoded(
-    parts: Iterator[tuple[Document, str]], tokenizer: tokenizers.Tokenizer
-) -> Iterator[tuple[Document, str, np.ndarray]]:
-    chunk: list[tuple[Document, str]] = []
+def _encoded(parts: Iterator[tuple[Document, str]], tokenizer: tokenizers.Tokenizer) -> Iterator[tuple[Document, str, np.ndarray]]:
+    """The parts with their ids. The next chunk is encoded while this one is hashed and written."""
+    with ThreadPoolExecutor(1) as ahead:
+        waiting: list[tuple[Chunk, Future[list[np.ndarray]]]] = []
+        for chunk in _chunks(parts):
+            waiting.append((chunk, ahead.submit(tokenizer.encode_arrays, [document.text for document, _ in chunk])))
+            if len(waiting) > 1:
+                yield from _finished(*waiting.pop(0), tokenizer.eot_id)
+        for chunk, ids in waiting:
+            yield from _finished(chunk, ids, tokenizer.eot_id)
+
+
+def _chunks(parts: Iterator[tuple[Document, str]]) -> Iterator[Chunk]:
+    chunk: Chunk = []
     chars = 0
     for part in parts:
         chunk.append(part)
         chars += len(part[0].text)
         if chars >= CHUNK_CHARS:
-            yield from _encode_chunk(chunk, tokenizer)
+            yield chunk
             chunk, chars = [], 0
-    yield from _encode_chunk(chunk, tokenizer)
+    if chunk:
+        yield chunk
 
 
-def _encode_chunk(
-    chunk: list[tuple[Document, str]], tokenizer: tokenizers.Tokenizer
-) -> Iterator[tuple[Document, str, np.ndarray]]:
-    encoded = tokenizer.encode_batch([document.text for document, _ in chunk])
-    for (document, split), ids in zip(chunk, encoded, strict=True):
-        yield document, split, np.array([*ids, tokenizer.eot_id], dtype="<u2")
+def _finished(chunk: Chunk, encoded: Future[list[np.ndarray]], eot_id: int) -> Iterator[tuple[Document, str, np.ndarray]]:
+    for (document, split), ids in zip(chunk, encoded.result(), strict=True):
+        yield document, split, np.append(ids, eot_id).astype("<u2")
 
 
-def _manifest(
-    tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: Tally, ledger: Ledger
-) -> dict[str, Any]:
+def _manifest(tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: Tally, ledger: Ledger) -> dict[str, Any]:
     return {
         "hash": hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest(),
         "tokenizer": tokenizer.spec,
@@ -183,9 +191,7 @@ def _manifest(
     }
 
 
-def _publish(
-    out: Path, manifest: dict[str, Any], tokenizer: tokenizers.Tokenizer, writers: Iterable[ShardWriter]
-) -> None:
+def _publish(out: Path, manifest: dict[str, Any], tokenizer: tokenizers.Tokenizer, writers: Iterable[ShardWriter]) -> None:
     """The manifest goes first: a kill between the renames leaves a corpus that `open_corpus` refuses by its
     sizes or missing files, never one that is quietly mixed from two."""
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.uint16)

@@ -18,11 +18,13 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import tiktoken
 
 from codechat.config import ConfigError, DataError, MissingFile
@@ -52,8 +54,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text. Lone surrogates become U+FFFD."""
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text; BPE runs on several threads."""
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text as integer arrays; BPE runs on several threads."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD. DataError for an id outside the vocabulary."""
@@ -84,10 +86,18 @@ class BpeTokenizer:
             return [token for piece in _pieces(text) for token in self._encoding.encode_ordinary(piece)]
         return self._encoding.encode_ordinary(text)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        if any(len(text) >= LONGEST_SPACE and _LONG_SPACE.search(text) for text in texts):
-            return [self.encode(text) for text in texts]
-        return self._encoding.encode_ordinary_batch(list(texts), num_threads=os.cpu_count() or 1)
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        # no Python number is made, and tiktoken works outside the interpreter's lock
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(self._encode_array, texts))
+
+    def _encode_array(self, text: str) -> np.ndarray:
+        if len(text) >= LONGEST_SPACE and _LONG_SPACE.search(text):
+            return np.array(self.encode(text), dtype=np.uint32)
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # lone surrogates, which `encode` replaces
+            return np.array(self.encode(text), dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         try:
@@ -131,8 +141,8 @@ class TableTokenizer:
                 f"{self.spec}; encode only text with that alphabet, or use --tokenizer bytes"
             ) from None
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")

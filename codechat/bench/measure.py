@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,8 +91,8 @@ def _wait() -> None:
 
 
 def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:
-    """{"peak", "before"} bytes of one contestant: resident memory of a process that imports what it needs, builds it (before)
-    and runs it twice (peak). On a GPU, of CUDA's allocator."""
+    """{"peak", "before"} bytes of one contestant: resident memory of a process that builds it alone (before) and runs it twice (peak).
+    On a GPU, of CUDA's allocator."""
     words = [sys.executable, "-m", "codechat.bench.measure", module, json.dumps(config), name]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:
@@ -104,17 +104,21 @@ def _measure_here(module: str, config: str, name: str) -> None:
     import importlib
 
     part = importlib.import_module(module)
-    wanted = next(c for c in part.contestants(part.config_from(json.loads(config))) if c.name == name)
-    before = _resident()
+    wanted = part.builders(part.config_from(json.loads(config)))[name]()
+    before = _peak_so_far()
     for _ in range(MEMORY_STEPS):
         wanted.run()
-    print(json.dumps({"before": before, "peak": _resident()}))
+    print(json.dumps({"before": before, "peak": _peak_so_far()}))
 
 
-def _resident() -> float:
+def _peak_so_far() -> float:
+    """Bytes. Not ru_maxrss: a child inherits its parent's there."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    status = Path("/proc/self/status")
+    if not status.exists():
+        raise RunError("peak memory is read from /proc/self/status, which this system does not have; pass --no-memory")
+    return float(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))) * 1024
 
 
 def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict[str, str]] | None = None) -> None:

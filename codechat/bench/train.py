@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -42,42 +43,46 @@ RUN_PRESETS = {name: {"model": model, "seq_len": model["block_size"]} for name, 
 
 
 def config_from(plain: dict[str, Any]) -> TrainBench:
+    """The settings from plain json."""
     return config.from_dict(TrainBench, plain)
 
 
-def contestants(cfg: TrainBench) -> list[measure.Contestant]:
-    """codechat in its default mode first, then in the other mode, then each peer in each mode."""
+def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
+    """What makes each contestant: codechat in its default mode first, then in the other mode, then each peer in each mode."""
     device, dtype = dist.device(), dist.compute_dtype()
-    rng = torch.Generator().manual_seed(0)
+    compiled = hardware.compiles(None, device, dtype, float("inf"))
+
+    def ours(name: str, wish: bool) -> measure.Contestant:
+        model = GPT(cfg.model).to(device)
+        return _contestant(cfg, name, model, hardware.maybe_compile(model.loss, wish, device, dtype), optim.build(model, lr=1e-3))
+
+    def theirs(peer: str, mode: str) -> measure.Contestant:
+        model = (peers.PlainGPT(cfg.model) if peer == "plain" else peers.huggingface(peer, cfg.model)).to(device).train()
+        return _contestant(cfg, f"{peer}, {mode}", model, _loss_of(model, peer, mode), [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)])
+
+    made = {"codechat": partial(ours, "codechat", compiled)}
+    other = f"codechat, {'eager' if compiled else 'compiled'}"
+    if ("eager" if compiled else "compiled") in cfg.modes:
+        made[other] = partial(ours, other, not compiled)
+    return made | {f"{peer}, {mode}": partial(theirs, peer, mode) for peer in cfg.vs for mode in cfg.modes}
+
+
+def _contestant(cfg: TrainBench, name: str, model: torch.nn.Module, loss: Callable[[Tensor, Tensor], Tensor],
+                optimizers: list[torch.optim.Optimizer]) -> measure.Contestant:
+    device, rng = dist.device(), torch.Generator().manual_seed(0)
     tokens = torch.randint(cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng).to(device)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    flops = cfg.model.flops_per_token(cfg.seq_len)
 
-    def contestant(name: str, model: torch.nn.Module, loss: Callable[[Tensor, Tensor], Tensor], optimizers: list[torch.optim.Optimizer]) -> measure.Contestant:
-        def step() -> None:
-            with dist.autocast(device):
-                value = loss(ids, targets)
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+    def step() -> None:
+        with dist.autocast(device):
+            value = loss(ids, targets)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
-        return measure.Contestant(name, step, ids.numel(), flops)
-
-    made = []
-    compiles = hardware.compiles(None, device, dtype)
-    for wish, name in ((compiles, "codechat"), (not compiles, f"codechat, {'eager' if compiles else 'compiled'}")):
-        if name == "codechat" or "compiled" in cfg.modes:
-            model = GPT(cfg.model).to(device)
-            loss = hardware.maybe_compile(model.loss, wish, device, dtype)
-            made.append(contestant(name, model, loss, optim.build(model, lr=1e-3)))
-    for peer in cfg.vs:
-        for mode in cfg.modes:
-            model = peers.PlainGPT(cfg.model) if peer == "plain" else peers.huggingface(peer, cfg.model)
-            model = model.to(device).train()
-            made.append(contestant(f"{peer}, {mode}", model, _loss_of(model, peer, mode), [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)]))
-    return made
+    return measure.Contestant(name, step, ids.numel(), cfg.model.flops_per_token(cfg.seq_len))
 
 
 def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -91,11 +96,9 @@ def bench(cfg: TrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     device, dtype = dist.device(), dist.compute_dtype()
     peak, source = hardware.peak_flops(device, dtype)
-    timings = measure.race(contestants(cfg), cfg.rounds, peak)
-    memory, plain = {}, config.to_dict(replace(cfg, memory=False, json=None))
-    for t in timings if cfg.memory else ():
-        if "compiled" not in t.name:
-            memory[t.name] = measure.peak_memory(__name__, plain, t.name)
+    timings = measure.race([build() for build in builders(cfg).values()], cfg.rounds, peak)
+    plain = config.to_dict(replace(cfg, memory=False, json=None))
+    memory = {t.name: measure.peak_memory(__name__, plain, t.name) for t in timings if cfg.memory}
     shown = {name: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step" for name, m in memory.items()}
     params = cfg.model.n_params / 1e6
     title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(dtype)}"
