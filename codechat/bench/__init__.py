@@ -51,7 +51,7 @@ def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
     """Parse, measure, print, and write --json; returns the figures."""
     part = importlib.import_module(f"codechat.bench.{kind}")
     cfg = config.parse(getattr(part, KINDS[kind][0]), argv, presets=part.RUN_PRESETS, prog=f"codechat bench {kind}", epilog=part.__doc__)
-    figures = {"kind": kind, "config": config.to_dict(cfg), "machine": {**provenance.hardware(), **provenance.versions()}, "time": provenance.now(), **part.bench(cfg)}
+    figures = {"kind": kind, "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"}, "machine": {**provenance.hardware(), **provenance.versions()}, "time": provenance.now(), **part.bench(cfg)}
     if cfg.json:
         write_json(Path(cfg.json), figures)
     return figures
