@@ -2,7 +2,7 @@
 
 With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. Each chunk's
 logits live only until their part of the result is known; what the backward pass needs is either computed at once
-(`cross_entropy`: the gradient of a sum is known in the forward pass up to one factor) or computed again (`logprobs`).
+(`cross_entropy`: the gradient of a sum is known in the forward pass up to one factor) or computed again (`logprobs`, unless one chunk is all).
 
 Left out: gradients of gradients.
 
@@ -133,6 +133,7 @@ class _Logprobs(torch.autograd.Function):
             lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype = temperature, dtype
+        ctx.weights = buffer if len(chunks) == 1 else None  # small enough to keep: then nothing is computed twice
         return found, entropy
 
     @staticmethod
@@ -146,14 +147,17 @@ class _Logprobs(torch.autograd.Function):
         logits_of = _Logits(chunks[0].stop if chunks else 0, w)
         for rows in chunks:
             h, up = h_all[rows], d_found[rows, None] / ctx.temperature
-            found = logits_of(h)
-            if ctx.temperature != 1:
-                found.div_(ctx.temperature)
-            # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-            factor: Tensor = -up
-            if bonus:
-                factor = factor - (found - lses[rows, None] + entropy[rows, None]) * (d_entropy[rows, None] / ctx.temperature)
-            g = torch.softmax(found, -1, out=found).mul_(factor).scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
+            factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
+            if ctx.weights is not None and not bonus:
+                g = ctx.weights * factor
+            else:
+                found = logits_of(h)
+                if ctx.temperature != 1:
+                    found.div_(ctx.temperature)
+                if bonus:
+                    factor = factor - (found - lses[rows, None] + entropy[rows, None]) * (d_entropy[rows, None] / ctx.temperature)
+                g = torch.softmax(found, -1, out=found).mul_(factor)
+            g = g.scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
             torch.mm(g, w, out=d_hidden[rows])
             d_weight = _add_product(d_weight, g, h)
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
