@@ -28,7 +28,7 @@ def own_threads(user: int) -> int:
 
 
 def limit_for_good(threads: int) -> None:
-    """Limits that hold for every program of a zygote; set in the program's process, since the zygote forks."""
+    """Limits that hold for a zygote and every program of it."""
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_MB << 20),

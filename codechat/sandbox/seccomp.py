@@ -1,6 +1,7 @@
 """A seccomp filter that leaves a Python program what it computes with: memory, files, threads, time, pipes.
 
-An allow-list. What is not on it fails with EPERM, so that a program meets an exception rather than a kill:
+An allow-list in two parts: the zygote filters itself and thereby all its programs; a program's process takes away
+what only the zygote needs (a short filter costs each program less than a long one). What is not on it fails with EPERM, so that a program meets an exception rather than a kill:
 sockets (but for an unconnected pair, which asyncio needs), exec, fork, ptrace, mounts, signals to others,
 keys, bpf, io_uring, memfd. `clone` makes threads only; `clone3`, whose flags a filter cannot read, answers
 ENOSYS, on which the C library turns to `clone`. Numbers are those of x86-64; another machine is refused.
@@ -24,7 +25,7 @@ NR, ARCH, ARGS = 0, 4, 16  # offsets in struct seccomp_data
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)  # what glibc and musl pass to clone for a thread
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicate, flags, locks; not F_SETOWN
 IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # ask about a terminal, FIONREAD, FIONBIO, close-on-exec
-AF_UNIX, F_OK = 1, 0
+AF_UNIX = 1
 
 ALWAYS = {
     "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8, "mmap": 9,
@@ -60,7 +61,15 @@ IN_OWN_TREE = {
 }  # fmt: skip
 
 FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT = 72, 16, 53, 56, 435, 302
-KILL_NR, TKILL, TGKILL, SIGQUEUE, TGSIGQUEUE = 62, 200, 234, 129, 297
+KILL_NR, TGKILL = 62, 234
+
+# What the zygote needs besides, until each program's process gives it up.
+ZYGOTE_ONLY = {
+    "fork": 57, "vfork": 58, "kill": KILL_NR, "tgkill": TGKILL, "clone": CLONE, "setsid": 112, "capset": 126,
+    "prctl": kernel.SYS["prctl"], "unshare": kernel.SYS["unshare"], "setns": kernel.SYS["setns"],
+    "seccomp": kernel.SYS["seccomp"], "landlock_restrict_self": kernel.SYS["landlock_restrict_self"],
+    "prlimit64": PRLIMIT,
+}  # fmt: skip
 
 
 class _Program(ctypes.Structure):
@@ -75,6 +84,9 @@ def _verdict(action: int, number: int = 0) -> bytes:
     return _step(RETURN, action | number)
 
 
+START = _step(LOAD, ARCH) + _step(EQUAL, ARCH_X86_64, 1, 0) + _verdict(KILL) + _step(LOAD, NR)
+
+
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
     """Sorted numbers -> (first, after) of each run."""
     out: list[tuple[int, int]] = []
@@ -87,7 +99,7 @@ def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _allow_ranges(numbers: list[int]) -> bytes:
-    """With the number loaded: ALLOW inside a run, the next step past all. Runs ascend, so below one is refused."""
+    """With the number loaded: ALLOW inside a run of numbers, on to the next step past all of them."""
     out = b""
     for first, after in _ranges(numbers):
         out += _step(AT_LEAST, first, 0, 2) + _step(AT_LEAST, after, 1, 0) + _verdict(ALLOW)
@@ -105,20 +117,25 @@ def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half:
     return _step(EQUAL, number, 0, len(body) // 8) + body
 
 
-def program(own_pid: int, own_tree: bool) -> bytes:
-    """The filter's instructions for a process that sees itself as `own_pid`; `own_tree`: it may change files
-    (its file tree is its own)."""
-    allowed = [*ALWAYS.values(), *(IN_OWN_TREE.values() if own_tree else ())]
-    steps = _step(LOAD, ARCH) + _step(EQUAL, ARCH_X86_64, 1, 0) + _verdict(KILL) + _step(LOAD, NR)
-    steps += _step(EQUAL, CLONE3, 0, 1) + _verdict(ERRNO, errno.ENOSYS)
-    steps += _if_argument(CLONE, 0, THREAD_FLAGS)
+def shared_program(own_tree: bool) -> bytes:
+    """The instructions of the zygote's filter, which its programs inherit. `own_tree`: files may be changed."""
+    allowed = [*ALWAYS.values(), *ZYGOTE_ONLY.values(), *(IN_OWN_TREE.values() if own_tree else ())]
+    steps = START + _step(EQUAL, CLONE3, 0, 1) + _verdict(ERRNO, errno.ENOSYS)
     # the kernel reads only the low half of these; the C library may leave anything in the high one
     steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False) + _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
-    steps += _if_argument(PRLIMIT, 0, (0,), high_half=False)
+    return steps + _allow_ranges(allowed) + _verdict(ERRNO, errno.EPERM)
+
+
+def own_program(own_pid: int) -> bytes:
+    """The instructions that a program's process adds: what only the zygote needs is over, but for threads,
+    signals to itself (it sees itself as `own_pid`) and its own limits."""
+    steps = START + _if_argument(CLONE, 0, THREAD_FLAGS) + _if_argument(PRLIMIT, 0, (0,), high_half=False)
     for number in (KILL_NR, TGKILL):
         steps += _if_argument(number, 0, (own_pid,), high_half=False)
-    return steps + _allow_ranges(allowed) + _verdict(ERRNO, errno.EPERM)
+    for number in sorted({*ZYGOTE_ONLY.values()} - {CLONE, PRLIMIT, KILL_NR, TGKILL}):
+        steps += _step(EQUAL, number, 0, 1) + _verdict(ERRNO, errno.EPERM)
+    return steps + _verdict(ALLOW)
 
 
 def supported() -> str:
@@ -127,7 +144,6 @@ def supported() -> str:
     return "" if machine == "x86_64" else f"no system call table for {machine}"
 
 
-def install(own_pid: int, own_tree: bool) -> None:
+def install(steps: bytes) -> None:
     """Filter this thread and all it starts, for good. OSError where the kernel refuses; needs no_new_privs."""
-    steps = program(own_pid, own_tree)
     kernel.call("seccomp", SET_MODE_FILTER, 0, _Program(len(steps) // 8, steps))
