@@ -16,7 +16,9 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from codechat.sandbox import child, kernel, landlock, limits, namespaces, seccomp, wire
@@ -109,9 +111,15 @@ def readable() -> tuple[list[str], list[str], list[str], list[str]]:
 
 
 def step_down() -> None:
-    """From root to an ordinary user, where that user can still read the library."""
+    """From root to an ordinary user, where that user can still read the library. Otherwise root without
+    capabilities remains, which Landlock keeps from all but the library."""
     if os.getuid() == 0 and namespaces.holds(namespaces.CAP_SETUID, namespaces.CAP_SETGID):
-        namespaces.become_nobody()
+        if all(open_to_all(folder) for folder in namespaces.library_folders()):
+            namespaces.become_nobody()
+
+
+def open_to_all(folder: str) -> bool:
+    return all(os.stat(f).st_mode & stat.S_IXOTH for f in (folder, *map(str, Path(folder).parents)))
 
 
 def serve(control: socket.socket, walls: Walls) -> None:
