@@ -19,22 +19,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
-from codechat.sandbox import codec, handles, kernel, scripts, wire
+from codechat.sandbox import kernel, scripts, wire
+from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most
 from codechat.sandbox.handles import Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery, NurseryError
 
 MEMORY = 4 << 30  # bytes of addresses: what a program answers must not take the machine's memory
 REASON = 300  # characters
-TOTAL = 3  # a program as a whole gets this many times what one test gets
-OUT_OF_TIME = "out of time"
-
-
-class OutOfTime(BaseException):
-    """No test can catch it as an Exception; where one catches everything it is raised again soon."""
 
 
 def main(control: socket.socket, level: str, parent: str) -> None:
@@ -46,7 +40,6 @@ def main(control: socket.socket, level: str, parent: str) -> None:
         return
     # the kernel takes ended children away by itself, also while this process hangs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, _ring)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
@@ -84,23 +77,6 @@ def judge(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
         trial.end()
 
 
-# ---- time
-
-
-def _ring(number: int, frame: FrameType | None) -> None:
-    raise OutOfTime
-
-
-@contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """OutOfTime in the body after so many seconds, and again every tenth where it was swallowed."""
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 0.1)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 # ---- one program
 
 
@@ -112,7 +88,8 @@ class Trial:
         self.deadline = time.monotonic() + TOTAL * job["timeout_s"]
         self.session: Session | None = None
         self.pid = 0
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, Any] = {}  # what a test sees
+        self.stubs: dict[str, Any] = {}  # what of it stands for the program's own
 
     def verdict(self) -> dict[str, Any]:
         results: list[tuple[bool, str]] = []
@@ -129,6 +106,8 @@ class Trial:
 
     def prepare(self) -> tuple[str, str] | None:
         """Load the program and run the set-up; (stage, reason) of a failure, after which there is no session."""
+        self.pid, channel = self.nursery.take()
+        self.session = Session(channel)
         for stage, step in (("load", self.load), ("setup", self.set_up)):
             passed, reason = self.attempt(stage, step)
             if not passed:
@@ -141,28 +120,25 @@ class Trial:
         left = min(self.job["timeout_s"], self.deadline - time.monotonic())
         if left <= 0:
             return False, "not tried: the whole program is out of time"
-        rung = False
         try:
             with at_most(left):
                 step()
             reason = ""
         except BaseException as error:
-            rung = isinstance(error, OutOfTime)
             reason = explain(error)
-        lost = self.session is not None and self.session.lost
-        if rung or lost:
+        lost = self.session.lost
+        if reason == OUT_OF_TIME or lost:
             self.end()
         return not (reason or lost), (reason or lost)[:REASON]
 
     def load(self) -> None:
-        self.pid, channel = self.nursery.take()
-        self.session = Session(channel)
         most = [self.job["memory_mb"], TOTAL * self.job["timeout_s"]]
         found = self.session.request("load", self.job["code"], self.job["names"], self.job["imports"], most)
         if type(found) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in found):
             self.session.lose("an answer of the wrong shape")
         defined = {name: value for name, value in found if name in self.job["names"]}
-        if missing := [n for n in self.job["names"] if n not in defined and self.job["required"]]:
+        missing = [n for n in self.job["names"] if n not in defined]
+        if missing and self.job["required"]:
             raise ProgramError(f"it does not define {', '.join(missing)}")
         self.names = {"__name__": "tests", "__builtins__": __builtins__}
         for name in self.job["modules"]:

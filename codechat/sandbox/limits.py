@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 FILE_MB, DESCRIPTORS, THREADS = 64, 128, 64
+SPARE_THREADS = 256  # that the user's other processes may start later, where these count too
 
 
 def own_addresses() -> int:
@@ -27,17 +28,22 @@ def own_threads(user: int) -> int:
     return count
 
 
-def limit_for_good(threads: int) -> None:
+def limit_for_good() -> None:
     """Limits that hold for a zygote and every program of it."""
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_MB << 20),
         (resource.RLIMIT_NOFILE, DESCRIPTORS),
-        (resource.RLIMIT_NPROC, threads),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         _lower(what, most)
+
+
+def limit_threads(most: int) -> None:
+    """In a program's process only: a zygote that may not fork is of no use. It does not bind the machine's root,
+    whose threads are bounded by the addresses of their stacks."""
+    _lower(resource.RLIMIT_NPROC, most)
 
 
 def limit_program(own_bytes: int, memory_mb: int, cpu_s: float) -> None:

@@ -70,10 +70,13 @@ class Nursery:
 
     def take(self) -> tuple[int, socket.socket]:
         """(number, socket) of a process that waits for a program; the next is made meanwhile."""
-        self._ask_ahead()
-        pid, channel = self._collect()
-        self.spare = None
-        self._ask_ahead()
+        try:
+            self._ask_ahead()
+            pid, channel = self._collect()
+            self.spare = None
+            self._ask_ahead()
+        except OSError as error:
+            raise NurseryError(f"the zygote makes no process ({error})") from None
         return pid, channel
 
     def end(self, pid: int) -> None:
@@ -83,7 +86,7 @@ class Nursery:
                 self._collect()
             wire.send(self.control, b"K%d" % pid)
             clean = wire.receive(self.control, 64) == b"clean"
-        except OSError:
+        except (OSError, NurseryError):
             clean = False
         if not clean:
             self.close()

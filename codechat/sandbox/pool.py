@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -26,11 +27,11 @@ from typing import Any
 
 from codechat.config import RunError
 from codechat.sandbox import layers, nursery, programs, wire
+from codechat.sandbox.clock import TOTAL
 from codechat.sandbox.programs import Program, Result, Verdict
 
 START_S = 60.0
 GRACE_S = 3.0  # beyond what a program may take, before its judge counts as stuck
-TOTAL = 3  # as in judge.py
 
 
 class Judge:
@@ -72,29 +73,27 @@ class Judge:
 
     def close(self) -> None:
         """Ask it to leave, and see that it does."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             wire.send(self.control, b"null")
-        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
         self.kill()
+
+    def interrupt(self) -> None:
+        """From another thread: whatever it is asked just now ends in WireError."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
         """End it from outside. Its zygote goes first: while its parent lives no process is left unreaped."""
         if self.zygote >= 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self.zygote, signal.SIGTERM)
-                _wait_for(self.zygote, 2.0)
+                select.select([self.zygote], [], [], 2.0)
             os.close(self.zygote)
             self.zygote = -1
         self.process.kill()
         self.process.wait()
         self.control.close()
-
-
-def _wait_for(pidfd: int, seconds: float) -> None:
-    import select
-
-    select.select([pidfd], [], [], seconds)
 
 
 class Pool:
@@ -106,6 +105,8 @@ class Pool:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.jobs: queue.SimpleQueue[tuple[Future[Verdict], dict[str, Any]] | None] = queue.SimpleQueue()
         self.closed = False
+        self.owner = os.getpid()
+        self.judges: set[Judge] = set()
         self.threads = [
             threading.Thread(target=self._work, name=f"judge {i}", daemon=True) for i in range(self.workers)
         ]
@@ -115,8 +116,9 @@ class Pool:
 
     def submit(self, program: Program) -> Future[Verdict]:
         """Judge a program in the background. DataError at once where its tests are none."""
-        if self.closed:
-            raise RunError("this pool was closed; make another")
+        if self.closed or self.owner != os.getpid():
+            why = "was closed" if self.closed else "belongs to the process that this one was forked from"
+            raise RunError(f"this pool {why}; make another")
         future: Future[Verdict] = Future()
         self.jobs.put((future, programs.job_of(program)))
         return future
@@ -135,7 +137,7 @@ class Pool:
             yield future.result()
 
     def close(self) -> None:
-        """End every judge; programs that still wait are cancelled."""
+        """End every judge. Programs that wait are cancelled, those that run fail with stage "judge"."""
         if self.closed:
             return
         self.closed = True
@@ -143,6 +145,8 @@ class Pool:
         with contextlib.suppress(queue.Empty):
             while left := self.jobs.get_nowait():
                 left[0].cancel()
+        for judge in list(self.judges):
+            judge.interrupt()
         for _ in self.threads:
             self.jobs.put(None)
         for thread in self.threads:
@@ -163,31 +167,50 @@ class Pool:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                judge = judge or Judge(self.level)
-                verdict = self._judged(judge, job)
-            except (layers.SandboxUnavailable, OSError) as error:
-                future.set_exception(error)
-                verdict = None
-            if verdict is not None:
-                future.set_result(verdict)
-            if judge and (verdict is None or verdict.stage == "judge"):
-                judge.kill()
+                judge, verdict = self._judged(judge, job)
+            except layers.SandboxUnavailable as error:
                 judge = None
+                future.set_exception(error)
+            else:
+                future.set_result(verdict)
         if judge:
             judge.close()
 
-    def _judged(self, judge: Judge, job: dict[str, Any]) -> Verdict:
+    def _judged(self, judge: Judge | None, job: dict[str, Any]) -> tuple[Judge | None, Verdict]:
+        """The verdict, and the judge where it can go on. A judge that ends or loses its zygote may have met trouble
+        of the machine's (memory, say): the program gets a second one."""
         start = time.monotonic()
-        try:
-            found = judge.ask(job)
-        except (TimeoutError, wire.WireError) as error:
-            reason = "the judge hung on a test" if isinstance(error, TimeoutError) else "the judge ended in a test"
-            failed = Result(False, reason)
-            return Verdict((failed,) * len(job["tests"]), "judge", time.monotonic() - start, reason)
-        if "error" in found:
-            raise layers.SandboxUnavailable(f"isolation was lost: {found['error']}; see `codechat sandbox check`")
-        results = tuple(Result(passed is True, why) for passed, why in found["results"])
-        return Verdict(results, found["stage"], time.monotonic() - start, found["reason"])
+        for last in (False, True):
+            judge = judge or self._started()
+            problem, lost_walls = "", False
+            try:
+                found = judge.ask(job)
+                lost_walls = "error" in found
+                problem = f"isolation was lost: {found['error']}" if lost_walls else ""
+            except TimeoutError:
+                problem, last = "the judge hung on a test", True
+            except wire.WireError:
+                problem = "the judge ended in a test"
+            if not problem:
+                results = tuple(Result(passed is True, why) for passed, why in found["results"])
+                return judge, Verdict(results, found["stage"], time.monotonic() - start, found["reason"])
+            self._ended(judge)
+            judge = None
+            if last or self.closed:
+                break
+        if lost_walls:
+            raise layers.SandboxUnavailable(f"{problem}; see `codechat sandbox check`")
+        failed = (Result(False, problem),) * len(job["tests"])
+        return None, Verdict(failed, "judge", time.monotonic() - start, problem)
+
+    def _started(self) -> Judge:
+        judge = Judge(self.level)
+        self.judges.add(judge)
+        return judge
+
+    def _ended(self, judge: Judge) -> None:
+        self.judges.discard(judge)
+        judge.kill()
 
 
 _open: set[Pool] = set()

@@ -12,12 +12,12 @@ import socket
 import time
 from typing import Any
 
-from codechat.sandbox import codec, handles, wire
-from codechat.sandbox.handles import Session
+from codechat.sandbox import codec, wire
+from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most
+from codechat.sandbox.handles import Lost, Session
 from codechat.sandbox.nursery import Nursery
 
 OUTPUT = 16 << 20  # bytes of stdout that are read; a program that writes more fails
-TOTAL = 3  # as in judge.py
 
 
 def judge(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
@@ -34,7 +34,12 @@ def attempt(job: dict[str, Any], nursery: Nursery, given: str, expected: str, se
     """Why one test fails, or nothing."""
     pid, channel = nursery.take()
     try:
-        output, problem = run(job, channel, given, seconds)
+        with at_most(seconds):
+            output, problem = run(job, channel, given)
+    except OutOfTime:
+        return OUT_OF_TIME
+    except (Lost, OSError) as error:
+        return f"the program's process was lost: {error}"
     finally:
         channel.close()
         nursery.end(pid)
@@ -45,23 +50,20 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def run(job: dict[str, Any], channel: socket.socket, given: str, seconds: float) -> tuple[str, str]:
-    """(what it wrote, problem) of the program with `given` on stdin."""
-    end = time.monotonic() + seconds
+def run(job: dict[str, Any], channel: socket.socket, given: str) -> tuple[str, str]:
+    """(what it wrote, problem) of the program with `given` on stdin. Lost or OSError where its process has gone."""
     stdin = os.memfd_create("stdin")
     read_end, write_end = os.pipe()
     try:
-        os.write(stdin, given.encode())
+        with open(stdin, "wb", closefd=False) as f:
+            f.write(given.encode())
         os.lseek(stdin, 0, os.SEEK_SET)
-        channel.settimeout(seconds)
         message = [1, "script", job["code"], [job["memory_mb"], TOTAL * job["timeout_s"]]]
         wire.send(channel, codec.encode(message))
         socket.send_fds(channel, [b"."], [stdin, write_end])
         os.close(write_end)
         write_end = -1
-        output, problem = collect(channel, read_end, end)
-    except OSError as error:
-        return "", f"the program's process was lost: {error}"
+        output, problem = collect(channel, read_end)
     finally:
         for fd in (stdin, read_end, write_end):
             if fd >= 0:
@@ -69,7 +71,7 @@ def run(job: dict[str, Any], channel: socket.socket, given: str, seconds: float)
     return output.decode("utf-8", errors="replace"), problem
 
 
-def collect(channel: socket.socket, pipe: int, end: float) -> tuple[bytearray, str]:
+def collect(channel: socket.socket, pipe: int) -> tuple[bytearray, str]:
     """Read the pipe until the program says that it is done, and then what is left in it."""
     os.set_blocking(pipe, False)
     output = bytearray()
@@ -78,10 +80,7 @@ def collect(channel: socket.socket, pipe: int, end: float) -> tuple[bytearray, s
     poll.register(channel, select.POLLIN)
     done = False
     while True:
-        left = end - time.monotonic()
-        if left <= 0:
-            return output, "out of time"
-        ready = {fd for fd, _ in poll.poll(0 if done else left * 1000)}
+        ready = {fd for fd, _ in poll.poll(0 if done else None)}
         if pipe in ready:
             part = os.read(pipe, 1 << 20)
             output += part
@@ -93,22 +92,14 @@ def collect(channel: socket.socket, pipe: int, end: float) -> tuple[bytearray, s
         if done:
             return output, ""
         if channel.fileno() in ready:
-            if problem := answer(channel, end):
+            if problem := answer(channel):
                 return output, problem
             done = True
 
 
-def answer(channel: socket.socket, end: float) -> str:
+def answer(channel: socket.socket) -> str:
     """The problem that the program's process reports, or nothing."""
-    channel.settimeout(max(end - time.monotonic(), 1e-3))
-    session = Session(channel)
-    session.number = 1
-    try:
-        kind, *rest = session._receive(1)
-    except handles.Lost as lost:
-        return f"the program's process was lost: {lost}"
-    except TimeoutError:
-        return "out of time"
+    kind, *rest = Session(channel).receive(1)
     if kind == "ok":
         return ""
     return ": ".join(x for x in rest if type(x) is str)[:300] or "no answer"

@@ -38,6 +38,7 @@ class Walls(NamedTuple):
     ruleset: int  # -1: no Landlock
     pidfd: int
     own_bytes: int
+    threads: int
     filter: bytes  # of seccomp, for the program's process; empty where its number is known only then
 
 
@@ -75,38 +76,42 @@ def build(level: str) -> Walls:
         if landlock.abi():
             ruleset = landlock.ruleset(["/"], [], ["/tmp"], [f"/dev/{n}" for n in namespaces.DEVICES])
     else:
-        threads += limits.own_threads(os.getuid())
+        threads += limits.own_threads(os.getuid()) + limits.SPARE_THREADS
         if level == LANDLOCK:
             ruleset = landlock.ruleset(*readable())
             step_down()
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        # it takes its programs' processes with it, and does not leave them to whoever adopts orphans
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             sys.exit("the judge has gone")
     if level != NONE:
         kernel.empty_bounding_set()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    limits.limit_for_good(threads)
+    limits.limit_for_good()
     if level != NONE:
         seccomp.install(seccomp.shared_program(own_tree=level == FULL))
-    return Walls(level, ruleset, pidfd, own_bytes, seccomp.own_program(1) if level == FULL else b"")
+    own_filter = seccomp.own_program(1) if level == FULL else b""
+    return Walls(level, ruleset, pidfd, own_bytes, threads, own_filter)
 
 
 def readable() -> tuple[list[str], list[str], list[str], list[str]]:
     """Landlock's lists outside a file tree of our own: library folders without their installed packages, and
     no place to write."""
-    reads, listings = [], []
+    reads: list[str] = []
+    listings: list[str] = []
+
+    def allow(path: str, foreign: list[str]) -> None:
+        below = [f for f in foreign if f.startswith(path + "/")]
+        if not below and path not in foreign:
+            reads.append(path)
+        elif below:  # a rule for the folder would hold for all of it
+            listings.append(path)
+            for entry in os.scandir(path):
+                allow(entry.path, below)
+
     for folder in namespaces.library_folders():
-        foreign = namespaces.foreign_below(folder)
-        if not foreign:
-            reads.append(folder)
-            continue
-        listings.append(folder)
-        for entry in os.scandir(folder):
-            inner = [f for f in foreign if f.startswith(entry.path + "/")]
-            if inner:  # /usr/lib/python3.11 below /usr/lib: its library is a folder of the list by itself
-                listings.append(entry.path)
-            elif entry.path not in foreign:
-                reads.append(entry.path)
+        allow(folder, namespaces.foreign_below(folder))
     return reads, listings, [], [f"/dev/{n}" for n in namespaces.DEVICES]
 
 
@@ -184,10 +189,12 @@ def fork_child(control: socket.socket, walls: Walls) -> tuple[int, socket.socket
 
 def run(channel: socket.socket, walls: Walls) -> None:
     """In the program's process: wall it in, then wait for the program."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if walls.level == FULL:
         os.close(walls.pidfd)
         os.chdir("/tmp")
+    limits.limit_threads(walls.threads)
     if walls.level != NONE:
         kernel.drop_capabilities()
     if walls.ruleset >= 0:
