@@ -107,13 +107,15 @@ def test_faster_than_a_process_for_each(pool: Pool) -> None:
         source = f"{p.code}\n{p.tests}\ncheck({p.entry_points[0]})\n"
         return subprocess.run([sys.executable, "-I", "-c", source], capture_output=True, timeout=60).returncode == 0
 
-    start = time.monotonic()
-    assert failures(pool, programs) == []
-    ours = len(programs) / (time.monotonic() - start)
-    with ThreadPoolExecutor(WORKERS) as threads:
+    ours = theirs = 0.0
+    for _ in range(3):  # in turns, the best of each: others use the machine too
         start = time.monotonic()
-        assert all(threads.map(by_subprocess, programs))
-        theirs = len(programs) / (time.monotonic() - start)
+        assert failures(pool, programs) == []
+        ours = max(ours, len(programs) / (time.monotonic() - start))
+        with ThreadPoolExecutor(WORKERS) as threads:
+            start = time.monotonic()
+            assert all(threads.map(by_subprocess, programs))
+            theirs = max(theirs, len(programs) / (time.monotonic() - start))
     print(f"{ours:.0f} programs/s, a process for each {theirs:.0f}; others take {busy:.0%} of {os.cpu_count()} cores")
     assert ours > TIMES * theirs, (ours, theirs)
     if busy < 0.1 and len(os.sched_getaffinity(0)) >= 2:

@@ -73,16 +73,14 @@ class Program:
                 return rest[0]
             if until_answer and op == "refuse":
                 raise RuntimeError(rest[0])
-            self.send(self.attempt(number, op, rest))
+            wire.send(self.channel, self.attempt(number, op, rest))
 
-    def attempt(self, number: int, op: str, rest: list[Any]) -> list[Any]:
-        """The reply to a request, whatever the program raises."""
+    def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
+        """The reply to a request, whatever the program raises; a result that cannot cross is an error too."""
         try:
-            reply = [number, "ok", getattr(self, f"do_{op}")(*rest)]
-            codec.encode(reply, self.to_ref)  # what cannot cross is an error like any other
-            return reply
+            return codec.encode([number, "ok", getattr(self, f"do_{op}")(*rest)], self.to_ref)
         except BaseException as error:
-            return [number, "raise", known_name(error), describe(error)]
+            return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
 
     # ---- requests
 

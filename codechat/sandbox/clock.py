@@ -24,12 +24,16 @@ def _ring(number: int, frame: FrameType | None) -> None:
     raise OutOfTime
 
 
+def listen() -> None:
+    """Once for a process, in its main thread, before `at_most`."""
+    signal.signal(signal.SIGALRM, _ring)
+
+
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """OutOfTime in the body after so many seconds, and at its end where the body swallowed it. Main thread only."""
     global _rung
     _rung = False
-    signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN_S)
     try:
         yield

@@ -26,6 +26,8 @@ NAMED = {
     for t in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None))
 }
 
+PLAIN = frozenset({type(None), bool, str})
+
 ToRef = Callable[[Any], dict[str, int]]
 FromRef = Callable[[str, int], Any]
 
@@ -42,6 +44,14 @@ def no_object(tag: str, number: int) -> Any:
     raise CodecError("a reference where plain data is required")
 
 
+def _no_constant(name: str) -> Any:
+    raise CodecError(f"{name} is not written so")
+
+
+# Made once: json.dumps and json.loads make theirs again for every call with options.
+ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
+DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
+
 # ---- encode
 
 
@@ -49,14 +59,14 @@ def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
     """Bytes of a value. `to_ref(object)` gives {tag: number} for what is not data (tag "h" or "k") or raises
     CodecError."""
     try:
-        return json.dumps(_pack(value, to_ref, 0), ensure_ascii=True, allow_nan=False).encode()
+        return ENCODER(_pack(value, to_ref, 0)).encode()
     except RecursionError:
         raise CodecError("nested too deeply") from None
 
 
 def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
     kind = type(v)
-    if v is None or kind is bool or kind is str:
+    if kind in PLAIN:
         return v
     if kind is int:
         return v if -SMALL <= v < SMALL else {"i": hex(v)}
@@ -112,7 +122,7 @@ def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
     """The value of bytes. CodecError for anything but what `encode` writes; references become
     `from_ref(tag, number)`."""
     try:
-        return _unpack(json.loads(data.decode("ascii"), parse_constant=_no_constant), from_ref, 0)
+        return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
     except CodecError:
         raise
     except RecursionError:
@@ -121,9 +131,6 @@ def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
     except (ValueError, TypeError, ArithmeticError, InvalidOperation, MemoryError) as error:
         raise CodecError(f"not a value: {type(error).__name__}") from None
 
-
-def _no_constant(name: str) -> Any:
-    raise CodecError(f"{name} is not written so")
 
 
 def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from codechat.sandbox import kernel, scripts, wire
-from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most
+from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most, listen
 from codechat.sandbox.handles import Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery, NurseryError
 
@@ -40,6 +40,7 @@ def main(control: socket.socket, level: str, parent: str) -> None:
         return
     # the kernel takes ended children away by itself, also while this process hangs
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listen()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:

@@ -28,6 +28,7 @@ SYS = {
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
+holding_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 def call(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
@@ -45,6 +46,16 @@ def _argument(value: object) -> object:
     if isinstance(value, int):
         return ctypes.c_ulong(value & 0xFFFFFFFFFFFFFFFF)
     return value if isinstance(value, bytes) else ctypes.byref(value)
+
+
+def fork() -> int:
+    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no
+    lock. What the hooks would do is not done: random goes on from the parent's state."""
+    pid = holding_gil.fork()
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "fork")
+    return pid
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

@@ -108,7 +108,7 @@ FORBIDDEN = {
     "mount": "denied(libc.mount(b'x', b'/nonexistent', b'x', 0, 0))",
     "become another user": "os.setuid(0) or 'done'",
     "leave its namespaces": "denied(libc.unshare(0x10000000))",
-    "take more memory than it has": "bytearray(8 << 30) and 'done'",
+    "take more memory than it has": "bytes(8 << 30) and 'done'",
 }
 ATTEMPT = """import ctypes, errno, os, _socket
 libc = ctypes.CDLL(None, use_errno=True)

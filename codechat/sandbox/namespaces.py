@@ -159,7 +159,7 @@ def fork_isolated(own_pidfd: int) -> int:
     kernel.call("unshare", kernel.CLONE_NEWPID)
     child = -1
     try:
-        child = os.fork()
+        child = kernel.fork()
     finally:
         if child:
             kernel.call("setns", own_pidfd, kernel.CLONE_NEWPID)

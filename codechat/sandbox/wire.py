@@ -36,15 +36,21 @@ def receive(sock: socket.socket, limit: int) -> bytes:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    buffer = bytearray()
-    while len(buffer) < count:
+    parts = b""
+    while len(parts) < count:
         try:
-            part = sock.recv(min(count - len(buffer), 1 << 20))
+            part = sock.recv(min(count - len(parts), 1 << 20))
         except TimeoutError:
             raise
         except OSError as error:
             raise WireError(f"cannot receive: {error.strerror or error}") from None
         if not part:
             raise WireError("the other side has gone")
-        buffer += part
-    return bytes(buffer)
+        # one part is the rule; many parts are gathered where they need not be copied again and again
+        parts = part if not parts else bytearray(parts) + part if type(parts) is bytes else _add(parts, part)
+    return bytes(parts)
+
+
+def _add(buffer: bytearray, part: bytes) -> bytearray:
+    buffer += part
+    return buffer
