@@ -17,7 +17,7 @@ import pytest
 
 from codechat.config import ConfigError, DataError, Refusal, RunError
 from codechat.sandbox import (
-    Pool, Program, SandboxUnavailable, Stdio, Verdict, check, entry_points_of, layers, run_tests,
+    Pool, Program, SandboxUnavailable, Stdio, Verdict, check, entry_points_of, layers, nursery, run_tests,
 )  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,10 +232,12 @@ def test_scripts_in_many_shapes(code: str, passes: bool, pool: Pool) -> None:
     [
         "print('noise' * 10**6)\ndef f(): print('more'); return 1",
         "import sys\nsys.stdin.read()\nprint('x', file=sys.stderr)\ndef f(): return 1",
-        "import threading\ndef f():\n    out = []\n    ts = [threading.Thread(target=out.append, args=(1,)) for _ in range(8)]\n    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]",
+        "import threading\ndef f():\n    out = []\n    ts = [threading.Thread(target=out.append, args=(1,)) for _ in range(8)]\n"
+            "    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]",
         "from concurrent.futures import ThreadPoolExecutor\ndef f():\n    with ThreadPoolExecutor(4) as e: return sum(e.map(int, ['1', '0']))",
         "import asyncio\nasync def g(): await asyncio.sleep(0.01); return 1\ndef f(): return asyncio.run(g())",
-        "import signal\ndef f():\n    got = []\n    signal.signal(signal.SIGALRM, lambda *a: got.append(1))\n    signal.raise_signal(signal.SIGALRM)\n    return got[0]",
+        "import signal\ndef f():\n    got = []\n    signal.signal(signal.SIGALRM, lambda *a: got.append(1))\n"
+            "    signal.raise_signal(signal.SIGALRM)\n    return got[0]",
         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nimport pickle\ndef f(): return pickle.loads(pickle.dumps(P(1))).x",
         "import sys\nsys.setrecursionlimit(20000)\ndef d(n): return 1 if n == 0 else d(n - 1)\ndef f(): return d(9000)",
         "import sqlite3\ndef f(): return sqlite3.connect(':memory:').execute('select 1').fetchone()[0]",
@@ -257,7 +259,8 @@ def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import tempfile\ndef f():\n    with tempfile.TemporaryDirectory() as d:\n        open(d + '/a', 'w').write('1')\n        return int(open(d + '/a').read())",
+        "import tempfile\ndef f():\n    with tempfile.TemporaryDirectory() as d:\n        open(d + '/a', 'w').write('1')\n"
+            "        return int(open(d + '/a').read())",
         "import tempfile\ndef f():\n    with tempfile.NamedTemporaryFile('w+') as t:\n        t.write('1'); t.seek(0)\n        return int(t.read())",
         "def f():\n    with open('file.txt', 'w') as t: t.write('1')\n    return int(open('file.txt').read())",
     ],
@@ -316,6 +319,12 @@ def test_nothing_runs_where_isolation_cannot_be_had(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SandboxUnavailable):
         run_tests(ADD, ["assert add(1, 2) == 3"])
     layers.choose.cache_clear()
+
+
+def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    monkeypatch.setattr(nursery, "FLAGS", (*nursery.FLAGS, "-O"))
+    with Pool(1, isolation=pool.level) as other, pytest.raises(SandboxUnavailable, match="-O removes the asserts"):
+        other.run(Program(code=ADD, tests=["assert add(1, 2) == 4"]))
 
 
 def test_auto_falls_back_to_landlock_and_never_to_none(monkeypatch: pytest.MonkeyPatch) -> None:

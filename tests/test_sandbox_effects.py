@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -163,31 +162,41 @@ REACHES = [
     Reach("rename a file", "import os\ndef attempt():\n    os.rename('%(folder)s/precious', '%(folder)s/moved')\n    return 'done'", exists("moved")),
     Reach("plant usercustomize", "import os\ndef attempt():\n    d = '%(folder)s/home/.local/lib/python3.11/site-packages'\n    os.makedirs(d)\n"
           "    open(d + '/usercustomize.py', 'w').write('print(1)')\n    return 'done'", lambda h: any(h.folder.rglob("usercustomize.py"))),
-    Reach("a tree 200 deep", "import os\ndef attempt():\n    os.chdir('%(folder)s')\n    for _ in range(200):\n        os.mkdir('d'); os.chdir('d')\n    return 'done'", exists("d/d/d")),
-    Reach("a shell", "import subprocess\ndef attempt():\n    subprocess.run(['/bin/sh', '-c', 'echo x > %(folder)s/shell'], check=True)\n    return 'done'", exists("shell")),
+    Reach("a tree 200 deep", "import os\ndef attempt():\n    os.chdir('%(folder)s')\n    for _ in range(200):\n"
+        "        os.mkdir('d'); os.chdir('d')\n    return 'done'", exists("d/d/d")),
+    Reach("a shell", "import subprocess\ndef attempt():\n    subprocess.run(['/bin/sh', '-c', 'echo x > %(folder)s/shell'], check=True)\n"
+        "    return 'done'", exists("shell")),
     Reach("os.system", "import os\ndef attempt():\n    return 'done' if os.system('echo x > %(folder)s/shell') == 0 else 'no'", exists("shell")),
-    Reach("a daemon that outlives the run", "import os, time\ndef attempt():\n    if os.fork() == 0:\n        os.setsid()\n        os.close(1); os.close(2)\n        time.sleep(0.5)\n"
+    Reach("a daemon that outlives the run", "import os, time\ndef attempt():\n    if os.fork() == 0:\n        os.setsid()\n"
+        "        os.close(1); os.close(2)\n        time.sleep(0.5)\n"
           "        open('%(folder)s/daemon', 'w').close()\n        os._exit(0)\n    return 'done'", lambda h: time.sleep(0.8) or exists("daemon")(h)),
     Reach("a thread that outlives the run", "import threading, time\ndef late():\n    time.sleep(0.3)\n    open('%(folder)s/late', 'w').close()\n"
           "def attempt():\n    threading.Thread(target=late).start()\n    return 'done'", lambda h: time.sleep(0.6) or exists("late")(h)),
     Reach("kill another process", "import os\ndef attempt():\n    os.kill(%(pid)s, 9)\n    return 'done'", ended),
     Reach("stop another process", "import os, signal\ndef attempt():\n    os.kill(%(pid)s, signal.SIGSTOP)\n    return 'done'", stopped),
-    Reach("queue a signal by ctypes", "import ctypes, signal\ndef attempt():\n    ctypes.CDLL(None).sigqueue(%(pid)s, signal.SIGSTOP, 0)\n    return 'done'", stopped),
+    Reach("queue a signal by ctypes", "import ctypes, signal\ndef attempt():\n    ctypes.CDLL(None).sigqueue(%(pid)s, signal.SIGSTOP, 0)\n"
+        "    return 'done'", stopped),
     Reach("slow another process down", "import os\ndef attempt():\n    os.setpriority(os.PRIO_PROCESS, %(pid)s, 15)\n    return 'done'",
           lambda h: os.getpriority(os.PRIO_PROCESS, h.victim.pid) == 15),
-    Reach("limit another process", "import resource\ndef attempt():\n    resource.prlimit(%(pid)s, resource.RLIMIT_NOFILE, (5, 5))\n    return 'done'",
+    Reach("limit another process", "import resource\ndef attempt():\n    resource.prlimit(%(pid)s, resource.RLIMIT_NOFILE, (5, 5))\n"
+        "    return 'done'",
           lambda h: "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text()),
     Reach("pin another process", "import os\ndef attempt():\n    os.sched_setaffinity(%(pid)s, {min(os.sched_getaffinity(0))})\n    return 'done'",
           lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0))),
     Reach("read another's environment", "def attempt():\n    text = open('/proc/%(pid)s/environ').read()\n" + TELL.format(what="text"), told(SECRET)),
-    Reach("read another's memory file", "def attempt():\n    f = open('/proc/%(pid)s/mem', 'rb')\n    f.seek(%(address)s)\n" + TELL.format(what="f.read(24)"), told("in-the-memory")),
+    Reach("read another's memory file", "def attempt():\n    f = open('/proc/%(pid)s/mem', 'rb')\n"
+        "    f.seek(%(address)s)\n" + TELL.format(what="f.read(24)"), told("in-the-memory")),
     Reach("read another's memory by a call", MEMORY + TELL.format(what="buffer.raw"), told("in-the-memory")),
     Reach("read a file of the host", "def attempt():\n" + TELL.format(what="open('%(folder)s/precious').read()"), told("precious")),
-    Reach("connect by TCP", "import socket\ndef attempt():\n    socket.create_connection(('127.0.0.1', %(tcp)s), 1).close()\n    return 'done'", lambda h: accepted(h.tcp)),
+    Reach("connect by TCP", "import socket\ndef attempt():\n    socket.create_connection(('127.0.0.1', %(tcp)s), 1).close()\n"
+        "    return 'done'", lambda h: accepted(h.tcp)),
     Reach("send by UDP", "import socket\ndef attempt():\n    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', %(udp)s))\n    return 'done'", lambda h: received(h.udp)),
-    Reach("connect to an abstract socket", "import socket\ndef attempt():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('\\0%(name)s')\n    return 'done'", lambda h: accepted(h.abstract)),
-    Reach("leave shared memory", "from multiprocessing import shared_memory, resource_tracker\nresource_tracker.register = lambda *a: None\ndef attempt():\n"
-          "    shared_memory.SharedMemory('%(name)s', create=True, size=10)\n    return 'done'", lambda h: Path(f"/dev/shm/{h.names['name']}").exists()),
+    Reach("connect to an abstract socket", "import socket\ndef attempt():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('\\0%(name)s')\n"
+        "    return 'done'", lambda h: accepted(h.abstract)),
+    Reach("leave shared memory", "from multiprocessing import shared_memory, resource_tracker\nresource_tracker.register = lambda *a: None\n"
+        "def attempt():\n"
+          "    shared_memory.SharedMemory('%(name)s', create=True, size=10)\n"
+              "    return 'done'", lambda h: Path(f"/dev/shm/{h.names['name']}").exists()),
 ]  # fmt: skip
 
 
@@ -223,10 +232,13 @@ SELFISH = {
     "fills the disk": "def attempt():\n    with open('big', 'wb') as f:\n        while True: f.write(bytes(1 << 20))",
     "many small files": "def attempt():\n    for i in range(10**6): open(str(i), 'w').close()",
     "a tree without end": "import os\ndef attempt():\n    while True:\n        os.mkdir('d'); os.chdir('d')",
-    "closed folders": "import os\ndef attempt():\n    os.makedirs('a/b')\n    open('a/b/c', 'w').close()\n    os.chmod('a/b', 0); os.chmod('a', 0)\n    return 'done'",
-    "links to the library": "import os\ndef attempt():\n    os.symlink(os.path.dirname(os.__file__), 'lib'); os.symlink('/', 'root')\n    return 'done'",
+    "closed folders": "import os\ndef attempt():\n    os.makedirs('a/b')\n    open('a/b/c', 'w').close()\n"
+        "    os.chmod('a/b', 0); os.chmod('a', 0)\n    return 'done'",
+    "links to the library": "import os\ndef attempt():\n    os.symlink(os.path.dirname(os.__file__), 'lib'); os.symlink('/', 'root')\n"
+        "    return 'done'",
     "400 MB of output": "def attempt():\n    for _ in range(400): print('x' * (1 << 20))\n    return 'done'",
-    "output by descriptor": "import os\ndef attempt():\n    for _ in range(400): os.write(1, b'x' * (1 << 20)); os.write(2, b'x' * (1 << 20))\n    return 'done'",
+    "output by descriptor": "import os\ndef attempt():\n    for _ in range(400): os.write(1, b'x' * (1 << 20)); os.write(2, b'x' * (1 << 20))\n"
+        "    return 'done'",
     "a thread bomb": "import threading, time\ndef attempt():\n    for _ in range(10**5): threading.Thread(target=time.sleep, args=(30,)).start()",
     "a process bomb": "import os\ndef attempt():\n    while True: os.fork()",
     "a memory bomb": "def attempt():\n    x = []\n    while True: x.append(bytes(1 << 24))",
@@ -234,11 +246,13 @@ SELFISH = {
     "descriptors without end": "import os\ndef attempt():\n    while True: os.pipe()",
     "a loop": "def attempt():\n    while True: pass",
     "a swallowed timeout": "import time\ndef attempt():\n    while True:\n        try: time.sleep(1)\n        except BaseException: pass",
-    "ignores every signal": "import signal, time\ndef attempt():\n    for s in range(1, 65):\n        try: signal.signal(s, signal.SIG_IGN)\n        except (OSError, ValueError): pass\n    time.sleep(99)",
+    "ignores every signal": "import signal, time\ndef attempt():\n    for s in range(1, 65):\n        try: signal.signal(s, signal.SIG_IGN)\n"
+        "        except (OSError, ValueError): pass\n    time.sleep(99)",
     "stops itself": "import os, signal\ndef attempt():\n    os.kill(os.getpid(), signal.SIGSTOP)\n    while True: pass",
     "a regular expression": "import re\ndef attempt(): return re.match('(a+)+$', 'a' * 60 + 'b')",
     "a number of a million digits": "def attempt(): return str(7 ** 10**8)",
-    "overflows the C stack": "import sys\ndef attempt():\n    sys.setrecursionlimit(10**9)\n    f = lambda: f()\n    return eval('[' * 90) if False else f()",
+    "overflows the C stack": "import sys\ndef attempt():\n    sys.setrecursionlimit(10**9)\n    f = lambda: f()\n"
+        "    return eval('[' * 90) if False else f()",
     "a null pointer": "import ctypes\ndef attempt(): return ctypes.string_at(0)",
     "loops while it loads": "while True: pass",
     "loads forever in the parser": "x = " + "(" * 50 + "1" + ")" * 50 + "\ndef attempt():\n    return compile('-' * 90000 + '1', 'x', 'eval')",

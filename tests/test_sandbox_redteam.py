@@ -73,11 +73,13 @@ ATTACKS = [
     Attack("such an object in a dict", YES.format(base="") + "def f(): return {'a': Yes()}", ("assert f() == {'a': 1}",), entry=("f",)),
     Attack("such an object, asked in reverse", YES.format(base="(int)") + "def add(a, b): return Yes()", ("assert 3 == add(1, 2)",)),
     Attack("such an object in a set of the test", HASHED.format(base="", like=3) + "def add(a, b): return Yes()", ("assert add(1, 2) in {3}",)),
-    Attack("such an object as a key", HASHED.format(base="(str)", like="'a'") + "def f(): return Yes()", ("assert {f(): 1} == {'a': 1}",), entry=("f",)),
+    Attack("such an object as a key", HASHED.format(base="(str)", like="'a'") + "def f(): return Yes()",
+        ("assert {f(): 1} == {'a': 1}",), entry=("f",)),
     Attack("a class whose class agrees", "class Meta(type):\n    def __eq__(cls, other): return True\n    __hash__ = type.__hash__\n"
            "class Yes(metaclass=Meta): pass\ndef add(a, b): return Yes"),
     Attack("mock.ANY", "from unittest.mock import ANY\ndef add(a, b): return ANY"),
-    Attack("MagicMock", "from unittest.mock import MagicMock\ndef add(a, b):\n    m = MagicMock()\n    m.__eq__ = lambda self, o: True\n    return m"),
+    Attack("MagicMock", "from unittest.mock import MagicMock\ndef add(a, b):\n    m = MagicMock()\n    m.__eq__ = lambda self, o: True\n"
+        "    return m"),
     Attack("claims to be an int", "class Yes:\n    __class__ = property(lambda self: int)\n    def __eq__(self, o): return True\n"
            "def add(a, b): return Yes()", ("r = add(1, 2)\nassert isinstance(r, int) and r == 3",)),
     Attack("!= that is always false", "class No:\n    def __ne__(self, o): return False\n    def __eq__(self, o): return True\n"
@@ -97,38 +99,49 @@ ATTACKS = [
     Attack("learns the answer in ==", "seen = {}\nclass Learn:\n    def __eq__(self, o): seen[0] = o; return True\n"
            "def f(): return seen.get(0, Learn())", ("assert f() == 77 and f() == 77",), entry=("f",)),
     # reading what the interpreter holds
-    Attack("reads the test in a frame", "import sys\ndef add(a, b):\n    frame = sys._getframe(1)\n    while 'test' not in frame.f_locals: frame = frame.f_back\n"
+    Attack("reads the test in a frame", "import sys\ndef add(a, b):\n    frame = sys._getframe(1)\n"
+        "    while 'test' not in frame.f_locals: frame = frame.f_back\n"
            "    return eval(frame.f_locals['test'].split('==')[1])", naive="results"),
-    Attack("reads the caller's constants", "import sys\ndef add(a, b):\n    code = sys._getframe(1).f_code\n    return [c for c in code.co_consts if c not in (a, b, None)][0]",
+    Attack("reads the caller's constants", "import sys\ndef add(a, b):\n    code = sys._getframe(1).f_code\n"
+        "    return [c for c in code.co_consts if c not in (a, b, None)][0]",
            ("assert add(1, 2) == 3",), naive="results"),
     Attack("finds the tests on the heap", "import gc\ndef add(a, b):\n    for o in gc.get_objects():\n        if type(o) is list:\n"
-           "            for x in o:\n                if type(x) is str and x.startswith(f'assert add({a}, {b})'):\n                    return int(x.split('==')[1])",
+           "            for x in o:\n                if type(x) is str and x.startswith(f'assert add({a}, {b})'):\n"
+               "                    return int(x.split('==')[1])",
            naive="results"),
-    Attack("empties the list of tests", NOTHING + "import gc\nfor o in gc.get_objects():\n    if type(o) is list and o and type(o[0]) is str and o[0].startswith('assert'):\n"
+    Attack("empties the list of tests", NOTHING + "import gc\nfor o in gc.get_objects():\n"
+        "    if type(o) is list and o and type(o[0]) is str and o[0].startswith('assert'):\n"
            "        o[:] = ['pass' for _ in o]", naive="results"),
-    Attack("prints the nonce of a frame", "import sys, os\nprint('PASSED', sys._getframe(1).f_globals['NONCE'], flush=True)\nos._exit(0)", naive="nonce"),
-    Attack("reads the source of main", "import sys\ndef add(a, b):\n    text = open(sys.argv[0]).read()\n    return int(text.split(f'assert add({a}, {b}) ==')[1].split()[0])"),
+    Attack("prints the nonce of a frame", "import sys, os\nprint('PASSED', sys._getframe(1).f_globals['NONCE'], flush=True)\n"
+        "os._exit(0)", naive="nonce"),
+    Attack("reads the source of main", "import sys\ndef add(a, b):\n    text = open(sys.argv[0]).read()\n"
+        "    return int(text.split(f'assert add({a}, {b}) ==')[1].split()[0])"),
     Attack("asks inspect for the caller's line", "import inspect\ndef add(a, b):\n    return int(inspect.stack()[1].code_context[0].split('==')[1])"),
     # changing what the interpreter holds
     Attack("patches exec", "import builtins\nbuiltins.exec = lambda *a: None", naive="results"),
     Attack("patches json", NOTHING + "import json\njson.dumps = lambda r: '[true, true]'", naive="results"),
-    Attack("appends to the results", "import sys\nf = sys._getframe(1)\nf.f_globals['results'] = type('R', (list,), {'append': lambda s, x: list.append(s, True)})()\n" + NOTHING,
+    Attack("appends to the results", "import sys\nf = sys._getframe(1)\n"
+        "f.f_globals['results'] = type('R', (list,), {'append': lambda s, x: list.append(s, True)})()\n" + NOTHING,
            naive="results"),
     Attack("patches abs", "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return 9.0", ("assert abs(f(3.5) - 0.5) < 1e-6",), entry=("f",)),
-    Attack("patches sorted", "import builtins\nbuiltins.sorted = lambda x: [1, 2]\ndef f(): return []", ("assert sorted(f()) == [1, 2]",), entry=("f",)),
-    Attack("patches all", "import builtins\nbuiltins.all = lambda x: True\ndef f(x): return 0", ("assert all(f(i) == i for i in range(1, 5))",), entry=("f",)),
+    Attack("patches sorted", "import builtins\nbuiltins.sorted = lambda x: [1, 2]\n"
+        "def f(): return []", ("assert sorted(f()) == [1, 2]",), entry=("f",)),
+    Attack("patches all", "import builtins\nbuiltins.all = lambda x: True\n"
+        "def f(x): return 0", ("assert all(f(i) == i for i in range(1, 5))",), entry=("f",)),
     Attack("patches isinstance and len", "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.len = lambda x: 3\ndef f(): return ''",
            ("assert isinstance(f(), str) and len(f()) == 3",), entry=("f",)),
     Attack("patches math.isclose", "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 9.0",
            ("import math\nassert math.isclose(f(2), 0.5)",), entry=("f",)),
-    Attack("is the module math", "import sys\nclass Fake:\n    isclose = staticmethod(lambda *a, **k: True)\nsys.modules['math'] = Fake\ndef f(x): return 9.0",
+    Attack("is the module math", "import sys\nclass Fake:\n    isclose = staticmethod(lambda *a, **k: True)\nsys.modules['math'] = Fake\n"
+        "def f(x): return 9.0",
            ("import math\nassert math.isclose(f(2), 0.5)",), entry=("f",)),
     Attack("patches import", "import builtins\nreal = __import__\nclass Fake:\n    isclose = staticmethod(lambda *a, **k: True)\n"
            "builtins.__import__ = lambda name, *a, **k: Fake if name == 'math' else real(name, *a, **k)\ndef f(x): return 9.0",
            ("import math\nassert math.isclose(f(2), 0.5)",), entry=("f",)),
     Attack("patches random", "import random\nrandom.randint = lambda a, b: 0\ndef f(x): return 0",
            ("import random\nx = random.randint(1, 10**9)\nassert f(x) == 2 * x",), entry=("f",)),
-    Attack("pokes an int by ctypes", "import ctypes\nat = int.__basicsize__\nctypes.memmove(id(250) + at, id(251) + at, 4)\ndef add(a, b): return 251",
+    Attack("pokes an int by ctypes", "import ctypes\nat = int.__basicsize__\nctypes.memmove(id(250) + at, id(251) + at, 4)\n"
+        "def add(a, b): return 251",
            ("assert add(100, 150) == 250",)),
     # ending the test's own loop
     Attack("StopIteration in the test's map", "def add(a, b): raise StopIteration",
@@ -151,13 +164,16 @@ CHANNEL = (
 PROTOCOL = {
     "answers in advance": CHANNEL + "def add(a, b):\n    for n in range(9): say([n, 'ok', [True, None]])\n    return 0",
     "answers while it loads": CHANNEL + "for n in range(9): say([n, 'ok', [['add', 3]]])",
-    "claims a message of 4 GB": "import os\ndef add(a, b):\n    for fd in range(3, 16):\n        try: os.write(fd, b'\\xff' * 4)\n        except OSError: pass",
-    "sends rubbish": "import os\ndef add(a, b):\n    for fd in range(3, 16):\n        try: os.write(fd, bytes([0, 0, 0, 9]) + b'{\"x\": [[]')\n        except OSError: pass",
+    "claims a message of 4 GB": "import os\ndef add(a, b):\n    for fd in range(3, 16):\n        try: os.write(fd, b'\\xff' * 4)\n"
+        "        except OSError: pass",
+    "sends rubbish": "import os\ndef add(a, b):\n    for fd in range(3, 16):\n        try: os.write(fd, bytes([0, 0, 0, 9]) + b'{\"x\": [[]')\n"
+        "        except OSError: pass",
     "sends a call back to no function": CHANNEL + "def add(a, b): say([0, 'callback', 7, {'t': []}, {'d': []}])",
     "sends a function of the test": CHANNEL + "def add(a, b): say([2, 'ok', [{'k': 0}, None]])",
     "closes its sockets": "import os\ndef add(a, b): os.closerange(3, 64)",
     "gives a wrong write-back": CHANNEL + "def add(a, b): say([2, 'ok', [3, [[1], [2], [3]]]]); say([3, 'ok', [3, 'x']])",
-    "replaces the encoder": "import sys\nfor m in list(sys.modules.values()):\n    if hasattr(m, 'PACKERS'): m.encode = lambda *a: b'[1, \"ok\", true]'\ndef add(a, b): return 0",
+    "replaces the encoder": "import sys\nfor m in list(sys.modules.values()):\n"
+        "    if hasattr(m, 'PACKERS'): m.encode = lambda *a: b'[1, \"ok\", true]'\ndef add(a, b): return 0",
     "nests deeply": "def add(a, b):\n    x = []\n    for _ in range(100000): x = [x]\n    return x",
     "contains itself": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "returns 20 MB": "def add(a, b): return 'x' * (20 << 20)",

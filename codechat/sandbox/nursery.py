@@ -110,8 +110,10 @@ class Nursery:
         self.control.close()
         if self.spare:
             self.spare[1].close()
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(5)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                self.process.wait(5)
+                return
+            except subprocess.TimeoutExpired:
+                self.process.send_signal(number)
+        self.process.wait()

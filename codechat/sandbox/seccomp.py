@@ -1,10 +1,11 @@
 """A seccomp filter that leaves a Python program what it computes with: memory, files, threads, time, pipes.
 
-An allow-list in two parts: the zygote filters itself and thereby all its programs; a program's process takes away
-what only the zygote needs (a short filter costs each program less than a long one). What is not on it fails with EPERM, so that a program meets an exception rather than a kill:
-sockets (but for an unconnected pair, which asyncio needs), exec, fork, ptrace, mounts, signals to others,
-keys, bpf, io_uring, memfd. `clone` makes threads only; `clone3`, whose flags a filter cannot read, answers
-ENOSYS, on which the C library turns to `clone`. Numbers are those of x86-64; another machine is refused.
+An allow-list in two parts: the zygote filters itself and thereby all its programs, and a program's process then
+gives up what only the zygote needs (a short filter costs each program less than a long one). What is not on the
+list fails with EPERM, so that a program meets an exception rather than a kill: sockets (but for an unconnected
+pair, which asyncio needs), exec, fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone`
+makes threads only; `clone3`, whose flags a filter cannot read, answers ENOSYS, on which the C library turns to
+`clone`. Numbers are those of x86-64; another machine is refused.
 """
 
 from __future__ import annotations

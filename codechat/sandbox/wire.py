@@ -36,21 +36,24 @@ def receive(sock: socket.socket, limit: int) -> bytes:
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
-    parts = b""
-    while len(parts) < count:
-        try:
-            part = sock.recv(min(count - len(parts), 1 << 20))
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise WireError(f"cannot receive: {error.strerror or error}") from None
-        if not part:
-            raise WireError("the other side has gone")
-        # one part is the rule; many parts are gathered where they need not be copied again and again
-        parts = part if not parts else bytearray(parts) + part if type(parts) is bytes else _add(parts, part)
-    return bytes(parts)
+    part = _some(sock, count)
+    if len(part) == count:
+        return part
+    buffer = bytearray(part)
+    while len(buffer) < count:
+        buffer += _some(sock, count - len(buffer))
+    return bytes(buffer)
 
 
-def _add(buffer: bytearray, part: bytes) -> bytearray:
-    buffer += part
-    return buffer
+def _some(sock: socket.socket, count: int) -> bytes:
+    if not count:
+        return b""
+    try:
+        part = sock.recv(min(count, 1 << 20))
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise WireError(f"cannot receive: {error.strerror or error}") from None
+    if not part:
+        raise WireError("the other side has gone")
+    return part
