@@ -28,7 +28,11 @@ LATER = {
     ("kv_cache", "gpt"): "an annotation only, under TYPE_CHECKING",
 }
 # A handler may take anything only here.
-ANYTHING = {"tool_talk.py": "what a user's function raises is its answer in the conversation"}
+ANYTHING = {
+    "tool_talk.py": "what a user's function raises is its answer in the conversation",
+    "sandbox/child.py": "what an untrusted program raises is its answer to the judge",
+    "sandbox/judge.py": "whatever a test raises is the reason why it failed",
+}
 MAX_LINES = 400
 
 

@@ -1,0 +1,178 @@
+"""The process that holds one untrusted program and answers a judge's requests about it.
+
+Nothing here is trusted once the program has run: it shares this interpreter and may have changed any of it.
+What it can change is only what is sent, and the judge takes nothing but plain data.
+
+Requests and replies are lists, by codec.py:
+    [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines
+    [number, "script", code, limits] + two descriptors  -> None once the program has run to its end
+    [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
+    [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
+A reply is [number, "ok", value], [number, "raise", type, message] or, before either, a call back into the
+judge: [number, "callback", function, args, kwargs].
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import io
+import os
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from codechat.sandbox import codec, limits, wire
+
+MESSAGE = 300  # characters of an exception's text that are sent
+MUTABLE = (list, dict, set, bytearray, codec.deque)
+END = "end"  # the answer to "next" of an iterator that has no more
+
+
+class Program:
+    """A program and the objects of it that the judge knows by number."""
+
+    def __init__(self, channel: socket.socket, own_bytes: int) -> None:
+        self.channel, self.own_bytes = channel, own_bytes
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}  # id -> number; `objects` keeps the ids from being used again
+
+    # ---- messages
+
+    def to_ref(self, value: Any) -> dict[str, Any]:
+        if name := codec.pack_name(value):
+            return name
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return {"h": self.numbers[id(value)]}
+
+    def from_ref(self, tag: str, number: int) -> Any:
+        return self.objects[number] if tag == "h" else self._callback(number)
+
+    def _callback(self, number: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.send([0, "callback", number, args, kwargs])
+            return self.serve(until_answer=True)
+
+        return call
+
+    def send(self, message: list[Any]) -> None:
+        wire.send(self.channel, codec.encode(message, self.to_ref))
+
+    def serve(self, until_answer: bool = False) -> Any:
+        """Answer requests until the judge is gone, or until it answers a call back."""
+        while True:
+            message = codec.decode(wire.receive(self.channel, wire.TRUSTED), self.from_ref)
+            number, op, *rest = message
+            if until_answer and op == "answer":
+                return rest[0]
+            if until_answer and op == "refuse":
+                raise RuntimeError(rest[0])
+            wire.send(self.channel, self.attempt(number, op, rest))
+
+    def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
+        """The reply to a request, whatever the program raises; a result that cannot cross is an error too."""
+        try:
+            return codec.encode([number, "ok", getattr(self, f"do_{op}")(*rest)], self.to_ref)
+        except BaseException as error:
+            return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
+
+    # ---- requests
+
+    def do_load(self, code: str, names: list[str], imports: str, most: list[float]) -> list[Any]:
+        module = types.ModuleType("candidate")
+        sys.modules["candidate"] = module  # dataclasses and pickle look a class's module up by name
+        self._limit(most)
+        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+        for line in imports.splitlines():
+            with contextlib.suppress(ImportError):
+                exec(line, module.__dict__)
+        return [[name, module.__dict__[name]] for name in names if name in module.__dict__]
+
+    def do_script(self, code: str, most: list[float]) -> None:
+        _, (stdin, stdout), _, _ = socket.recv_fds(self.channel, 1, 2)
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
+        os.closerange(min(stdin, stdout), max(stdin, stdout) + 1)
+        sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")
+        sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8")
+        module = types.ModuleType("__main__")
+        sys.modules["__main__"] = module
+        self._limit(most)
+        try:
+            exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+
+    def _limit(self, most: list[float]) -> None:
+        memory_mb, cpu_s = most
+        limits.limit_program(self.own_bytes, int(memory_mb), cpu_s)
+
+    def do_call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        given = [*args, *kwargs.values()]
+        before = [codec.encode(a, self.to_ref) if type(a) in MUTABLE else None for a in given]
+        result = function(*args, **kwargs)
+        after = [None if b is None or codec.encode(a, self.to_ref) == b else [a] for a, b in zip(given, before)]
+        return [result, after if any(after) else None]
+
+    def do_get(self, target: Any, name: str) -> Any:
+        return getattr(target, name)
+
+    def do_set(self, target: Any, name: str, value: Any) -> None:
+        setattr(target, name, value)
+
+    def do_iter(self, target: Any) -> Any:
+        return Opaque(iter(target))
+
+    def do_next(self, target: Any) -> list[Any]:
+        try:
+            return [next(target.value)]
+        except StopIteration:
+            return []
+
+    def do_len(self, target: Any) -> int:
+        return len(target)
+
+    def do_item(self, target: Any, key: Any) -> Any:
+        return target[key]
+
+    def do_bool(self, target: Any) -> bool:
+        return bool(target)
+
+    def do_str(self, target: Any) -> str:
+        return str(target)
+
+    def do_repr(self, target: Any) -> str:
+        return repr(target)
+
+
+class Opaque:
+    """Keeps an iterator a reference, also where it iterates over itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def known_name(error: BaseException) -> str:
+    """The name of the nearest builtin exception."""
+    return next(
+        (t.__name__ for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t), "BaseException"
+    )
+
+
+def describe(error: BaseException) -> str:
+    name = type(error).__name__
+    text = str(error)[:MESSAGE] if isinstance(error, Exception) else ""
+    own = name if getattr(builtins, name, None) is type(error) else ""
+    return text if own else f"{name}: {text}"

@@ -1,0 +1,210 @@
+"""Plain data <-> bytes, for values that cross between a judge and an untrusted program.
+
+Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, deque), so that no method of the
+sender ever runs in the receiver: an int subclass with a lying `__eq__` arrives as the int it holds. What is
+not data is offered to `to_ref`, which may turn it into a number, and arrives as what `from_ref` makes of one.
+
+null, booleans, strings, small ints, finite floats and lists are themselves; all else is {"tag": payload}.
+
+Left out: shared references, cycles and nesting beyond MAX_DEPTH, which raise CodecError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+MAX_DEPTH = 100
+SMALL = 1 << 63  # ints beyond cross as hexadecimal: json writes decimal, which Python limits to 4300 digits
+NAMED = {
+    t.__name__: t
+    for t in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None))
+}
+
+PLAIN = frozenset({type(None), bool, str})
+
+ToRef = Callable[[Any], dict[str, int]]
+FromRef = Callable[[str, int], Any]
+
+
+class CodecError(ValueError):
+    """A value that cannot cross, or bytes that are no value."""
+
+
+def no_ref(value: Any) -> dict[str, int]:
+    raise CodecError(f"a {type(value).__name__} is not plain data")
+
+
+def no_object(tag: str, number: int) -> Any:
+    raise CodecError("a reference where plain data is required")
+
+
+def _no_constant(name: str) -> Any:
+    raise CodecError(f"{name} is not written so")
+
+
+# Made once: json.dumps and json.loads make theirs again for every call with options.
+ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
+DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
+
+# ---- encode
+
+
+def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
+    """Bytes of a value. `to_ref(object)` gives {tag: number} for what is not data (tag "h" or "k") or raises
+    CodecError."""
+    try:
+        return ENCODER(_pack(value, to_ref, 0)).encode()
+    except RecursionError:
+        raise CodecError("nested too deeply") from None
+
+
+def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
+    kind = type(v)
+    if kind in PLAIN:
+        return v
+    if kind is int:
+        return v if -SMALL <= v < SMALL else {"i": hex(v)}
+    if kind is float:
+        return v if math.isfinite(v) else {"f": repr(v)}
+    if depth >= MAX_DEPTH:
+        raise CodecError(f"nested deeper than {MAX_DEPTH}")
+    if kind is list:
+        return [_pack(x, to_ref, depth + 1) for x in v]
+    if (packer := PACKERS.get(kind)) is None:
+        base = next((b for b in kind.__mro__ if b in BASES), None)
+        if base is None:
+            return to_ref(v)
+        # a namedtuple, Counter, IntEnum or numpy float crosses as the data it holds
+        return _pack(BASES[base](v), to_ref, depth)
+    return packer(v, lambda x: _pack(x, to_ref, depth + 1))
+
+
+Pack = Callable[[Any], Any]
+PACKERS: dict[type, Callable[[Any, Pack], Any]] = {
+    tuple: lambda v, p: {"t": [p(x) for x in v]},
+    dict: lambda v, p: {"d": [[p(k), p(x)] for k, x in v.items()]},
+    set: lambda v, p: {"s": [p(x) for x in v]},
+    frozenset: lambda v, p: {"z": [p(x) for x in v]},
+    bytes: lambda v, p: {"b": v.decode("latin-1")},
+    bytearray: lambda v, p: {"a": v.decode("latin-1")},
+    complex: lambda v, p: {"c": [p(v.real), p(v.imag)]},
+    range: lambda v, p: {"r": [p(v.start), p(v.stop), p(v.step)]},
+    Decimal: lambda v, p: {"D": str(v)},
+    Fraction: lambda v, p: {"Q": [p(v.numerator), p(v.denominator)]},
+    deque: lambda v, p: {"q": [[p(x) for x in v], v.maxlen]},
+    type(...): lambda v, p: {"e": 0},
+}
+BASES: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__, float: float.__float__, str: str.__str__, bytes: lambda v: bytes(bytearray(v)),
+    list: lambda v: list(list.__iter__(v)), tuple: lambda v: tuple(tuple.__iter__(v)),
+    dict: lambda v: dict(dict.items(v)), set: lambda v: set(set.__iter__(v)),
+    frozenset: lambda v: frozenset(frozenset.__iter__(v)), complex: lambda v: complex(v.real, v.imag),
+    deque: lambda v: deque(deque.__iter__(v), v.maxlen), Decimal: Decimal, Fraction: Fraction,
+}  # fmt: skip
+
+
+def pack_name(value: Any) -> dict[str, str] | None:
+    """{"y": name} of a builtin type that may cross as itself."""
+    name = getattr(value, "__name__", None) if isinstance(value, type) else None
+    return {"y": name} if name in NAMED and NAMED[name] is value else None
+
+
+# ---- decode
+
+
+def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
+    """The value of bytes. CodecError for anything but what `encode` writes; references become
+    `from_ref(tag, number)`."""
+    try:
+        return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
+    except CodecError:
+        raise
+    except RecursionError:
+        raise CodecError("nested too deeply") from None
+    # bad utf-8, bad json, a list as a key, a zero denominator, an int of too many digits, a bad Decimal
+    except (ValueError, TypeError, ArithmeticError, InvalidOperation, MemoryError) as error:
+        raise CodecError(f"not a value: {type(error).__name__}") from None
+
+
+
+def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise CodecError(f"nested deeper than {MAX_DEPTH}")
+    if type(j) is list:
+        return [_unpack(x, from_ref, depth + 1) for x in j]
+    if type(j) is not dict:
+        return j
+    if len(j) != 1:
+        raise CodecError("an object must have one tag")
+    ((tag, body),) = j.items()
+    if tag in ("h", "k"):
+        return from_ref(tag, _whole(body))
+    if (unpacker := UNPACKERS.get(tag)) is None:
+        raise CodecError("unknown tag")
+    return unpacker(body, lambda x: _unpack(x, from_ref, depth + 1))
+
+
+def _whole(x: Any) -> int:
+    if type(x) is not int:
+        raise CodecError("an int is required")
+    return x
+
+
+def _text(x: Any) -> str:
+    if type(x) is not str:
+        raise CodecError("a string is required")
+    return x
+
+
+def _list(x: Any, length: int | None = None) -> list[Any]:
+    if type(x) is not list or (length is not None and len(x) != length):
+        raise CodecError("a list is required" if length is None else f"a list of {length} is required")
+    return x
+
+
+def _real(x: Any) -> float:
+    if type(x) is not float:
+        raise CodecError("a float is required")
+    return x
+
+
+def _special(x: Any) -> float:
+    if x not in ("nan", "inf", "-inf"):
+        raise CodecError("not a special float")
+    return float(x)
+
+
+def _deque(body: Any, u: Pack) -> deque[Any]:
+    items, maxlen = _list(body, 2)
+    return deque([u(x) for x in _list(items)], None if maxlen is None else _whole(maxlen))
+
+
+def _named(body: Any, u: Pack) -> type:
+    if (found := NAMED.get(_text(body))) is None:
+        raise CodecError("not a known type")
+    return found
+
+
+UNPACKERS: dict[str, Callable[[Any, Pack], Any]] = {
+    "t": lambda b, u: tuple([u(x) for x in _list(b)]),
+    "d": lambda b, u: {u(k): u(x) for k, x in (_list(pair, 2) for pair in _list(b))},
+    "s": lambda b, u: {u(x) for x in _list(b)},
+    "z": lambda b, u: frozenset([u(x) for x in _list(b)]),
+    "b": lambda b, u: _text(b).encode("latin-1"),
+    "a": lambda b, u: bytearray(_text(b).encode("latin-1")),
+    "c": lambda b, u: complex(*(_real(u(x)) for x in _list(b, 2))),
+    "r": lambda b, u: range(*(_whole(u(x)) for x in _list(b, 3))),
+    "i": lambda b, u: int(_text(b), 16),
+    "f": lambda b, u: _special(b),
+    "D": lambda b, u: Decimal(_text(b)),
+    "Q": lambda b, u: Fraction(*(_whole(u(x)) for x in _list(b, 2))),
+    "q": _deque,
+    "y": _named,
+    "e": lambda b, u: ...,
+}

@@ -1,0 +1,225 @@
+"""The judge's view of a program: requests over its socket, and stand-ins for objects that are no plain data.
+
+A stand-in forwards attributes, calls, iteration, length, indexing and text to the program's process. It never
+forwards `==`, arithmetic, ordering or `in`: the other operand may be the value that the test expects, and the
+program would only have to agree with it. Two stand-ins are equal where they stand for one object.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from codechat.sandbox import codec, wire
+
+REFERENCES = 100_000  # objects of one program that a judge is willing to know
+
+
+class Lost(BaseException):
+    """The program's process ended, or does not speak as agreed. No test can catch it as an Exception."""
+
+
+class ProgramError(Exception):
+    """What a program raised, where raising it as itself would mean something to the test's own code."""
+
+
+# A StopIteration would end the test's own loop, an AssertionError would be the test's.
+AS_ITSELF = frozenset({
+    "ArithmeticError", "AttributeError", "BufferError", "EOFError", "Exception", "FileExistsError",
+    "FileNotFoundError", "FloatingPointError", "ImportError", "IndexError", "IsADirectoryError", "KeyError",
+    "LookupError", "MemoryError", "ModuleNotFoundError", "NameError", "NotADirectoryError", "NotImplementedError",
+    "OSError", "OverflowError", "PermissionError", "RecursionError", "ReferenceError", "RuntimeError", "SyntaxError",
+    "TimeoutError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError",
+})  # fmt: skip
+# A test that asks one of these expects a string, number or set; another object would answer in the test's place.
+PREDICATES = frozenset(
+    name
+    for kind in (str, float, set)
+    for name in dir(kind)
+    if name.startswith("is") or name in ("startswith", "endswith")
+)
+
+
+class Session:
+    """One program's process. Any request raises Lost once it has gone or broken the agreement."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.number = 0
+        self.lost = ""
+        self.handles: dict[int, Handle] = {}
+        self.callbacks: list[Callable[..., Any]] = []
+
+    def request(self, op: str, *args: Any) -> Any:
+        """The program's answer. An exception of the program is raised here, as `raised` says."""
+        self.number += 1
+        number = self.number
+        self._send([number, op, *args])
+        while True:
+            kind, *rest = self.receive(number)
+            if kind == "ok" and len(rest) == 1:
+                return rest[0]
+            if kind == "raise" and len(rest) == 2 and type(rest[0]) is type(rest[1]) is str:
+                raise raised(*rest)
+            if kind != "callback" or len(rest) != 3:
+                self.lose("an unknown kind of answer")
+            self._send(self._called_back(*rest))
+
+    def _called_back(self, number: Any, args: Any, kwargs: Any) -> list[Any]:
+        """Run a function of the test that was passed to the program; it is trusted, its arguments are data."""
+        if type(number) is not int or not 0 <= number < len(self.callbacks) or type(args) is not tuple:
+            self.lose("a call to no function")
+        if type(kwargs) is not dict or not all(type(k) is str for k in kwargs):
+            self.lose("a call with odd arguments")
+        try:
+            return [0, "answer", self.callbacks[number](*args, **kwargs)]
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, ProgramError) as error:
+            return [0, "refuse", f"{type(error).__name__} in a function of the test"]
+
+    def _send(self, message: list[Any]) -> None:
+        try:
+            wire.send(self.channel, codec.encode(message, self._to_ref))
+        except wire.WireError as error:
+            self.lose(str(error))
+
+    def receive(self, number: int) -> list[Any]:
+        """[kind, ...] of the answer to a request."""
+        try:
+            message = codec.decode(wire.receive(self.channel, wire.FROM_PROGRAM), self._from_ref)
+        except wire.WireError as error:
+            self.lose(str(error))
+        except codec.CodecError as error:
+            self.lose(f"an answer that is no value ({error})")
+        if type(message) is not list or len(message) < 3 or type(message[1]) is not str:
+            self.lose("an answer of the wrong shape")
+        if message[0] != (0 if message[1] == "callback" else number):
+            self.lose("an answer to another question")
+        return message[1:]
+
+    def lose(self, why: str) -> Any:
+        self.lost = self.lost or why
+        raise Lost(self.lost)
+
+    def _to_ref(self, value: Any) -> dict[str, Any]:
+        if type(value) is Handle:
+            session, number = state(value)
+            if session is not self:
+                raise codec.CodecError("an object of a process that has ended")
+            return {"h": number}
+        if name := codec.pack_name(value):
+            return name
+        if callable(value):
+            self.callbacks.append(value)
+            return {"k": len(self.callbacks) - 1}
+        raise codec.CodecError(f"a {type(value).__name__} of the test cannot be sent to a program")
+
+    def _from_ref(self, tag: str, number: int) -> Any:
+        if tag == "k":
+            raise codec.CodecError("a function of the test sent back")
+        if number not in self.handles:
+            if len(self.handles) >= REFERENCES:
+                raise codec.CodecError("too many objects")
+            self.handles[number] = Handle(self, number)
+        return self.handles[number]
+
+
+def raised(name: str, text: str) -> Exception:
+    """The exception to raise in the judge for one of a program."""
+    if name in AS_ITSELF:
+        return getattr(builtins, name)(text[:1000])
+    return ProgramError(f"{name[:100]}: {text[:1000]}")
+
+
+class Handle:
+    """Stands for an object of a program. The class, `==`, hashing and arithmetic are its own, not the object's."""
+
+    __slots__ = ("_Handle__session", "_Handle__number")
+
+    def __init__(self, session: Session, number: int) -> None:
+        object.__setattr__(self, "_Handle__session", session)
+        object.__setattr__(self, "_Handle__number", number)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in PREDICATES:
+            raise AttributeError(f"{name} of a program's object is not looked up")
+        return _ask(self, "get", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            raise AttributeError(f"{name} of a program's object is not set")
+        _ask(self, "set", name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answer = _ask(self, "call", args, kwargs)
+        if type(answer) is not list or len(answer) != 2:
+            state(self)[0].lose("an answer of the wrong shape")
+        result, after = answer
+        if after is not None:
+            write_back([*args, *kwargs.values()], after)
+        return result
+
+    def __iter__(self) -> Iterator[Any]:
+        return _each(_ask(self, "iter"))
+
+    def __len__(self) -> int:
+        return _whole(self, _ask(self, "len"))
+
+    def __getitem__(self, key: Any) -> Any:
+        return _ask(self, "item", key)
+
+    def __bool__(self) -> bool:
+        return _ask(self, "bool") is True
+
+    def __str__(self) -> str:
+        return _text(self, _ask(self, "str"))
+
+    def __repr__(self) -> str:
+        return _text(self, _ask(self, "repr"))
+
+
+def state(handle: Handle) -> tuple[Session, int]:
+    read = functools.partial(object.__getattribute__, handle)
+    return read("_Handle__session"), read("_Handle__number")
+
+
+def _ask(handle: Handle, op: str, *args: Any) -> Any:
+    session, _ = state(handle)
+    return session.request(op, handle, *args)
+
+
+def _each(iterator: Any) -> Iterator[Any]:
+    if type(iterator) is not Handle:
+        raise ProgramError("an iterator that is none")
+    while item := _ask(iterator, "next"):
+        if type(item) is not list or len(item) != 1:
+            state(iterator)[0].lose("an answer of the wrong shape")
+        yield item[0]
+
+
+def _whole(handle: Handle, value: Any) -> int:
+    return value if type(value) is int else state(handle)[0].lose("a length that is no int")
+
+
+def _text(handle: Handle, value: Any) -> str:
+    return value if type(value) is str else state(handle)[0].lose("a text that is no string")
+
+
+def write_back(given: list[Any], after: Any) -> None:
+    """Arguments pass by value; what a program did to a list, dict or set of them is done here too."""
+    if type(after) is not list or len(after) != len(given):
+        return
+    for mine, new in zip(given, after):
+        if type(new) is list and len(new) == 1 and type(new[0]) is type(mine) is not tuple:
+            _replace(mine, new[0])
+
+
+def _replace(mine: Any, new: Any) -> None:
+    if isinstance(mine, (list, bytearray)):
+        mine[:] = new
+    elif isinstance(mine, (dict, set, deque)):
+        mine.clear()
+        (mine.extend if isinstance(mine, deque) else mine.update)(new)

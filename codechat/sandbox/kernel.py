@@ -1,0 +1,101 @@
+"""The system calls that the standard library does not offer, through ctypes. Linux on x86-64.
+
+Each raises OSError with the call's name in `filename`, so that a message can say which step failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+AT_RECURSIVE = 0x8000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+M_ARENA_MAX = -8
+
+SYS = {
+    "mount": 165, "umount2": 166, "pivot_root": 155, "unshare": 272, "setns": 308, "seccomp": 317, "capset": 126,
+    "prctl": 157, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}  # fmt: skip
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+holding_gil = ctypes.PyDLL(None, use_errno=True)
+
+
+def call(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
+    """A system call by name; ints pass as unsigned longs, structures and buffers by address."""
+    result = libc.syscall(ctypes.c_long(SYS[name]), *(_argument(a) for a in args))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
+
+
+def _argument(value: object) -> object:
+    if value is None:
+        return ctypes.c_void_p(0)
+    if isinstance(value, int):
+        return ctypes.c_ulong(value & 0xFFFFFFFFFFFFFFFF)
+    return value if isinstance(value, bytes) else ctypes.byref(value)
+
+
+def fork() -> int:
+    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no
+    lock. What the hooks would do is not done: random goes on from the parent's state."""
+    pid = holding_gil.fork()
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "fork")
+    return pid
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    call("mount", source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None)
+
+
+class MountAttributes(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
+
+
+def add_mount_flags(target: str, flags: int) -> None:
+    """Set flags on a mount and all below it; those that it has already stay (some are locked)."""
+    attributes = MountAttributes(set=flags)
+    call("mount_setattr", -100, target.encode(), AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
+
+
+def prctl(option: int, value: int) -> None:
+    call("prctl", option, value, 0, 0, 0)
+
+
+class CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+def drop_capabilities() -> None:
+    """Give up every capability of this thread: effective, permitted and inheritable."""
+    call("capset", CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)())
+
+
+def empty_bounding_set() -> None:
+    """No program that is executed from here on can gain a capability. Needs CAP_SETPCAP; without it there is
+    nothing to lose but what no_new_privs keeps away anyway."""
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:  # EINVAL past the last one, EPERM without the right
+            return
+
+
+def limit_arenas(count: int) -> None:
+    """glibc would reserve 64 MB of addresses for each of a program's threads."""
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_ARENA_MAX, count)

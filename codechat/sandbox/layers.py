@@ -1,0 +1,132 @@
+"""Which walls this machine allows: tried in processes of their own rather than guessed, and chosen between.
+
+    full      namespaces and a file tree of its own, seccomp, limits, Landlock where the kernel has it
+    landlock  Landlock, seccomp and limits: nothing can be written, and reads are the interpreter's library
+    none      limits only, for programs that are trusted
+
+"auto" is the first of full and landlock that can be built. It never becomes "none".
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from codechat.config import ConfigError, RunError, nearest
+from codechat.sandbox import nursery, seccomp, wire
+
+LEVELS = ("full", "landlock")
+CHOICES = ("auto", *LEVELS, "none")
+REMEDY = (
+    "allow one of them (containers: --security-opt seccomp=unconfined, or a kernel with Landlock, 5.13 or newer); "
+    "programs that you trust may run with --sandbox none"
+)
+
+
+class SandboxUnavailable(RunError):
+    """The machine does not allow the isolation that was asked for. Nothing untrusted has run."""
+
+
+class Layer(NamedTuple):
+    name: str
+    holds: bool
+    detail: str  # the version, or why it does not hold
+
+
+@functools.cache
+def choose(isolation: str) -> str:
+    """The level to use: "full", "landlock" or "none". It is built once to see that it can be.
+
+    ConfigError for another word; SandboxUnavailable where the machine does not allow it."""
+    if isolation not in CHOICES:
+        raise ConfigError(f"unknown isolation {isolation!r}{nearest(isolation, CHOICES)}")
+    if sys.platform != "linux":
+        raise SandboxUnavailable(f"untrusted programs run on Linux only, and this is {sys.platform}; use a Linux machine")
+    problems = []
+    for level in LEVELS if isolation == "auto" else (isolation,):
+        if not (problem := problem_of(level)):
+            return level
+        problems.append(f"{level}: {problem}")
+    raise SandboxUnavailable(f"no isolation here ({'; '.join(problems)}); {REMEDY}")
+
+
+def problem_of(level: str) -> str:
+    """Why a level cannot be built here, or nothing. A process of the level is made and has to answer."""
+    if level != "none" and (missing := seccomp.supported()):
+        return missing
+    try:
+        made = nursery.Nursery(level)
+    except nursery.NurseryError as error:
+        return str(error)
+    try:
+        pid, channel = made.take()
+        with channel:
+            channel.settimeout(10)
+            wire.send(channel, b'[1, "len", ["", ""]]')
+            answer = wire.receive(channel, 1000)
+        made.end(pid)
+        return "" if json.loads(answer) == [1, "ok", 2] else "a program's process answers wrongly"
+    except (OSError, nursery.NurseryError) as error:
+        return f"a program's process cannot wall itself in ({error})"
+    finally:
+        made.close()
+
+
+# ---- each layer alone, for the eyes
+
+
+def probe() -> list[Layer]:
+    """Each layer on its own, as this user may use it here."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = nursery.start_python("probe", ours, theirs)
+        ours.settimeout(30)
+        try:
+            found = json.loads(wire.receive(ours, 1 << 16))
+        except OSError as error:
+            raise RunError(f"the layers cannot be probed ({error}); run it again") from None
+        finally:
+            process.wait(10)
+    return [Layer(*row) for row in found]
+
+
+# What a program must not be able to do: an expression that gives "done" where nothing stops it. Each is without
+# effect also where it succeeds.
+FORBIDDEN = {
+    "read a file of the host": "open('/etc/passwd').read(1) and 'done'",
+    "read another process": "open(f'/proc/{os.getppid() or 1}/environ').read(1) and 'done'",
+    "write outside its own place": "os.open('/usr', os.O_TMPFILE | os.O_WRONLY) and 'done'",
+    "open a connection": "_socket.socket() and 'done'",
+    "start a process": "'done' if os.fork() else os._exit(0)",
+    "execute a program": "os.execv('/nonexistent', ['x'])",
+    "signal its parent": "os.kill(os.getppid(), 0) or 'done'",
+    "trace its parent": "denied(libc.ptrace(0x4206, os.getppid(), 0, 0))",
+    "mount": "denied(libc.mount(b'x', b'/nonexistent', b'x', 0, 0))",
+    "become another user": "os.setuid(0) or 'done'",
+    "leave its namespaces": "denied(libc.unshare(0x10000000))",
+    "take more memory than it has": "bytes(8 << 30) and 'done'",
+}
+ATTEMPT = """import ctypes, errno, os, _socket
+libc = ctypes.CDLL(None, use_errno=True)
+def denied(result):
+    return 'stopped' if ctypes.get_errno() == errno.EPERM else 'done'
+def attempt():
+    try:
+        return {expression}
+    except (OSError, MemoryError) as error:
+        return 'done' if {expression!r}.startswith('os.exec') and error.errno == errno.ENOENT else 'stopped'
+"""
+
+
+def attempts(run: Callable[[str, list[str]], Any]) -> list[Layer]:
+    """What a program tries in vain. `run(code, tests)` gives a Verdict; a layer holds where the try is stopped.
+    Only for programs behind walls."""
+    found = []
+    for what, expression in FORBIDDEN.items():
+        verdict = run(ATTEMPT.format(expression=expression), ["assert attempt() == 'stopped'"])
+        found.append(Layer(what, verdict.passed, verdict.reason))
+    return found

@@ -1,0 +1,58 @@
+"""What one program may use: addresses, processor time, threads, descriptors, file sizes."""
+
+from __future__ import annotations
+
+import math
+import resource
+from pathlib import Path
+
+FILE_MB, DESCRIPTORS, THREADS = 64, 128, 64
+SPARE_THREADS = 256  # that the user's other processes may start later, where these count too
+
+
+def own_addresses() -> int:
+    """Bytes of address space that this process uses already."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def own_threads(user: int) -> int:
+    """Threads of a user on this machine: what RLIMIT_NPROC counts outside a user namespace."""
+    count = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if folder.stat().st_uid == user:
+                    count += sum(1 for _ in (folder / "task").iterdir())
+            except OSError:  # it has ended
+                continue
+    return count
+
+
+def limit_for_good() -> None:
+    """Limits that hold for a zygote and every program of it."""
+    for what, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, FILE_MB << 20),
+        (resource.RLIMIT_NOFILE, DESCRIPTORS),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _lower(what, most)
+
+
+def limit_threads(most: int) -> None:
+    """In a program's process only: a zygote that may not fork is of no use. It does not bind the machine's root,
+    whose threads are bounded by the addresses of their stacks."""
+    _lower(resource.RLIMIT_NPROC, most)
+
+
+def limit_program(own_bytes: int, memory_mb: int, cpu_s: float) -> None:
+    """`memory_mb` MiB of addresses beyond the interpreter's own and `cpu_s` seconds of processor time."""
+    _lower(resource.RLIMIT_AS, own_bytes + (memory_mb << 20))
+    _lower(resource.RLIMIT_CPU, math.ceil(cpu_s))
+
+
+def _lower(what: int, most: int) -> None:
+    hard = resource.getrlimit(what)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most))

@@ -1,0 +1,166 @@
+"""A process's own view of the machine: an almost empty file tree, no network, no other process.
+
+The tree is a read-only tmpfs that holds the interpreter's library (without site-packages, where a benchmark's
+answers may lie), the shared libraries it loads, four harmless devices and a small writable /tmp. There is no
+/proc. Outside the namespaces nothing changes.
+
+Root builds the tree with its own rights, turns into an ordinary user and only then makes a user namespace; an
+ordinary user makes the user namespace first and is root within it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from codechat.sandbox import kernel
+
+NOBODY = 65534  # the user that root turns into
+INSIDE = 1000  # the user that a program sees itself as; not 0, which would mean rights
+TMP_MB, TMP_ENTRIES = 64, 4096
+CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
+DEVICES = ("null", "zero", "random", "urandom")
+FOREIGN = ("site-packages", "dist-packages")
+STAGE = "/proc"  # exists everywhere, and nothing below it is wanted in the new tree
+OTHERS = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+
+
+def holds(*capabilities: int) -> bool:
+    """Whether this process has these capabilities in effect."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(re.search(r"^CapEff:\s*(\w+)", status, re.M)[1], 16)
+    return all(effective >> c & 1 for c in capabilities)
+
+
+def library_folders() -> list[str]:
+    """Folders of the running interpreter's standard library and of the shared libraries that it has loaded."""
+    maps = Path("/proc/self/maps").read_text()
+    loaded = {os.path.dirname(path) for path in re.findall(r"\s(/\S+\.so[\w.]*)$", maps, re.M)}
+    standard = {path for path in sys.path if os.path.isdir(path)} | {os.path.dirname(os.__file__)}
+    found = {p for path in loaded | standard for p in (path, os.path.realpath(path))}
+    return sorted(p for p in found if not any(p.startswith(q + "/") for q in found))
+
+
+def foreign_below(folder: str) -> list[str]:
+    """Folders of installed packages in a library folder."""
+    return sorted(
+        str(path) for name in FOREIGN for pattern in (name, f"python*/{name}") for path in Path(folder).glob(pattern)
+    )
+
+
+def enter() -> None:
+    """Move this process into namespaces of its own, all but the one for processes. OSError names the step."""
+    own_proc = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC)
+    user, group = os.getuid(), os.getgid()
+    try:
+        if user == 0 and holds(CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID):
+            kernel.call("unshare", OTHERS)
+            build_tree()
+            become_nobody()
+            kernel.call("unshare", kernel.CLONE_NEWUSER)
+            _map_user(own_proc, NOBODY, NOBODY)
+        else:
+            kernel.call("unshare", kernel.CLONE_NEWUSER | OTHERS)
+            _map_user(own_proc, user, group)
+            build_tree()
+    finally:
+        os.close(own_proc)
+
+
+def become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    # a change of user makes a process undumpable, and its uid_map is then root's
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _map_user(own_proc: int, user: int, group: int) -> None:
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INSIDE} {user} 1"),
+        ("gid_map", f"{INSIDE} {group} 1"),
+    ):
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=own_proc)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def build_tree() -> None:
+    """Make the new file tree and step into it."""
+    folders = library_folders()
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    quiet = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", STAGE, "tmpfs", quiet, "size=1m,nr_inodes=2048,mode=755")
+    for folder in [*folders, *_present("/usr/share/zoneinfo")]:
+        _bind(folder, quiet)
+    for path in ("/lib", "/lib64"):  # an absolute name of a library may go through these links
+        if os.path.islink(path) and not os.path.lexists(STAGE + path):
+            os.symlink(os.readlink(path), STAGE + path)
+    _add_devices()
+    os.makedirs(STAGE + "/tmp")
+    kernel.add_mount_flags(STAGE, kernel.ATTR_RDONLY)
+    kernel.mount("tmpfs", STAGE + "/tmp", "tmpfs", quiet, f"size={TMP_MB}m,nr_inodes={TMP_ENTRIES},mode=1777")
+    os.chdir(STAGE)
+    kernel.call("pivot_root", b".", b".")
+    kernel.call("umount2", b".", kernel.MNT_DETACH)
+    os.chdir("/")
+    name = ctypes.create_string_buffer(b"sandbox")
+    kernel.libc.sethostname(name, 7)
+
+
+def _present(*paths: str) -> list[str]:
+    return [path for path in paths if os.path.exists(path)]
+
+
+def _bind(folder: str, quiet: int) -> None:
+    target = STAGE + folder
+    os.makedirs(target, exist_ok=True)
+    kernel.mount(folder, target, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.add_mount_flags(target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
+    for path in foreign_below(folder):
+        kernel.mount("tmpfs", STAGE + path, "tmpfs", quiet | kernel.MS_RDONLY, "size=4k,nr_inodes=2")
+
+
+def _add_devices() -> None:
+    os.mkdir(STAGE + "/dev")
+    for name in DEVICES:
+        target = f"{STAGE}/dev/{name}"
+        os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o666))
+        kernel.mount(f"/dev/{name}", target, flags=kernel.MS_BIND)
+
+
+def enter_process_namespace() -> None:
+    """Turn into the first process of a new process namespace; what was this process waits for it and ends.
+
+    The new one dies with the old, and the old ends the new one on SIGTERM."""
+    kernel.call("unshare", kernel.CLONE_NEWPID)
+    inner = os.fork()
+    if inner == 0:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(inner, signal.SIGKILL))
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+    # only the inner process may hold the sockets: their end is how others see that it has gone
+    os.closerange(0, 1024)
+    os.waitpid(inner, 0)
+    os._exit(0)
+
+
+def fork_isolated(own_pidfd: int) -> int:
+    """fork() whose child is the first process of a process namespace of its own. `own_pidfd` is a descriptor of
+    the calling process, by which it comes back to where its next fork may do the same."""
+    kernel.call("unshare", kernel.CLONE_NEWPID)
+    child = -1
+    try:
+        child = kernel.fork()
+    finally:
+        if child:
+            kernel.call("setns", own_pidfd, kernel.CLONE_NEWPID)
+    return child

@@ -1,0 +1,209 @@
+"""The process that forks the processes of untrusted programs. It never sees a program or a test.
+
+It starts with an empty environment, imports the standard library once, walls itself in and then serves its
+judge over one socket, one request at a time:
+    F      fork a process for a program -> its number and, beside, a socket to it (it waits for its program)
+    K pid  end that process and wipe /tmp -> "clean", or "dirty" where that failed: start another zygote
+The first message out is a json object: {"error": text} where a wall cannot be built, else what was built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from codechat.sandbox import child, kernel, landlock, limits, namespaces, seccomp, wire
+
+# What programs import most: loaded before the fork it costs them nothing.
+# Not more: each shared library that is loaded makes every fork dearer.
+PRELOADED = """abc array bisect cmath collections collections.abc copy dataclasses datetime decimal enum fractions
+    functools heapq io itertools json math numbers operator random re statistics string struct textwrap threading time
+    traceback types typing unicodedata warnings""".split()
+FULL, LANDLOCK, NONE = "full", "landlock", "none"
+
+
+class Walls(NamedTuple):
+    """What each program's process puts up for itself."""
+
+    level: str
+    ruleset: int  # -1: no Landlock
+    pidfd: int
+    own_bytes: int
+    threads: int
+    filter: bytes  # of seccomp, for the program's process; empty where its number is known only then
+
+
+def main(control: socket.socket, level: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and that is inherited
+    preload()
+    try:
+        walls = build(level)
+    except OSError as error:
+        answer = {"error": f"{error.filename or 'a wall'}: {error.strerror or error}"}
+        wire.send(control, json.dumps(answer).encode())
+        return
+    wire.send(control, json.dumps({"level": level, "landlock": walls.ruleset >= 0}).encode())
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(wire.WireError):
+        serve(control, walls)
+
+
+def preload() -> None:
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    kernel.limit_arenas(2)
+    # every program starts from here, so that a verdict can be had again
+    random.seed(0)
+
+
+def build(level: str) -> Walls:
+    """Put up what all programs share. OSError where a wall of the level cannot be built."""
+    own_bytes, threads, ruleset, pidfd = limits.own_addresses(), limits.THREADS, -1, -1
+    parent = os.getppid()
+    if level == FULL:
+        namespaces.enter()
+        namespaces.enter_process_namespace()
+        pidfd = os.pidfd_open(os.getpid())
+        if landlock.abi():
+            ruleset = landlock.ruleset(["/"], [], ["/tmp"], [f"/dev/{n}" for n in namespaces.DEVICES])
+    else:
+        threads += limits.own_threads(os.getuid()) + limits.SPARE_THREADS
+        if level == LANDLOCK:
+            ruleset = landlock.ruleset(*readable())
+            step_down()
+        # it takes its programs' processes with it, and does not leave them to whoever adopts orphans
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            sys.exit("the judge has gone")
+    if level != NONE:
+        kernel.empty_bounding_set()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    limits.limit_for_good()
+    if level != NONE:
+        seccomp.install(seccomp.shared_program(own_tree=level == FULL))
+    own_filter = seccomp.own_program(1) if level == FULL else b""
+    return Walls(level, ruleset, pidfd, own_bytes, threads, own_filter)
+
+
+def readable() -> tuple[list[str], list[str], list[str], list[str]]:
+    """Landlock's lists outside a file tree of our own: library folders without their installed packages, and
+    no place to write."""
+    reads: list[str] = []
+    listings: list[str] = []
+
+    def allow(path: str, foreign: list[str]) -> None:
+        below = [f for f in foreign if f.startswith(path + "/")]
+        if not below and path not in foreign:
+            reads.append(path)
+        elif below:  # a rule for the folder would hold for all of it
+            listings.append(path)
+            for entry in os.scandir(path):
+                allow(entry.path, below)
+
+    for folder in namespaces.library_folders():
+        allow(folder, namespaces.foreign_below(folder))
+    return reads, listings, [], [f"/dev/{n}" for n in namespaces.DEVICES]
+
+
+def step_down() -> None:
+    """From root to an ordinary user, where that user can still read the library. Otherwise root without
+    capabilities remains, which Landlock keeps from all but the library."""
+    if os.getuid() == 0 and namespaces.holds(namespaces.CAP_SETUID, namespaces.CAP_SETGID):
+        if all(open_to_all(folder) for folder in namespaces.library_folders()):
+            namespaces.become_nobody()
+
+
+def open_to_all(folder: str) -> bool:
+    return all(os.stat(f).st_mode & stat.S_IXOTH for f in (folder, *map(str, Path(folder).parents)))
+
+
+def serve(control: socket.socket, walls: Walls) -> None:
+    children: dict[int, None] = {}
+    try:
+        while True:
+            command = wire.receive(control, 64)
+            if command == b"F":
+                pid, channel = fork_child(control, walls)
+                children[pid] = None
+                socket.send_fds(control, [pid.to_bytes(4, "big")], [channel.fileno()])
+                channel.close()
+            else:
+                pid = int(command[1:])
+                end(pid)
+                del children[pid]
+                wire.send(control, b"clean" if wipe(walls) else b"dirty")
+    finally:
+        for pid in children:
+            end(pid)
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def wipe(walls: Walls) -> bool:
+    """Empty /tmp; False where that cannot be done soon."""
+    if walls.level != FULL:
+        return True  # programs can write nowhere, or are trusted
+    try:
+        for name in os.listdir("/tmp"):
+            remove("/tmp/" + name)
+        return True
+    except (OSError, RecursionError):
+        return False
+
+
+def remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        for name in os.listdir(path):
+            remove(f"{path}/{name}")
+        os.rmdir(path)
+
+
+def fork_child(control: socket.socket, walls: Walls) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair()
+    pid = namespaces.fork_isolated(walls.pidfd) if walls.level == FULL else kernel.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    ours.close()
+    control.close()
+    try:
+        run(theirs, walls)
+    finally:
+        os._exit(0)  # nothing of what the zygote still has to do is this process's
+
+
+def run(channel: socket.socket, walls: Walls) -> None:
+    """In the program's process: wall it in, then wait for the program."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if walls.level == FULL:
+        os.close(walls.pidfd)
+        os.chdir("/tmp")
+    limits.limit_threads(walls.threads)
+    if walls.level != NONE:
+        kernel.drop_capabilities()
+    if walls.ruleset >= 0:
+        landlock.restrict(walls.ruleset)
+        os.close(walls.ruleset)
+    program = child.Program(channel, walls.own_bytes)
+    if walls.level != NONE:
+        seccomp.install(walls.filter or seccomp.own_program(os.getpid()))
+    program.serve()

@@ -1,0 +1,544 @@
+"""Judging programs: what passes and fails, in every style; time, memory and lifetime; what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from codechat.config import ConfigError, DataError, Refusal, RunError
+from codechat.sandbox import (
+    Pool, Program, SandboxUnavailable, Stdio, Verdict, check, entry_points_of, layers, nursery, run_tests,
+)  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[1]
+ADD = "def add(a, b):\n    return a + b\n"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    try:
+        with Pool(1) as made:
+            yield made
+    except SandboxUnavailable as why:
+        pytest.skip(f"no isolation on this machine: {why}")
+
+
+def judged(pool: Pool, code: str, *tests: str, **more: object) -> Verdict:
+    return pool.run(Program(code=textwrap.dedent(code), tests=tests, **{"timeout_s": 2.0} | more))
+
+
+# ---- verdicts
+
+
+def test_each_test_has_its_result(pool: Pool) -> None:
+    verdict = judged(pool, ADD, "assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add('a', 'b') == 'ab'")
+    assert [r.passed for r in verdict.results] == [True, False, True]
+    assert verdict.stage == "tests" and verdict.reason == "assertion failed" and not verdict.passed
+    assert verdict.fraction == pytest.approx(2 / 3) and 0 < verdict.seconds < 10
+
+
+@pytest.mark.parametrize(
+    "code, stage, reason",
+    [
+        ("def add(a, b) return", "load", "SyntaxError"),
+        ("raise ValueError('no')", "load", "ValueError: no"),
+        ("x = 1", "load", "does not define add"),
+        ("import sys\nsys.exit(3)", "load", "SystemExit"),
+        ("def add(a, b): return c", "tests", "NameError"),
+        ("def add(a, b): raise KeyError(a)", "tests", "KeyError"),
+        ("import os\ndef add(a, b): os._exit(1)", "tests", "lost"),
+        ("def add(a): return a", "tests", "TypeError"),
+        ("add = 5", "tests", "TypeError"),
+    ],
+)
+def test_a_failure_has_stage_and_reason(code: str, stage: str, reason: str, pool: Pool) -> None:
+    verdict = judged(pool, code, "assert add(1, 2) == 3", entry_points=("add",))
+    assert (verdict.stage, verdict.passed) == (stage, False) and reason in verdict.reason, verdict
+
+
+def test_a_test_that_runs_out_of_time_leaves_the_next_its_chance(pool: Pool) -> None:
+    code = "def f(x):\n    while x == 2: pass\n    return x"
+    verdict = judged(pool, code, *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5)
+    assert [r.passed for r in verdict.results] == [True, True, False, True, True]
+    assert verdict.results[2].reason == "out of time" and verdict.seconds < 3
+
+
+def test_a_test_that_kills_its_process_leaves_the_next_its_chance(pool: Pool) -> None:
+    code = "import os\ndef f(x):\n    if x == 0: os._exit(0)\n    return x"
+    verdict = judged(pool, code, "assert f(0) == 0", "assert f(1) == 1")
+    assert [r.passed for r in verdict.results] == [False, True]
+
+
+def test_a_program_as_a_whole_is_out_of_time_at_last(pool: Pool) -> None:
+    code = "def f(x):\n    while True: pass"
+    verdict = judged(pool, code, *["assert f(1) == 1"] * 50, timeout_s=0.2)
+    assert verdict.fraction == 0 and verdict.seconds < 3 and "not tried" in verdict.results[-1].reason
+
+
+def test_a_test_that_swallows_its_timeout_still_fails(pool: Pool) -> None:
+    test = "try:\n    f()\nexcept BaseException:\n    pass"
+    assert not judged(pool, "import time\ndef f(): time.sleep(9)", test, timeout_s=0.5).passed
+    assert not judged(pool, "import os\ndef f(): os._exit(0)", test).passed
+    assert judged(pool, "def f(): return 1", test).passed
+
+
+def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:
+    honest = judged(pool, "def f(): return range(10**12)", "assert sum(f()) == 0", timeout_s=0.3)
+    assert (honest.stage, honest.passed) == ("judge", False) and "hung" in honest.reason
+    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+
+
+def test_one_call_is_enough(pool: Pool) -> None:
+    assert run_tests(ADD, ["assert add(1, 2) == 3"]).passed
+    assert not run_tests(ADD, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], timeout_s=3, memory_mb=100).passed
+
+
+# ---- values that cross
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["None", "True", "-1", "2**70", "10**4000", "0.1", "float('inf')", "'a\\ud800\\n'", "b'\\xff'", "bytearray(b'a')", "1j", "[]", "[[1], (2,)]",
+     "{'a': {1: (2, None)}}", "{1, 2}", "frozenset({(1, 2)})", "range(3, 9, 2)", "Decimal('1.50')", "Fraction(1, 3)",
+     "deque([1, 2], maxlen=3)", "{(1, 2): [3]}", "...", "int", "[str, type(None)]"],
+)  # fmt: skip
+def test_data_comes_back_as_it_went(value: str, pool: Pool) -> None:
+    imports = "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+    test = f"v = {value}\nr = same(v)\nassert r == v and type(r) is type(v) and repr(r) == repr(v)"
+    assert judged(pool, "def same(x): return x", test, setup=imports).passed
+
+
+def test_subclasses_arrive_as_the_data_they_hold(pool: Pool) -> None:
+    code = """
+    from collections import Counter, OrderedDict, defaultdict, namedtuple
+    from enum import IntEnum
+    P = namedtuple("P", "x y")
+    E = IntEnum("E", "A B")
+    def f(): return [Counter("aab"), OrderedDict(a=1), defaultdict(int, b=2), P(1, 2), E.B]
+    """
+    assert judged(pool, code, "assert f() == [{'a': 2, 'b': 1}, {'a': 1}, {'b': 2}, (1, 2), 2]").passed
+
+
+def test_objects_of_a_class_are_used_as_in_one_process(pool: Pool) -> None:
+    code = """
+    class Node:
+        def __init__(self, value): self.value, self.left, self.right = value, None, None
+        def __len__(self): return 1 + sum(len(c) for c in (self.left, self.right) if c)
+        def __getitem__(self, i): return (self.left, self.right)[i]
+        def __iter__(self): yield from (self.value, *(self.left or ()), *(self.right or ()))
+        def __str__(self): return f"<{self.value}>"
+    def depth(n): return 1 + max(depth(n.left), depth(n.right)) if n else 0
+    """
+    setup = "root = Node(1)\nroot.left = Node(2)\nroot.left.right = Node(3)"
+    tests = [
+        "assert depth(root) == 3", "assert len(root) == 3 and list(root) == [1, 2, 3]", "assert root.left.value == 2",
+        "assert root[0] is root.left and root.left == root.left and root != root.left", "assert str(root) == '<1>'",
+        "assert root.right is None and root.left and not root == 1",
+    ]  # fmt: skip
+    verdict = judged(pool, code, *tests, setup=setup)
+    assert verdict.passed, verdict.results
+
+
+@pytest.mark.parametrize("operation", ["x + 1", "1 + x", "abs(x)", "x < 1", "3 in [x]", "x == 1", "hash(x) == 1", "float(x)", "x.__class__ is int"])
+def test_an_object_is_not_asked_what_would_show_the_answer(operation: str, pool: Pool) -> None:
+    code = """
+    class X:
+        asked = []
+        def __getattr__(self, n): raise AttributeError(n)
+        def any(self, *a): X.asked.append(a); return True
+        __add__ = __radd__ = __abs__ = __lt__ = __eq__ = __hash__ = __float__ = __contains__ = any
+    x = X()
+    def asked(): return len(X.asked)
+    """
+    test = f"try:\n    ok = {operation}\nexcept TypeError:\n    ok = False\nassert not ok and asked() == 0"
+    assert judged(pool, code, test, entry_points=("x", "asked")).passed
+
+
+def test_arguments_that_a_program_changes_are_changed(pool: Pool) -> None:
+    code = "def f(l, d, s, t):\n    l.sort(); d['k'] = [1]; s.add(9); t[0].append(5)\n    return l"
+    test = "l, d, s, t = [3, 1], {}, {1}, ([4],)\nassert f(l, d, s, t) == [1, 3] and l == [1, 3] and d == {'k': [1]} and s == {1, 9}"
+    assert judged(pool, code, test).passed
+    assert judged(pool, "def f(a): a.clear()", "a = [1, 2]\nkept = a\nf(a)\nassert a == [] and kept is a").passed
+
+
+def test_a_function_of_the_test_can_be_passed(pool: Pool) -> None:
+    code = "def apply(f, xs): return [f(x) for x in xs]"
+    assert judged(pool, code, "assert apply(lambda x: x * 2, [1, 2]) == [2, 4]", "assert apply(str, [1]) == ['1']").passed
+    assert judged(pool, code, "assert apply(lambda x: apply(len, x), [['a', 'bc']]) == [[1, 2]]").passed
+
+
+def test_exceptions_arrive_by_their_builtin_name(pool: Pool) -> None:
+    code = "class Own(ValueError): pass\ndef f(x): raise {0: Own, 1: KeyError, 2: StopIteration, 3: AssertionError}[x]('why')"
+    expects = "try:\n    f({})\nexcept {} as e:\n    assert 'why' in str(e)\nelse:\n    assert False"
+    assert judged(pool, code, expects.format(0, "ValueError"), expects.format(1, "KeyError")).passed
+    for x, name in ((2, "StopIteration"), (3, "AssertionError")):
+        assert not judged(pool, code, f"try:\n    f({x})\nexcept {name}:\n    pass").passed
+
+
+# ---- styles
+
+
+def test_check_style(pool: Pool) -> None:
+    prompt = "def helper(x):\n    return x + 1\n\ndef f(x):\n    '''Two more.'''\n"
+    tests = "def check(candidate):\n    assert candidate(1) == 3\n    assert candidate(2) == helper(3)\n"
+    program = Program(code=prompt + "    return helper(helper(x))", tests=tests, setup=prompt, entry_points=("f",))
+    assert pool.run(program).passed
+    lie = "def helper(x): return None\n" + prompt.replace("x + 1", "None") + "    return 3 if x == 1 else None"
+    assert not pool.run(Program(code=lie, tests=tests, setup=prompt, entry_points=("f",))).passed, "its own helper was used"
+    with pytest.raises(DataError, match="entry_points"):
+        pool.run(Program(code="", tests=tests))
+
+
+def test_stdio_style(pool: Pool) -> None:
+    code = "import sys\nn = int(input())\nprint(n * 2, end='  \\n\\n')\nfor line in sys.stdin: print(line.strip()[::-1])"
+    tests = [Stdio("2\nab\ncd", "4\n\nba\ndc\n"), Stdio("3", "6"), Stdio("x", ""), Stdio("4", "9")]
+    verdict = pool.run(Program(code=code, tests=tests, timeout_s=2.0))
+    assert [r.passed for r in verdict.results] == [True, True, False, False]
+    assert "ValueError" in verdict.results[2].reason
+
+
+@pytest.mark.parametrize(
+    "code, passes",
+    [
+        ("print(len(open(0).read()))", True),
+        ("if __name__ == '__main__':\n    import sys\n    print(len(sys.stdin.read())); sys.exit(0)", True),
+        ("import os, sys\nos.write(1, str(len(sys.stdin.read())).encode())", True),
+        ("import atexit, sys\nn = len(sys.stdin.read())\natexit.register(print, n)", True),
+        ("import threading\nthreading.Thread(target=lambda: print(len(open(0).read()))).start()", True),
+        ("print(300000); raise SystemExit(1)", False),
+        ("print(300000); 1 / 0", False),
+        ("import os\nprint(300000, flush=True); os._exit(0)", False),
+        ("print(300000)\nwhile True: pass", False),
+        ("while True: print('x' * 100000)", False),
+    ],
+)
+def test_scripts_in_many_shapes(code: str, passes: bool, pool: Pool) -> None:
+    verdict = pool.run(Program(code=code, tests=[Stdio("x" * 300000, "300000\n")], timeout_s=1.0))
+    assert verdict.passed is passes and verdict.seconds < 5, verdict
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('noise' * 10**6)\ndef f(): print('more'); return 1",
+        "import sys\nsys.stdin.read()\nprint('x', file=sys.stderr)\ndef f(): return 1",
+        "import threading\ndef f():\n    out = []\n    ts = [threading.Thread(target=out.append, args=(1,)) for _ in range(8)]\n"
+            "    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]",
+        "from concurrent.futures import ThreadPoolExecutor\ndef f():\n    with ThreadPoolExecutor(4) as e: return sum(e.map(int, ['1', '0']))",
+        "import asyncio\nasync def g(): await asyncio.sleep(0.01); return 1\ndef f(): return asyncio.run(g())",
+        "import signal\ndef f():\n    got = []\n    signal.signal(signal.SIGALRM, lambda *a: got.append(1))\n"
+            "    signal.raise_signal(signal.SIGALRM)\n    return got[0]",
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nimport pickle\ndef f(): return pickle.loads(pickle.dumps(P(1))).x",
+        "import sys\nsys.setrecursionlimit(20000)\ndef d(n): return 1 if n == 0 else d(n - 1)\ndef f(): return d(9000)",
+        "import sqlite3\ndef f(): return sqlite3.connect(':memory:').execute('select 1').fetchone()[0]",
+        "import hashlib, zlib, uuid, csv, argparse, logging, unittest, decimal, urllib.parse, subprocess, ssl\ndef f(): return 1",
+        "list = None\nlen = 5\nint = str\ndef f(): return 1",
+        "import gc, sys\ngc.disable()\nsys.stdout = None\ndef f(): return 1",
+        "import ctypes\ndef f(): return ctypes.CDLL(None).abs(-1)",
+        "import random, time, datetime, os\ndef f(): random.random(); time.time(); datetime.datetime.now(); os.urandom(3); return 1",
+        "import multiprocessing, platform\ndef f(): multiprocessing.cpu_count(); platform.system(); return 1",
+        "def f(x=[]):\n    x.append(1)\n    return 1\nif __name__ == '__main__':\n    raise SystemExit(1)",
+        "f = lambda: 1\n\r\n# \N{SNOWMAN} \u00e9\r\n",
+    ],
+)
+def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
+    verdict = judged(pool, code, "assert f() == 1", "assert f() == 1", timeout_s=4.0)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tempfile\ndef f():\n    with tempfile.TemporaryDirectory() as d:\n        open(d + '/a', 'w').write('1')\n"
+            "        return int(open(d + '/a').read())",
+        "import tempfile\ndef f():\n    with tempfile.NamedTemporaryFile('w+') as t:\n        t.write('1'); t.seek(0)\n        return int(t.read())",
+        "def f():\n    with open('file.txt', 'w') as t: t.write('1')\n    return int(open('file.txt').read())",
+    ],
+)
+def test_programs_may_write_where_they_have_a_place(code: str, pool: Pool) -> None:
+    if pool.level != "full":
+        pytest.skip("behind Landlock alone there is no place to write to")
+    verdict = judged(pool, code, "assert f() == 1")
+    assert verdict.passed, verdict
+
+
+def test_memory_is_what_was_given(pool: Pool) -> None:
+    code = "def f(mb): return len(bytearray(mb << 20)) >> 20"
+    assert judged(pool, code, "assert f(150) == 150", memory_mb=200).passed
+    assert "MemoryError" in judged(pool, code, "assert f(250) == 250", memory_mb=200).reason
+
+
+# ---- what tests may use
+
+
+def test_entry_points_come_from_the_reference() -> None:
+    reference = "import math\nclass Pair: pass\ndef helper(): pass\ndef sum(a, b): return a + b\nLIMIT = 3"
+    tests = ["assert sum(1, 2) == 3", "assert Pair() and math.pi and LIMIT"]
+    assert entry_points_of(reference, tests) == ("LIMIT", "Pair", "sum")
+    assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
+
+
+def test_a_program_stands_in_for_nothing_else(pool: Pool) -> None:
+    code = "import builtins\ndef abs(x): return 0\nclass math:\n    pi = 0\ndef f(): return 5"
+    assert not judged(pool, code, "assert abs(f() - 4) == 0").passed
+    assert not judged(pool, code, "assert f() == 5 and math.pi == 0").passed
+    shadow = "def sum(a, b): return a - b"
+    assert judged(pool, shadow, "assert sum(5, 2) == 3", entry_points=("sum",)).passed, "a reference may define a builtin's name"
+
+
+@pytest.mark.parametrize(
+    "more, match",
+    [({"tests": []}, "without tests"), ({"tests": ["assert ("]}, "not Python"), ({"tests": ["1"], "timeout_s": 0}, "above 0"),
+     ({"tests": ["1"], "setup": "def"}, "set-up")],
+)  # fmt: skip
+def test_tests_that_are_none_are_refused(more: dict[str, object], match: str, pool: Pool) -> None:
+    with pytest.raises(DataError, match=match):
+        pool.run(Program(code="", **more))
+
+
+# ---- isolation
+
+
+def test_nothing_runs_where_isolation_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers.choose.cache_clear()
+    monkeypatch.setattr(layers, "problem_of", lambda level: "not allowed here")
+    monkeypatch.setattr("codechat.sandbox.pool._default", {})
+    with pytest.raises(SandboxUnavailable, match="full: not allowed here; landlock: .*--sandbox none") as refusal:
+        Pool(1)
+    assert isinstance(refusal.value, Refusal)
+    with pytest.raises(SandboxUnavailable):
+        run_tests(ADD, ["assert add(1, 2) == 3"])
+    layers.choose.cache_clear()
+
+
+def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    monkeypatch.setattr(nursery, "FLAGS", (*nursery.FLAGS, "-O"))
+    with Pool(1, isolation=pool.level) as other, pytest.raises(SandboxUnavailable, match="-O removes the asserts"):
+        other.run(Program(code=ADD, tests=["assert add(1, 2) == 4"]))
+
+
+def test_auto_falls_back_to_landlock_and_never_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers.choose.cache_clear()
+    monkeypatch.setattr(layers, "problem_of", lambda level: "" if level != "full" else "no namespaces")
+    assert layers.choose("auto") == "landlock" and layers.choose("none") == "none"
+    layers.choose.cache_clear()
+    with pytest.raises(ConfigError, match="did you mean 'landlock'"):
+        layers.choose("landlok")
+
+
+@pytest.mark.parametrize("level", ["full", "landlock"])
+def test_each_level_stops_every_attempt(level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if problem := layers.problem_of(level):
+        pytest.skip(f"{level}: {problem}")
+    assert check.main(["check", "--sandbox", level]) == 0
+    shown = capsys.readouterr().out
+    assert f"run behind: {level}" in shown and shown.count("  stopped ") == len(layers.FORBIDDEN)
+    assert "ALLOWED" not in shown and shown.count("holds") >= 4
+
+
+def test_the_attempts_succeed_where_nothing_stops_them() -> None:
+    """Else a check that shows `stopped` would say nothing. Run as an ordinary user, without walls."""
+    free = {"read a file of the host", "read another process", "open a connection", "start a process", "execute a program",
+            "signal its parent", "leave its namespaces", "take more memory than it has"}  # fmt: skip
+    user = {"user": 65534, "group": 65534} if os.getuid() == 0 else {}
+    python = "/usr/bin/python3" if user else sys.executable
+    if not os.path.exists(python):
+        pytest.skip("no interpreter that an ordinary user could start")
+    for what in free:
+        code = layers.ATTEMPT.format(expression=layers.FORBIDDEN[what]) + "\nprint(attempt())"
+        shell = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', python, code]  # a parent of the same user
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=20, cwd="/", **user)
+        if what == "leave its namespaces" and "stopped" in done.stdout:
+            continue  # user namespaces are forbidden here
+        assert "done" in done.stdout or (what == "start a process" and done.returncode == 0), (what, done)
+
+
+def test_the_check_runs_nothing_without_walls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(["check", "--sandbox", "none"]) == 1
+    shown = capsys.readouterr().out
+    assert "only what you trust" in shown and "stopped" not in shown and "ALLOWED" not in shown
+
+
+def test_without_walls_the_verdict_is_still_the_judges() -> None:
+    with Pool(1, isolation="none") as pool:
+        yes = "class Y:\n    def __eq__(s, o): return True\ndef f(): return Y()"
+        assert not judged(pool, yes, "assert f() == 1").passed
+        assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+
+
+def test_works_for_an_ordinary_user() -> None:
+    if os.getuid() != 0:
+        pytest.skip("the other tests run as an ordinary user")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from codechat.sandbox import check, layers\n"
+        "assert check.check('auto'); print(layers.choose('auto'))"
+    )
+    reach = ["/usr/bin/python3", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import codechat; assert sys.version_info > (3, 11)"]
+    if not os.path.exists(reach[0]) or subprocess.run(reach, user=65534, group=65534, cwd="/", capture_output=True).returncode:
+        pytest.skip("no Python 3.11 and project that an ordinary user could read")
+    done = subprocess.run([reach[0], "-c", code], user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split()[-1] == layers.choose("auto")
+
+
+# ---- lifetime
+
+
+def processes_below(pid: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, fresh = set(), {pid}
+    while fresh:
+        fresh = {p for p, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+def running(pids: set[int]) -> set[int]:
+    out = set()
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                out.add(pid)
+        except OSError:
+            continue
+    return out
+
+
+def test_a_closed_pool_leaves_no_process_and_no_descriptor(pool: Pool) -> None:
+    before, fds = processes_below(os.getpid()), len(os.listdir("/proc/self/fd"))
+    with Pool(2) as other:
+        assert all(v.passed for v in other.map(Program(code=ADD, tests=["assert add(1, 2) == 3"]) for _ in range(20)))
+        assert len(processes_below(os.getpid()) - before) >= 6
+    time.sleep(0.1)
+    assert processes_below(os.getpid()) <= before and len(os.listdir("/proc/self/fd")) == fds
+    with pytest.raises(RunError, match="was closed"):
+        other.run(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
+
+
+def test_closing_does_not_wait_for_a_program(pool: Pool) -> None:
+    other = Pool(1)
+    future = other.submit(Program(code="def f():\n    while True: pass", tests=["assert f()"], timeout_s=30.0))
+    waiting = other.submit(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
+    while not future.running() or not other.judges:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    start = time.monotonic()
+    other.close()
+    assert time.monotonic() - start < 5 and not future.result().passed and waiting.cancelled()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_all_ends_within_a_second_of_the_trainer(how: int, pool: Pool) -> None:
+    code = (
+        "from codechat.sandbox import Pool, Program\npool = Pool(1)\n"
+        "pool.run(Program(code='def f(): return 1', tests=['assert f() == 1']))\n"
+        "future = pool.submit(Program(code='def f():\\n    while True: pass', tests=['assert f()'], timeout_s=30.0))\n"
+        "while not future.running(): pass\nprint('busy', flush=True)\nfuture.result()"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert trainer.stdout.readline() == "busy\n"
+        time.sleep(0.3)
+        below = processes_below(trainer.pid)
+        assert len(below) >= 3, "judge, zygote and program were expected"
+        trainer.send_signal(how)
+        trainer.wait(5)
+        deadline = time.monotonic() + 1
+        while running(below) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not running(below)
+    finally:
+        trainer.kill()
+        trainer.stdout.close()
+
+
+def test_a_judge_that_is_killed_is_replaced(pool: Pool) -> None:
+    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+    judge = next(iter(pool.judges))
+    judge.process.kill()
+    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+    assert next(iter(pool.judges)) is not judge
+
+
+def test_a_zygote_that_is_killed_is_replaced(pool: Pool) -> None:
+    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+    signal.pidfd_send_signal(next(iter(pool.judges)).zygote, signal.SIGKILL)
+    time.sleep(0.1)
+    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+    assert judged(pool, ADD, "assert add(1, 2) == 3").passed
+
+
+def test_a_pool_serves_many_threads_and_no_fork(pool: Pool) -> None:
+    with ThreadPoolExecutor(8) as callers:
+        verdicts = list(callers.map(lambda i: judged(pool, ADD, f"assert add({i}, 1) == {i + 1}"), range(40)))
+    assert all(v.passed for v in verdicts)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            pool.submit(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
+        except RunError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from codechat.sandbox import judge, zygote; zygote.preload()\n"
+        "foreign = {m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names) - {'codechat', '__main__'}\n"
+        "print(sorted(foreign), 'subprocess' in {m for m in sys.modules if m in zygote.PRELOADED})"
+    )
+    done = subprocess.run([sys.executable, "-s", "-S", "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_thousand_programs_leak_nothing() -> None:
+    """Processes, descriptors, memory and files of trainer, judge and zygote are what they were after the first."""
+    try:
+        pool = Pool(2)
+    except SandboxUnavailable as why:
+        pytest.skip(str(why))
+
+    def batch(n: int) -> None:
+        odd = "import tempfile, os\nopen(tempfile.mkdtemp() + '/x', 'w').write('x')\ndef add(a, b): os._exit(0)"
+        codes = [odd if i % 50 == 0 and pool.level == "full" else ADD for i in range(n)]
+        passed = [v.passed for v in pool.map(Program(code=c, tests=["assert add(1, 2) == 3"]) for c in codes)]
+        assert passed == [c == ADD for c in codes]
+
+    def used() -> dict[str, float]:
+        below = processes_below(os.getpid())
+        memory = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in below) / 256
+        fds = sum(len(os.listdir(f"/proc/{p}/fd")) for p in below | {os.getpid()})
+        return {"processes": len(below), "descriptors": fds, "MB": memory, "threads": threading.active_count()}
+
+    with pool:
+        batch(200)
+        before, temporary = used(), set(os.listdir("/tmp"))
+        batch(10_000)
+        time.sleep(0.2)
+        after = used()
+    assert after["processes"] == before["processes"] and after["threads"] == before["threads"]
+    assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
+    assert after["MB"] < before["MB"] + 30, (before, after)
+    assert not {name for name in set(os.listdir("/tmp")) - temporary if name.startswith(("tmp", "codechat", "sandbox"))}

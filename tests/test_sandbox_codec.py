@@ -1,0 +1,211 @@
+"""What crosses between judge and program: exact data, and errors for all else, whatever the bytes are."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import deque
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from codechat.sandbox import codec, seccomp, wire
+from codechat.sandbox.codec import CodecError, decode, encode
+
+EXACT = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
+         Decimal, Fraction, deque, type, type(...)}  # fmt: skip
+SAMPLE = [1, -(2**80), 0.5, float("nan"), "a\ud800", b"\xff", (1, [2]), {"k": {1, 2}}, frozenset({3}), 2j, range(3),
+          Decimal("1.5"), Fraction(1, 3), deque([1], 2), None, True, ..., bytearray(b"x"), {(1,): {}}]  # fmt: skip
+
+
+class Mark:
+    """What a reference becomes here."""
+
+
+def refer(tag: str, number: int) -> Any:
+    if not 0 <= number < 100:
+        raise CodecError("no such object")
+    return Mark()
+
+
+def kinds(value: Any, found: set[type]) -> set[type]:
+    found.add(type(value))
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        for x in value:
+            kinds(x, found)
+    elif isinstance(value, dict):
+        for k, x in value.items():
+            kinds(k, found)
+            kinds(x, found)
+    return found
+
+
+def taken(data: bytes) -> bool:
+    """Whether the decoder takes the bytes; anything but a value or CodecError fails the test."""
+    try:
+        value = decode(data, refer)
+    except CodecError:
+        return False
+    assert kinds(value, set()) <= EXACT | {Mark}
+    return True
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at, choice = rng.randrange(len(out) + 1), rng.random()
+        if choice < 0.3 and out:
+            out[min(at, len(out) - 1)] = rng.choice(b'[]{}",:0123456789.eE-tdszbacriDQqyhkf\\ \xff\x00')
+        elif choice < 0.6:
+            out[at:at] = rng.choice([b"[", b"{", b"}", b"]", b'"', b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"-", b"9" * 30])
+        elif choice < 0.8:
+            del out[at : at + rng.randint(1, 9)]
+        else:
+            other = rng.randrange(len(out) + 1)
+            out[at:at] = out[other : other + rng.randint(1, 20)]
+    return bytes(out)
+
+
+def grown(rng: random.Random, depth: int = 0) -> Any:
+    """Json of the codec's shapes with the wrong things in them."""
+    if depth > 3 or rng.random() < 0.3:
+        return rng.choice([None, True, 0, -1, 2**63, 0.5, 1e308, "", "0x", "-0x1f", "nan", "int", "1E+99999", "sNaN", "\ud800", "\xff\u0100", [], {}])
+    if rng.random() < 0.3:
+        return [grown(rng, depth + 1) for _ in range(rng.randint(0, 4))]
+    tags = [*codec.UNPACKERS, "h", "k", "?", "__class__"]
+    return {rng.choice(tags): grown(rng, depth + 1) for _ in range(1 if rng.random() < 0.9 else 2)}
+
+
+def fuzz(count: int, seed: int) -> int:
+    rng = random.Random(seed)
+    whole = encode(SAMPLE)
+    good = 0
+    for i in range(count):
+        if i % 3 == 0:
+            data = damage(whole, rng)
+        elif i % 3 == 1:
+            data = json.dumps(grown(rng)).encode()
+        else:
+            data = damage(json.dumps(grown(rng)).encode(), rng)
+        good += taken(data)
+    return good
+
+
+def test_sample_comes_back() -> None:
+    back = decode(encode(SAMPLE))
+    assert repr(back) == repr(SAMPLE) and kinds(back, set()) == kinds(SAMPLE, set())
+
+
+def test_fuzzed_messages_are_values_or_errors() -> None:
+    assert 300 < fuzz(5_000, seed=1) < 4_000, "it must meet both"
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_fuzzed_messages() -> None:
+    assert 5_000 < fuzz(100_000, seed=2) < 80_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"t": 1}', '{"t": []', "{}", '{"t": [], "d": []}', '{"d": [[1]]}', '{"d": [[[], 1]]}', '{"s": [[]]}', '{"r": [1, 2]}',
+     '{"r": [1, 2, 0]}', '{"r": [1, true, 1]}', '{"f": "1.0"}', '{"Q": [1, 0]}', '{"i": "zz"}', '{"D": "x"}', '{"y": "eval"}', '{"b": "\\u0100"}',
+     '{"h": "1"}', '{"h": 100}', "NaN", "[Infinity]", "\xff", "", "9" * 5000, "[" * 102 + "]" * 102, "[" * 10**6],
+)  # fmt: skip
+def test_what_is_no_message_is_refused(text: str) -> None:
+    with pytest.raises(CodecError):
+        decode(text.encode("latin-1"), refer)
+
+
+def test_lying_subclasses_are_not_asked() -> None:
+    class Liar(int):
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("asked")
+
+        __hash__ = int.__hash__
+        __index__ = __int__ = __repr__ = __eq__
+
+    class Lists(list):
+        def __iter__(self) -> Any:
+            raise AssertionError("asked")
+
+    value = decode(encode([Liar(3), Lists([Liar(4)])]))
+    assert value == [3, [4]] and kinds(value, set()) == {list, int}
+
+
+def test_what_is_not_data_is_refused_unless_it_may_be_a_reference() -> None:
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    for value in (object(), cyclic, print):
+        with pytest.raises(CodecError):
+            encode(value)
+    assert type(decode(encode([object()], lambda o: {"h": 5}), refer)[0]) is Mark
+
+
+def test_floats_keep_every_bit() -> None:
+    for x in (0.1, -0.0, 5e-324, 1.7976931348623157e308, math.pi):
+        assert math.copysign(1, decode(encode(x))) == math.copysign(1, x) and decode(encode(x)) == x
+
+
+def test_long_messages_are_refused_before_they_are_read() -> None:
+    import socket
+
+    a, b = socket.socketpair()
+    with a, b:
+        wire.send(a, b"x" * 100)
+        assert wire.receive(b, 100) == b"x" * 100
+        wire.send(a, b"x" * 101)
+        with pytest.raises(wire.WireError, match="101 bytes; at most 100"):
+            wire.receive(b, 100)
+        a.close()
+        with pytest.raises(wire.WireError):
+            b.recv(200) and wire.receive(b, 100)
+
+
+def run_filter(steps: bytes, number: int, args: tuple[int, ...] = (), arch: int = seccomp.ARCH_X86_64) -> int:
+    """The filter's verdict, by the rules of the kernel's interpreter."""
+    import struct
+
+    data = struct.pack("iIQ6Q", number, arch, 0, *(args + (0,) * 6)[:6])
+    program = [struct.unpack_from("HBBI", steps, at) for at in range(0, len(steps), 8)]
+    at = value = 0
+    while True:
+        code, yes, no, k = program[at]
+        if code == seccomp.LOAD:
+            value = struct.unpack_from("I", data, k)[0]
+        elif code == seccomp.RETURN:
+            return k
+        else:
+            holds = value == k if code == seccomp.EQUAL else value >= k
+            at += yes if holds else no
+        at += 1
+
+
+def both(number: int, *args: int, own_tree: bool = True) -> bool:
+    """Whether the two filters of a program's process that sees itself as 7 let a call through."""
+    programs = (seccomp.shared_program(own_tree), seccomp.own_program(7))
+    return all(run_filter(p, number, args) == seccomp.ALLOW for p in programs)
+
+
+def test_the_filter_lets_through_what_is_listed_and_nothing_else() -> None:
+    allowed = {n for n in range(1100) if both(n)}
+    conditional = {seccomp.FCNTL_NR, seccomp.PRLIMIT}  # their first argument 0 is allowed
+    assert allowed == {*seccomp.ALWAYS.values(), *seccomp.IN_OWN_TREE.values()} | conditional
+    assert {n for n in range(1100) if both(n, own_tree=False)} == {*seccomp.ALWAYS.values()} | conditional
+    assert len({*seccomp.ALWAYS.values()}) == len(seccomp.ALWAYS), "a number is listed twice"
+
+
+def test_the_filter_looks_at_arguments() -> None:
+    assert both(seccomp.CLONE, 0x3D0F00) and not both(seccomp.CLONE, 0x11) and not both(seccomp.CLONE, 0x3D0F00 | 1 << 32)
+    assert not both(seccomp.CLONE, 0x3D0F00 | 0x10000000), "a user namespace"
+    assert both(seccomp.KILL_NR, 7, 9) and not both(seccomp.KILL_NR, 1, 9) and not both(seccomp.TGKILL, 1, 1, 9)
+    assert both(seccomp.SOCKETPAIR, 1) and not both(seccomp.SOCKETPAIR, 2) and not both(41, 2), "socket"
+    assert both(seccomp.PRLIMIT, 0) and not both(seccomp.PRLIMIT, 5)
+    assert both(seccomp.IOCTL_NR, 3, 0x5401) and not both(seccomp.IOCTL_NR, 3, 0x5412), "TIOCSTI types into a terminal"
+    assert both(seccomp.FCNTL_NR, 3, 1) and not both(seccomp.FCNTL_NR, 3, 8), "F_SETOWN"
+    shared = seccomp.shared_program(own_tree=True)
+    assert run_filter(shared, seccomp.CLONE3) == seccomp.ERRNO | 38, "ENOSYS: the C library then asks clone"
+    assert run_filter(shared, 0, arch=0x40000003) == seccomp.KILL, "32-bit calls have other numbers"
+    assert run_filter(shared, 0x40000000) == seccomp.ERRNO | 1, "x32 calls"

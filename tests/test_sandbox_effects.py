@@ -1,0 +1,311 @@
+"""Programs that try to reach out of their place: files, processes, sockets, secrets, resources. Each harmless one
+is shown to work against an executor that only makes a subprocess, and must leave no trace from ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from codechat.sandbox import Pool, Program, SandboxUnavailable
+
+NOBODY = 65534
+SECRET = "a-secret-of-the-trainer"
+TRY = ["assert attempt() == 'done'"]
+VICTIM = (
+    "import ctypes, os, time\nsecret = ctypes.create_string_buffer(b'in-the-memory-of-another')\n"
+    "print(ctypes.addressof(secret), flush=True)\ntime.sleep(60)"
+)
+
+
+@dataclass
+class Host:
+    """A folder, a process and two listeners that programs may try to reach; all of an ordinary user."""
+
+    folder: Path
+    victim: subprocess.Popen[str]
+    address: int
+    tcp: socket.socket
+    udp: socket.socket
+    abstract: socket.socket
+    names: dict[str, object] = field(default_factory=dict)
+
+    def fill(self, code: str) -> str:
+        return textwrap.dedent(code) % self.names
+
+
+def python() -> str:
+    """An interpreter that an ordinary user can start: that of the tests may lie in a folder closed to it."""
+    own = os.path.realpath(sys.executable)
+    closed = any(not os.stat(p).st_mode & 0o001 for p in Path(own).parents)
+    found = shutil.which("python3", path="/usr/bin:/usr/local/bin") if closed and os.getuid() == 0 else own
+    return found or pytest.skip("no interpreter that an ordinary user could start")
+
+
+def as_user() -> dict[str, int]:
+    """Never show an attack with root's rights."""
+    return {"user": NOBODY, "group": NOBODY} if os.getuid() == 0 else {}
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    folder = Path(tempfile.mkdtemp(prefix="host-"))
+    folder.chmod(0o777)
+    (folder / "precious").write_text("precious")
+    (folder / "precious").chmod(0o666)
+    (folder / "home").mkdir(mode=0o777)
+    (folder / "home").chmod(0o777)
+    victim = subprocess.Popen(
+        [python(), "-S", "-c", VICTIM], stdout=subprocess.PIPE, text=True, env={"SECRET": SECRET}, **as_user()
+    )
+    address = int(victim.stdout.readline())
+    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(("127.0.0.1", 0))
+    abstract = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"codechat-{os.getpid()}-{time.monotonic_ns()}"
+    abstract.bind("\0" + name)
+    abstract.listen()
+    for s in (tcp, udp, abstract):
+        s.settimeout(0.1)
+    names = {
+        "folder": str(folder), "pid": victim.pid, "address": address, "name": name,
+        "tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1],
+    }  # fmt: skip
+    with tcp, udp, abstract:
+        yield Host(folder, victim, address, tcp, udp, abstract, names)
+    victim.kill()
+    victim.wait()
+    victim.stdout.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    try:
+        with Pool(1) as made:
+            yield made
+    except SandboxUnavailable as why:
+        pytest.skip(f"no isolation on this machine: {why}")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """`code` defines attempt(); `happened` sees what it did to the host."""
+
+    name: str
+    code: str
+    happened: Callable[[Host], bool]
+
+
+def accepted(listener: socket.socket) -> bool:
+    with contextlib.suppress(TimeoutError):
+        listener.accept()[0].close()
+        return True
+    return False
+
+
+def received(listener: socket.socket) -> bool:
+    with contextlib.suppress(TimeoutError):
+        return bool(listener.recv(10))
+    return False
+
+
+def exists(name: str) -> Callable[[Host], bool]:
+    return lambda host: (host.folder / name).exists()
+
+
+def told(text: str) -> Callable[[Host], bool]:
+    """The program writes a secret where the naive executor lets it; here it can only raise or answer."""
+    return lambda host: (host.folder / "told").exists() and text in (host.folder / "told").read_text(errors="replace")
+
+
+def stopped(host: Host) -> bool:
+    return Path(f"/proc/{host.victim.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def ended(host: Host) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        host.victim.wait(0.3)
+    return host.victim.returncode is not None
+
+
+TELL = "    open('%(folder)s/told', 'w').write(str({what}))\n    return 'done'"
+MEMORY = """
+import ctypes
+class Part(ctypes.Structure):
+    _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
+def attempt():
+    buffer = ctypes.create_string_buffer(64)
+    mine, theirs = Part(ctypes.addressof(buffer), 24), Part(%(address)s, 24)
+    ctypes.CDLL(None).process_vm_readv(%(pid)s, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
+"""
+
+REACHES = [
+    Reach("delete a file", "import os\ndef attempt():\n    os.unlink('%(folder)s/precious')\n    return 'done'",
+          lambda h: not (h.folder / "precious").exists()),
+    Reach("overwrite a file", "def attempt():\n    open('%(folder)s/precious', 'w').write('x')\n    return 'done'",
+          lambda h: (h.folder / "precious").read_text() != "precious"),
+    Reach("make a file", "def attempt():\n    open('%(folder)s/new', 'w').close()\n    return 'done'", exists("new")),
+    Reach("change a mode", "import os\ndef attempt():\n    os.chmod('%(folder)s/home', 0o700) if os.stat('%(folder)s/home').st_uid == os.getuid() else os.mkdir('%(folder)s/home/x')\n    return 'done'",
+          lambda h: (h.folder / "home" / "x").exists() or (h.folder / "home").stat().st_mode & 0o777 != 0o777),
+    Reach("rename a file", "import os\ndef attempt():\n    os.rename('%(folder)s/precious', '%(folder)s/moved')\n    return 'done'", exists("moved")),
+    Reach("plant usercustomize", "import os\ndef attempt():\n    d = '%(folder)s/home/.local/lib/python3.11/site-packages'\n    os.makedirs(d)\n"
+          "    open(d + '/usercustomize.py', 'w').write('print(1)')\n    return 'done'", lambda h: any(h.folder.rglob("usercustomize.py"))),
+    Reach("a tree 200 deep", "import os\ndef attempt():\n    os.chdir('%(folder)s')\n    for _ in range(200):\n"
+        "        os.mkdir('d'); os.chdir('d')\n    return 'done'", exists("d/d/d")),
+    Reach("a shell", "import subprocess\ndef attempt():\n    subprocess.run(['/bin/sh', '-c', 'echo x > %(folder)s/shell'], check=True)\n"
+        "    return 'done'", exists("shell")),
+    Reach("os.system", "import os\ndef attempt():\n    return 'done' if os.system('echo x > %(folder)s/shell') == 0 else 'no'", exists("shell")),
+    Reach("a daemon that outlives the run", "import os, time\ndef attempt():\n    if os.fork() == 0:\n        os.setsid()\n"
+        "        os.close(1); os.close(2)\n        time.sleep(0.5)\n"
+          "        open('%(folder)s/daemon', 'w').close()\n        os._exit(0)\n    return 'done'", lambda h: time.sleep(0.8) or exists("daemon")(h)),
+    Reach("a thread that outlives the run", "import threading, time\ndef late():\n    time.sleep(0.3)\n    open('%(folder)s/late', 'w').close()\n"
+          "def attempt():\n    threading.Thread(target=late).start()\n    return 'done'", lambda h: time.sleep(0.6) or exists("late")(h)),
+    Reach("kill another process", "import os\ndef attempt():\n    os.kill(%(pid)s, 9)\n    return 'done'", ended),
+    Reach("stop another process", "import os, signal\ndef attempt():\n    os.kill(%(pid)s, signal.SIGSTOP)\n    return 'done'", stopped),
+    Reach("queue a signal by ctypes", "import ctypes, signal\ndef attempt():\n    ctypes.CDLL(None).sigqueue(%(pid)s, signal.SIGSTOP, 0)\n"
+        "    return 'done'", stopped),
+    Reach("slow another process down", "import os\ndef attempt():\n    os.setpriority(os.PRIO_PROCESS, %(pid)s, 15)\n    return 'done'",
+          lambda h: os.getpriority(os.PRIO_PROCESS, h.victim.pid) == 15),
+    Reach("limit another process", "import resource\ndef attempt():\n    resource.prlimit(%(pid)s, resource.RLIMIT_NOFILE, (5, 5))\n"
+        "    return 'done'",
+          lambda h: "Max open files            5" in Path(f"/proc/{h.victim.pid}/limits").read_text()),
+    Reach("pin another process", "import os\ndef attempt():\n    os.sched_setaffinity(%(pid)s, {min(os.sched_getaffinity(0))})\n    return 'done'",
+          lambda h: len(os.sched_getaffinity(h.victim.pid)) == 1 < len(os.sched_getaffinity(0))),
+    Reach("read another's environment", "def attempt():\n    text = open('/proc/%(pid)s/environ').read()\n" + TELL.format(what="text"), told(SECRET)),
+    Reach("read another's memory file", "def attempt():\n    f = open('/proc/%(pid)s/mem', 'rb')\n"
+        "    f.seek(%(address)s)\n" + TELL.format(what="f.read(24)"), told("in-the-memory")),
+    Reach("read another's memory by a call", MEMORY + TELL.format(what="buffer.raw"), told("in-the-memory")),
+    Reach("read a file of the host", "def attempt():\n" + TELL.format(what="open('%(folder)s/precious').read()"), told("precious")),
+    Reach("connect by TCP", "import socket\ndef attempt():\n    socket.create_connection(('127.0.0.1', %(tcp)s), 1).close()\n"
+        "    return 'done'", lambda h: accepted(h.tcp)),
+    Reach("send by UDP", "import socket\ndef attempt():\n    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', %(udp)s))\n    return 'done'", lambda h: received(h.udp)),
+    Reach("connect to an abstract socket", "import socket\ndef attempt():\n    s = socket.socket(socket.AF_UNIX)\n    s.connect('\\0%(name)s')\n"
+        "    return 'done'", lambda h: accepted(h.abstract)),
+    Reach("leave shared memory", "from multiprocessing import shared_memory, resource_tracker\nresource_tracker.register = lambda *a: None\n"
+        "def attempt():\n"
+          "    shared_memory.SharedMemory('%(name)s', create=True, size=10)\n"
+              "    return 'done'", lambda h: Path(f"/dev/shm/{h.names['name']}").exists()),
+]  # fmt: skip
+
+
+def run_naively(host: Host, code: str) -> None:
+    script = host.fill(code) + "\nassert attempt() == 'done'\n"
+    home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
+    subprocess.run([python(), "-c", script], timeout=20, cwd=host.folder, env=home, check=True, capture_output=True, **as_user())
+
+
+def skip_where_it_cannot_be_shown(reach: Reach) -> None:
+    if reach.name == "pin another process" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one processor")
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=lambda r: r.name)
+def test_reaches_out_naively(reach: Reach, host: Host) -> None:
+    skip_where_it_cannot_be_shown(reach)
+    run_naively(host, reach.code)
+    assert reach.happened(host), "it does not even get out of a subprocess"
+    Path(f"/dev/shm/{host.names['name']}").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=lambda r: r.name)
+def test_does_not_reach_out_here(reach: Reach, host: Host, pool: Pool) -> None:
+    pool.run(Program(code=host.fill(reach.code), tests=TRY, entry_points=("attempt",), timeout_s=2.0))
+    assert not reach.happened(host)
+    assert host.victim.poll() is None
+
+
+# ---- too harmful to be shown; what the next program sees
+
+SELFISH = {
+    "fills the disk": "def attempt():\n    with open('big', 'wb') as f:\n        while True: f.write(bytes(1 << 20))",
+    "many small files": "def attempt():\n    for i in range(10**6): open(str(i), 'w').close()",
+    "a tree without end": "import os\ndef attempt():\n    while True:\n        os.mkdir('d'); os.chdir('d')",
+    "closed folders": "import os\ndef attempt():\n    os.makedirs('a/b')\n    open('a/b/c', 'w').close()\n"
+        "    os.chmod('a/b', 0); os.chmod('a', 0)\n    return 'done'",
+    "links to the library": "import os\ndef attempt():\n    os.symlink(os.path.dirname(os.__file__), 'lib'); os.symlink('/', 'root')\n"
+        "    return 'done'",
+    "400 MB of output": "def attempt():\n    for _ in range(400): print('x' * (1 << 20))\n    return 'done'",
+    "output by descriptor": "import os\ndef attempt():\n    for _ in range(400): os.write(1, b'x' * (1 << 20)); os.write(2, b'x' * (1 << 20))\n"
+        "    return 'done'",
+    "a thread bomb": "import threading, time\ndef attempt():\n    for _ in range(10**5): threading.Thread(target=time.sleep, args=(30,)).start()",
+    "a process bomb": "import os\ndef attempt():\n    while True: os.fork()",
+    "a memory bomb": "def attempt():\n    x = []\n    while True: x.append(bytes(1 << 24))",
+    "a memory bomb of one call": "def attempt(): return len('x' * (1 << 40))",
+    "descriptors without end": "import os\ndef attempt():\n    while True: os.pipe()",
+    "a loop": "def attempt():\n    while True: pass",
+    "a swallowed timeout": "import time\ndef attempt():\n    while True:\n        try: time.sleep(1)\n        except BaseException: pass",
+    "ignores every signal": "import signal, time\ndef attempt():\n    for s in range(1, 65):\n        try: signal.signal(s, signal.SIG_IGN)\n"
+        "        except (OSError, ValueError): pass\n    time.sleep(99)",
+    "stops itself": "import os, signal\ndef attempt():\n    os.kill(os.getpid(), signal.SIGSTOP)\n    while True: pass",
+    "a regular expression": "import re\ndef attempt(): return re.match('(a+)+$', 'a' * 60 + 'b')",
+    "a number of a million digits": "def attempt(): return str(7 ** 10**8)",
+    "overflows the C stack": "import sys\ndef attempt():\n    sys.setrecursionlimit(10**9)\n    f = lambda: f()\n"
+        "    return eval('[' * 90) if False else f()",
+    "a null pointer": "import ctypes\ndef attempt(): return ctypes.string_at(0)",
+    "loops while it loads": "while True: pass",
+    "loads forever in the parser": "x = " + "(" * 50 + "1" + ")" * 50 + "\ndef attempt():\n    return compile('-' * 90000 + '1', 'x', 'eval')",
+    "a lazy value that hangs a sum": "def attempt(): return range(10**12)",
+}  # fmt: skip
+CLEAN = (
+    "import os, threading\n"
+    "def attempt():\n"
+    "    assert os.listdir('/tmp') == [] and os.getcwd() == '/tmp'\n"
+    "    open('mine', 'wb').write(bytes(32 << 20))\n"
+    "    t = threading.Thread(target=print)\n    t.start(); t.join()\n"
+    "    return 'done'\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SELFISH)
+def test_the_next_program_finds_everything_in_order(name: str, pool: Pool) -> None:
+    test = "assert sum(attempt()) < 0" if "lazy" in name else TRY[0]
+    free, start = shutil.disk_usage("/").free, time.monotonic()
+    selfish = pool.run(Program(code=SELFISH[name], tests=[test], entry_points=("attempt",), timeout_s=1.0))
+    assert time.monotonic() - start < 12, "the pool hung"
+    harmless = name in ("closed folders", "links to the library", "400 MB of output", "output by descriptor")
+    assert selfish.passed == harmless, selfish
+    if pool.level == "full":
+        assert pool.run(Program(code=CLEAN, tests=TRY, entry_points=("attempt",))).passed
+    else:
+        assert pool.run(Program(code="def attempt(): return 'done'", tests=TRY)).passed
+    assert free - shutil.disk_usage("/").free < 200 << 20
+    assert os.path.isfile(os.__file__)
+
+
+def test_killing_its_own_parent_kills_no_judge(pool: Pool) -> None:
+    pool.run(Program(code="def attempt(): return 'done'", tests=TRY))
+    judge = next(iter(pool.judges))
+    code = "import os\ndef attempt():\n    os.kill(os.getppid(), 9)\n    return 'done'"
+    assert not pool.run(Program(code=code, tests=TRY, entry_points=("attempt",))).passed
+    assert next(iter(pool.judges)) is judge and judge.process.poll() is None
+
+
+def test_nothing_of_the_trainers_environment_is_seen(pool: Pool) -> None:
+    code = "import os\ndef seen(): return dict(os.environ)"
+    known = {"LANG", "PATH", "HOME", "PYTHONHASHSEED", "LD_LIBRARY_PATH"}
+    assert set(os.environ) - known, "there is nothing to be hidden"
+    verdict = pool.run(Program(code=code, tests=[f"assert set(seen()) <= {known}, seen()"]))
+    assert verdict.passed, verdict.reason
+
+
+def test_no_answers_lie_about_in_installed_packages(pool: Pool) -> None:
+    code = (
+        "import os, sys\ndef files():\n"
+        "    return [f for d in sys.path + [os.path.dirname(os.__file__)] for r in ('site-packages', 'dist-packages')\n"
+        "            for w in os.walk(os.path.join(d, r)) for f in w[2] if readable(os.path.join(w[0], f))]\n"
+        "def readable(p):\n    try: open(p, 'rb').close()\n    except OSError: return False\n    return True"
+    )
+    assert pool.run(Program(code=code, tests=["assert files() == [], files()[:3]"])).passed
