@@ -44,6 +44,9 @@ COMMANDS = {
     "tools": Command("codechat.tool_talk", "chat with a checkpoint that calls real functions"),
     "runs": Command("codechat.runs", "list, show, compare and export runs"),
     "report": Command("codechat.report", "execute a report over finished runs"),
+    "export": Command("codechat.export", "write a checkpoint as a Hugging Face directory"),
+    "import": Command("codechat.import_weights", "make a run of a Hugging Face directory or an original .pt file"),
+    "download": Command("codechat.download", "fetch a model or data set from the Hugging Face hub"),
     "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
 }
 

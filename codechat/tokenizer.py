@@ -179,14 +179,18 @@ def gpt2_ranks() -> dict[bytes, int]:
     """
     files = {name: read_gpt2_file(name) for name in GPT2_SHA256}
     merges = files["vocab.bpe"].decode().split("\n")[1:-1]
-    # vocab.bpe spells each byte as a printable character: itself where it is one, else 256, 257, ...
-    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    order = printable + [b for b in range(256) if b not in set(printable)]
-    spelled = {(b if n < len(printable) else 256 + n - len(printable)): b for n, b in enumerate(order)}
-    ranks = {bytes([b]): rank for rank, b in enumerate(order)}
+    spelled = {ord(letter): b for b, letter in enumerate(byte_letters())}
+    ranks = {bytes([spelled[letter]]): rank for rank, letter in enumerate(sorted(spelled))}
     for rank, merge in enumerate(merges, 256):
         ranks[merge.replace(" ", "").translate(spelled).encode("latin-1")] = rank
     return ranks
+
+
+def byte_letters() -> list[str]:
+    """The printable character that byte-level vocabularies spell each byte with: itself where it is one, else 256, 257, ..."""
+    printable = {b for b in range(256) if chr(b).isprintable() and chr(b) != " "}
+    others = iter(range(256, 512))
+    return [chr(b if b in printable else next(others)) for b in range(256)]
 
 
 def read_gpt2_file(name: str) -> bytes:
