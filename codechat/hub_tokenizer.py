@@ -21,7 +21,8 @@ from codechat import chat
 from codechat.calls import CALL_TAG, TAGS
 from codechat.chat import END_TAG, TAG_OF
 from codechat.config import ConfigError
-from codechat.tokenizer import END_OF_TEXT, BpeTokenizer, TableTokenizer, Tokenizer, byte_letters, read_gpt2_file
+from codechat.imported_tokenizer import ImportedTokenizer, byte_letters
+from codechat.tokenizer import END_OF_TEXT, BpeTokenizer, TableTokenizer, Tokenizer, read_gpt2_file
 
 CUT = "\ufdd0\ufdd1"  # two noncharacters: Unicode keeps them for uses like this, no text holds them
 
@@ -57,15 +58,34 @@ def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
 
 def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
     """{file name: text}. rows: of the embedding; those that no id of the tokenizer names are never to be generated."""
+    if isinstance(tokenizer, ImportedTokenizer):
+        return _its_own(tokenizer, tags, block_size=block_size, rows=rows)
     reserved = tags == "reserved"
     ids, eos = end_ids(tokenizer, tags), END_TAG if reserved else END_OF_TEXT
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size, "clean_up_tokenization_spaces": False,
               "add_bos_token": False, "bos_token": END_OF_TEXT, "eos_token": eos, "pad_token": END_OF_TEXT}
     named = tokenizer.n_vocab + (len(TAGS) if reserved else 0)
-    generation = {"bos_token_id": tokenizer.eot_id, "eos_token_id": ids, "pad_token_id": tokenizer.eot_id, "suppress_tokens": list(range(named, rows))}
     return {
         "tokenizer.json": _text(tokenizer_json(tokenizer, tags)), "tokenizer_config.json": _text(config),
-        "chat_template.jinja": chat_template(), "generation_config.json": _text({k: v for k, v in generation.items() if v != []}),
+        "chat_template.jinja": chat_template(), "generation_config.json": _generation(tokenizer.eot_id, ids, named, rows),
+    }
+
+
+def _generation(eot_id: int, eos_ids: list[int], named: int, rows: int) -> str:
+    found = {"bos_token_id": eot_id, "eos_token_id": eos_ids, "pad_token_id": eot_id}
+    return _text(found | ({"suppress_tokens": list(range(named, rows))} if named < rows else {}))
+
+
+def _its_own(tokenizer: ImportedTokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
+    """The files that an imported tokenizer came with; its ids keep their meaning only with its own template."""
+    if tags != chat.TEMPLATE and tags != "text":
+        raise ConfigError(f"tags {tags!r} were added to the imported tokenizer {tokenizer.spec}; export takes its own template or tags as text")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size, "clean_up_tokenization_spaces": False,
+              "add_bos_token": False, **tokenizer.saved["special"]}
+    template = chat_template() if tags == "text" else tokenizer.template
+    return {
+        "tokenizer.json": tokenizer.saved["json"], "tokenizer_config.json": _text(config), "chat_template.jinja": template or "",
+        "generation_config.json": _generation(tokenizer.eot_id, end_ids(tokenizer, tags), tokenizer.n_vocab, rows),
     }
 
 
