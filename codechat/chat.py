@@ -116,7 +116,7 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """What a policy would have sampled for this assistant content: `prompt` + these + line end = `render`."""
     if tags == TEMPLATE:
-        template.check_content(content, tokenizer, "the completion")
+        template.check_content(content, "assistant", tokenizer, "the completion")
         return tokenizer.encode_special(content)[0] + list(template.closing(tokenizer))
     layout = _layout(tokenizer, tags)
     _check_content(content, "assistant", layout, "the completion")

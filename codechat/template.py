@@ -5,8 +5,8 @@ give the same text with the placeholders filled. A template that does more with 
 turns, joins messages) is refused for that conversation, since nothing could be masked reliably.
 
 The whole text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token: what a
-policy samples starts there, so prompts stay prefixes of conversations. Content that holds a special token is refused: it would forge a turn.
-The role "function" is called "tool" there.
+policy samples starts there, so prompts stay prefixes of conversations. Content that holds a special token is refused: it would forge a turn;
+the assistant may write those that the layout does not use. The role "function" is called "tool" there.
 
 Left out: tools and documents arguments; today's date (`strftime_now` is not defined: a prompt must not depend on the day it is made).
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ def _turns(pieces: list[str], tokenizer: ImportedTokenizer) -> list[Turn]:
 def encode(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, *, prompt: bool = False) -> tuple[list[int], list[tuple[int, ...]]]:
     """Ids, and for each message its Turn in ids instead of characters."""
     for number, message in enumerate(messages):
-        check_content(message["content"], tokenizer, f"message {number} ({message['role']})")
+        check_content(message["content"], message["role"], tokenizer, f"message {number} ({message['role']})")
     text, turns = lay_out(messages, tokenizer, prompt=prompt)
     mine = [t for t, message in zip(turns, messages) if message["role"] == "assistant"]
     cuts = sorted({0, len(text), *(place for t in mine for place in (t.body, t.body_end, t.closed))})
@@ -91,16 +91,27 @@ def closing(tokenizer: ImportedTokenizer) -> tuple[int, ...]:
     return tuple(tokenizer.encode_special(text[turn.body_end : turn.closed])[0])
 
 
-def check_content(content: Any, tokenizer: ImportedTokenizer, where: str) -> None:
+def check_content(content: Any, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
     if not isinstance(content, str):
         raise DataError(f"{where} has content of type {type(content).__name__}; a string is needed")
-    if found := _specials(tokenizer).search(content):
+    if found := (_structural(tokenizer) if role == "assistant" else _specials(tokenizer)).search(content):
         raise DataError(f"{where} holds the special token {found[0]} of {tokenizer.spec}, which would forge a turn; take it out")
 
 
 @lru_cache(maxsize=16)
 def _specials(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tokenizer.special_tokens, key=len, reverse=True))) or r"(?!)")
+    return _any_of(tokenizer.special_tokens)
+
+
+@lru_cache(maxsize=16)
+def _structural(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
+    """The special tokens that the layout uses, or that begin and end a text."""
+    text, _ = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "x"}], tokenizer, prompt=True)
+    return _any_of({*_specials(tokenizer).findall(text), *tokenizer.saved["special"].values()})
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 
 @lru_cache(maxsize=16)

@@ -48,12 +48,16 @@ def write(path: Path, entries: Iterable[Entry], dtype: str) -> int:
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries:
-            tensor = entry.make().detach()
-            assert tuple(tensor.shape) == tuple(entry.shape), f"{entry.name} is {tuple(tensor.shape)}, announced as {entry.shape}"
-            file.write(memoryview(tensor.to("cpu", kind).contiguous().flatten().view(torch.uint8).numpy()))
+            file.write(_bytes(entry, kind))
         file.flush()
         os.fsync(file.fileno())
     return 8 + len(text) + end
+
+
+def _bytes(entry: Entry, kind: torch.dtype) -> memoryview:
+    tensor = entry.make().detach()
+    assert tuple(tensor.shape) == tuple(entry.shape), f"{entry.name} is {tuple(tensor.shape)}, announced as {entry.shape}"
+    return memoryview(tensor.to("cpu", kind).contiguous().flatten().view(torch.uint8).numpy())
 
 
 class Weights(Mapping[str, Tensor]):
@@ -78,7 +82,7 @@ class Weights(Mapping[str, Tensor]):
         found = set(file.keys())
         if missing := [name for name in names or () if name not in found]:
             raise CheckpointError(f"{path} lacks {missing[0]}, which {INDEX} promises; download the directory again")
-        self._place.update(dict.fromkeys(names or found, file))
+        self._place.update(dict.fromkeys(names or sorted(found), file))
 
     def __getitem__(self, name: str) -> Tensor:
         return self._place[name].get_tensor(name)
