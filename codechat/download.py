@@ -4,16 +4,15 @@
     codechat download openai/openai_humaneval --out data/humaneval
     HF_ENDPOINT=https://a-mirror codechat download Qwen/Qwen3-0.6B
 
-Files arrive in OUT.partial, which becomes OUT when all are there; the same command after an interruption goes on where it stopped. Of a model only
-what `codechat import` reads is fetched (safetensors, json, templates), of a data set everything. Without a network it fails within seconds.
-Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME mean what they mean to huggingface_hub.
+Files arrive in OUT.partial, which becomes OUT when all are there; a connection that breaks is taken up where it broke, and the same command
+after an interruption keeps the files that are whole. Of a model only what `codechat import` reads is fetched (safetensors, json, templates), of a
+data set everything. Without a network it fails within seconds. Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME mean what they mean to huggingface_hub.
 
 Left out: single files, uploads.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Literal
 from codechat import config, rundirs, sources
 from codechat.config import REQUIRED, ConfigError, Refusal, opt
 
+TRANSPORTS = {"httpx", "httpx2", "requests"}
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]
 
 
@@ -67,21 +67,18 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
             raise ConfigError(f"{kind} {cfg.name} has no revision {cfg.revision!r}; name a branch, tag or commit") from None
         except RepositoryNotFoundError:
             continue
-        except _transport_errors() as error:
+        except Exception as error:  # which package carries it, and so what it raises, changes between versions of huggingface_hub
+            if not _is_transport(error):
+                raise
             raise Refusal(f"{cfg.name} did not arrive whole ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
                           f"what is there waits in {partial}; run the same command to go on") from error
     raise Refusal(f"the hub has no {'model or data set' if cfg.kind == 'any' else cfg.kind} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """What a broken connection raises: huggingface_hub speaks through httpx or, before 1.0, requests."""
-    found: list[type[Exception]] = [OSError, importlib.import_module("huggingface_hub.errors").HfHubHTTPError]
-    for package, name in (("httpx", "HTTPError"), ("requests", "RequestException")):
-        try:
-            found.append(getattr(importlib.import_module(package), name))
-        except ImportError:
-            continue
-    return tuple(found)
+def _is_transport(error: Exception) -> bool:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return isinstance(error, (OSError, HfHubHTTPError)) or any(c.__module__.partition(".")[0] in TRANSPORTS for c in type(error).__mro__)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from codechat import chat, checkpoint, export, generate, hub, hub_tokenizer, import_weights, rundirs, tensor_files, tokenizer
+from codechat import chat, checkpoint, cli, export, generate, hub_tokenizer, import_weights, rundirs, sft, tensor_files, tokenizer
 from codechat.config import CheckpointError, ConfigError, DataError, MissingFile, Refusal, RunError
 from codechat.gpt import GPT, GPTConfig, rope_frequencies
 from codechat.run import Run
@@ -455,3 +454,46 @@ def test_damaged_and_missing_files_are_named(transformers: Any, tmp_path: Path) 
     with pytest.raises(MissingFile, match="codechat download"):
         imported(tmp_path / "nowhere")
     assert not rundirs.exists("theirs")
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved()
+    assert cli.main(["export", "--ckpt", "r", "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", str(tmp_path / "out"), "--run-name", "again"]) == 0
+    assert rundirs.read_status(rundirs.find_run("again"))["status"] == "finished"
+    assert checkpoint.read_meta("again")["lineage"] == [{"run": "again", "kind": "import", "source": "out", "step": 0}]
+    for words, message in (
+        (["export", "--ckpt", "r"], "out is required"), (["export", "--ckpt", "nobody", "--out", str(tmp_path / "x")], "no run 'nobody'"),
+        (["import", str(tmp_path / "out"), "--run-name", "again"], "is in use"), (["import", str(tmp_path)], "run_name is required"),
+    ):
+        capsys.readouterr()
+        assert cli.main(words) == 2
+        assert message in capsys.readouterr().err
+    for command in ("export", "import", "download"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+    assert "convert_hf_to_gguf.py" in capsys.readouterr().out
+
+
+def test_an_imported_model_is_tuned_in_its_own_words_and_in_ours(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in")
+    imported(tmp_path / "in")
+    rows = [{"id": str(i), "domain": "code", "meta": {}, "messages": [{"role": "user", "content": f"say {i % 3}"}, {"role": "assistant", "content": "ok"}]}
+            for i in range(40)]
+    for split in ("train", "select"):
+        (tmp_path / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = dict(data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2, max_steps=30, log_every=10, probe_examples=0, lr=3e-3,
+                    warmup_steps=2, eval_every=30)
+    with pytest.raises(ConfigError, match="no rows for reserved tags; set --tags template"):
+        sft.train(sft.SFTConfig(**settings))
+    losses = sft.train(sft.SFTConfig(**settings, tags="template")).evals()["heldout_loss/code"]
+    assert losses.iloc[-1] < 0.5 * losses.iloc[0]
+    tuned = checkpoint.load_model("tuned")
+    prompt = chat.prompt(rows[0]["messages"][:1], tuned.tokenizer, tuned.tags)
+    (found,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags))
+    assert (chat.completion_text(found.ids, tuned.tokenizer, tuned.tags), found.stop) == ("ok", "stop")
+    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, "tuned"))
+    assert theirs.apply_chat_template(rows[0]["messages"][:1], add_generation_prompt=True)["input_ids"] == prompt
