@@ -5,8 +5,9 @@
     HF_ENDPOINT=https://a-mirror codechat download Qwen/Qwen3-0.6B
 
 Files arrive in OUT.partial, which becomes OUT when all are there; a connection that breaks is taken up where it broke, and the same command
-after an interruption keeps the files that are whole. Of a model only what `codechat import` reads is fetched (safetensors, json, templates), of a
-data set everything. Without a network it fails within seconds. Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME mean what they mean to huggingface_hub.
+after an interruption keeps the files that are whole. Of a model only what `codechat import` reads is fetched (safetensors, json, templates), of
+a data set everything. Without a network it fails within seconds. Names are looked up among models
+first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME mean what they mean to huggingface_hub.
 
 Left out: single files, uploads.
 """
@@ -70,9 +71,11 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
         except Exception as error:  # which package carries it, and so what it raises, changes between versions of huggingface_hub
             if not _is_transport(error):
                 raise
-            raise Refusal(f"{cfg.name} did not arrive whole ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
+            reason = (str(error).splitlines() or ["no reason given"])[0][:200]
+            raise Refusal(f"{cfg.name} did not arrive whole ({type(error).__name__}: {reason}); "
                           f"what is there waits in {partial}; run the same command to go on") from error
-    raise Refusal(f"the hub has no {'model or data set' if cfg.kind == 'any' else cfg.kind} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
+    what = "model or data set" if cfg.kind == "any" else cfg.kind
+    raise Refusal(f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
 
 
 def _is_transport(error: Exception) -> bool:

@@ -62,7 +62,8 @@ def export(cfg: ExportConfig) -> Path:
 
 def _about(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, hub_tokenizer.Tokenizer, str]:
     if not ckpt.meta.get("model_config") or not ckpt.meta.get("tokenizer"):
-        raise CheckpointError(f"{ckpt.path} holds a {ckpt.meta.get('model')} without model_config or tokenizer; export the checkpoint of a language model")
+        raise CheckpointError(f"{ckpt.path} holds a {ckpt.meta.get('model')} without model_config or tokenizer; "
+                              "export the checkpoint of a language model")
     shape = config.from_dict(GPTConfig, ckpt.meta["model_config"], where=str(ckpt.path / "meta.json"))
     return shape, from_dict(ckpt.meta["tokenizer"]), ckpt.meta.get("tags", "reserved")
 

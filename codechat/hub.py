@@ -60,7 +60,8 @@ def family_of(cfg: GPTConfig) -> str:
         raise ConfigError(f"no Hugging Face class computes {shown}; it takes causal rotary models with mlp=relu2, or mlp=swiglu and at most one of "
                           "qkv_bias and qk_norm; train such a model, or use this one through --ckpt")
     if found[0] in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
-        raise ConfigError(f"{FAMILIES[found[0]].architecture} requires n_embd {cfg.n_embd} to be a multiple of n_head {cfg.n_head}; train such a model")
+        raise ConfigError(f"{FAMILIES[found[0]].architecture} requires n_embd {cfg.n_embd} to be a multiple of n_head {cfg.n_head}; "
+                          "train such a model")
     return found[0]
 
 
@@ -209,4 +210,5 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return theta | {ours: type(getattr(GPTConfig, ours))(found[theirs]) for theirs, ours in ROPE_KEYS.items()}
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"config.json has rope_type llama3 without a number that it needs ({error!r}); use the file that came with the weights") from None
+        raise ConfigError(f"config.json has rope_type llama3 without a number that it needs ({error!r}); "
+                          "use the file that came with the weights") from None

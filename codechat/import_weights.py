@@ -37,8 +37,8 @@ class ImportConfig:
     source: Path = opt(REQUIRED, "directory of a Hugging Face model, or a .pt file of the original system", positional=True)
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
     tokenizer: str | None = opt(None, "tokenizer; none = the directory's own, gpt2 for a .pt file")
-    tags: Literal["template", "reserved", "text"] | None = opt(None, "turns: the model's chat template, our tags in rows of nobody, or as text; none = the "
-                                                               "template if there is one, else text")
+    tags: Literal["template", "reserved", "text"] | None = opt(
+        None, "turns: the model's chat template, our tags in rows of nobody, or as text; none = the template if there is one, else text")
     overwrite: bool = opt(False, "replace a run of this name", identity=False)
 
 

@@ -120,7 +120,8 @@ def train(cfg: SFTConfig) -> Run:
     shape = config.from_dict(GPTConfig, parent.meta["model_config"]) if parent else replace(cfg.model, vocab_size=tok.n_vocab)
     cfg = replace(cfg, model=shape)
     if cfg.tags == "reserved" and shape.owned < tok.n_vocab + chat.N_TAGS:
-        raise ConfigError(f"the model of {cfg.init_from} has no rows for reserved tags; set --tags {parent.meta['tags']}, or import it with --tags reserved")
+        advice = f"set --tags {parent.meta['tags']}, or import it with --tags reserved" if parent else "leave --model.n-tags at 6, or set --tags text"
+        raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
     length = cfg.seq_len or shape.block_size
     data = dialogues.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(length, shape.block_size))
     held = dialogues.load_domains(cfg.data_dir, "select", tok, cfg.tags, shape.block_size, limit=cfg.eval_examples)

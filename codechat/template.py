@@ -50,7 +50,8 @@ def lay_out(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer,
         pieces[1::2] = contents
         if "".join(pieces) == text:
             return text, _turns(pieces, tokenizer)
-    raise DataError(f"the chat template of {tokenizer.spec} changes the contents of this conversation; take out what it treats apart, such as reasoning")
+    raise DataError(f"the chat template of {tokenizer.spec} changes the contents of this conversation; "
+                    "take out what it treats apart, such as reasoning")
 
 
 def _turns(pieces: list[str], tokenizer: ImportedTokenizer) -> list[Turn]:
@@ -87,7 +88,8 @@ def closing(tokenizer: ImportedTokenizer) -> tuple[int, ...]:
     """The ids that end what the assistant writes."""
     text, (_, turn) = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], tokenizer)
     if turn.closed == turn.body_end:
-        raise DataError(f"the chat template of {tokenizer.spec} closes an answer with no special token, so nothing would stop it; import with --tags text")
+        raise DataError(f"the chat template of {tokenizer.spec} closes an answer with no special token, so nothing would stop it; "
+                        "import with --tags text")
     return tuple(tokenizer.encode_special(text[turn.body_end : turn.closed])[0])
 
 
@@ -106,7 +108,8 @@ def _specials(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
 @lru_cache(maxsize=16)
 def _structural(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
     """The special tokens that the layout uses, or that begin and end a text."""
-    text, _ = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "x"}], tokenizer, prompt=True)
+    talk = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    text, _ = lay_out(talk, tokenizer, prompt=True)
     return _any_of({*_specials(tokenizer).findall(text), *tokenizer.saved["special"].values()})
 
 

@@ -110,7 +110,8 @@ def test_rows_that_nobody_owns_stay_and_are_never_generated(transformers: Any, t
     assert found[0, len(prompt) :].tolist() == ours.ids and max(ours.ids) < 406
 
 
-def test_tensors_are_made_one_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_are_made_one_at_a_time(tmp_path: Path, dtype: str) -> None:
     alive: list[weakref.ref[np.ndarray]] = []  # of the memory below each tensor
 
     def make() -> torch.Tensor:
@@ -120,10 +121,10 @@ def test_tensors_are_made_one_at_a_time(tmp_path: Path) -> None:
         alive.append(weakref.ref(array))
         return torch.from_numpy(array)
 
-    size = tensor_files.write(tmp_path / tensor_files.ONE_FILE, [tensor_files.Entry(f"t{i}", (5, 7), make) for i in range(4)], "bfloat16")
+    size = tensor_files.write(tmp_path / tensor_files.ONE_FILE, [tensor_files.Entry(f"t{i}", (5, 7), make) for i in range(4)], dtype)
     assert size == (tmp_path / tensor_files.ONE_FILE).stat().st_size
     with tensor_files.Weights(tmp_path) as weights:
-        assert list(weights) == ["t0", "t1", "t2", "t3"] and weights["t3"].eq(3).all() and weights["t3"].dtype == torch.bfloat16
+        assert list(weights) == ["t0", "t1", "t2", "t3"] and weights["t3"].eq(3).all() and str(weights["t3"].dtype) == f"torch.{dtype}"
 
 
 # ---------------------------------------------------------------- export: ids and conversations
@@ -185,8 +186,8 @@ def test_the_template_refuses_what_would_forge_a_turn(transformers: Any, tmp_pat
 @pytest.mark.parametrize("tags", chat.MODES)
 def test_llama_cpp_recognises_the_gpt2_vocabulary(tags: str) -> None:
     """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash is below."""
-    text = ("\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 3 33 333 3333 33333 333333 3333333 33333333 "
-            "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
+    text = ("\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
+            "3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
             "there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL")
     tokenizers = pytest.importorskip("tokenizers")
     found = tokenizers.Tokenizer.from_str(json.dumps(hub_tokenizer.tokenizer_json(tokenizer.load("gpt2"), tags))).encode(text).ids
@@ -369,6 +370,18 @@ def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Pa
     assert chat.stop_sequences(tok, "template") == ((2,),)
     answer = chat.completion_ids(last, tok, "template")
     assert prompt + answer == found.ids[: len(prompt) + len(answer)] and chat.completion_text(answer, tok, "template") == last
+
+
+def test_prompts_are_prefixes_whatever_the_answer_begins_with(transformers: Any, tmp_path: Path) -> None:
+    """Joined, the line end of the prompt and that of the answer would be one token, which no policy could have sampled."""
+    foreign(transformers, tmp_path / "in")
+    tok = imported(tmp_path / "in").tokenizer
+    assert len(tok.encode("\n\n")) == 1
+    for content in AWKWARD:
+        found, prompt = chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template"), chat.prompt(TALK[:1], tok, "template")
+        answer = chat.completion_ids(content, tok, "template")
+        assert found.ids[: len(prompt + answer)] == prompt + answer and chat.completion_text(answer, tok, "template") == content
+        assert [i for i, m in zip(found.ids, found.loss_mask) if m] == answer
 
 
 def test_what_cannot_be_masked_or_would_forge_a_turn_is_refused(transformers: Any, tmp_path: Path) -> None:
