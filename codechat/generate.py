@@ -65,18 +65,20 @@ class Truncation:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p {self.top_p}; it must be above 0 and at most 1")
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """(B, V) float32 logits, overwritten -> logits at temperature, -inf where cut; only a cut sorts."""
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and the ids (B, K) that they are of.
+
+        No ids: K = V, nothing was cut and nothing sorted."""
         if self.temperature != 1:
             # the largest becomes 0 first: at a tiny temperature it would overflow, and inf - inf is no number
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
-            return logits
-        best, at = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
+            return logits, None
+        best, ids = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
         if self.top_p is not None:
             p = best.softmax(-1)
             best = best.masked_fill(p.cumsum(-1) - p >= self.top_p, -math.inf)
-        return torch.full_like(logits, -math.inf).scatter(1, at, best)
+        return best, ids
 
 
 @torch.no_grad()
@@ -209,32 +211,38 @@ def _steps(model: GPT, logits_of: Callable[[Tensor], Tensor], batch: _Batch, how
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, prompts: list[Sequence[int]], room: int) -> tuple[SharedCache, Tensor]:
+def _prefill(model: GPT, prompts: list[Sequence[int]], room: int) -> tuple[KVCache | SharedCache, Tensor]:
     """Run each distinct prompt once. Returns the cache of all rows and their last states (B, D)."""
     device = model.wte.weight.device
     place: dict[tuple[int, ...], int] = {}
     owner = torch.tensor([place.setdefault(tuple(p), len(place)) for p in prompts], device=device)
     lengths = torch.tensor([len(p) for p in place], device=device)
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in place], batch_first=True).to(device)
+    shared = len(place) < len(prompts)
     mixed = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
-    cache = KVCache(model.cfg, len(place), ids.shape[1], device, dtype)
+    cache = KVCache(model.cfg, len(place), ids.shape[1] + (0 if shared else room), device, dtype)
     hidden = model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
     last = hidden[torch.arange(len(place), device=device), lengths - 1]
-    return cache.share(owner, room), last[owner]
+    return (cache.share(owner, room), last[owner]) if shared else (cache, last)
 
 
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
 
     V is a multiple of BLOCK; the logits are overwritten. Inverts the cumulative distribution: first which
-    block of the vocabulary, then which token in it. Sums run on in float64: float32 would lose the tail."""
+    block of the vocabulary, then which token in it; of a truncated distribution, which of the candidates. Sums run on in
+    float64: float32 would lose the tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
-    logits = how.apply(logits)
+    logits, known = how.candidates(logits)
     # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the arithmetic
     mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    if known is not None:
+        cumulative = mass.double().cumsum(-1)
+        place, _ = invert_cumulative(cumulative, u[:, None])  # (B, 1)
+        return known.gather(1, place)[:, 0], (mass.gather(1, place).log() - cumulative[:, -1:].log())[:, 0].float()
     grid = mass.unflatten(1, (-1, BLOCK))
     blocks = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
     block, rest = invert_cumulative(blocks, u[:, None])

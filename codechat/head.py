@@ -11,17 +11,15 @@ Shapes: N rows, D width, V rows of the head's weight. Logits are float32 whateve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES = 1 << 26  # float32 logits of one chunk
+CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 
 
-@torch.compiler.disable  # a loop over chunks that ends in one number: nothing for a compiler to gain, much to unroll
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Sum of -log softmax(hidden @ weight.T)[target] in nats, a float32 scalar; a row whose target is -100 adds nothing.
 
@@ -30,7 +28,6 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return _CrossEntropy.apply(hidden, weight, targets, _compute_dtype(hidden), learns)
 
 
-@torch.compiler.disable
 def logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, owned: int, temperature: float = 1.0,
              entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
@@ -47,25 +44,41 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _chunks(n: int, vocab: int) -> Iterator[slice]:
+def _chunks(n: int, vocab: int) -> list[slice]:
     """Slices of equal length as far as they go: rows whose float32 logits take about CHUNK_BYTES."""
     count = max(1, -(-n * vocab * 4 // CHUNK_BYTES))
     rows = max(1, -(-n // count))
-    return (slice(at, min(at + rows, n)) for at in range(0, n, rows))
+    return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
 
 
-def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax (N, V) and log-sum-exp (N, 1). The largest weight is exp(largest logit - lse) >= 1 / V, so its logarithm is safe."""
-    largest, weights = logits.amax(-1, keepdim=True), logits.softmax(-1)
-    return weights, largest - weights.amax(-1, keepdim=True).log()
+class _Logits:
+    """Float32 logits of a chunk, in a buffer that all chunks share: a fresh one costs page faults like a pass over it."""
+
+    def __init__(self, rows: int, weight: Tensor) -> None:
+        self.weight = weight  # (V, D) in the compute dtype
+        self.buffer = torch.empty(rows, len(weight), device=weight.device) if weight.dtype == torch.float32 else None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """(N, V); the former chunk's are overwritten."""
+        if self.buffer is None:
+            return (hidden @ self.weight.mT).float()
+        return torch.mm(hidden, self.weight.mT, out=self.buffer[: len(hidden)])
 
 
-def _add_product(total: Tensor, g: Tensor, h: Tensor) -> None:
-    """total (V, D) float32 += g.T @ h of g (N, V) and h (N, D)."""
-    if h.dtype == torch.float32:
-        total.addmm_(g.mT, h)
-    else:
-        total.add_(g.mT @ h)
+def _softmax(logits: Tensor, out: Tensor) -> Tensor:
+    """Writes the softmax of logits (N, V) to `out`, which may be the logits; returns the log-sum-exp (N, 1).
+
+    The largest weight is exp(largest logit - lse) >= 1 / V, so its logarithm is safe."""
+    largest = logits.amax(-1, keepdim=True)
+    torch.softmax(logits, -1, out=out)
+    return largest - out.amax(-1, keepdim=True).log()
+
+
+def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
+    """total (V, D) float32 + g.T @ h of g (N, V) and h (N, D), in place; none = 0."""
+    if total is None:
+        return (g.mT @ h).float()
+    return total.addmm_(g.mT, h) if h.dtype == torch.float32 else total.add_(g.mT @ h)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -73,21 +86,24 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> Tensor:
         h_all, w = hidden.to(dtype), weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
-        if learns:
-            ctx.d_hidden, ctx.d_weight = torch.empty_like(h_all), torch.zeros_like(weight, dtype=torch.float32)
-            ctx.dtypes = hidden.dtype, weight.dtype
-        for rows in _chunks(len(hidden), len(weight)):
+        chunks = _chunks(len(hidden), len(weight))
+        logits_of = _Logits(chunks[0].stop if chunks else 0, w)
+        d_hidden, d_weight = torch.empty_like(h_all) if learns else None, None
+        for rows in chunks:
             h, counts = h_all[rows], targets[rows, None] >= 0
             at = targets[rows, None].clamp(min=0)
-            logits = (h @ w.mT).float()
+            logits = logits_of(h)
             chosen = logits.gather(1, at)
-            weights, lse = _softmax(logits)
+            lse = _softmax(logits, out=logits)
             total += torch.where(counts, lse - chosen, 0.0).sum()
             if learns:  # d loss / d logits = softmax - one-hot
-                g = weights.scatter_add_(1, at, -torch.ones_like(chosen))
-                g = (g if counts.all() else g * counts).to(dtype)
-                torch.matmul(g, w, out=ctx.d_hidden[rows])
-                _add_product(ctx.d_weight, g, h)
+                g = logits.scatter_add_(1, at, -torch.ones_like(chosen))
+                g = (g if counts.all() else g.mul_(counts)).to(dtype)
+                torch.mm(g, w, out=d_hidden[rows])
+                d_weight = _add_product(d_weight, g, h)
+        if learns:
+            ctx.d_hidden, ctx.d_weight = d_hidden, torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
+            ctx.dtypes = hidden.dtype, weight.dtype
         return total
 
     @staticmethod
@@ -103,11 +119,18 @@ class _Logprobs(torch.autograd.Function):
                 dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         h_all, w = hidden.to(dtype), weight.to(dtype)
         found, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = (h_all[rows] @ w.mT).float().div_(temperature)
-            weights, lse = _softmax(logits)
+        chunks = _chunks(len(hidden), len(weight))
+        longest = chunks[0].stop if chunks else 0
+        logits_of, buffer = _Logits(longest, w), torch.empty(longest, len(weight), device=weight.device)
+        for rows in chunks:
+            logits = logits_of(h_all[rows])
+            if temperature != 1:
+                logits.div_(temperature)
+            weights = buffer[: len(logits)]
+            lse = _softmax(logits, out=weights)
             found[rows] = (logits.gather(1, targets[rows, None]) - lse)[:, 0]
-            lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - torch.linalg.vecdot(weights, logits)
+            mean = torch.bmm(weights[:, None], logits[:, :, None])  # (N, 1, 1): the expected logit, without a tensor of products
+            lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype = temperature, dtype
         return found, entropy
@@ -117,14 +140,21 @@ class _Logprobs(torch.autograd.Function):
     def backward(ctx: Any, d_found: Tensor, d_entropy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden, weight, targets, lses, entropy = ctx.saved_tensors
         h_all, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
-        d_hidden, d_weight = torch.empty_like(h_all), torch.zeros_like(weight, dtype=torch.float32)
+        d_hidden, d_weight = torch.empty_like(h_all), None
         bonus = bool(d_entropy.any())
-        for rows in _chunks(len(hidden), len(weight)):
+        chunks = _chunks(len(hidden), len(weight))
+        logits_of = _Logits(chunks[0].stop if chunks else 0, w)
+        for rows in chunks:
             h, up = h_all[rows], d_found[rows, None] / ctx.temperature
-            found = (h @ w.mT).float().div_(ctx.temperature).sub_(lses[rows, None])  # every token's log-probability
+            found = logits_of(h)
+            if ctx.temperature != 1:
+                found.div_(ctx.temperature)
             # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-            factor = -up if not bonus else -up - (found + entropy[rows, None]) * (d_entropy[rows, None] / ctx.temperature)
-            g = found.exp_().mul_(factor).scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
-            torch.matmul(g, w, out=d_hidden[rows])
-            _add_product(d_weight, g, h)
-        return d_hidden.to(hidden.dtype), d_weight.to(weight.dtype), None, None, None
+            factor: Tensor = -up
+            if bonus:
+                factor = factor - (found - lses[rows, None] + entropy[rows, None]) * (d_entropy[rows, None] / ctx.temperature)
+            g = torch.softmax(found, -1, out=found).mul_(factor).scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
+            torch.mm(g, w, out=d_hidden[rows])
+            d_weight = _add_product(d_weight, g, h)
+        d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
+        return d_hidden.to(hidden.dtype), d_weight, None, None, None

@@ -20,39 +20,47 @@ if TYPE_CHECKING:
 
 
 class KVCache:
-    """Keys and values of the tokens that a batch has seen, one row per sequence, at each row's own length.
+    """Keys and values of the tokens that a batch has seen, one row per sequence.
 
-    An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would silently
-    drop what is appended."""
+    All rows store their next token in the same column, so a row whose prompt was padded keeps a hole there, which `mask` hides; its
+    positions go on from its own length. An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and
+    would silently drop what is appended."""
 
     def __init__(self, cfg: GPTConfig, batch: int, length: int, device: torch.device | str = "cpu",
                  dtype: torch.dtype = torch.float32) -> None:
         shape = (cfg.depth, batch, cfg.kv_heads, length, cfg.head_dim)
         self.k = torch.zeros(shape, device=device, dtype=dtype)  # (depth, B, K, S, E)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
-        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,)
-        self.extent = 0  # longest row, kept on the host so that no step waits for the device
+        self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
+        self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
+        self.padded = False
+        self.extent = 0  # columns in use, kept on the host so that no step waits for the device
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
-    def mask(self, new: int) -> Tensor:
-        """bool (B, 1, new, S): what the next `new` tokens of each row may attend to."""
-        places = torch.arange(self.extent + new, device=self.lengths.device)
-        return (places <= self.positions(new)[:, :, None])[:, None]
+    def mask(self, new: int) -> Tensor | None:
+        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything."""
+        end = self.extent + new
+        if new == 1:
+            return self.real[:, None, None, :end] if self.padded else None
+        causal = torch.ones(new, end, dtype=torch.bool, device=self.real.device).tril(self.extent)[None, None]
+        return causal & self.real[:, None, None, :end] if self.padded else causal
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over its row."""
-        rows, at = torch.arange(len(k), device=k.device)[:, None], self.positions(k.shape[2])
-        extent = mask.shape[-1]
-        self.k[layer][rows, :, at] = k.transpose(1, 2).to(self.k.dtype)
-        self.v[layer][rows, :, at] = v.transpose(1, 2).to(self.v.dtype)
-        k, v = self.k[layer][:, :, :extent].to(q.dtype), self.v[layer][:, :, :extent].to(q.dtype)
+        keys, values, end = self.k[layer], self.v[layer], self.extent + k.shape[2]
+        _require_room(end, keys.shape[2])
+        keys[:, :, self.extent : end], values[:, :, self.extent : end] = k, v
+        k, v = keys[:, :, :end].to(q.dtype), values[:, :, :end].to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
+        if n_new is not None:
+            self.real[:, self.extent : self.extent + new] = torch.arange(new, device=n_new.device) < n_new[:, None]
+            self.padded = self.padded or bool((n_new < new).any())
         self.lengths = self.lengths + (new if n_new is None else n_new)
         self.extent += new
 
@@ -60,7 +68,8 @@ class KVCache:
         """The cache of `rows` (repeats allowed); the original is left as it is."""
         out = object.__new__(KVCache)
         out.k, out.v = self.k[:, rows], self.v[:, rows]
-        out.lengths, out.extent = self.lengths[rows], self.extent
+        out.lengths, out.real = self.lengths[rows], self.real[rows]
+        out.padded, out.extent = self.padded, self.extent
         return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
@@ -85,8 +94,8 @@ class SharedCache:
         members = F.one_hot(owner, len(used)).cumsum(0)  # (B, P)
         self.place = members.gather(1, owner[:, None])[:, 0] - 1  # (B,) which member of its group a row is
         self.width = int(members[-1].max())
-        places = torch.arange(self.prefix.extent, device=owner.device)
-        self.prefix_mask = places < self.prefix.lengths[:, None, None, None]  # (P, 1, 1, S)
+        # (P, 1, 1, S), none = no padding
+        self.prefix_mask = self.prefix.real[:, None, None, : self.prefix.extent] if self.prefix.padded else None
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
@@ -106,9 +115,7 @@ class SharedCache:
         The two parts are softmaxes of their own, weighed by their log-sum-exps a and b:
         exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
         end = self.extent + k.shape[2]
-        if end > self.own.shape[4]:  # the slices below would drop the token without a word
-            room = self.own.shape[4]
-            raise ConfigError(f"token {end} of rows with room for {room}; share the cache with more room")
+        _require_room(end, self.own.shape[4])
         own_k, own_v = self.own[layer, :, :, :, :end]
         own_k[:, :, self.extent :], own_v[:, :, self.extent :] = k, v
         # (B, K, H/K x T, E): the queries of one key head side by side
@@ -138,6 +145,11 @@ class SharedCache:
     def select(self, rows: Tensor) -> SharedCache:
         """The cache of `rows`, and of the prefixes that they still need."""
         return SharedCache(self.prefix, self.owner[rows], self.own[:, :, rows], self.extent)
+
+
+def _require_room(end: int, room: int) -> None:
+    if end > room:  # a slice would drop the token without a word
+        raise ConfigError(f"token {end} of rows with room for {room}; make the cache with more room")
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -111,9 +111,10 @@ def train(cfg: PretrainConfig) -> Run:
             checkpoint.restore(last, model, optimizers)
             loader.load_state(last.extra["loader"])
             start = last.step
-        loss_of = hardware.maybe_compile(model.loss, cfg.compile, device, dtype)
-        peak, _ = hardware.peak_flops(device, dtype)
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
+        flops = cfg.max_steps * tokens_per_step / world.size * cfg.model.flops_per_token(cfg.length)
+        loss_of = hardware.maybe_compile(model.loss, cfg.compile, device, dtype, flops)
+        peak, _ = hardware.peak_flops(device, dtype)
         with run:
             bar = tqdm(initial=start, total=cfg.max_steps, desc=run.name, unit="step", disable=not world.is_main)
             began, logged = time.perf_counter(), start

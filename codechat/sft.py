@@ -60,6 +60,7 @@ class SFTConfig:
     keep_last: int = opt(2, "checkpoints to keep")
     keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
     log_every: int = opt(10, "steps between logged metrics")
+    compile: bool | None = opt(None, "torch.compile the step; none = where it pays")
     seed: int = opt(0, "seed of new weights and of the data order")
 
     def __post_init__(self) -> None:
@@ -142,6 +143,8 @@ def train(cfg: SFTConfig) -> Run:
             checkpoint.restore(last, model, optimizers)
             loader.load_state(last.extra["loader"])
             start, supervised, history = last.step, last.extra["supervised"], last.extra["history"]
+        tokens_per_step = cfg.device_batch_size * length * cfg.grad_accum * world.size
+        loss_of = hardware.maybe_compile(model.loss, cfg.compile, device, dtype, cfg.max_steps * tokens_per_step / world.size * shape.flops_per_token(length))
         peak, _ = hardware.peak_flops(device, dtype)
         with run:
             bar = tqdm(initial=start, total=cfg.max_steps, desc=run.name, unit="step", disable=not world.is_main)
@@ -180,7 +183,7 @@ def train(cfg: SFTConfig) -> Run:
                 nats = torch.zeros((), device=device)
                 for batch in batches:
                     with dist.autocast(device):
-                        loss = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=dialogues.block_mask(batch.docs)) / count
+                        loss = loss_of(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=dialogues.block_mask(batch.docs)) / count
                     loss.backward()
                     nats += loss.detach()
                 dist.sum_gradients(model)
@@ -194,7 +197,6 @@ def train(cfg: SFTConfig) -> Run:
                 # log
                 if (step + 1) % cfg.log_every == 0 or step + 1 == cfg.max_steps:
                     train_loss = float(dist.sum_(nats.clone()))
-                    tokens_per_step = cfg.device_batch_size * length * cfg.grad_accum * world.size
                     rate = tokens_per_step * (step + 1 - logged) / (time.perf_counter() - began)
                     row: dict[str, Any] = dict(tokens=(step + 1) * tokens_per_step, supervised_tokens=supervised, train_loss=train_loss,
                                                lr=cfg.lr * scale, grad_norm=float(grad_norm), tok_per_s=rate,

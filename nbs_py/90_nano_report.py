@@ -38,6 +38,7 @@ from codechat.tasks.staircase import DEFAULT, TIERS
 seeds = report.seeds_of(f"{runs}/evaluate")
 name = {stage: report.name_of(f"{runs}/{stage}") for stage in ("pretrain", "sft", "diagnose", "rl", "evaluate")}
 frames = report.collect([*(f"{runs}/{stage}" for stage in name if stage != "evaluate"), *seeds])
+frames["per_problem"] = frames["per_problem"].drop(columns="tiers", errors="ignore")  # no figure asks, and they take most room
 frames = report.freeze(frames, ROOT / out / "data")
 metrics = {stage: report.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
 evals = {stage: report.rows_of(frames["evals"], name[stage]) for stage in name}
