@@ -1,8 +1,8 @@
 """Conversations in the layout of an imported model: its own jinja chat template, the third mode of `chat`.
 
 A template is rendered twice: with a placeholder for each content, which shows where contents lie, and with the contents themselves, which must
-give the same text with the placeholders filled. A template that does more with contents than to trim them (drops the reasoning of earlier
-turns, joins messages) is refused for that conversation, since nothing could be masked reliably.
+give the same text with the placeholders filled. A template that does more with contents than to trim them or to write them as json strings
+(drops the reasoning of earlier turns, joins messages) is refused for that conversation, since nothing could be masked reliably.
 
 The whole text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token: what a
 policy samples starts there, so prompts stay prefixes of conversations. Content that holds a special token is refused: it would forge a turn;
@@ -45,13 +45,21 @@ def lay_out(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer,
     if [int(i) for i in _MARKED.findall(layout)] != list(range(len(messages))):
         raise DataError(f"the chat template of {tokenizer.spec} leaves out or moves messages; give roles in the order that it was made for")
     pieces = _MARKED.split(layout)  # text, number, text, number, ..., text
-    for trim in (str, str.strip):
-        contents = [trim(message["content"]) for message in messages]
-        pieces[1::2] = contents
-        if "".join(pieces) == text:
-            return text, _turns(pieces, tokenizer)
-    raise DataError(f"the chat template of {tokenizer.spec} changes the contents of this conversation; "
-                    "take out what it treats apart, such as reasoning")
+    pieces[1::2] = _written(pieces, [message["content"] for message in messages], text)
+    if "".join(pieces) != text:
+        raise DataError(f"the chat template of {tokenizer.spec} changes the contents of this conversation; "
+                        "take out what it treats apart, such as reasoning")
+    return text, _turns(pieces, tokenizer)
+
+
+def _written(pieces: list[str], contents: list[str], text: str) -> list[str]:
+    """Each content as the template wrote it: as it is, trimmed, or as the inside of a json string."""
+    out, at = [], len(pieces[0])
+    for content, between in zip(contents, pieces[2::2]):
+        ways = (content, content.strip(), content.strip("\n"), content.lstrip("\n"), json.dumps(content, ensure_ascii=False)[1:-1])
+        out.append(next((way for way in ways if text.startswith(way + between, at)), content))
+        at += len(out[-1] + between)
+    return out
 
 
 def _turns(pieces: list[str], tokenizer: ImportedTokenizer) -> list[Turn]:

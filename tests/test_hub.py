@@ -89,7 +89,7 @@ def test_transformers_computes_the_same_logits(transformers: Any, tmp_path: Path
 def test_bfloat16_is_the_rounded_weights_and_half_the_bytes(transformers: Any, tmp_path: Path) -> None:
     model = saved(n_kv_head=2)
     out = exported(tmp_path, dtype="bfloat16")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     assert theirs.dtype == torch.bfloat16
     q = theirs.model.layers[1].self_attn.k_proj.weight
     assert torch.equal(q, model.blocks[1].attn.qkv.weight[32:48].bfloat16())
@@ -155,10 +155,10 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
         assert theirs(text)["input_ids"] == ours.encode(text), repr(text)
         assert theirs.decode(ours.encode(text)) == text
     for messages in conversations():
-        rendered = theirs.apply_chat_template(messages)["input_ids"]
+        rendered = theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
         assert rendered == chat.render(messages, ours, tags).ids, messages
         assert theirs.decode(rendered) == chat.decode(rendered, ours)
-        begun = theirs.apply_chat_template(messages[:-1], add_generation_prompt=True)["input_ids"] if messages[1:] else None
+        begun = theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"] if messages[1:] else None
         assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
 
 
@@ -187,7 +187,8 @@ def test_the_template_refuses_what_would_forge_a_turn(transformers: Any, tmp_pat
 def test_llama_cpp_recognises_the_gpt2_vocabulary(tags: str) -> None:
     """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash is below."""
     text = ("\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
-            "3 33 333 3333 33333 333333 3333333 33333333 3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
+            "3 33 333 3333 33333 333333 3333333 33333333 "
+            "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
             "there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL")
     tokenizers = pytest.importorskip("tokenizers")
     found = tokenizers.Tokenizer.from_str(json.dumps(hub_tokenizer.tokenizer_json(tokenizer.load("gpt2"), tags))).encode(text).ids
@@ -253,7 +254,8 @@ CHATML = """{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nBe
     {{- '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-TRIMMING = "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n\n' + m['content'] | trim + '<|im_end|>' }}{%- endfor %}" \
+TRIMMING = "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n\n' }}" \
+    "{{- (m['content'] | tojson if m['role'] == 'tool' else m['content'] | trim) + '<|im_end|>' }}{%- endfor %}" \
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
 SHAPE = dict(vocab_size=411, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
              bos_token_id=0, eos_token_id=2)
@@ -359,14 +361,15 @@ def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Pa
     for text in AWKWARD:
         assert tok.encode(text) == theirs(text)["input_ids"] and b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
     found = chat.render(TALK, tok, "template")
-    assert found.ids == theirs.apply_chat_template(as_theirs(TALK))["input_ids"]
-    seven, last = ("7", "so: 7") if template is TRIMMING else ("7\n", "so: 7 ")
+    assert found.ids == theirs.apply_chat_template(as_theirs(TALK), return_dict=True)["input_ids"]
+    seven, last = (r"7\n", "so: 7") if template is TRIMMING else ("7\n", "so: 7 ")
     assert tok.decode([i for i, m in zip(found.ids, found.loss_mask) if m]) == f"assistant<|im_end|>{last}<|im_end|>"
     assert [(s.role, tok.decode(found.ids[s.body_start : s.body_end])) for s in found.spans] == [
         ("user", "user a"), ("assistant", "assistant"), ("function", seven), ("assistant", last)]
     assert [s.start for s in found.spans] == [0, *(s.end for s in found.spans[:-1])] and found.spans[-1].end == len(found.ids)
     prompt = chat.prompt(TALK[:3], tok, "template")
-    assert prompt == found.ids[: found.spans[3].body_start] == theirs.apply_chat_template(as_theirs(TALK[:3]), add_generation_prompt=True)["input_ids"]
+    begun = theirs.apply_chat_template(as_theirs(TALK[:3]), add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert prompt == found.ids[: found.spans[3].body_start] == begun
     assert chat.stop_sequences(tok, "template") == ((2,),)
     answer = chat.completion_ids(last, tok, "template")
     assert prompt + answer == found.ids[: len(prompt) + len(answer)] and chat.completion_text(answer, tok, "template") == last
@@ -509,4 +512,4 @@ def test_an_imported_model_is_tuned_in_its_own_words_and_in_ours(transformers: A
     (found,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags))
     assert (chat.completion_text(found.ids, tuned.tokenizer, tuned.tags), found.stop) == ("ok", "stop")
     theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, "tuned"))
-    assert theirs.apply_chat_template(rows[0]["messages"][:1], add_generation_prompt=True)["input_ids"] == prompt
+    assert theirs.apply_chat_template(rows[0]["messages"][:1], add_generation_prompt=True, return_dict=True)["input_ids"] == prompt
