@@ -14,7 +14,8 @@ Tags, line ends and contents are tokenised apart, so the ids of a prompt are a p
 conversation; and a stop is a sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
 
 Only what the assistant writes carries loss, in all its turns: content, the line end behind it and <|end|>.
-The grammar of calls is in calls.py; its names are offered here. Left out: templates of imported models.
+The grammar of calls is in calls.py; its names are offered here. A third mode, "template", takes the layout of an
+imported model from its own chat template (template.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from codechat import template
 from codechat.calls import CALL_TAG, FORMS, READABLE, TAGS, Call, format_call, parse_calls, tools_prompt
 from codechat.config import ConfigError, DataError
 from codechat.tokenizer import Tokenizer
@@ -37,6 +39,7 @@ __all__ = [
 Message = Mapping[str, str]
 
 MODES = ("reserved", "text")
+TEMPLATE = "template"
 N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
@@ -79,7 +82,7 @@ class _Layout:
 @lru_cache(maxsize=64)
 def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
     if tags not in MODES:
-        raise ConfigError(f"tags {tags!r} is no tag mode; give one of {', '.join(MODES)}")
+        raise ConfigError(f"tags {tags!r} is no tag mode; give one of {', '.join((*MODES, TEMPLATE))}")
     reserved = tags == "reserved"
     ids = {tag: [tokenizer.n_vocab + i] if reserved else tokenizer.encode(tag) for i, tag in enumerate(TAGS)}
     line_end = tokenizer.encode("\n")
@@ -94,8 +97,7 @@ def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
     """A conversation to train on. Raises DataError for an unknown role, content that is no string, no
     message, no assistant turn, and in text mode content that holds a tag; ConfigError for an unknown mode."""
-    layout = _layout(tokenizer, tags)
-    rendered = _turns(messages, tokenizer, layout)
+    rendered = _rendered(messages, tokenizer, tags)
     if not any(span.role == "assistant" for span in rendered.spans):
         roles = ", ".join(span.role for span in rendered.spans)
         raise DataError(f"a conversation of {roles} has no assistant turn to learn from; add one or drop it")
@@ -105,22 +107,26 @@ def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """Ids up to where the assistant begins to write: the turns, its tag and a line end. Raises as `render`,
     but needs no assistant turn; the last message must not be one."""
-    layout = _layout(tokenizer, tags)
-    rendered = _turns(messages, tokenizer, layout)
+    rendered = _rendered(messages, tokenizer, tags, prompt=True)
     if rendered.spans[-1].role == "assistant":
         raise DataError("the last message is the assistant's; a prompt ends with another role; leave it out")
-    return rendered.ids + layout.heads["assistant"]
+    return rendered.ids
 
 
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """What a policy would have sampled for this assistant content: `prompt` + these + line end = `render`."""
+    if tags == TEMPLATE:
+        template.check_content(content, "assistant", tokenizer, "the completion")
+        return tokenizer.encode_special(content)[0] + list(template.closing(tokenizer))
     layout = _layout(tokenizer, tags)
     _check_content(content, "assistant", layout, "the completion")
     return _body(content, "assistant", tokenizer, layout) + layout.line_end + layout.end_tag
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
-    """The id sequences that end a completion: that of <|end|>."""
+    """The id sequences that end a completion: that of <|end|>, or of what closes an answer in the model's own template."""
+    if tags == TEMPLATE:
+        return (template.closing(tokenizer),)
     return (tuple(_layout(tokenizer, tags).end_tag),)
 
 
@@ -138,16 +144,37 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
     """Content of a sampled completion: without the closing tag and the line end before it, if there."""
-    end_tag = _layout(tokenizer, tags).end_tag
+    end_tag = list(stop_sequences(tokenizer, tags)[0])
     ids = list(map(int, ids))
     if ids[-len(end_tag):] != end_tag:
         return decode(ids, tokenizer)
-    return decode(ids[: -len(end_tag)], tokenizer).removesuffix("\n")
+    return decode(ids[: -len(end_tag)], tokenizer).removesuffix("" if tags == TEMPLATE else "\n")
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False) -> Rendered:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError(f"a conversation is a list of at least one message; got {str(messages)[:80]!r}")
+    if tags == TEMPLATE:
+        return _templated(messages, tokenizer, prompt)
+    layout = _layout(tokenizer, tags)
+    rendered = _turns(messages, tokenizer, layout)
+    return rendered._replace(ids=rendered.ids + layout.heads["assistant"]) if prompt else rendered
+
+
+def _templated(messages: Sequence[Message], tokenizer: Tokenizer, prompt: bool) -> Rendered:
+    for number, message in enumerate(messages):
+        _check_role(message, number)
+    template.closing(tokenizer)  # refuses a template whose answers nothing ends
+    ids, turns = template.encode(messages, tokenizer, prompt=prompt)
+    spans, loss_mask = [], [0] * len(ids)
+    for message, (start, body, body_end, closed, end) in zip(messages, turns):
+        spans.append(Span(message["role"], start, end, body, body_end))
+        if message["role"] == "assistant":
+            loss_mask[body:closed] = [1] * (closed - body)
+    return Rendered(ids, loss_mask, spans)
 
 
 def _turns(messages: Sequence[Message], tokenizer: Tokenizer, layout: _Layout) -> Rendered:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise DataError(f"a conversation is a list of at least one message; got {str(messages)[:80]!r}")
     ids: list[int] = []
     loss_mask: list[int] = []
     spans = []
@@ -175,14 +202,19 @@ def _body(content: str, role: str, tokenizer: Tokenizer, layout: _Layout) -> lis
 
 
 def _checked(message: Message, number: int, layout: _Layout) -> tuple[str, str]:
+    role, content = _check_role(message, number), message["content"]
+    _check_content(content, role, layout, f"message {number} ({role})")
+    return role, content
+
+
+def _check_role(message: Message, number: int) -> str:
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         raise DataError(f"message {number} is {str(message)[:80]!r}; it needs a role and a content")
-    role, content = message["role"], message["content"]
+    role = message["role"]
     if role not in ROLES:
         remedy = f"rename it to {_OTHER_NAMES.get(str(role), 'one of them')}"
         raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")
-    _check_content(content, role, layout, f"message {number} ({role})")
-    return role, content
+    return role
 
 
 def _check_content(content: str, role: str, layout: _Layout, where: str) -> None:

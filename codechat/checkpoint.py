@@ -285,7 +285,9 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     return meta
 
 
-def _read_file(path: Path, listed: Mapping[str, Any] | None, map_location: Any) -> Any:
+def _read_file(
+    path: Path, listed: Mapping[str, Any] | None, map_location: Any, mmap: bool = False
+) -> Any:
     advice = "use another step of the run (NAME@STEP)"
     if listed is None or not path.is_file():
         raise CheckpointError(f"{path} is missing from the checkpoint; {advice}")
@@ -295,18 +297,20 @@ def _read_file(path: Path, listed: Mapping[str, Any] | None, map_location: Any) 
         if hashlib.file_digest(f, "sha256").hexdigest() != listed["sha256"]:
             raise CheckpointError(f"{path} is damaged: its bytes are not those that were written; {advice}")
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
+        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except (RuntimeError, pickle.UnpicklingError) as e:
         raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
 
 
-def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True) -> Checkpoint:
-    """Read a checkpoint (see `resolve` for what a reference may be). MissingFile names what exists;
-    CheckpointError says what is wrong."""
+def load(
+    ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, mmap: bool = False
+) -> Checkpoint:
+    """Read a checkpoint (see `resolve` for what a reference may be); mmap leaves the weights in their file.
+    MissingFile names what exists; CheckpointError says what is wrong."""
     path = resolve(ref)
     meta = read_meta(path)
     files = meta["files"]
-    state = _read_file(path / "model.pt", files.get("model.pt"), map_location)
+    state = _read_file(path / "model.pt", files.get("model.pt"), map_location, mmap)
     optim = (
         _read_file(path / "optim.pt", files["optim.pt"], map_location)
         if optimizer and "optim.pt" in files

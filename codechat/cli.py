@@ -45,6 +45,9 @@ COMMANDS = {
     "sandbox": Command("codechat.sandbox.check", "which walls untrusted programs run behind here"),
     "runs": Command("codechat.runs", "list, show, compare and export runs"),
     "report": Command("codechat.report", "execute a report over finished runs"),
+    "export": Command("codechat.export", "write a checkpoint as a Hugging Face directory"),
+    "import": Command("codechat.import_weights", "make a run of a Hugging Face directory or an original .pt file"),
+    "download": Command("codechat.download", "fetch a model or data set from the Hugging Face hub"),
     "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
 }
 

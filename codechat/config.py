@@ -207,8 +207,10 @@ def describe(cls: type) -> list[Row]:
 
 
 def identity(cfg: Any) -> dict[str, Any]:
-    """The fields that decide the result, as plain json: all but those marked identity=False."""
+    """The fields that decide the result, as plain json: all but those marked identity=False, and those marked
+    late=True (added when runs existed) where they have their default."""
     kept = [f for f in dataclasses.fields(cfg) if f.metadata.get("identity", True)]
+    kept = [f for f in kept if not (f.metadata.get("late") and getattr(cfg, f.name) == f.default)]
     return {
         f.name: identity(v) if dataclasses.is_dataclass(v := getattr(cfg, f.name)) else plain(v) for f in kept
     }

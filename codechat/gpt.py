@@ -14,6 +14,7 @@ Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,8 +54,14 @@ class GPTConfig:
     n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text")
     mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
     mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd")
+    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", late=True)
+    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", late=True)
     pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
     rope_theta: float = opt(10000.0, "base of the rotary frequencies")
+    rope_factor: float = opt(1.0, "Llama 3.1: how often longer than rope_block the context became; 1 = no scaling", late=True)
+    rope_low: float = opt(1.0, "Llama 3.1: waves that turn at most this often within rope_block are slowed by rope_factor", late=True)
+    rope_high: float = opt(4.0, "Llama 3.1: waves that turn at least this often stay as they are", late=True)
+    rope_block: int = opt(8192, "Llama 3.1: context before it was lengthened, tokens", late=True)
     qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
     qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
     tied: bool = opt(True, "share the embedding with the output head")
@@ -66,12 +73,17 @@ class GPTConfig:
         for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.n_embd % self.n_head:
+        if self.head_width is None and self.n_embd % self.n_head:
             raise ConfigError(f"n_embd {self.n_embd} must be a multiple of n_head {self.n_head}")
         if self.n_head % self.kv_heads:
             raise ConfigError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.kv_heads}")
         if self.head_dim % 2:
             raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
+        if (self.rows or self.owned) < self.owned:
+            raise ConfigError(f"rows {self.rows} must hold vocab_size + n_tags = {self.owned}; raise model.rows, or leave it none")
+        if not (self.rope_factor >= 1 and 0 < self.rope_low < self.rope_high and self.rope_block >= 1):
+            raise ConfigError(f"rope_factor {self.rope_factor}, rope_low {self.rope_low}, rope_high {self.rope_high}, rope_block {self.rope_block}: "
+                              "the factor must be at least 1, and 0 < rope_low < rope_high")
 
     @property
     def kv_heads(self) -> int:
@@ -79,7 +91,7 @@ class GPTConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.n_embd // self.n_head
+        return self.head_width or self.n_embd // self.n_head
 
     @property
     def hidden_width(self) -> int:
@@ -92,12 +104,12 @@ class GPTConfig:
 
     @property
     def padded_vocab(self) -> int:
-        return -(-self.owned // 64) * 64
+        return self.rows or -(-self.owned // 64) * 64
 
     @property
     def block_matmul_params(self) -> int:
         """Weights of one block that take part in a matrix product."""
-        attention = self.n_embd * (2 * self.n_embd + 2 * self.kv_heads * self.head_dim)
+        attention = self.n_embd * 2 * (self.n_head + self.kv_heads) * self.head_dim
         return attention + (3 if self.mlp == "swiglu" else 2) * self.n_embd * self.hidden_width
 
     @property
@@ -106,14 +118,14 @@ class GPTConfig:
         embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
         embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
         gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
-        biases = self.depth * (self.n_embd + 2 * self.kv_heads * self.head_dim) if self.qkv_bias else 0
+        biases = self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
     def flops_per_token(self, length: int) -> int:
         """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the embedding
-        look-up not) plus 12 x depth x width x length for attention, uncut by causality (PaLM, arXiv:2204.02311, appendix B)."""
+        look-up not) plus 12 x depth x (heads x their width) x length for attention, uncut by causality (PaLM, arXiv:2204.02311, appendix B)."""
         matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
-        return 6 * matmul + 12 * self.depth * self.n_embd * length
+        return 6 * matmul + 12 * self.depth * self.n_head * self.head_dim * length
 
 
 # On a CPU a product of this many rows or fewer is faster with a transposed weight: for (out, in) torch's BLAS packs the weight anew each time.
@@ -152,13 +164,13 @@ class Attention(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.qkv = Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
-        self.out = Linear(cfg.n_embd, cfg.n_embd, bias=False)
+        self.out = Linear(cfg.n_head * cfg.head_dim, cfg.n_embd, bias=False)
         self.q_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
         self.k_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None,
                 cached: tuple[KVCache | SharedCache, int] | None) -> Tensor:
-        cfg, (B, T, D) = self.cfg, x.shape
+        cfg, (B, T, _) = self.cfg, x.shape
         heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
         qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
         if cfg.qk_norm:
@@ -170,7 +182,7 @@ class Attention(nn.Module):
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal,
                                                enable_gqa=cfg.kv_heads != cfg.n_head)
-        return self.out(y.transpose(1, 2).reshape(B, T, D))
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -321,12 +333,23 @@ def _turned(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def rope_table(cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines (1|B, 1, T, E/2) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34)."""
-    half = torch.arange(0, cfg.head_dim, 2, device=device, dtype=torch.float32)
-    frequency = cfg.rope_theta ** (-half / cfg.head_dim)
+    frequency = rope_frequencies(cfg, device)
     if positions is None:
         positions = torch.arange(length, device=device)[None]
     angle = positions[:, None, :, None].float() * frequency
     return angle.cos(), angle.sin()
+
+
+def rope_frequencies(cfg: GPTConfig, device: torch.device) -> Tensor:
+    """(E/2,) angles per token. With rope_factor > 1 those of Llama 3.1 (`apply_scaling` in llama-models/models/llama3/model.py): a wave that turns
+    n times within rope_block keeps its angle for n >= rope_high, is slowed by the factor for n <= rope_low, and is mixed linearly between."""
+    half = torch.arange(0, cfg.head_dim, 2, device=device, dtype=torch.float32)
+    frequency = 1.0 / cfg.rope_theta ** (half / cfg.head_dim)
+    if cfg.rope_factor == 1:
+        return frequency
+    turns = cfg.rope_block * frequency / (2 * math.pi)
+    kept = ((turns - cfg.rope_low) / (cfg.rope_high - cfg.rope_low)).clamp(0, 1)
+    return kept * frequency + (1 - kept) * frequency / cfg.rope_factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class ReinforceConfig:
     init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
     task: str = opt("funcall", "task whose reward is optimised: funcall, toy")
     data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
-    tags: Literal["reserved", "text"] = opt("reserved", "turn tags, where --init-from is none")
+    tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags, where --init-from is none")
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
     tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
     device_batch_size: int = opt(16, "problems per step and device")

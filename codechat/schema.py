@@ -72,7 +72,8 @@ class CheckpointError(Refusal, RuntimeError):
 def opt(default: Any, help: str, **meta: Any) -> Any:
     """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED.
 
-    meta: identity=False keeps the field out of `config_hash`; group="Optimizer" gives a heading in --help;
+    meta: identity=False keeps the field out of `config_hash`; late=True does so where it has its default, so
+    that a setting added today leaves the hashes of older runs alone; group="Optimizer" gives a heading in --help;
     positional=True takes a bare word of the command line; presets={name: dict} lets a nested config be chosen
     by name (`--model d12`).
     """

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
-from codechat import checkpoint, config, dialogues, dist, evaluate, hardware, optim, tokenizer
+from codechat import chat, checkpoint, config, dialogues, dist, evaluate, hardware, optim, tokenizer
 from codechat.config import ConfigError, opt
 from codechat.gpt import GPT, PRESETS, GPTConfig
 from codechat.run import Run, StopSignal
@@ -37,7 +37,7 @@ class SFTConfig:
     init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
     data_dir: str = opt("data/sft", "directory with DOMAIN.SPLIT.jsonl made by `codechat data sft` and `codechat data calls`")
     mix: tuple[str, ...] = opt((), "share of supervised tokens per domain, such as calls=0.7 code=0.2 chat=0.1; empty = as the data are")
-    tags: Literal["reserved", "text"] = opt("reserved", "turn tags as single reserved ids, or as plain text")
+    tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags as single reserved ids, as plain text, or by an imported model's template")
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
     tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
     seq_len: int | None = opt(None, "tokens per packed row; none = the model's block size")
@@ -120,6 +120,9 @@ def train(cfg: SFTConfig) -> Run:
     tok = tokenizer.from_dict(parent.meta["tokenizer"]) if parent else tokenizer.load(cfg.tokenizer)
     shape = config.from_dict(GPTConfig, parent.meta["model_config"]) if parent else replace(cfg.model, vocab_size=tok.n_vocab)
     cfg = replace(cfg, model=shape)
+    if cfg.tags == "reserved" and shape.owned < tok.n_vocab + chat.N_TAGS:
+        advice = f"set --tags {parent.meta['tags']}, or import it with --tags reserved" if parent else "leave --model.n-tags at 6, or set --tags text"
+        raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
     length = cfg.seq_len or shape.block_size
     data = dialogues.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(length, shape.block_size))
     held = dialogues.load_domains(cfg.data_dir, "select", tok, cfg.tags, shape.block_size, limit=cfg.eval_examples)

