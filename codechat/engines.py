@@ -159,8 +159,8 @@ class Http:
 
     def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
                stop: Sequence[Sequence[int]] = (), seed: int = 0, samples_per_prompt: int = 1, keys: Sequence[int | str] | None = None,
-               on_overflow: generate.OnOverflow = "stop") -> list[generate.Completion]:
-        """As `generate.sample`, from the weights that were pushed last; `policy` is not used.
+               prefix_tokens: Sequence[int] | None = None, on_overflow: generate.OnOverflow = "stop") -> list[generate.Completion]:
+        """As `generate.sample`, from the weights that were pushed last; `policy` is not used, nor is prefix_tokens: the server sees for itself.
 
         EngineLost where the server stays away."""
         self._lost.clear()

@@ -8,7 +8,9 @@ so an episode does not depend on who shares its batch. The first turn draws what
 An episode ends where its environment says so ("stop"), after `task.max_turns` answers ("turns"), where an answer was cut ("length"), and where the
 model's block has no room for what was said and one more token ("context"). It always ends with what the policy wrote.
 
-Left out: keeping the key-value cache between turns (each turn reads its history anew: exact, and short at our sizes).
+A group's prompt is read once a turn for all its episodes, what came behind it by each.
+
+Left out: keeping the key-value cache between turns.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def play(policy: GPT, task: Any, problems: Sequence[Problem], tokenizer: Tokeniz
         if turn == 1:  # a group's first turn is sampled as one: its prompt is read once
             sampled = sampler(policy, [e.prompt for e in played[::group_size]], samples_per_prompt=group_size, keys=names, **how)
         else:
-            sampled = sampler(policy, [e.prompt + e.ids for e in live], keys=[f"{e.name} {turn}" for e in live], **how)
+            sampled = sampler(policy, [e.prompt + e.ids for e in live], keys=[f"{e.name} {turn}" for e in live],
+                              prefix_tokens=[len(e.prompt) for e in live], **how)
         for episode, answer in zip(live, sampled, strict=True):
             episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
         live = [e for e in live if not e.stop]

@@ -92,7 +92,7 @@ class Truncation:
 def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, temperature: float = 1.0,
            top_k: int | None = None, top_p: float | None = None, stop: Sequence[Sequence[int]] = (),
            seed: int | None = None, samples_per_prompt: int = 1, keys: Sequence[int | str] | None = None,
-           batch_size: int | None = None, on_overflow: OnOverflow = "raise") -> list[Completion]:
+           prefix_tokens: Sequence[int] | None = None, batch_size: int | None = None, on_overflow: OnOverflow = "raise") -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
     temperature: 0 takes the most likely token; its log-probability is the model's own at temperature 1.
@@ -101,6 +101,7 @@ def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int,
     seed: none takes one from torch's global generator.
     keys: one per prompt; the prompt's draws hang on it, so that with a problem's id they do not depend on
     which other prompts are asked. Default: the index, so equal prompts differ; equal keys draw alike.
+    prefix_tokens: one per prompt; that many of its first tokens are run once for all prompts that begin with the same (speed only).
     batch_size: rows at a time; default: as many as keep cache and logits under a GiB.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
 
@@ -110,18 +111,21 @@ def sample(model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int,
     _at_least_1(samples_per_prompt=samples_per_prompt, batch_size=1 if batch_size is None else batch_size)
     if keys is not None and len(keys) != len(prompts):
         raise ConfigError(f"{len(keys)} keys for {len(prompts)} prompts; give one key per prompt")
+    if prefix_tokens is not None and (len(prefix_tokens) != len(prompts) or not all(0 < n < len(p) for n, p in zip(prefix_tokens, prompts))):
+        raise ConfigError(f"prefix_tokens {list(prefix_tokens)[:8]}; give one per prompt, at least 1 and less than the prompt has")
     if not prompts:
         return []
     names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
     draws = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
     asked = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]  # prompt of each row
-    order = sorted(range(len(draws)), key=lambda r: (len(prompts[asked[r]]), r))  # alike lengths pad little
+    cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
+    order = sorted(range(len(draws)), key=lambda r: (cuts[asked[r]], len(prompts[asked[r]]), r))  # alike lengths pad little
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
     for start in range(0, len(order), width):
         rows = order[start : start + width]
         at = [asked[r] for r in rows]
-        batch = _Batch([prompts[i] for i in at], [budgets[i] for i in at], [draws[r] for r in rows])
+        batch = _Batch([prompts[i] for i in at], [cuts[i] for i in at], [budgets[i] for i in at], [draws[r] for r in rows])
         done.update(zip(rows, _complete(model, batch, how, stops, max_new_tokens)))
     return [done[r] for r in range(len(draws))]
 
@@ -137,7 +141,7 @@ def stream(model: GPT, prompt: Sequence[int], *, max_new_tokens: int, temperatur
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
     draws = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
-    for step in _decode(model, _Batch([prompt], [budget], draws), how, stops):
+    for step in _decode(model, _Batch([prompt], [len(prompt)], [budget], draws), how, stops):
         yield int(step.ids), float(step.logprobs)
 
 
@@ -149,6 +153,7 @@ class _Batch:
     """What is decoded together, one entry per row."""
 
     prompts: list[Sequence[int]]
+    cuts: list[int]  # tokens of each prompt that others may begin with too
     budgets: list[int]  # tokens that each completion may have
     draws: list[int]  # `row_key` of each
 
@@ -191,7 +196,7 @@ def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) 
 
 
 def _steps(model: GPT, logits_of: Callable[[Tensor], Tensor], batch: _Batch, how: Truncation, stops: list[list[int]]) -> Iterator[_Step]:
-    cache, hidden = _prefill(model, batch.prompts, max(batch.budgets))
+    cache, hidden = _prefill(model, batch, max(batch.budgets))
     rows = torch.arange(len(batch.prompts), device=hidden.device)
     budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
     endings = [torch.tensor(s, device=hidden.device) for s in stops]
@@ -218,20 +223,39 @@ def _steps(model: GPT, logits_of: Callable[[Tensor], Tensor], batch: _Batch, how
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, prompts: list[Sequence[int]], room: int) -> tuple[KVCache | SharedCache, Tensor]:
-    """Run each distinct prompt once. Returns the cache of all rows and their last states (B, D)."""
+def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCache, Tensor]:
+    """Run each distinct beginning once, then what stands behind it. Returns the cache of all rows and their last states (B, D)."""
     device = model.wte.weight.device
+    beginnings = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
+    if len(set(beginnings)) == len(beginnings):  # nobody shares: each prompt is run whole
+        beginnings = [tuple(p) for p in batch.prompts]
+    behind = [p[len(head) :] for p, head in zip(batch.prompts, beginnings)]
     place: dict[tuple[int, ...], int] = {}
-    owner = torch.tensor([place.setdefault(tuple(p), len(place)) for p in prompts], device=device)
-    lengths = torch.tensor([len(p) for p in place], device=device)
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in place], batch_first=True).to(device)
-    shared = len(place) < len(prompts)
+    owner = torch.tensor([place.setdefault(head, len(place)) for head in beginnings], device=device)
+    ids, lengths = _padded(list(place), device)
+    shared = len(place) < len(beginnings)
     mixed = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
     cache = new_cache(model.cfg, len(place), ids.shape[1] + (0 if shared else room), device, dtype)
-    hidden = model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
-    last = hidden[torch.arange(len(place), device=device), lengths - 1]
-    return (cache.share(owner, room), last[owner]) if shared else (cache, last)
+    last = _last(model.hidden(ids, cache=cache, n_new=lengths), lengths)
+    if not shared:
+        return cache, last
+    rows, last = cache.share(owner, max(map(len, behind)) + room), last[owner]
+    if not any(behind):
+        return rows, last
+    ids, lengths = _padded(behind, device)
+    return rows, _last(model.hidden(ids, cache=rows, n_new=lengths), lengths)
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids (B, T), padded on the right, and how many of each row are real (B,)."""
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
+
+
+def _last(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """(B, T, D) -> (B, D): the state of each row's last real token."""
+    return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
 
 
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:

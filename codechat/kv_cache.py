@@ -52,11 +52,7 @@ class KVCache:
 
     def mask(self, new: int) -> Tensor | None:
         """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything."""
-        end = self.extent + new
-        if new == 1:
-            return self.real[:, None, None, :end] if self.padded else None
-        causal = torch.ones(new, end, dtype=torch.bool, device=self.real.device).tril(self.extent)[None, None]
-        return causal & self.real[:, None, None, :end] if self.padded else causal
+        return _visible(new, self.extent, self.real if self.padded else None, self.real.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over its row."""
@@ -91,20 +87,23 @@ class KVCache:
 
         Nothing is copied."""
         depth, _, K, _, E = self.k.shape
-        return SharedCache(self, owner, self.k.new_zeros(depth, 2, len(owner), K, room, E), 0)
+        return SharedCache(self, owner, self.k.new_zeros(depth, 2, len(owner), K, room, E))
 
 
 class SharedCache:
-    """Rows that continue prefixes which several of them share; the rows' own tokens advance together.
+    """Rows that continue prefixes which several of them share; as in KVCache, all store their next token in the same column, and a row
+    whose own tokens were padded keeps a hole.
 
     At one new token per row, attention waits for memory: a prefix is read once for all rows of its group
     instead of once for each."""
 
-    def __init__(self, prefix: KVCache, owner: Tensor, own: Tensor, extent: int) -> None:
+    def __init__(self, prefix: KVCache, owner: Tensor, own: Tensor, extent: int = 0, lengths: Tensor | None = None, real: Tensor | None = None) -> None:
         used, owner = owner.unique(return_inverse=True)
         self.prefix = prefix if len(used) == len(prefix.lengths) else prefix.select(used)
         self.owner, self.extent = owner, extent
         self.own = own  # keys and values (depth, 2, B, K, room, E)
+        self.lengths = owner.new_zeros(len(owner)) if lengths is None else lengths  # (B,) real own tokens
+        self.real = real  # (B, room) false = padding; none = no padding
         members = F.one_hot(owner, len(used)).cumsum(0)  # (B, P)
         self.place = members.gather(1, owner[:, None])[:, 0] - 1  # (B,) which member of its group a row is
         self.width = int(members[-1].max())
@@ -115,15 +114,11 @@ class SharedCache:
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
-        own = torch.arange(self.extent, self.extent + new, device=self.owner.device)
-        return self.prefix.lengths[self.owner, None] + own
+        return (self.prefix.lengths[self.owner] + self.lengths)[:, None] + torch.arange(new, device=self.owner.device)
 
     def mask(self, new: int) -> Tensor | None:
-        """bool (new, S): what the next `new` tokens may attend to of the rows' own; none = everything."""
-        if new == 1:
-            return None
-        seen = torch.ones(new, self.extent + new, dtype=torch.bool, device=self.owner.device)
-        return seen.tril(self.extent)
+        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to of the row's own; none = everything."""
+        return _visible(new, self.extent, self.real, self.owner.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over prefix and own.
@@ -133,7 +128,7 @@ class SharedCache:
         own_k, own_v = self._store(layer, k, v)
         # (B, K, H/K x T, E): the queries of one key head side by side
         rows = (q * q.shape[3] ** -0.5).to(own_k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])
-        visible = None if mask is None else mask.repeat(q.shape[1] // k.shape[1], 1)
+        visible = None if mask is None else mask.repeat(1, 1, q.shape[1] // k.shape[1], 1)
         own, own_lse = partial_attention(rows, own_k, own_v, visible)
         past, past_lse = self._attend_prefix(layer, rows)
         share = (own_lse - past_lse).sigmoid().to(own.dtype)
@@ -158,14 +153,18 @@ class SharedCache:
         return y, lse
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
-        """Count `new` stored tokens of every row."""
-        if n_new is not None:
-            raise ConfigError("n_new belongs to a KVCache's prefill; rows of a shared cache advance together")
+        """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
+        if n_new is not None and bool((n_new < new).any()):
+            if self.real is None:
+                self.real = torch.ones(len(self.owner), self.own.shape[4], device=self.owner.device, dtype=torch.bool)
+            self.real[:, self.extent : self.extent + new] = torch.arange(new, device=n_new.device) < n_new[:, None]
+        self.lengths = self.lengths + (new if n_new is None else n_new)
         self.extent += new
 
     def select(self, rows: Tensor) -> SharedCache:
         """The cache of `rows`, and of the prefixes that they still need."""
-        return type(self)(self.prefix, self.owner[rows], self.own[:, :, rows], self.extent)
+        real = None if self.real is None else self.real[rows]
+        return type(self)(self.prefix, self.owner[rows], self.own[:, :, rows], self.extent, self.lengths[rows], real)
 
 
 class LatentCache(KVCache):
@@ -205,7 +204,7 @@ class LatentCache(KVCache):
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
         depth, _, _, _, W = self.k.shape
-        return SharedLatentCache(self, owner, self.k.new_zeros(depth, 1, len(owner), 1, room, W), 0)
+        return SharedLatentCache(self, owner, self.k.new_zeros(depth, 1, len(owner), 1, room, W))
 
 
 class SharedLatentCache(SharedCache):
@@ -217,6 +216,16 @@ class SharedLatentCache(SharedCache):
         own = self.own[layer, 0, :, :, :end]
         own[:, :, self.extent :] = k
         return own, own[..., : v.shape[-1]]
+
+
+def _visible(new: int, extent: int, real: Tensor | None, device: torch.device) -> Tensor | None:
+    """bool (B|1, 1, new, S): of the columns so far and their own, which the next `new` tokens see; real (B, room): none = no padding."""
+    end = extent + new
+    holes = None if real is None else real[:, None, None, :end]
+    if new == 1:
+        return holes
+    causal = torch.ones(new, end, dtype=torch.bool, device=device).tril(extent)[None, None]
+    return causal if holes is None else causal & holes
 
 
 def _require_room(end: int, room: int) -> None:

@@ -14,7 +14,7 @@ from codechat import chat, generate, tokenizer
 from codechat.config import ConfigError
 from codechat.generate import Completion, Truncation, sample, stream
 from codechat.gpt import GPT, GPTConfig
-from codechat.kv_cache import KVCache
+from codechat.kv_cache import KVCache, new_cache
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))
@@ -100,6 +100,49 @@ def test_decoding_after_a_shared_prefix_equals_the_full_forward(options: dict[st
     assert len(shared.prefix.lengths) == 1, "a prefix that nobody continues must leave"
     with pytest.raises(ConfigError, match="room for 6"):
         model(own[rows, :1], cache=shared)
+
+
+@pytest.mark.parametrize("options", [*ARCHITECTURES, dict(attention="mla", kv_rank=16, rope_head_width=4)], ids=str)
+@torch.no_grad()
+def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: dict[str, Any]) -> None:
+    """Right-padded with tokens that must not be seen, then single tokens, then rows leave."""
+    model, rng = random_model(**options), torch.Generator().manual_seed(3)
+    prefix, heads, owner = torch.randint(90, (2, 7), generator=rng), torch.tensor([7, 3]), torch.tensor([1, 0, 1, 1])
+    own, tails = torch.randint(90, (4, 10), generator=rng), torch.tensor([5, 1, 3, 5])
+    prefilled = new_cache(model.cfg, 2, 7)
+    model(prefix, cache=prefilled, n_new=heads)
+    shared, rows = prefilled.share(owner, 10), torch.arange(4)
+    full = [model(torch.cat((prefix[p, : heads[p]], own[row]))[None])[0, heads[p] :] for row, p in enumerate(owner.tolist())]
+    got = model(own[:, :5], cache=shared, n_new=tails)
+    for row, n in enumerate(tails.tolist()):
+        torch.testing.assert_close(got[row, :n], full[row][:n], atol=1e-5, rtol=1e-5)
+    for keep, new in (([0, 1, 2, 3], 1), ([3, 1, 2], 3), ([0, 1], 1)):
+        shared, rows = shared.select(torch.tensor(keep)), rows[keep]
+        at = shared.lengths[:, None] + torch.arange(new)
+        got = model(own[rows[:, None], at], cache=shared)
+        for i, row in enumerate(rows.tolist()):
+            torch.testing.assert_close(got[i], full[row][at[i]], atol=1e-5, rtol=1e-5)
+
+
+def test_prompts_that_begin_alike_draw_what_they_draw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ran = random_model(), []
+    a, b = [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]
+    prompts = [[*a, 5], [*a, 5, 3, 5], [*b, 8], [*a, 8, 9]]
+    how = dict(max_new_tokens=10, seed=1, stop=STOPS, keys=["p", "q", "r", "s"])
+    want = sample(model, prompts, **how)
+    hidden = GPT.hidden
+    monkeypatch.setattr(GPT, "hidden", lambda self, ids, **more: (ran.append(ids.numel()), hidden(self, ids, **more))[1])
+    got = sample(model, prompts, prefix_tokens=[8, 8, 3, 8], **how)
+    assert ran[:2] == [2 * 8, 4 * 3], "two beginnings, then what stands behind them"
+    assert [c.ids for c in got] == [c.ids for c in want] and [c.stop for c in got] == [c.stop for c in want]
+    for mine, theirs in zip(got, want):
+        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(theirs.logprobs), atol=1e-5, rtol=0)
+    ran.clear()
+    assert [c.ids for c in sample(model, [prompts[0], prompts[2]], prefix_tokens=[8, 3], **{**how, "keys": ["p", "r"]})] == [want[0].ids, want[2].ids]
+    assert ran[0] == 2 * 9, "nobody shares: whole prompts"
+    for wrong in ([8, 8, 3], [9, 8, 3, 8], [0, 8, 3, 8]):
+        with pytest.raises(ConfigError, match="prefix_tokens"):
+            sample(model, prompts, prefix_tokens=wrong, **how)
 
 
 def test_select_leaves_the_original_cache_alone() -> None:
