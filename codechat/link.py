@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from codechat.config import ConfigError, MissingFile, RunError
 
-TIMEOUT_S = 300  # without a byte from the server
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TIMEOUT_S = 300.0  # without a byte from the server
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 class NoAnswer(RunError):
@@ -47,11 +47,13 @@ def check_url(url: str, flag: str) -> str:
 
 
 class Link:
-    """A server by its URL, with or without /v1. flag: what the user set it with."""
+    """A server by its URL, with or without /v1. flag: what the user set it with; kind, remedy: what it is and how to get one, in the words of
+    refusals."""
 
-    def __init__(self, url: str, api_key_file: Path | None = None, *, flag: str = "--server") -> None:
+    def __init__(self, url: str, api_key_file: Path | None = None, *, flag: str = "--server", kind: str = "server",
+                 remedy: str = "start one with codechat serve --ckpt RUN", timeout_s: float = TIMEOUT_S) -> None:
         host = check_url(url, flag)
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
         self.headers = {"Content-Type": "application/json"} | _authorization(api_key_file)
         # a proxy could not reach this machine's own address
         self.opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if host in LOOPBACK else []))
@@ -60,9 +62,9 @@ class Link:
         """The answer, to be read and closed. Without a body a GET, else a POST. Refused where the server says no, NoAnswer where none does."""
         data = None if body is None else json.dumps(body).encode()
         try:
-            return self.opener.open(urllib.request.Request(self.url + path, data, self.headers), timeout=TIMEOUT_S)
+            return self.opener.open(urllib.request.Request(self.url + path, data, self.headers), timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
-            raise Refused(f"the server at {self.url} refuses ({error.code}): {_complaint(error)}", error.code) from None
+            raise Refused(f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}", error.code) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._no_answer(getattr(error, "reason", error)) from None
 
@@ -83,7 +85,7 @@ class Link:
             raise ConfigError(f"{self.url} lists no model; give the URL of a server such as codechat serve") from None
 
     def _no_answer(self, reason: object) -> NoAnswer:
-        return NoAnswer(f"no server answers at {self.url} ({reason}); start one with codechat serve --ckpt RUN")
+        return NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}")
 
 
 def _authorization(path: Path | None) -> dict[str, str]:
@@ -102,6 +104,7 @@ def _complaint(error: urllib.error.HTTPError) -> str:
     except (OSError, http.client.HTTPException):
         return str(error.reason)
     try:
-        return str(json.loads(text)["error"]["message"])
+        found = json.loads(text)
+        return str(found["error"]["message"] if "error" in found else found["detail"])[:1000]
     except (ValueError, KeyError, TypeError):
         return text[:200] or str(error.reason)

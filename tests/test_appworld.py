@@ -216,7 +216,7 @@ def test_no_server_says_how_to_start_one() -> None:
     with pytest.raises(RunError, match="no AppWorld server answers at http://127.0.0.1:9 .*appworld serve environment"):
         AppWorldServer("http://127.0.0.1:9").check()
     for url in ("127.0.0.1:8000", "ftp://x", ""):
-        with pytest.raises(ConfigError, match="no URL of an AppWorld server"):
+        with pytest.raises(ConfigError, match="AppWorld server.*must be a URL"):
             AppWorldServer(url)
 
 
@@ -228,12 +228,12 @@ def test_another_server_is_told_apart(stub: Stub) -> None:
 
 
 def test_absent_task_data_are_named(stub: Stub) -> None:
-    with pytest.raises(RunError, match=r"refuses initialize \(500\): Internal Server Error.*appworld download data"):
+    with pytest.raises(RunError, match=r"refuses /initialize \(500\): Internal Server Error.*appworld download data"):
         environment(stub).reset(problem("0000000_1"))
 
 
 @pytest.mark.parametrize("endpoint, status, said, match", [
-    ("execute", 500, "Internal Server Error", "refuses execute"), ("execute", 200, "not json", "did not answer json"), ("execute", 200, {"x": 1}, "no object with an output"),
+    ("execute", 500, "Internal Server Error", "refuses /execute"), ("execute", 200, "not json", "is no json"), ("execute", 200, {"x": 1}, "no object with an output"),
     ("evaluate", 200, {"output": {"passes": 3}}, "evaluation cannot be read"), ("evaluate", 200, {"output": None}, "evaluation cannot be read"),
     ("task_completed", 422, {"detail": [{"msg": "field required"}]}, "field required"), ("initialize", 200, {"output": {"task_id": "x"}}, "no instruction and supervisor"),
 ])
@@ -302,7 +302,7 @@ def test_a_task_scores_one_answer_and_refuses_what_cannot_be(stub: Stub) -> None
     assert gate.ok and gate.n == 0 and "solutions" in gate.unknown
     with pytest.raises(DataError, match="saw no problems"):
         tasks.gold_gate(task, []).require()
-    for options, match in (({}, "needs the ids"), ({"source": TASK, "max_turns": 0}, "max_interactions 0"), ({"source": TASK, "worlds": "x"}, "no URL")):
+    for options, match in (({}, "needs the ids"), ({"source": TASK, "max_turns": 0}, "max_interactions 0"), ({"source": TASK, "worlds": "x"}, "must be a URL")):
         with pytest.raises(ConfigError, match=match):
             tasks.load("appworld", **options)
 
@@ -413,7 +413,7 @@ def test_the_command_with_a_checkpoint_stops_where_its_block_is_full(home: Path,
 def test_what_is_absent_is_refused_before_anything_is_written(home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     fine = {"--server": model.url, "--world": stub.url, "--tasks": TASK}
     for flag, value, match in (("--world", "http://127.0.0.1:9", "no AppWorld server answers"), ("--server", "http://127.0.0.1:9", "no server answers"),
-                               ("--tasks", "nowhere", "one a line"), ("--world", "x", "no URL"), ("--limit", "0", "limit 0"),
+                               ("--tasks", "nowhere", "one a line"), ("--world", "x", "must be a URL"), ("--limit", "0", "limit 0"),
                                ("--max-interactions", "0", "max_interactions 0")):
         assert cli.main(["appworld", *(word for pair in (fine | {flag: value}).items() for word in pair)]) == 2
         assert match in capsys.readouterr().err and not (home / "runs").exists()
@@ -421,7 +421,7 @@ def test_what_is_absent_is_refused_before_anything_is_written(home: Path, stub: 
 
 def test_a_world_that_dies_keeps_the_episodes_before_it(home: Path, stub: Stub, model: Model) -> None:
     stub.tasks = {"50e1ac9_1"}
-    with pytest.raises(RunError, match="50e1ac9|refuses initialize"):
+    with pytest.raises(RunError, match="50e1ac9|refuses /initialize"):
         command.evaluate_appworld(command.AppWorldConfig(server=model.url, world=stub.url, tasks=("50e1ac9_1", "50e1ac9_2")))
     found = Run.open("appworld")
     assert found.status["status"] == "failed" and [r["id"] for r in read_rows(found.path / "trajectories.jsonl")] == ["50e1ac9_1"]

@@ -11,7 +11,7 @@ passing everything is correct. Some of its tests pass where nothing was done (`p
 
     codechat evaluate --ckpt RUN --task appworld --data-dir ~/appworld --split select --n 1 --ks 1
 
-A server holds one world, so one episode at a time; several servers serve as many. Endpoints as in appworld 0.1.4.dev0 and 0.2.0.dev0:
+A server holds one world, so one episode at a time; several servers serve as many. Endpoints as in appworld 0.1.3.post1 (what pip installs) and 0.2.0.dev0:
 initialize, execute, task_completed, evaluate, close. The code runs at the server, under its rules and with its time limit.
 
 Left out: what the world's databases hold before and after (the server does not tell), saving and loading states, and gold answers.
@@ -20,19 +20,15 @@ Left out: what the world's databases hold before and after (the server does not 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from codechat import chat
 from codechat.config import ConfigError, MissingFile, RunError
+from codechat.link import Link, Refused
 from codechat.tasks.base import Message, Problem, Score
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -40,7 +36,6 @@ TIERS = ("nothing", "as_idle", "partial", "done")
 SPLIT_FILES = {"train": "train", "select": "dev", "test": "test_normal", "test_hard": "test_challenge"}
 SETUP = ("appworld runs in an environment of its own: pip install appworld && appworld install && appworld download data, "
          "then appworld serve environment --port 8000")
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 SYSTEM = """You do tasks for a person by writing Python that calls the apps of a simulated world.
 
 Answer with a short thought and one block of code:
@@ -69,47 +64,26 @@ class AppWorldServer:
     """An environment server. timeout_s: longest wait for an answer, above the server's own limit on code. ConfigError for what is no URL."""
 
     def __init__(self, url: str = DEFAULT_URL, timeout_s: float = 300.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is no URL of an AppWorld server; give one such as {DEFAULT_URL}")
-        self.url, self.timeout_s = url.rstrip("/"), timeout_s
-        # a proxy could not reach this machine's own address
-        self.opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if parts.hostname in LOOPBACK else []))
+        self.link = Link(url, flag="the AppWorld server's URL", kind="AppWorld server", remedy=SETUP, timeout_s=timeout_s)
 
     def check(self) -> None:
         """RunError unless an AppWorld environment server answers."""
-        if "AppWorld" not in str(self._ask("", None)):
-            raise RunError(f"{self.url} answers, but is no AppWorld environment server; {SETUP}")
+        if "AppWorld" not in str(self._ask("/")):
+            raise RunError(f"{self.link.url} answers, but is no AppWorld environment server; {SETUP}")
 
     def ask(self, endpoint: str, **body: Any) -> Any:
         """The `output` of an endpoint. RunError that says what to do."""
-        found = self._ask(endpoint, body)
+        found = self._ask(f"/{endpoint}", body)
         if not isinstance(found, dict) or "output" not in found:
-            raise RunError(f"{self.url}/{endpoint} answered {str(found)[:100]!r}, no object with an output; {SETUP}")
+            raise RunError(f"{self.link.url}/{endpoint} answered {str(found)[:100]!r}, no object with an output; {SETUP}")
         return found["output"]
 
-    def _ask(self, endpoint: str, body: Mapping[str, Any] | None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/{endpoint}", data, {"Content-Type": "application/json"})
+    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
-            with self.opener.open(request, timeout=self.timeout_s) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            raise RunError(f"the AppWorld server at {self.url} refuses {endpoint or 'to answer'} ({error.code}): {_complaint(error)}") from None
-        except ValueError as error:
-            raise RunError(f"{self.url}/{endpoint} did not answer json ({error}); {SETUP}") from None
-        except (OSError, HTTPException) as error:
-            raise RunError(f"no AppWorld server answers at {self.url} ({getattr(error, 'reason', error)}); {SETUP}") from None
-
-
-def _complaint(error: urllib.error.HTTPError) -> str:
-    text = error.read(10_000).decode("utf-8", "replace")
-    try:
-        detail = json.loads(text)["detail"]
-    except (ValueError, KeyError, TypeError):
-        detail = text[:200] or str(error.reason)
-    absent = "; are its task data there (appworld download data), and is the task id one of them?" if error.code >= 500 else ""
-    return f"{str(detail)[:300]}{absent}"
+            return self.link.ask(path, body)
+        except Refused as error:  # no setting of ours is wrong
+            absent = "; are its task data there (appworld download data), and is the task id one of them?" if error.status >= 500 else ""
+            raise RunError(f"{error}{absent}") from None
 
 
 class AppWorldEnvironment:
@@ -139,7 +113,7 @@ class AppWorldEnvironment:
             about = {**{k: _safe(str(v)) for k, v in world["supervisor"].items()}, "datetime": _safe(str(world["datetime"]))}
             return [{"role": "system", "content": SYSTEM.format(**about)}, {"role": "user", "content": _safe(str(world["instruction"]))}]
         except (KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{self.server.url}/initialize tells no instruction and supervisor ({error!r}); appworld 0.1.3 or newer is needed") from None
+            raise RunError(f"{self.server.link.url}/initialize tells no instruction and supervisor ({error!r}); appworld 0.1.3 or newer is needed") from None
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         """Run the code of an answer; one without code is told so, and counts. At the end the reward of the whole episode."""
