@@ -5,7 +5,7 @@
 
 Every 50th document is held out. Evaluations do not count as training time; the learning-rate schedule follows the clock,
 so that each contestant ends its schedule when its time is over. ours: the pretraining of recipe `nano` with the
-vocabulary and rate that did best here (LOG.md says why the recipe keeps others). The peer follows nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare
+vocabulary, rates and norm of queries and keys that did best here (LOG.md says why the recipe keeps others). The peer follows nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare
 across vocabularies; that of `python:N` has seen the standard library, which is part of the embedded corpus, so judge it by --path.
 """
 
@@ -41,7 +41,8 @@ class QualityBench:
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     max_bytes: int = opt(30_000_000, "text to prepare")
     tokenizer: str = opt("python:4096", "our tokenizer")
-    lr: float = opt(8e-3, "our AdamW learning rate")
+    lr: float = opt(1.6e-2, "our AdamW learning rate")
+    qk_norm: bool = opt(True, "RMSNorm on our queries and keys: it bears the higher rate")
     peer_tokenizer: str = opt("gpt2:4096", "the peer's tokenizer")
     seconds: float = opt(300.0, "training time of each")
     evaluations: int = opt(4, "evaluations of each, at equal distances; the last one at the end")
@@ -59,16 +60,17 @@ def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     return corpus.write_corpus(data.documents(cfg.path), out, tokenizer.load(spec), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY)
 
 
-def contestant(name: str, vocab: int, device: torch.device, seed: int, lr: float) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
+def contestant(name: str, vocab: int, device: torch.device, bench: QualityBench) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
         stage = next(s for s in recipe_nano.NANO if s.name == "pretrain")
-        cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "lr": lr, "model": dict(stage.settings["model"], vocab_size=vocab)})
-        model: Any = GPT(cfg.model, seed=seed)
+        cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {
+            "run_name": "bench/quality", "lr": bench.lr, "model": dict(stage.settings["model"], vocab_size=vocab, qk_norm=bench.qk_norm)})
+        model: Any = GPT(cfg.model, seed=bench.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
         cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, lr=1e-3, optimizer="adamw", weight_decay=0.1, schedule="cosine", final_lr_share=0.1)
-        torch.manual_seed(seed)
+        torch.manual_seed(bench.seed)
         model = peers.PlainGPT(shape)
     model = model.to(device)
     return model, optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay), cfg
@@ -77,7 +79,7 @@ def contestant(name: str, vocab: int, device: torch.device, seed: int, lr: float
 def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iterator[dict[str, float]]:
     """Train one contestant; yields {seconds, tokens, val_loss, val_bpb} at each evaluation."""
     device = dist.device()
-    model, optimizers, how = contestant(name, vocab, device, cfg.seed, cfg.lr)
+    model, optimizers, how = contestant(name, vocab, device, cfg)
     loader = corpus.WindowLoader(directory, "train", how.device_batch_size, how.length, cfg.seed)
     spent, tokens, due = 0.0, 0, 1
     while due <= cfg.evaluations:
