@@ -42,6 +42,7 @@ class QualityBench:
     max_bytes: int = opt(30_000_000, "text to prepare")
     tokenizer: str = opt("python:4096", "our tokenizer")
     lr: float = opt(1.6e-2, "our AdamW learning rate")
+    muon_lr: float = opt(0.014, "our learning rate of block matrices")
     qk_norm: bool = opt(True, "RMSNorm on our queries and keys: it bears the higher rate")
     peer_tokenizer: str = opt("gpt2:4096", "the peer's tokenizer")
     seconds: float = opt(300.0, "training time of each")
@@ -65,7 +66,7 @@ def contestant(name: str, vocab: int, device: torch.device, bench: QualityBench)
     if name == "codechat":
         stage = next(s for s in recipe_nano.NANO if s.name == "pretrain")
         cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {
-            "run_name": "bench/quality", "lr": bench.lr, "model": dict(stage.settings["model"], vocab_size=vocab, qk_norm=bench.qk_norm)})
+            "run_name": "bench/quality", "lr": bench.lr, "muon_lr": bench.muon_lr, "model": dict(stage.settings["model"], vocab_size=vocab, qk_norm=bench.qk_norm)})
         model: Any = GPT(cfg.model, seed=bench.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
