@@ -196,6 +196,8 @@ if freeze:
     report.freeze(frames, kept)
 frames = report.load_frozen(kept)
 rows, metrics, samples = frames["per_problem"], frames["metrics"], frames["samples"]
+
+# %%
 apart = metrics["logprob_mismatch"]
 print(f"sampler and trainer differ by {apart.median():.0e} nats on the worst token of a step (median of steps), {apart.max():.1e} at most")
 tens = metrics.assign(steps=lambda t: (t["step"] - 1) // 10 * 10)
@@ -217,6 +219,9 @@ known = {p.id: p for p in apps.problems("test", len(rows), 0, [1, 2])}
 trained_on = {p.messages[-1]["content"] for p in apps.problems("train", 2000, 0, [1, 2])}
 trained_on |= {row["messages"][1]["content"] for row in apps.dialogues("train", 1000, 0, [1, 2])}
 new = ~rows["id"].map(lambda id_: known[id_].messages[-1]["content"]).isin(trained_on)
+print(f"{new.sum()} of {len(rows)} requests are new")
+
+# %%
 level = rows["id"].str.split("-").str[1].astype(int)
 before, after = rows[BASE] / rows["n"], {run: rows[run] / rows["n"] for run in SEEDS}
 mean = sum(after.values()) / len(after)
