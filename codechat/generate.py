@@ -232,28 +232,28 @@ def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCach
     behind = [p[len(head) :] for p, head in zip(batch.prompts, beginnings)]
     place: dict[tuple[int, ...], int] = {}
     owner = torch.tensor([place.setdefault(head, len(place)) for head in beginnings], device=device)
-    ids, lengths = _padded(list(place), device)
+    ids, lengths = pad_right(list(place), device)
     shared = len(place) < len(beginnings)
     mixed = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
     cache = new_cache(model.cfg, len(place), ids.shape[1] + (0 if shared else room), device, dtype)
-    last = _last(model.hidden(ids, cache=cache, n_new=lengths), lengths)
+    last = last_real(model.hidden(ids, cache=cache, n_new=lengths), lengths)
     if not shared:
         return cache, last
     rows, last = cache.share(owner, max(map(len, behind)) + room), last[owner]
     if not any(behind):
         return rows, last
-    ids, lengths = _padded(behind, device)
-    return rows, _last(model.hidden(ids, cache=rows, n_new=lengths), lengths)
+    ids, lengths = pad_right(behind, device)
+    return rows, last_real(model.hidden(ids, cache=rows, n_new=lengths), lengths)
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids (B, T), padded on the right, and how many of each row are real (B,)."""
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
-def _last(hidden: Tensor, lengths: Tensor) -> Tensor:
+def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     """(B, T, D) -> (B, D): the state of each row's last real token."""
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
 

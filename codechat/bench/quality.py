@@ -5,8 +5,9 @@
 
 Every 50th document is held out. Evaluations do not count as training time; the learning-rate schedule follows the clock,
 so that each contestant ends its schedule when its time is over. ours: the pretraining of recipe `nano` with the
-vocabulary, rates and norm of queries and keys that did best here (LOG.md says why the recipe keeps others). The peer follows nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare
-across vocabularies; that of `python:N` has seen the standard library, which is part of the embedded corpus, so judge it by --path.
+vocabulary, rates and norm of queries and keys that did best here (LOG.md says why the recipe keeps others). The peer
+follows nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across
+vocabularies; that of `python:N` has seen the standard library, which is part of the embedded corpus, so judge it by --path.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     return corpus.write_corpus(data.documents(cfg.path), out, tokenizer.load(spec), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY)
 
 
-def contestant(name: str, vocab: int, device: torch.device, bench: QualityBench) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
+def contestant(name: str, vocab: int, device: torch.device, asked: QualityBench) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
         stage = next(s for s in recipe_nano.NANO if s.name == "pretrain")
         cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {
-            "run_name": "bench/quality", "lr": bench.lr, "muon_lr": bench.muon_lr, "model": dict(stage.settings["model"], vocab_size=vocab, qk_norm=bench.qk_norm)})
-        model: Any = GPT(cfg.model, seed=bench.seed)
+            "run_name": "bench/quality", "lr": asked.lr, "muon_lr": asked.muon_lr, "model": dict(stage.settings["model"], vocab_size=vocab, qk_norm=asked.qk_norm)})
+        model: Any = GPT(cfg.model, seed=asked.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
         cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, lr=1e-3, optimizer="adamw", weight_decay=0.1, schedule="cosine", final_lr_share=0.1)
-        torch.manual_seed(bench.seed)
+        torch.manual_seed(asked.seed)
         model = peers.PlainGPT(shape)
     model = model.to(device)
     return model, optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay), cfg

@@ -36,7 +36,7 @@ from codechat import dist
 from codechat.checkpoint import LoadedModel
 from codechat.checkpoint_files import fingerprint
 from codechat.config import ConfigError, RunError
-from codechat.generate import Truncation, draw, uniform
+from codechat.generate import Truncation, draw, last_real, pad_right, uniform
 from codechat.kv_cache import new_cache
 from codechat.serving.slots import SlotCache
 
@@ -285,11 +285,9 @@ class Engine:
         device = self.model.wte.weight.device
         place: dict[tuple[int, ...], int] = {}
         owner = [place.setdefault(tuple(job.request.prompt), len(place)) for job in jobs]
-        lengths = torch.tensor([len(p) for p in place], device=device)
-        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in place], batch_first=True).to(device)
+        ids, lengths = pad_right(list(place), device)
         cache = new_cache(self.model.cfg, len(place), ids.shape[1], device, self._cache.kept[0].dtype)
-        hidden = self.model.hidden(ids, cache=cache, n_new=lengths)  # (prompts, T, D)
-        last = hidden[torch.arange(len(place), device=device), lengths - 1]
+        last = last_real(self.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
         for job, row in zip(jobs, owner):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
