@@ -31,7 +31,7 @@ from codechat.kv_cache import KVCache, SharedCache
 from codechat.layers import Linear, RMSNorm, rope_table, rotate
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "nano": dict(depth=4, n_embd=192, n_head=3, block_size=512, vocab_size=4096),
+    "nano": dict(depth=4, n_embd=192, n_head=3, block_size=512, vocab_size=4096, qk_norm=True),
     "d12": dict(depth=12, n_embd=768, n_head=6, block_size=1024),
     "d20": dict(depth=20, n_embd=1280, n_head=10, block_size=2048),
     "d24": dict(depth=24, n_embd=1792, n_head=14, block_size=2048),

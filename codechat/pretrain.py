@@ -73,7 +73,7 @@ class PretrainConfig:
 
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
-RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 4e-3}
+RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "muon_lr": 0.012}
 
 
 @torch.no_grad()

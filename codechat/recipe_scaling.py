@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 from codechat.gpt import GPTConfig
-from codechat.recipe_nano import NANO, TOKENIZER, Stage
+from codechat.recipe_nano import MODEL, NANO, TOKENIZER, Stage
 
 BUDGETS = {"low": 1e12, "high": 2e12}  # FLOPs
 # depth, width, heads; in the order in which they are run
 SHAPES = {"nano": (4, 192, 3), "d2x64": (2, 64, 1), "d2x128": (2, 128, 2), "d4x256": (4, 256, 4), "d2x32": (2, 32, 1)}
 LENGTH, BATCH = 256, 4
+RATES = {name: value for stage in NANO if stage.name == "pretrain" for name, value in stage.settings.items() if name in ("lr", "muon_lr")}
 
 
 def steps_of(model: dict[str, int], budget: float) -> int:
@@ -27,11 +28,11 @@ def steps_of(model: dict[str, int], budget: float) -> int:
 
 def _stage(size: str, budget: str) -> Stage:
     depth, width, heads = SHAPES[size]
-    model = dict(depth=depth, n_embd=width, n_head=heads, block_size=512)
+    model = MODEL | dict(depth=depth, n_embd=width, n_head=heads)
     steps = steps_of(model, BUDGETS[budget])
     settings: dict[str, Any] = dict(
         run_name=f"{{runs}}/{size}-{budget}", data_dir="{data}/corpus", model=model, seq_len=LENGTH, device_batch_size=BATCH, max_steps=steps,
-        warmup_steps=max(5, steps // 20), lr=4e-3, eval_every=0, save_every=0, log_every=max(1, steps // 60))
+        warmup_steps=max(5, steps // 20), **RATES, eval_every=0, save_every=0, log_every=max(1, steps // 60))
     return Stage(name=f"{size}-{budget}", about=f"{size}, {steps} steps: {BUDGETS[budget]:.0e} FLOPs", needs=("corpus",),
                  entry="codechat.pretrain:PretrainConfig:train", settings=settings)
 

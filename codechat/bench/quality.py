@@ -5,7 +5,7 @@
 
 Every 50th document is held out. Evaluations do not count as training time; the learning-rate schedule follows the clock,
 so that each contestant ends its schedule when its time is over. ours: the pretraining of recipe `nano` with the
-vocabulary, rates and norm of queries and keys that did best here (LOG.md says why the recipe keeps others). The peer
+vocabulary that did best here (LOG.md says why the recipe keeps another). The peer
 follows nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across
 vocabularies; that of `python:N` has seen the standard library, which is part of the embedded corpus, so judge it by --path.
 """
@@ -42,9 +42,6 @@ class QualityBench:
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     max_bytes: int = opt(30_000_000, "text to prepare")
     tokenizer: str = opt("python:4096", "our tokenizer")
-    lr: float = opt(2.4e-2, "our AdamW learning rate")
-    muon_lr: float = opt(0.012, "our learning rate of block matrices")
-    qk_norm: bool = opt(True, "RMSNorm on our queries and keys: it bears the higher rate")
     peer_tokenizer: str = opt("gpt2:4096", "the peer's tokenizer")
     seconds: float = opt(300.0, "training time of each")
     evaluations: int = opt(4, "evaluations of each, at equal distances; the last one at the end")
@@ -66,8 +63,8 @@ def contestant(name: str, vocab: int, device: torch.device, asked: QualityBench)
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
         stage = next(s for s in recipe_nano.NANO if s.name == "pretrain")
-        cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {
-            "run_name": "bench/quality", "lr": asked.lr, "muon_lr": asked.muon_lr, "model": dict(stage.settings["model"], vocab_size=vocab, qk_norm=asked.qk_norm)})
+        model_of = dict(stage.settings["model"], vocab_size=vocab)
+        cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": model_of})
         model: Any = GPT(cfg.model, seed=asked.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
