@@ -102,7 +102,8 @@ pd.Series(rows_of).to_frame("rows")
 # ## Parameters
 #
 # A block holds 4 D² weights in attention (query, key, value, output) and 8 D² in the feed-forward part, so
-# 12 D² per layer; the tied embedding is V · D once. The dictionary is a third of a small
+# 12 D² per layer; the tied embedding is V · D once. Where queries and keys are normalised (qk_norm, in nano
+# alone), each layer has two more gains as wide as a head. The dictionary is a third of a small
 # model and a fortieth of a large one.
 
 # %%
@@ -110,7 +111,7 @@ parts = pd.DataFrame({name: {
     "embedding": cfg.padded_vocab * cfg.n_embd,
     "attention": cfg.depth * 4 * cfg.n_embd**2,
     "feed-forward": cfg.depth * 8 * cfg.n_embd**2,
-    "norms": (2 * cfg.depth + 1) * cfg.n_embd,
+    "norms": (2 * cfg.depth + 1) * cfg.n_embd + cfg.qk_norm * 2 * cfg.depth * cfg.head_dim,
 } for name, cfg in configs.items()}).T
 total = parts.sum(axis=1)
 parts.map("{:,.0f}".format)

@@ -14,15 +14,15 @@
 # ---
 
 # %% [markdown]
-# # Pretraining is compression: unseen Python in about two bits a byte
+# # Pretraining is compression: unseen Python in less than two bits a byte
 #
 # **Question.** What did the nano model learn from a million tokens of Python, in a unit that models with
 # other tokenizers share, and what did it cost?
 #
-# **Result.** After 1.3 million tokens, a sixth of a pass over the corpus, the model needs 1.85 bits for a
-# byte of Python files that it never saw: 23 % of their size. Untrained it needs 5.83, and lzma comes to
-# about as much on whole files as the model on windows of 256 tokens. The same model would show a loss of
-# 1.3, 2.4 or 2.9 nats per token behind three tokenizers; bits per byte are the same for all.
+# **Result.** After 1.3 million tokens, a sixth of a pass over the corpus, the model needs 1.75 bits for a
+# byte of Python files that it never saw: 22 % of their size. Untrained it needs 5.83, and lzma
+# 1.85 on whole files (of the library), where the model has windows of 256 tokens. The same model would show a loss of
+# 1.2, 2.3 or 2.7 nats per token behind three tokenizers; bits per byte are the same for all.
 #
 # **Runs/needs.** `nano/pretrain` (frozen rows; `source="nano"` reads the run of this machine). Seconds on
 # one core.
@@ -151,7 +151,7 @@ print(f"by hand {bits / n_bytes:.5f}, library {library['val_bpb']:.5f} bits per 
 print(inspect.getsource(pretrain.bits_per_byte))
 
 # %% [markdown]
-# ## What two bits per byte mean
+# ## What bits per byte mean
 #
 # An arithmetic coder that is told the model's probabilities stores a text in as many bits as its total
 # surprise: the loss *is* a file size. So the model can be compared with compressors. They read five files

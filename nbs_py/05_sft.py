@@ -21,10 +21,11 @@
 #
 # **Result.** 34 % of the tokens carry loss, 27 % of those in calls and 62 % in code; a loss summed by hand
 # over them, one conversation at a time, equals the library's over packed rows. In the run the held-out loss
-# of calls falls from 5.44 to 0.20 nats per token, while that of code, which pretraining had taught, goes
-# from 2.73 to 2.71: overwritten at first, then regained. At the end a tool that is asked for is called in 28
-# of 32 probes where it is there and in none of 32 where no tool is; but where only other tools are there, one
-# of them is called in 31 of 32: the model learned how to call, not when another tool is missing.
+# of calls falls from 5.30 to 0.14 nats per token, while that of code, which pretraining had taught, rises from
+# 2.66 to 2.96 in the first 60 steps and ends at 2.07: overwritten at first, then learned further. At the end a
+# tool that is asked for is called in 28 of 32 probes where it is there and in 1 of 32 where no tool is; but where
+# only other tools are there, one of them is called in 30 of 32: the model learned how to call, not when another
+# tool is missing.
 #
 # **Runs/needs.** `nano/sft` (frozen rows; `source="nano"` reads the run of this machine). Seconds on one
 # core.
@@ -204,7 +205,7 @@ passes.round(2).astype({name: int for name in order})
 #
 # One total loss would hide a domain that is being overwritten. Each has its own curve on conversations that
 # are kept out of training; three rises in a row would be reported. Watch code, which pretraining had
-# taught: what is new falls by multiples, what was known is first lost and then regained in part.
+# taught: what is new falls by multiples, what was known is first lost, then regained.
 
 # %%
 plots.held_out(run, evals)
@@ -247,7 +248,8 @@ assert by_role.drop("assistant")["gradient at hidden"].sum() == 0
 assert by_role.drop("assistant")["gradient at embedding"].sum() > 0.3
 assert (realised - pd.Series({"calls": 0.7, "copy": 0.3})).abs().max() < 0.02
 left = (held.iloc[-1] / held.iloc[0]).rename(lambda name: name.removeprefix("heldout_loss/"))
-assert left["calls"] < 1 / 3 and left["copy"] < 1 / 3 and left["code"] > 0.8
+assert left["calls"] < 1 / 3 and left["copy"] < 1 / 3
+assert held["heldout_loss/code"].iloc[1] > held["heldout_loss/code"].iloc[0] > held["heldout_loss/code"].iloc[-1]
 call, restraint = "tool with tools: call", "tool without tools: neither"
 assert first[call].hi < final[call].lo and final[call].value > 0.8 and final[restraint].value > 0.8
 assert final["tool with other tools: neither"].value < 0.5

@@ -19,13 +19,13 @@
 # **Question.** Is the model after RL better than the one after SFT on requests that neither has seen, by
 # how much, and at what price?
 #
-# **Result.** On 400 new requests pass@1 goes from 0.365 [0.330, 0.400] to 0.443 [0.401, 0.484]; the paired
-# difference is 0.078 [0.054, 0.101] (n=8, temperature 1, 95 % intervals), and 0.064 and 0.052 in two more
-# seeds, neither interval with a 0. pass@8 does not follow: -0.028 [-0.060, 0.005]. Problems that are right in
-# all 8 completions grow from 24 to 84, those that are right in none stay (152, then 163). With unseen tools or
-# phrasings pass@1 goes from 0.096 to 0.135 only. What was not rewarded held where no tool is there: 2 calls
-# in 32 probes. Where only other tools are there, SFT had already taught to call one of them, and RL, which
-# sees no difference within such groups, leaves it so: 31 of 32.
+# **Result.** On 400 new requests pass@1 goes from 0.575 [0.539, 0.612] to 0.643 [0.604, 0.682]; the paired
+# difference is 0.068 [0.047, 0.088] (n=8, temperature 1, 95 % intervals), and 0.061 and 0.065 in two more
+# seeds, neither interval with a 0. pass@8 does not follow: -0.008 [-0.032, 0.018]. Problems that are right in
+# all 8 completions grow from 68 to 151, those that are right in none stay (74, then 77). With unseen tools or
+# phrasings pass@1 goes from 0.168 to 0.222 only. What was not rewarded held where no tool is there: no call
+# in 32 probes. Where only other tools are there, SFT had already taught to call one of them (31 of 32), and RL,
+# which sees no difference within such groups, does not unlearn it: 32 of 32.
 #
 # **Runs/needs.** `nano/choose` and `nano/evaluate` (frozen rows; `source="nano"` reads the runs of this
 # machine). Seconds on one core.

@@ -82,7 +82,7 @@ fig
 #     codechat passk --run-name nano/mbpp --ckpt nano/sft --task mbpp --data-dir MBPP --split train \
 #         --limit 64 --k 8 --max-new-tokens 128
 #
-# and frozen by this notebook with `run="nano/mbpp"` and `mbpp="MBPP"` (a folder with MBPP's files in the
+# before `nano` had norms on queries and keys (commit 19387a6), and frozen by this notebook with `run="nano/mbpp"` and `mbpp="MBPP"` (a folder with MBPP's files in the
 # hub's columns, or "hub"). Kept are ids, tiers, rewards and three completions; no problem's text.
 
 # %%

@@ -76,7 +76,7 @@ for level, problem in sorted(shown.items()):
 #     codechat data calls  --out data/nano/joint --tokenizer python:4096 --levels 1 1 1 2 3
 #     codechat data micro  --out data/nano/joint --tokenizer python:4096
 #     codechat pretrain --run-name nano/pretrain --preset nano --data-dir data/nano/corpus --seq-len 256 \
-#         --device-batch-size 16 --max-steps 320 --lr 8e-3
+#         --device-batch-size 16 --max-steps 320 --lr 8e-3 --muon-lr 0.02 --model.qk-norm false
 #     codechat sft --run-name nano/joint --init-from nano/pretrain --data-dir data/nano/joint --seq-len 512 \
 #         --device-batch-size 8 --mix solutions=0.4 calls=0.36 copy=0.15 code=0.08 chat=0.01 --max-steps 360 \
 #         --lr 3e-3 --muon-lr 0.02

@@ -99,7 +99,7 @@ pd.DataFrame([(a, b, equivalent(a, b)) for a, b in spellings], columns=["answer"
 #     codechat evaluate --ckpt reason/sft reason/expert reason/grpo --task reasoning --data-dir data/reasoning --split test test_hard \
 #         --limit 200 --n 4 --ks 1 4 --max-new-tokens 72 --run-name reason/evaluate
 #
-# With `prefix="reason"` this notebook reads them and freezes their rows anew.
+# `nano/pretrain` is that of commit 19387a6, before the recipe had norms on queries and keys. With `prefix="reason"` this notebook reads them and freezes their rows anew.
 
 # %%
 def first_slip(row):

@@ -170,7 +170,8 @@ fig
 #
 # The nano model (2.6 M parameters, vocabulary gpt2:4096, SFT on toolbox calls), fine-tuned on 1,000 experts' episodes of
 # levels 1 and 2 with its old drills mixed in, then REINFORCE on 2,000 other problems: 60 steps of 16 problems, 16 episodes each,
-# success or nothing (a part of the changes is worth a part). About four minutes of SFT and twenty of RL a seed:
+# success or nothing (a part of the changes is worth a part). About four minutes of SFT and twenty of RL a seed
+# (`nano/sft` of commit 19387a6, before the recipe had norms on queries and keys):
 #
 #     codechat data calls --levels 1 1 1 2 3 --tokenizer gpt2:4096 --out data/apps
 #     codechat data apps --levels 1 2 --max-examples 1000 --tokenizer gpt2:4096 --out data/apps
