@@ -57,8 +57,8 @@ def family_of(cfg: GPTConfig) -> str:
     found = [name for name, family in FAMILIES.items() if all(getattr(cfg, k) == v for k, v in family.options.items())]
     if not found or cfg.pos != "rope" or not cfg.causal or cfg.attention != "mha":
         shown = ", ".join(f"{k}={getattr(cfg, k)}" for k in ("pos", "mlp", "qkv_bias", "qk_norm", "causal", "attention"))
-        raise ConfigError(f"no Hugging Face class computes {shown}; it takes causal rotary multi-head models with mlp=relu2, or mlp=swiglu and at most one of "
-                          "qkv_bias and qk_norm; train such a model, or use this one through --ckpt")
+        raise ConfigError(f"no Hugging Face class computes {shown}; it takes causal rotary multi-head models with mlp=relu2 and neither qkv_bias nor qk_norm, "
+                          "or mlp=swiglu and at most one of them; train such a model, or use this one through --ckpt")
     if found[0] in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
         raise ConfigError(f"{FAMILIES[found[0]].architecture} requires n_embd {cfg.n_embd} to be a multiple of n_head {cfg.n_head}; "
                           "train such a model")
