@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from codechat.gpt import GPTConfig
-from codechat.recipe_nano import MODEL, NANO, TOKENIZER, Stage
+from codechat.recipe_nano import MODEL, NANO, RATES, TOKENIZER, Stage
 
 BUDGETS = {"low": 1e12, "high": 2e12}  # FLOPs
 # depth, width, heads; in the order in which they are run
 SHAPES = {"nano": (4, 192, 3), "d2x64": (2, 64, 1), "d2x128": (2, 128, 2), "d4x256": (4, 256, 4), "d2x32": (2, 32, 1)}
 LENGTH, BATCH = 256, 4
-RATES = {name: value for stage in NANO if stage.name == "pretrain" for name, value in stage.settings.items() if name in ("lr", "muon_lr")}
 
 
 def steps_of(model: dict[str, int], budget: float) -> int:

@@ -70,7 +70,8 @@ boundaries(code, tok)
 # More merges pack more text into a token, each doubling by less; and each id is a row of the embedding, which
 # in a small model soon outweighs all the rest. GPT-2 has no merges for indentation; those learned on Python
 # begin with them. The nano recipe stays with `gpt2:4096` all the same: with `python:4096` its bits per byte fell
-# from 1.85 to 1.69, but after fine-tuning it copied the arguments of calls worse (LOG.md, 2026-11-21).
+# from 1.85 to 1.69, but after fine-tuning it copied the arguments of calls worse (LOG.md, 2026-11-21; both
+# before the recipe had norms on queries and keys).
 
 # %%
 text = inspect.getsource(pd.core.frame)  # Python that no vocabulary here was made from

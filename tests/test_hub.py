@@ -204,7 +204,8 @@ def test_llama_cpp_recognises_the_gpt2_vocabulary(tags: str) -> None:
 @pytest.mark.parametrize("options, message", [
     (dict(pos="learned", mlp="gelu"), "no Hugging Face class computes pos=learned, mlp=gelu"),
     (dict(mlp="gelu"), "mlp=gelu"), (dict(pos="learned"), "pos=learned"), (dict(causal=False), "causal=False"),
-    (dict(qkv_bias=True), "mlp=relu2, qkv_bias=True"), (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), "qk_norm=True"),
+    (dict(qkv_bias=True), "mlp=relu2, qkv_bias=True"), (dict(qk_norm=True), "mlp=relu2, qkv_bias=False, qk_norm=True"),
+    (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), "qk_norm=True"),
     (dict(mlp="swiglu", n_embd=30, head_width=8), "n_embd 30 to be a multiple of n_head 4"),
 ], ids=str)
 def test_an_architecture_without_a_class_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

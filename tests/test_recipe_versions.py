@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from codechat import config, defects, plan, recipe_nano, recipe_versions, recipes, run, rundirs
+from codechat import config, defects, plan, pretrain, recipe_nano, recipe_versions, recipes, run, rundirs
 from codechat.config import ConfigError
 from codechat.grpo import GRPOConfig
 from codechat.recipe_8b import SCALES
@@ -110,6 +110,12 @@ def test_8b_has_the_published_settings(stage: str, recipe: str, steps: int, lr: 
     if stage.endswith("-rl"):
         assert ranks * cfg.device_batch_size * cfg.group_size == 128
     assert cfg.init_from.startswith("nano-8b/") and cfg.run_name == f"nano-8b/{stage}"
+
+
+def test_recipe_and_preset_nano_pretrain_alike() -> None:
+    settings, preset = next(s for s in NANO if s.name == "pretrain").settings, pretrain.RUN_PRESETS["nano"]
+    for name in ("lr", "muon_lr", "seq_len", "device_batch_size"):
+        assert settings[name] == preset[name]
 
 
 def test_the_scale_of_nano_is_the_recipe_as_it_is() -> None:
