@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from codechat import __version__
 from codechat.config import ConfigError, Refusal, nearest
+from codechat.registry import ENTRIES
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -31,21 +32,26 @@ class Command(NamedTuple):
     help: str
 
 
+def _registered(id: str) -> dict[str, Command]:
+    entry = ENTRIES[id]
+    return {entry.command: Command(entry.module, entry.about)}
+
+
 COMMANDS = {
     "run": Command("codechat.recipes", "run a recipe: every stage from data to report"),
     "data": Command("codechat.data", "prepare a corpus, conversations or function-calling problems"),
-    "pretrain": Command("codechat.pretrain", "train a model from scratch on a corpus"),
-    "sft": Command("codechat.sft", "fine-tune on conversations"),
-    "reinforce": Command("codechat.reinforce", "REINFORCE with a group baseline on a task's reward"),
-    "grpo": Command("codechat.grpo", "GRPO, Dr. GRPO, DAPO or GSPO on a task's reward"),
-    "ppo": Command("codechat.ppo", "PPO with a value head on a task's reward"),
-    "expert": Command("codechat.expert_iteration", "expert iteration: fine-tune on the best of what was sampled"),
-    "preference": Command("codechat.preference", "DPO, IPO, KTO, CPO, ORPO or SimPO on preferences"),
-    "chars": Command("codechat.chars", "learn a text symbol by symbol: supervised, GRPO, PPO or denoising"),
-    "diagnose": Command("codechat.diagnose", "ask before RL whether there is a gradient"),
-    "passk": Command("codechat.passk", "how often code problems are solved, and whether RL would stall"),
-    "filter": Command("codechat.filter", "keep the training problems that are solved sometimes"),
-    "evaluate": Command("codechat.evaluate", "pass@k of a checkpoint on a task, with intervals"),
+    **_registered("pretrain"),
+    **_registered("sft"),
+    **_registered("reinforce"),
+    **_registered("grpo"),
+    **_registered("ppo"),
+    **_registered("expert_iteration"),
+    **_registered("preference"),
+    **_registered("chars"),
+    **_registered("diagnose"),
+    **_registered("passk"),
+    **_registered("filter"),
+    **_registered("evaluate"),
     "swaps": Command("codechat.swaps", "change one thing of a prompt: does the answer follow?"),
     "appworld": Command("codechat.appworld", "play AppWorld's tasks and score them by its own evaluation"),
     "plan": Command("codechat.plan", "memory, hours and cost of a configuration on GPUs, before it is launched"),

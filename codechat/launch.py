@@ -20,10 +20,7 @@ Left out: submitting jobs (sbatch, qsub and modal do that), and runs on other ho
 
 from __future__ import annotations
 
-import dataclasses
 import html
-import importlib
-import importlib.util
 import os
 import platform
 import signal
@@ -37,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 
-from codechat import config, gpus as gpu_table, job_scripts, planned, provenance, rundirs
+from codechat import config, gpus as gpu_table, job_scripts, planned, provenance, registry, rundirs
 from codechat.config import ConfigError, MissingFile, RunError, opt
 from codechat.files import read_json, write_json
 from codechat.follow import Follower, last_row, show
@@ -45,33 +42,12 @@ from codechat.job_scripts import Job
 from codechat.processes import alive, descendants, process_start, unlock
 from codechat.rundirs import find_run, name_of, read_status, runs_dir
 
-LOOPS = ("pretrain", "sft", "reinforce", "grpo", "ppo", "preference", "expert_iteration", "diagnose", "evaluate")
+LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate")}}
 QUIET = ("run_name", "resume", "overwrite")
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; asked now and then, so that none stays a zombie
 
 
 # ---- loops and their configurations
-
-
-def loops() -> list[str]:
-    """Names of the loops that this version has."""
-    return [name for name in LOOPS if importlib.util.find_spec(f"codechat.{name}")]
-
-
-def config_class(loop: str) -> type:
-    """The configuration of a loop: the dataclass of its module that names a run."""
-    if loop not in loops():
-        raise ConfigError(f"no loop {loop!r}{config.nearest(loop, loops())}")
-    module = importlib.import_module(f"codechat.{loop}")
-    return next(c for c in vars(module).values() if dataclasses.is_dataclass(c) and c.__module__ == module.__name__ and "run_name" in config.fields_of(c))
-
-
-def loop_of(cfg: Any) -> str:
-    """The loop that a configuration belongs to."""
-    loop = type(cfg).__module__.rpartition(".")[2]
-    if loop not in loops() or not hasattr(cfg, "run_name"):
-        raise ConfigError(f"{type(cfg).__name__} is the configuration of no loop; it takes one of {', '.join(loops())}, such as SFTConfig")
-    return loop
 
 
 def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
@@ -116,9 +92,9 @@ def write(
 
     nproc ranks on each of `nodes`; devices as in CUDA_VISIBLE_DEVICES; hours for job scripts; gpu (a name of the GPU table) for the
     plan. A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
-    loop = loop_of(cfg)
+    entry = registry.entry_of(cfg, LAUNCHABLE)
     _check_flags(cfg)
-    job = Job(name=cfg.run_name, module=f"codechat.{loop}", nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
+    job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
               again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
     if nodes > 1 and kind == "shell":
         raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
@@ -132,7 +108,7 @@ def write(
         texts["job.pbs"], submit = job_scripts.pbs(job, root), f"qsub runs/{cfg.run_name}/job.pbs"
     elif kind == "modal":
         texts["modal_app.py"], submit = job_scripts.modal(job, root, gpu or "", _requirements()), f"modal run runs/{cfg.run_name}/modal_app.py"
-    path = plan_run(cfg.run_name, cfg, loop, texts, overwrite=overwrite)
+    path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
     return Written(cfg.run_name, path, changed(cfg), verdict, submit)
 
 
@@ -169,9 +145,10 @@ def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
     """One line of the plan for these settings on so many of this GPU."""
     if gpu is None:
         return "not asked for; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
-    if loop_of(cfg) not in ("pretrain", "sft"):
+    kind = registry.entry_of(cfg, LAUNCHABLE).id
+    if kind not in ("pretrain", "sft"):
         gpu_table.find(gpu)
-        return f"none for {loop_of(cfg)}; its memory depends on what the policy samples"
+        return f"none for {kind}; its memory depends on what the policy samples"
     from codechat import plan  # here: it takes torch, which looking at a run does not need
 
     found = plan.make(plan.of(cfg, gpus=gpus, gpu=gpu, search=False))
@@ -341,7 +318,7 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         if not self.what:
-            raise ConfigError(f"launch what? name a loop ({', '.join(loops())}) or a run")
+            raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}) or a run")
         if self.slurm + self.pbs + self.modal > 1:
             raise ConfigError("--slurm, --pbs and --modal exclude each other; keep one")
 
@@ -351,11 +328,10 @@ class LaunchConfig:
 
 
 def _write(cfg: LaunchConfig, words: list[str]) -> None:
-    if cfg.what not in loops() and (runs_dir() / cfg.what).is_dir():
+    if cfg.what not in LAUNCHABLE and (runs_dir() / cfg.what).is_dir():
         raise ConfigError(f"do what with run {cfg.what}? add one of start, status, tail, stop")
-    cls = config_class(cfg.what)
-    module = importlib.import_module(cls.__module__)
-    settings = config.parse(cls, words, presets=getattr(module, "RUN_PRESETS", None), prog=f"codechat launch {cfg.what} --")
+    entry = registry.find(cfg.what, LAUNCHABLE)
+    settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
     written = write(settings, nproc=cfg.nproc, nodes=cfg.nodes, devices=cfg.devices, max_restarts=cfg.max_restarts, hours=cfg.hours, gpu=cfg.gpu,
                     kind=cfg.kind, lines=cfg.job_lines, overwrite=cfg.overwrite)  # fmt: skip
     print(written)

@@ -14,7 +14,6 @@ Left out: rollouts of RL, whose length the policy decides, and the saving of `to
 from __future__ import annotations
 
 import html
-import importlib
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from codechat import checkpoint, config, gpus
+from codechat import checkpoint, config, gpus, registry
 from codechat.config import ConfigError, MissingFile, opt
 from codechat.files import read_json
 from codechat.gpt import PRESETS, GPTConfig
@@ -273,7 +272,7 @@ def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
 
 def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     """The plan's settings for a configuration of pretrain or sft; more: mfu, price, search."""
-    loop = type(cfg).__module__.rpartition(".")[2]
+    loop = registry.entry_of(cfg).id
     if loop not in ("pretrain", "sft"):
         raise ConfigError(f"{type(cfg).__name__}: only pretrain and sft can be planned; RL's memory depends on what the policy samples")
     settings = {name: getattr(cfg, name) for name in SHARED}
@@ -296,9 +295,7 @@ def of_run(cfg: PlanConfig) -> PlanConfig:
     kind = read_json(path / "status.json")["kind"]
     if kind not in ("pretrain", "sft"):
         raise ConfigError(f"run {cfg.run} is of kind {kind}; only pretrain and sft can be planned")
-    module = importlib.import_module(f"codechat.{kind}")
-    cls = {"pretrain": "PretrainConfig", "sft": "SFTConfig"}[kind]
-    settings = config.from_dict(getattr(module, cls), read_json(path / "config.json"))
+    settings = config.from_dict(registry.LOOPS[kind].config_class, read_json(path / "config.json"))
     return of(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price, search=cfg.search)
 
 

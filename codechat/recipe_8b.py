@@ -74,12 +74,12 @@ SETTINGS |= {
     **{f"{v}-evaluate": dict(max_new_tokens=256) for v in ("v1", "v2", "v3", "v5", "v6", "v7", "ours")},
 }
 SETTINGS["v3-grpo"] = SETTINGS["v2-grpo"]
-WHERE = dict(pretrain=8, sft=8, reinforce=8, grpo=8, evaluate=8, passk=8, diagnose=1)  # module of a stage -> ranks; none = in this process
+WHERE = dict(pretrain=8, sft=8, reinforce=8, grpo=8, evaluate=8, passk=8, diagnose=1)  # kind of a stage -> ranks; none = in this process
 
 
 def ranks_of(stages: Iterable[Stage]) -> dict[str, int]:
     """Ranks of the stages that take GPUs, by stage."""
-    found = {stage.name: WHERE.get(stage.entry.partition(":")[0].removeprefix("codechat."), 0) for stage in stages}
+    found = {stage.name: WHERE.get(stage.kind, 0) for stage in stages}
     return {name: ranks for name, ranks in found.items() if ranks and name in SETTINGS}
 
 

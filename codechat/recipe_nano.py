@@ -16,12 +16,12 @@ from codechat.run import ROOT, Run, exists
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One configuration of one training function. entry: module:ConfigClass:function. seeded: repeated per seed; once: for seed 0 only;
+    """One configuration of one training function. kind: its id in `registry`. seeded: repeated per seed; once: for seed 0 only;
     otherwise shared by all seeds. when: files, as a pattern, without which the stage is left out and said to be."""
 
     name: str
     about: str
-    entry: str
+    kind: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     seeded: bool = False
@@ -68,39 +68,39 @@ ANSWER = dict(task="funcall", data_dir="{data}/sft", max_new_tokens=64)
 
 NANO = (
     Stage(name="corpus", about="real Python: the standard library and installed packages, as shards of tokens",
-          entry="codechat.data:CorpusConfig:prepare_corpus",
+          kind="data.corpus",
           settings=dict(source="embedded", out="{data}/corpus", tokenizer=TOKENIZER, max_tokens=8_000_000)),
     Stage(name="code", about="code questions from real functions, and plain chat",
-          entry="codechat.data:SftConfig:prepare_sft",
+          kind="data.sft",
           settings=dict(source="embedded", out="{data}/sft", tokenizer=TOKENIZER, max_examples=4000)),
     Stage(name="calls", about="function calls, copying drills, problems and behaviour probes of the toolbox",
-          entry="codechat.data:CallsConfig:prepare_calls", needs=("code",),
+          kind="data.calls", needs=("code",),
           settings=dict(source="embedded", out="{data}/sft", tokenizer=TOKENIZER, levels=(1, 1, 1, 2, 3))),
     Stage(name="pretrain", about="next-token prediction on the corpus", needs=("corpus",),
-          entry="codechat.pretrain:PretrainConfig:train",
+          kind="pretrain",
           settings=dict(run_name="{runs}/pretrain", data_dir="{data}/corpus", model=MODEL, seq_len=256, device_batch_size=16, max_steps=320,
                         eval_every=80, save_every=80, **RATES)),
     Stage(name="sft", about="joint code, calls, chat and copying, mixed by supervised tokens", needs=("pretrain", "code", "calls"), seeded=True,
-          entry="codechat.sft:SFTConfig:train",
+          kind="sft",
           settings=dict(run_name="{runs}/sft{s}", init_from="{runs}/pretrain", data_dir="{data}/sft", seq_len=512, device_batch_size=8,
                         mix=("calls=0.6", "copy=0.25", "code=0.13", "chat=0.02"), max_steps=360, lr=3e-3, muon_lr=0.02, eval_every=60, save_every=60)),
     Stage(name="diagnose", about="is there a gradient? gold gate, tiers, zero-variance groups, verdict", needs=("sft",), seeded=True,
-          entry="codechat.diagnose:DiagnoseConfig:diagnose",
+          kind="diagnose",
           settings=dict(run_name="{runs}/diagnose{s}", ckpt="{runs}/sft{s}", groups=64, group_size=8, **ANSWER)),
     Stage(name="rl", about="REINFORCE on the staircase reward, group mean as baseline", needs=("sft", "diagnose"), seeded=True,
-          entry="codechat.reinforce:ReinforceConfig:train",
+          kind="reinforce",
           settings=dict(run_name="{runs}/rl{s}", init_from="{runs}/sft{s}", device_batch_size=16, group_size=16, max_steps=60, lr=3e-4,
                         eval_every=20, save_every=20, keep_last=4, diagnose_groups=0, **ANSWER)),
     Stage(name="choose", about="every RL checkpoint on the select split; the best one is kept in mind", needs=("rl",), seeded=True,
-          entry="codechat.evaluate:EvaluateConfig:run_evaluation",
+          kind="evaluate",
           settings=dict(run_name="{runs}/choose{s}", ckpt=("{runs}/rl{s}",), all_checkpoints=True, split=("select",), limit=150, n=8,
                         probe_examples=0, **ANSWER)),
     Stage(name="evaluate", about="SFT and RL on test: pass@1, pass@8, tiers, behaviour, with intervals", needs=("sft", "choose"), seeded=True,
-          entry="codechat.evaluate:EvaluateConfig:run_evaluation",
+          kind="evaluate",
           settings=dict(run_name="{runs}/evaluate{s}", ckpt=("{runs}/sft{s}", "{runs}/rl{s}@best"), split=("test", "test_hard"), limit=400, n=8,
                         **ANSWER)),
     Stage(name="notebooks", about="the walk-throughs that read runs, executed on these; which claims hold", needs=("pretrain", "diagnose", "rl", "evaluate"),
-          entry="codechat.notebooks:CopiesConfig:run_copies", once=True, settings=dict(out="runs/{runs}/notebooks", source="{runs}")),
+          kind="notebooks", once=True, settings=dict(out="runs/{runs}/notebooks", source="{runs}")),
     Stage(name="report", about="the report on these runs", needs=("notebooks",),
-          entry="codechat.report:ReportConfig:write", once=True, settings=dict(names=("nano",), out="runs/{runs}/report")),
+          kind="report", once=True, settings=dict(names=("nano",), out="runs/{runs}/report")),
 )

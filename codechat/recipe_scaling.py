@@ -33,7 +33,7 @@ def _stage(size: str, budget: str) -> Stage:
         run_name=f"{{runs}}/{size}-{budget}", data_dir="{data}/corpus", model=model, seq_len=LENGTH, device_batch_size=BATCH, max_steps=steps,
         warmup_steps=max(5, steps // 20), **RATES, eval_every=0, save_every=0, log_every=max(1, steps // 60))
     return Stage(name=f"{size}-{budget}", about=f"{size}, {steps} steps: {BUDGETS[budget]:.0e} FLOPs", needs=("corpus",),
-                 entry="codechat.pretrain:PretrainConfig:train", settings=settings)
+                 kind="pretrain", settings=settings)
 
 
 SCALING = (NANO[0], *(_stage(size, budget) for budget in BUDGETS for size in SHAPES))

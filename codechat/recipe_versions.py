@@ -31,15 +31,15 @@ def data(name: str, neutral: float = 0.0, negatives: float = 0.0, general: bool 
     """Programs and calls in {data}/NAME; `general` adds code questions, chat and copying drills."""
     out, found = "{data}/" + name, []
     if general:
-        found.append(Stage(name=f"{name}-code", about="code questions and chat, without system prompts", entry="codechat.data:SftConfig:prepare_sft",
+        found.append(Stage(name=f"{name}-code", about="code questions and chat, without system prompts", kind="data.sft",
                            settings=dict(source="embedded", out=out, tokenizer=TOKENIZER, max_examples=4000, neutral_share=0.0, negatives_share=0.0)))
     shares = ", ".join(f"{share:.0%} {what}" for share, what in ((neutral, "neutral system prompts"), (negatives, "negatives")) if share)
     found.append(Stage(name=f"{name}-programs", about=f"functions to write{': ' + shares if shares else ', without system prompts'}",
-                       entry="codechat.data:CodeConfig:prepare_code", needs=(f"{name}-code",) if general else (),
+                       kind="data.code", needs=(f"{name}-code",) if general else (),
                        settings=dict(source=("embedded",), out=out, tokenizer=TOKENIZER, max_examples=4000, max_chars=450,
                                      neutral_share=neutral, negatives_share=negatives)))
     found.append(Stage(name=f"{name}-calls", about="calls: every request is answered by one", needs=(f"{name}-programs",),
-                       entry="codechat.data:CallsConfig:prepare_calls",
+                       kind="data.calls",
                        settings=dict(source="embedded", out=out, tokenizer=TOKENIZER, levels=(1, 1, 1, 2, 3), copies=8000 if general else 0,
                                      negatives_share=0.0, no_call_share=0.0)))
     return tuple(found)
@@ -48,13 +48,13 @@ def data(name: str, neutral: float = 0.0, negatives: float = 0.0, general: bool 
 def sft(name: str, about: str, base: str, where: str, mix: tuple[str, ...], steps: int, *, warmup: int, seeded: bool = True, **more: Any) -> Stage:
     settings = dict(run_name="{runs}/" + name + "{s}" * seeded, init_from="{runs}/" + base, data_dir="{data}/" + where, tags="text", mix=mix, seq_len=512,
                     device_batch_size=8, max_steps=steps, warmup_steps=warmup, eval_every=40, save_every=80)
-    return Stage(name=name, about=about, entry="codechat.sft:SFTConfig:train", needs=(base.removesuffix("{s}"), f"{where}-calls"), seeded=seeded,
+    return Stage(name=name, about=about, kind="sft", needs=(base.removesuffix("{s}"), f"{where}-calls"), seeded=seeded,
                  settings=settings | SECOND | more)
 
 
 def evaluation(version: str, *runs: str, needs: tuple[str, ...] = ()) -> Stage:
     return Stage(name=f"{version}-evaluate", about="calls, behaviour and held-out loss on test, with the settings that all versions get",
-                 needs=(*needs, *(run.partition("{")[0] for run in runs), "code", "calls"), seeded=True, entry="codechat.evaluate:EvaluateConfig:run_evaluation",
+                 needs=(*needs, *(run.partition("{")[0] for run in runs), "code", "calls"), seeded=True, kind="evaluate",
                  settings=dict(run_name="{runs}/" + version + "-evaluate{s}", ckpt=tuple("{runs}/" + run for run in runs), **EVALUATION))
 
 
@@ -71,7 +71,7 @@ def grpo(name: str, about: str, *, task: str, steps: int, group_size: int, needs
     settings = dict(run_name="{runs}/" + name + "{s}", init_from="{runs}/sft-general", task=task, device_batch_size=8, group_size=group_size, max_steps=steps,
                     kl_coef=0.02, kl_kind="k1", kl_in="loss", temperature=0.9, max_new_tokens=96, lr=lr, warmup_steps=2, eval_every=20, eval_examples=32,
                     save_every=20, allow_dead=True, dead_patience=1000)
-    return Stage(name=name, about=about, entry="codechat.grpo:GRPOConfig:train", seeded=True, needs=needs, settings=settings | more)
+    return Stage(name=name, about=about, kind="grpo", seeded=True, needs=needs, settings=settings | more)
 
 
 def code_rl(version: str, base: str, **gate: float) -> tuple[Stage, ...]:
@@ -79,10 +79,10 @@ def code_rl(version: str, base: str, **gate: float) -> tuple[Stage, ...]:
     kept, judged = "{data}/" + version + "-kept", f"{version}-{'gate' if gate else 'diagnose'}"
     wanted = "gate: parseable >= 50 %, pass@8 >= 10 %" if gate else "pass@8 of the general SFT on code problems"
     return (
-        Stage(name=judged, about=wanted, entry="codechat.passk:PasskConfig:run_passk", needs=(base,),
+        Stage(name=judged, about=wanted, kind="passk", needs=(base,),
               settings=dict(run_name="{runs}/" + judged, ckpt="{runs}/" + base, task="micro", limit=100, k=8, max_new_tokens=96, **gate)),
         Stage(name=f"{version}-filter", about="keep problems with a pass rate from 0.05 to 0.95, else with a tiered mean from 0.1", needs=(judged,),
-              entry="codechat.filter:FilterConfig:filter_problems",
+              kind="filter",
               settings=dict(rates="{runs}/" + judged, window=(0.05, 0.95), min_tiered=0.1, out=kept, allow_empty=True)),
         replace(grpo(f"{version}-grpo", "GRPO on what the filter left: tiered reward, group 8", task="micro:reward=tiered", steps=20, group_size=8, lr=1.5e-4,
                      needs=(f"{version}-filter", base), init_from="{runs}/" + base, data_dir=kept), when=kept + "/*.train.jsonl"),
@@ -121,11 +121,11 @@ def call_rl(version: str, base: str) -> tuple[Stage, ...]:
     """Diagnosis, REINFORCE on the staircase with 16 samples, no KL and no request that wants no call, and evaluation: v5's second half, unchanged since."""
     where = dict(task="funcall", data_dir="{data}/plain", max_new_tokens=TOKENS)
     return (
-        Stage(name=f"{version}-diagnose", about="is there a gradient?", entry="codechat.diagnose:DiagnoseConfig:diagnose",
+        Stage(name=f"{version}-diagnose", about="is there a gradient?", kind="diagnose",
               needs=(base, "plain-calls"), seeded=True,
               settings=dict(run_name="{runs}/" + version + "-diagnose{s}", ckpt="{runs}/" + base + "{s}", groups=64, group_size=8, **where)),
         Stage(name=f"{version}-rl", about="REINFORCE on the staircase, 16 samples, no KL, every request wants a call",
-              entry="codechat.reinforce:ReinforceConfig:train", needs=(base, f"{version}-diagnose"), seeded=True,
+              kind="reinforce", needs=(base, f"{version}-diagnose"), seeded=True,
               settings=dict(run_name="{runs}/" + version + "-rl{s}", init_from="{runs}/" + base + "{s}", device_batch_size=16, group_size=16, max_steps=60,
                             lr=3e-4, eval_every=10, save_every=20, keep_last=4, diagnose_groups=0, probe_examples=32, **where)),
         evaluation(version, base + "{s}", f"{version}-rl{{s}}"),
@@ -157,7 +157,7 @@ V7_PARTS = (
 
 OURS = (
     *(stage for stage in NANO if stage.name not in ("notebooks", "report")),
-    Stage(name="ours-over-rl", about="behaviour at RL's checkpoints, on select: nano's RL logs none", entry="codechat.evaluate:EvaluateConfig:run_evaluation",
+    Stage(name="ours-over-rl", about="behaviour at RL's checkpoints, on select: nano's RL logs none", kind="evaluate",
           needs=("sft", "rl", "calls"), seeded=True,
           settings=dict(run_name="{runs}/ours-over-rl{s}", ckpt=("{runs}/sft{s}", "{runs}/rl{s}@20", "{runs}/rl{s}@40", "{runs}/rl{s}@60"), task="funcall",
                         data_dir="{data}/sft", split=("select",), limit=128, n=1, ks=(1,), max_new_tokens=TOKENS)),

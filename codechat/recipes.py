@@ -25,7 +25,6 @@ Left out: stages in parallel, and pipelines over several machines (`codechat lau
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import sys
 import time
@@ -37,7 +36,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from codechat import config, defects, launch
+from codechat import config, defects, launch, registry
 from codechat.config import ConfigError, RunError, opt
 from codechat.recipe_8b import SCALES, Scale
 from codechat.recipe_nano import NANO, Stage
@@ -118,17 +117,16 @@ def bind(recipe: str, stages: tuple[Stage, ...], seed: int, broken: tuple[str, .
     for stage in stages:
         if (seed or broken) and stage.once:
             continue
-        module, cls, fn = stage.entry.split(":")
-        where = importlib.import_module(module)
+        entry = registry.find(stage.kind)
         words = dict(runs=recipe, data=f"data/{recipe}", s=suffix)
         settings = _fill(stage.settings, words) | ({"seed": seed} if stage.seeded else {})
-        hit = bool(broken) and (kind_of(stage) in reached or any(bound[n].broken for n in stage.needs))
+        hit = bool(broken) and (reached_as(stage) in reached or any(bound[n].broken for n in stage.needs))
         if hit:
             moved |= {settings[key]: settings[key] + tail for key in ("run_name", "out") if key in settings}
         settings = _moved(settings, moved)
-        cfg = config.from_dict(getattr(where, cls), settings, where=f"recipe {recipe}, stage {stage.name}")
-        text = json.dumps([stage.entry, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])])
-        bound[stage.name] = Bound(stage, stage.name + (suffix if stage.seeded else "") + (tail if hit else ""), cfg, getattr(where, fn),
+        cfg = config.from_dict(entry.config_class, settings, where=f"recipe {recipe}, stage {stage.name}")
+        text = json.dumps([entry.ledger, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])])
+        bound[stage.name] = Bound(stage, stage.name + (suffix if stage.seeded else "") + (tail if hit else ""), cfg, entry.load(entry.function),
                                   hashlib.sha256(text.encode()).hexdigest()[:12], _moved(_fill(stage.when, words), moved), broken if hit else ())
     return list(bound.values())
 
@@ -141,10 +139,10 @@ def _fill(value: Any, words: dict[str, str]) -> Any:
     return [_fill(v, words) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def kind_of(stage: Stage) -> str:
-    """What a defect says it reaches: the loop's name; "data" for conversations and problems, which a corpus is not."""
-    module, cls, _ = stage.entry.split(":")
-    return {"CorpusConfig": "corpus", "PasskConfig": "evaluate"}.get(cls, module.rpartition(".")[2])
+def reached_as(stage: Stage) -> str:
+    """What a defect says it reaches: the stage's kind; "data" for conversations and problems, which a corpus is not; pass rates are an evaluation."""
+    room, _, _ = stage.kind.partition(".")
+    return {"data.corpus": "corpus", "passk": "evaluate"}.get(stage.kind, room)
 
 
 def _moved(value: Any, moved: dict[str, str]) -> Any:
@@ -249,7 +247,7 @@ def agree(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Console)
 
     ranks, hours = max((scale.ranks.get(b.stage.name, 0) for b in bound), default=0), 0.0
     for b in bound:
-        if scale.gpu and kind_of(b.stage) in ("pretrain", "sft"):
+        if scale.gpu and b.stage.kind in ("pretrain", "sft"):
             found = plan.make(plan.of(b.cfg, gpus=scale.ranks[b.stage.name], gpu=cfg.gpu or scale.gpu, price=cfg.price, search=False))
             console.print(f"{b.name}: {found.verdict}", highlight=False)
             if not found.fits:

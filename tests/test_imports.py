@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
-FOUNDATION = """schema config files link processes provenance metrics planned rundirs lockstep dist sharding run background checkpoint_files checkpoint_shards
+FOUNDATION = """schema config registry files link processes provenance metrics planned rundirs lockstep dist sharding run background checkpoint_files checkpoint_shards
     checkpoint imported_tokenizer tokenizer calls template chat kv_cache layers latent_attention head gpt generate optim gpus hardware sources shards corpus dialogues
     glaive questions conversions executors sandbox
     tensor_files hub_tokenizer hub export python_vocabulary lora engines"""

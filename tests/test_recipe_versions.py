@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from codechat import config, defects, plan, pretrain, recipe_nano, recipe_versions, recipes, run, rundirs
+from codechat import config, defects, plan, pretrain, recipe_nano, recipe_versions, recipes, registry, run, rundirs
 from codechat.config import ConfigError
 from codechat.grpo import GRPOConfig
 from codechat.recipe_8b import SCALES
@@ -39,7 +39,7 @@ def test_every_version_fits_its_configs(name: str, scale: str | None, seed: int)
         assert names[-1] == f"{name}-evaluate"
         assert {s.name for s in recipes.RECIPES[name][1]} - set(found) == ({"ours-over-rl"} if (name, scale) == ("ours", "8b") else set())
     if scale:
-        assert all(SCALES[scale].ranks[b.stage.name] for b in found.values() if recipes.kind_of(b.stage) in ("pretrain", "sft", "reinforce", "grpo"))
+        assert all(SCALES[scale].ranks[b.stage.name] for b in found.values() if b.stage.kind in ("pretrain", "sft", "reinforce", "grpo"))
 
 
 def test_the_recipes_are_these_and_only_grow() -> None:
@@ -87,7 +87,7 @@ def test_what_each_version_changed() -> None:
     shares = {n: (parts[f"{n}-programs"].cfg.neutral_share, parts[f"{n}-programs"].cfg.negatives_share) for n in ("plain", "neutral", "negatives")}
     assert shares == {"plain": (0, 0), "neutral": (0.2, 0), "negatives": (0, 0.1)}
     assert {parts[n].cfg.mix for n in ("v7-mix", "v7-neutral", "v7-negatives", "v7-sft")} == {recipe_versions.SEVERAL}
-    tags = {b.cfg.tags for found in (v1, v2, v3, v5, v6, v7, parts) for b in found.values() if recipes.kind_of(b.stage) == "sft"}
+    tags = {b.cfg.tags for found in (v1, v2, v3, v5, v6, v7, parts) for b in found.values() if b.stage.kind == "sft"}
     assert tags == {"text"} and ours["sft"].cfg.tags == "reserved"
     for found in (v5, v6, v7):
         assert found["plain-calls"].cfg.negatives_share == found["plain-calls"].cfg.no_call_share == 0, "every request wants a call"
@@ -207,15 +207,16 @@ def note(cfg: Seen) -> None:
 
 
 def test_a_stage_runs_with_its_defects_on_and_the_others_without(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    entry = f"{__name__}:Seen:note"
+    seen = registry.Entry("seen", __name__, "Seen", "note", "seen", "seen", "a stage of this test")
+    monkeypatch.setitem(registry.ENTRIES, "seen", seen)
     stages = (
-        Stage(name="a", about="not reached", entry=entry, settings=dict(run_name="{runs}/a{s}"), seeded=True),
-        Stage(name="b", about="reached", entry=entry, settings=dict(run_name="{runs}/b"), needs=("a",)),
-        Stage(name="c", about="needs what is reached", entry=entry, settings=dict(run_name="{runs}/c"), needs=("b",)),
-        Stage(name="d", about="waits", entry=entry, settings=dict(run_name="{runs}/d"), needs=("a",), when="{data}/*.train.jsonl"),
+        Stage(name="a", about="not reached", kind="seen", settings=dict(run_name="{runs}/a{s}"), seeded=True),
+        Stage(name="b", about="reached", kind="seen", settings=dict(run_name="{runs}/b"), needs=("a",)),
+        Stage(name="c", about="needs what is reached", kind="seen", settings=dict(run_name="{runs}/c"), needs=("b",)),
+        Stage(name="d", about="waits", kind="seen", settings=dict(run_name="{runs}/d"), needs=("a",), when="{data}/*.train.jsonl"),
     )
     monkeypatch.setitem(recipes.RECIPES, "tiny", ("a test", stages))
-    monkeypatch.setattr(recipes, "kind_of", lambda stage: "grpo" if stage.name == "b" else "other")
+    monkeypatch.setattr(recipes, "reached_as", lambda stage: "grpo" if stage.name == "b" else "other")
     ON.clear()
     recipes.main(["tiny", "--defect", "k1-drift"])
     recipes.main(["tiny"])
@@ -231,7 +232,7 @@ def test_a_stage_runs_with_its_defects_on_and_the_others_without(home: Path, mon
 
 def small(stage: Stage) -> Stage:
     """The stage with a model and a budget that take a second."""
-    kind = recipes.kind_of(stage)
+    kind = recipes.reached_as(stage)
     changes: dict[str, Any] = dict(
         corpus=dict(max_tokens=20_000), data=dict(max_examples=40), data_code=dict(max_examples=40),
         pretrain=dict(model=dict(depth=1, n_embd=16, n_head=1, block_size=512), seq_len=64, device_batch_size=2, max_steps=2, eval_every=0, save_every=0, eval_tokens=256),
@@ -239,7 +240,7 @@ def small(stage: Stage) -> Stage:
         diagnose=dict(group_size=2, max_new_tokens=4, gold_examples=8), evaluate=dict(limit=4, n=2, ks=(1, 2), max_new_tokens=4, probe_examples=1, heldout_examples=2),
         reinforce=dict(max_steps=1, device_batch_size=2, group_size=2, max_new_tokens=4, eval_examples=2, probe_examples=1, eval_every=0, log_rollouts_every=0),
     ).get(kind, {})  # fmt: skip
-    if stage.entry.endswith("prepare_calls"):
+    if stage.kind == "data.calls":
         changes = changes | dict(problems=80, eval_examples=8, probes=2) | ({"copies": 20} if stage.settings.get("copies", 1) else {})
     return dataclasses.replace(stage, settings={**stage.settings, **changes})
 

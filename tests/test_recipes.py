@@ -29,11 +29,11 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stage, ...]
         monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
     made = (
-        Stage(name="corpus", about="text", entry="codechat.data:CorpusConfig:prepare_corpus",
+        Stage(name="corpus", about="text", kind="data.corpus",
               settings=dict(source=str(tmp_path / "text.txt"), out=str(tmp_path / "corpus"), tokenizer="bytes", val_share=0.2)),
-        Stage(name="first", about="train", needs=("corpus",), entry="codechat.pretrain:PretrainConfig:train",
+        Stage(name="first", about="train", needs=("corpus",), kind="pretrain",
               settings=dict(run_name="{runs}/first", data_dir=str(tmp_path / "corpus"), **QUICK)),
-        Stage(name="second", about="train on", needs=("first",), seeded=True, entry="codechat.pretrain:PretrainConfig:train",
+        Stage(name="second", about="train on", needs=("first",), seeded=True, kind="pretrain",
               settings=dict(run_name="{runs}/second{s}", init_from="{runs}/first", data_dir=str(tmp_path / "corpus"), **QUICK)),
     )
     monkeypatch.setitem(recipes.RECIPES, "tiny", ("a test", made))
@@ -200,11 +200,11 @@ from codechat.recipe_nano import Stage
 model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
 quick = dict(model=model, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
 stages = (
-    Stage(name="corpus", about="text", entry="codechat.data:CorpusConfig:prepare_corpus",
+    Stage(name="corpus", about="text", kind="data.corpus",
           settings=dict(source="text.txt", out="{data}", tokenizer="bytes", val_share=0.2)),
-    Stage(name="first", about="train", needs=("corpus",), entry="codechat.pretrain:PretrainConfig:train",
+    Stage(name="first", about="train", needs=("corpus",), kind="pretrain",
           settings=dict(run_name="{runs}/first", data_dir="{data}", **quick)),
-    Stage(name="second", about="train on", needs=("first",), seeded=True, entry="codechat.pretrain:PretrainConfig:train",
+    Stage(name="second", about="train on", needs=("first",), seeded=True, kind="pretrain",
           settings=dict(run_name="{runs}/second{s}", init_from="{runs}/first", data_dir="{data}", **quick)),
 )
 recipes.RECIPES["tiny"] = ("a test", stages)

@@ -1,0 +1,47 @@
+"""Stable names: finished work is recognised however modules, classes and functions are moved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from codechat import config, recipes, registry
+from codechat.config import ConfigError
+from codechat.recipes import RECIPES, Ledger, RecipeConfig, bind, pending, prefix_of, scale_of
+
+HASHES = json.loads(Path(__file__).with_name("stage_hashes.json").read_text())  # as ledgers held them before modules moved into rooms
+
+
+@pytest.mark.parametrize("which", HASHES)
+def test_stages_finished_before_a_move_are_still_finished(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, scale, seed, *broken = which.split(" ")
+    cfg = RecipeConfig(scale=None if scale == "nano" else scale, seed=int(seed))
+    size = scale_of(cfg)
+    stages = size.stages(RECIPES[name][1]) if size else RECIPES[name][1]
+    bound = bind(prefix_of(name, cfg), stages, cfg.seed, tuple(broken[0].split("+")) if broken else ())
+    assert {b.name: b.hash for b in bound} == HASHES[which]
+    for b in bound:
+        monkeypatch.setattr(type(b.stage), "made", lambda self, cfg: True)
+    ledger = Ledger(tmp_path / "stages.json", {name: {"hash": found, "seconds": 1.0} for name, found in HASHES[which].items()})
+    assert pending(bound, ledger, RecipeConfig()) == set()
+
+
+@pytest.mark.parametrize("id", registry.ENTRIES)
+def test_every_entry_can_be_loaded(id: str) -> None:
+    entry = registry.find(id)
+    assert entry.config_class.__name__ == entry.config and callable(entry.load(entry.function)) and config.describe(entry.config_class)
+    assert (id in registry.LOOPS) == ("run_name" in config.fields_of(entry.config_class) and "lr" in config.fields_of(entry.config_class))
+
+
+@pytest.mark.parametrize("id", registry.LOOPS)
+def test_a_loop_is_found_from_its_configuration(id: str) -> None:
+    cls = registry.LOOPS[id].config_class
+    needed = {"task": "toy"} if id == "preference" else {}
+    assert registry.entry_of(cls(**needed)).id == id
+
+
+def test_a_configuration_of_no_loop_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        registry.entry_of(RecipeConfig())
