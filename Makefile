@@ -45,7 +45,7 @@ test-quick: venv  ## the tests that take less than five seconds each
 	$(PY) -m pytest -q -m "not slow" $(ARGS)
 
 notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; ARGS="04_pretraining" for one
-	$(PY) -m codechat.notebooks build $(ARGS)
+	$(PY) -m codechat.reports.notebooks build $(ARGS)
 
 jupyter: venv  ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab $(AS_ROOT) --notebook-dir=. $(ARGS)

@@ -1,3 +1,59 @@
-"""CodeChat: a laboratory for training a small code-and-tool-calling language model from scratch."""
+"""CodeChat: a laboratory for training a small code-and-tool-calling language model from scratch.
+
+What notebooks use is here by name (`from codechat import GPT, chat, tokenizer, generate, losses, rollout`) and imported when it is asked for;
+everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...).
+"""
+
+import lazy_loader
 
 __version__ = "0.1.0"
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules=[
+        "core",
+        "distributed",
+        "runs",
+        "text",
+        "models",
+        "data",
+        "sandbox",
+        "tasks",
+        "rl",
+        "evaluation",
+        "inference",
+        "launch",
+        "reports",
+        "labs",
+        "bench",
+        "pretrain",
+        "sft",
+        "reinforce",
+        "grpo",
+        "ppo",
+        "expert_iteration",
+        "preference",
+    ],
+    submod_attrs={
+        "text": ["chat", "token_view", "tokenizer"],
+        "reports": ["build", "comparisons", "frozen_rows", "plots", "report_plots", "style", "token_attribution"],
+        "core": [
+            "CheckpointError",
+            "ConfigError",
+            "DataError",
+            "MissingFile",
+            "RunError",
+            "UserError",
+            "config",
+            "errors",
+        ],
+        "models": ["GPT", "GPTConfig", "PRESETS", "generate", "gpt", "lora", "optim"],
+        "data": ["conversations", "corpus", "glaive", "sources", "synthetic"],
+        "distributed": ["dist", "gpu_specs", "hardware"],
+        "evaluation": ["behaviour_probes", "contamination", "diagnose", "evaluate", "intervals"],
+        "rl": ["advantages", "episodes", "losses", "per_token_rewards", "preference_losses", "rollout"],
+        "labs": ["chars", "defects", "exact_gradients", "scaling_law"],
+        "runs": ["Run", "checkpoint", "metrics", "paths", "run"],
+        "launch": ["launcher", "planner"],
+    },
+)

@@ -20,10 +20,17 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from codechat import checkpoint, config, corpus, dist, hardware, optim, sharding, tokenizer
-from codechat.config import ConfigError, opt
-from codechat.gpt import GPT, PRESETS, GPTConfig
-from codechat.run import Run, StopSignal
+from codechat.core import config, errors
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.data import corpus
+from codechat.distributed import dist, hardware, sharding
+from codechat.models import optim
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.run import Run, StopSignal
+from codechat.text import tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +62,17 @@ class PretrainConfig:
     keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
     log_every: int = opt(10, "steps between logged metrics")
     compile: bool | None = opt(None, "torch.compile the step; none = where it pays")
-    shard: bool | None = opt(None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False)
+    shard: bool | None = opt(
+        None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
+    )
     shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", identity=False)
     seed: int = opt(0, "seed of the weights and of the data order")
 
     def __post_init__(self) -> None:
         if (self.seq_len or 1) > self.model.block_size:
-            raise ConfigError(f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; set --seq-len {self.model.block_size} or less")
+            raise ConfigError(
+                f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; set --seq-len {self.model.block_size} or less"
+            )
         for name in ("device_batch_size", "grad_accum", "max_steps", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -77,13 +88,17 @@ RUN_PRESETS["nano"] |= {"seq_len": 256, "device_batch_size": 16, "lr": 2.4e-2, "
 
 
 @torch.no_grad()
-def bits_per_byte(model: GPT, data_dir: str, length: int, batch: int, limit: int, device: torch.device) -> dict[str, float]:
+def bits_per_byte(
+    model: GPT, data_dir: str, length: int, batch: int, limit: int, device: torch.device
+) -> dict[str, float]:
     """Validation loss in nats per token, and in bits per byte of text: total nats / ln 2 / bytes, which different tokenizers share.
 
     Sums, token and byte counts are added over ranks, each of which reads its share."""
     total = torch.zeros(3, dtype=torch.float64, device=device)
     model.eval()
-    for ids, targets, n_bytes in corpus.val_windows(data_dir, length, limit=-(-limit // length), batch=batch, rank=dist.rank(), world=dist.world_size()):
+    for ids, targets, n_bytes in corpus.val_windows(
+        data_dir, length, limit=-(-limit // length), batch=batch, rank=dist.rank(), world=dist.world_size()
+    ):
         with dist.autocast(device):
             nats = model.loss(ids.to(device), targets.to(device), reduction="sum")
         total += torch.tensor([nats.item(), int((targets >= 0).sum()), n_bytes], dtype=torch.float64, device=device)
@@ -93,21 +108,30 @@ def bits_per_byte(model: GPT, data_dir: str, length: int, batch: int, limit: int
 
 
 def train(cfg: PretrainConfig) -> Run:
-    """Train `cfg.model` on the corpus; returns the finished run. Raises Refusal for bad settings before anything is written."""
+    """Train `cfg.model` on the corpus; returns the finished run. Raises UserError for bad settings before anything is written."""
     manifest = corpus.read_manifest(cfg.data_dir)
     tok = tokenizer.load(manifest["tokenizer"])
     cfg = replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab))
     with dist.session(cfg) as world, StopSignal() as stop:
         device, dtype = world.device, dist.compute_dtype(world.device)
-        loader = corpus.WindowLoader(cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
+        loader = corpus.WindowLoader(
+            cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
+        )
         model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=cfg.shard, over=cfg.shard_over)
-        optimizers = optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
-        start, lineage = 0, [{"run": cfg.run_name, "kind": "pretrain", "data": manifest.get("hash"), "data_dir": cfg.data_dir}]
+        optimizers = optim.build(
+            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
+        )
+        start, lineage = (
+            0,
+            [{"run": cfg.run_name, "kind": "pretrain", "data": manifest.get("hash"), "data_dir": cfg.data_dir}],
+        )
         if cfg.init_from:
             parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True)
             checkpoint.restore(parent, model)
             lineage = parent.meta.get("lineage", []) + lineage
-        run = Run.create(cfg.run_name, cfg, kind="pretrain", parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite)
+        run = Run.create(
+            cfg.run_name, cfg, kind="pretrain", parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite
+        )
         if run.resumed:
             last = checkpoint.load(run.path)
             checkpoint.restore(last, model, optimizers)
@@ -127,19 +151,38 @@ def train(cfg: PretrainConfig) -> Run:
                 # once in a while: evaluate
                 if done or (cfg.eval_every and step % cfg.eval_every == 0):
                     with sharding.whole(model) as reader:
-                        run.log_eval(step, bits_per_byte(reader, cfg.data_dir, cfg.length, cfg.device_batch_size, cfg.eval_tokens, device))
+                        run.log_eval(
+                            step,
+                            bits_per_byte(
+                                reader, cfg.data_dir, cfg.length, cfg.device_batch_size, cfg.eval_tokens, device
+                            ),
+                        )
                     began, logged = time.perf_counter(), step
 
                 # once in a while: save
                 if step > start and (done or stopping or (cfg.save_every and step % cfg.save_every == 0)):
-                    checkpoint.save(run.path, step, model=model, optimizers=optimizers, extra={"loader": loader.state()},
-                                    meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage},
-                                    keep_last=cfg.keep_last, keep_every=cfg.keep_every, wait=done or stopping)
+                    checkpoint.save(
+                        run.path,
+                        step,
+                        model=model,
+                        optimizers=optimizers,
+                        extra={"loader": loader.state()},
+                        meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage},
+                        keep_last=cfg.keep_last,
+                        keep_every=cfg.keep_every,
+                        wait=done or stopping,
+                    )
                 if done or stopping:
                     break
 
                 # learn
-                scale = optim.lr_scale(step, max_steps=cfg.max_steps, warmup_steps=cfg.warmup_steps, schedule=cfg.schedule, final=cfg.final_lr_share)
+                scale = optim.lr_scale(
+                    step,
+                    max_steps=cfg.max_steps,
+                    warmup_steps=cfg.warmup_steps,
+                    schedule=cfg.schedule,
+                    final=cfg.final_lr_share,
+                )
                 optim.set_lr(optimizers, scale)
                 nats = 0.0
                 for _ in range(cfg.grad_accum):
@@ -159,11 +202,20 @@ def train(cfg: PretrainConfig) -> Run:
                 if (step + 1) % cfg.log_every == 0 or step + 1 == cfg.max_steps:
                     train_loss = float(dist.sum_(torch.as_tensor(nats).detach().clone()))
                     rate = tokens_per_step * (step + 1 - logged) / (time.perf_counter() - began)
-                    run.log(step + 1, tokens=(step + 1) * tokens_per_step, train_loss=train_loss, lr=cfg.lr * scale, grad_norm=grad_norm,
-                            tok_per_s=rate, mfu=rate * cfg.model.flops_per_token(cfg.length) / (peak * world.size))
+                    run.log(
+                        step + 1,
+                        tokens=(step + 1) * tokens_per_step,
+                        train_loss=train_loss,
+                        lr=cfg.lr * scale,
+                        grad_norm=grad_norm,
+                        tok_per_s=rate,
+                        mfu=rate * cfg.model.flops_per_token(cfg.length) / (peak * world.size),
+                    )
                     bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rate:,.0f}")
                     if not math.isfinite(train_loss):
-                        raise config.RunError(f"loss is {train_loss} at step {step + 1}; lower --lr or --muon-lr; the last checkpoint is kept")
+                        raise errors.RunError(
+                            f"loss is {train_loss} at step {step + 1}; lower --lr or --muon-lr; the last checkpoint is kept"
+                        )
                     began, logged = time.perf_counter(), step + 1
             bar.close()
             if stopping:
@@ -173,10 +225,17 @@ def train(cfg: PretrainConfig) -> Run:
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat pretrain`, `python -m codechat.pretrain` and torchrun; 0 when finished, 130 when stopped early."""
-    cfg = config.parse(PretrainConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat pretrain", epilog=__doc__)
+    cfg = config.parse(
+        PretrainConfig,
+        sys.argv[1:] if argv is None else argv,
+        presets=RUN_PRESETS,
+        prog="codechat pretrain",
+        epilog=__doc__,
+    )
     return 0 if train(cfg).status["status"] == "finished" else 130
 
 
 if __name__ == "__main__":
-    from codechat.cli import run_main
+    from codechat.core.command import run_main
+
     run_main(main)

@@ -46,9 +46,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from codechat import gpt, optim
-from codechat.gpt import GPT, PRESETS, GPTConfig
-from codechat.style import OKABE_ITO, new_figure
+from codechat import GPT, GPTConfig, PRESETS, gpt, optim
+from codechat.reports.style import OKABE_ITO, new_figure
 
 BLUE, ORANGE, GREEN, VERMILION = map(OKABE_ITO.get, "blue orange green vermilion".split())
 torch.set_num_threads(1)  # a model this small only waits for a second one

@@ -47,12 +47,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import corpus, dialogues, questions, sources, tokenizer
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, new_figure
+from codechat import GPT, GPTConfig, conversations, corpus, sources, synthetic, tokenizer
+from codechat.reports.style import OKABE_ITO, new_figure
 
 # %%
-from codechat.config import DataError
+from codechat import DataError
 from codechat.tasks import toolbox
 from codechat.tasks.toolbox.values import is_shared
 
@@ -124,12 +123,12 @@ accounts.fillna("")
 # %%
 made = {
     "calls": list(toolbox.dialogues("train", rows, seed)),
-    "code": list(islice(questions.code_rows(texts, sources.Ledger("functions")), rows // 4)),
+    "code": list(islice(synthetic.code_rows(texts, sources.Ledger("functions")), rows // 4)),
     "copy": list(toolbox.copy_dialogues("train", rows // 4, seed)),
-    "chat": list(islice(questions.chat_rows(), rows // 6)),
+    "chat": list(islice(synthetic.chat_rows(), rows // 6)),
 }
-fit = sources.Ledger("conversations", dialogues.REASONS)
-examples = {name: dialogues.encode_all(found, tok, "reserved", block, fit) for name, found in made.items()}
+fit = sources.Ledger("conversations", conversations.REASONS)
+examples = {name: conversations.encode_all(found, tok, "reserved", block, fit) for name, found in made.items()}
 longer = next(row for row in made["calls"] if row["meta"]["kind"] == "multi_turn")
 print("\n".join(f"{m['role']:>10}: {m['content']}" for m in longer["messages"]))
 
@@ -163,7 +162,7 @@ fig
 
 # %%
 asked = {"calls": 0.5, "code": 0.3, "copy": 0.15, "chat": 0.05}
-loader = dialogues.PackedLoader(examples, asked, batch=8, T=block, seed=seed)
+loader = conversations.PackedLoader(examples, asked, batch=8, T=block, seed=seed)
 batches = [loader.next() for _ in range(120)]
 learned = sum(np.bincount(b.domains[b.targets >= 0], minlength=4) for b in batches)
 got = dict(zip(loader.domains, learned / learned.sum()))
@@ -200,7 +199,7 @@ pd.Series(used).map("{:.1%}".format).to_frame("places used")
 # The mask is a triangle per conversation along the diagonal.
 
 # %%
-mask = dialogues.block_mask(batch.docs[:1])
+mask = conversations.block_mask(batch.docs[:1])
 fig, axes = new_figure("What each place of a row may look at", size=(3.6, 3.6))
 axes[0, 0].imshow(mask[0, 0], cmap="Blues", interpolation="none", vmax=1.4)
 axes[0, 0].grid(False)
@@ -212,7 +211,7 @@ fig
 # From scratch, pair by pair, the mask is the same as the library's.
 
 # %%
-print(inspect.getsource(dialogues.block_mask))
+print(inspect.getsource(conversations.block_mask))
 row = batch.docs[0].tolist()
 by_hand = [[j == i or (j < i and row[i] == row[j] >= 0) for j in range(block)] for i in range(block)]
 torch.testing.assert_close(torch.tensor(by_hand), mask[0, 0])

@@ -39,15 +39,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codechat import config, corpus, frozen, hardware, optim, plots, pretrain, tokenizer
-from codechat.gpt import GPT, PRESETS, GPTConfig
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import GPT, GPTConfig, PRESETS, config, corpus, frozen_rows, hardware, optim, plots, pretrain, tokenizer
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 # %%
 os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 sums by hand would agree to three digits only
-metrics, evals = (frozen.rows(source, "pretrain", table) for table in ("metrics", "evals"))
-run, manifest = metrics["run"].iloc[0], frozen.manifest(source, "corpus")
-cfg = config.from_dict(pretrain.PretrainConfig, frozen.settings(source, "pretrain"))
+metrics, evals = (frozen_rows.rows(source, "pretrain", table) for table in ("metrics", "evals"))
+run, manifest = metrics["run"].iloc[0], frozen_rows.manifest(source, "corpus")
+cfg = config.from_dict(pretrain.PretrainConfig, frozen_rows.settings(source, "pretrain"))
 tok = tokenizer.load(manifest["tokenizer"])
 
 # %% [markdown]

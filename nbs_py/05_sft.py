@@ -41,18 +41,17 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import chat, dialogues, frozen, plots, probes, tokenizer
-from codechat.estimates import wilson_interval
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import GPT, GPTConfig, behaviour_probes, chat, conversations, frozen_rows, plots, tokenizer
+from codechat.evaluation.intervals import wilson_interval
+from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.reports.token_attribution import gradient_share, xray_mask, xray_values
 from codechat.tasks import toolbox
-from codechat.xray import gradient_share, xray_mask, xray_values
 
 # %%
-metrics, evals = (frozen.rows(source, "sft", table) for table in ("metrics", "evals"))
-run, settings = metrics["run"].iloc[0], frozen.settings(source, "sft")
-domains = pd.DataFrame(frozen.manifest(source, "sft")["domains"]).T
-tok, tags = tokenizer.load(frozen.manifest(source, "corpus")["tokenizer"]), settings["tags"]
+metrics, evals = (frozen_rows.rows(source, "sft", table) for table in ("metrics", "evals"))
+run, settings = metrics["run"].iloc[0], frozen_rows.settings(source, "sft")
+domains = pd.DataFrame(frozen_rows.manifest(source, "sft")["domains"]).T
+tok, tags = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"]), settings["tags"]
 
 # %% [markdown]
 # ## The mask, as colours
@@ -117,9 +116,9 @@ HTML(xray_values(rendered.ids, shares["embedding"], tok, "gradient", masked.role
 rows = [*toolbox.dialogues("train", 40, seed), *toolbox.copy_dialogues("train", 40, seed)]
 encoded = {"calls": [], "copy": []}
 for row in rows:
-    encoded[row["domain"]].append(dialogues.encode(row, tok, tags, 512))
-packed = dialogues.held_out(encoded["calls"] + encoded["copy"], 64, 512)[0]
-where = dict(positions=packed.positions, mask=dialogues.block_mask(packed.docs))
+    encoded[row["domain"]].append(conversations.encode(row, tok, tags, 512))
+packed = conversations.held_out(encoded["calls"] + encoded["copy"], 64, 512)[0]
+where = dict(positions=packed.positions, mask=conversations.block_mask(packed.docs))
 with torch.no_grad():
     nats, count = 0.0, 0
     for example in encoded["calls"] + encoded["copy"]:
@@ -178,12 +177,12 @@ fig
 # still wait for a row), although a copying drill is a fifth as long as a call.
 
 # %%
-loader = dialogues.PackedLoader(encoded, {"calls": 0.7, "copy": 0.3}, batch=8, T=512, seed=seed)
+loader = conversations.PackedLoader(encoded, {"calls": 0.7, "copy": 0.3}, batch=8, T=512, seed=seed)
 drawn = pd.Series(0, index=loader.domains)
 for _ in range(60):
     batch = loader.next()
     drawn += batch.domains[batch.targets >= 0].bincount(minlength=2).numpy()
-print(inspect.getsource(dialogues.PackedLoader._row))
+print(inspect.getsource(conversations.PackedLoader._row))
 realised = drawn / drawn.sum()
 realised.round(3).to_frame("share of supervised tokens")
 
@@ -225,7 +224,7 @@ plots.behaviour_over_training(run, evals)
 def behaviour(row):
     """Share of wanted behaviour in each cell, with its 95 % interval."""
     found = {}
-    for cell, wanted in probes.WANTED.items():
+    for cell, wanted in behaviour_probes.WANTED.items():
         n = int(row[f"probe/{cell}/n"])
         hits = round(row[f"probe/{cell}/{wanted}"] * n)
         found[f"{cell.replace('_', ' ')}: {wanted}"] = wilson_interval(hits, n)

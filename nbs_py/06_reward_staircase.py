@@ -42,9 +42,9 @@ import pandas as pd
 import torch
 
 from codechat import chat, diagnose, tasks
-from codechat.reward_plots import staircase
-from codechat.style import OKABE_ITO, new_figure
-from codechat.tasks.staircase import Staircase, score_call
+from codechat.reports.reward_plots import staircase
+from codechat.reports.style import OKABE_ITO, new_figure
+from codechat.tasks.funcall.staircase import Staircase, score_call
 
 task, rewards = tasks.load("funcall", negatives_share=0.0), Staircase()
 BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))

@@ -41,17 +41,16 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import advantages, chat, dialogues, frozen, losses, optim, plots, rollout, tokenizer
-from codechat.generate import Completion
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, finish, first_and_last, new_figure
+from codechat import GPT, GPTConfig, advantages, chat, conversations, frozen_rows, losses, optim, plots, rollout, tokenizer
+from codechat.models.generate import Completion
+from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure
+from codechat.reports.token_attribution import gradient_share, xray_values
 from codechat.tasks import load, toolbox
-from codechat.xray import gradient_share, xray_values
 
 # %%
-metrics, evals, samples = (frozen.rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
-run, settings, task = metrics["run"].iloc[0], frozen.settings(source, "rl"), load("funcall")
-tok = tokenizer.load(frozen.manifest(source, "corpus")["tokenizer"])
+metrics, evals, samples = (frozen_rows.rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
+run, settings, task = metrics["run"].iloc[0], frozen_rows.settings(source, "rl"), load("funcall")
+tok = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"])
 
 # %% [markdown]
 # ## A group, by hand
@@ -111,12 +110,12 @@ pd.DataFrame(shown, ["the group above", "all right", "all wrong"])
 # %%
 shape = GPTConfig(depth=2, n_embd=96, n_head=3, block_size=512, vocab_size=tok.n_vocab)
 policy, calls = GPT(shape, seed=seed), toolbox.dialogues("train", 400, seed)
-examples = {"calls": [dialogues.encode(row, tok, "reserved", 512) for row in calls]}
-loader = dialogues.PackedLoader(examples, None, batch=4, T=512, seed=seed)
+examples = {"calls": [conversations.encode(row, tok, "reserved", 512) for row in calls]}
+loader = conversations.PackedLoader(examples, None, batch=4, T=512, seed=seed)
 optimizers = optim.build(policy, lr=1e-2, optimizer="muon", weight_decay=0.0)
 for step in range(toy_steps):
     batch = loader.next()
-    where = dict(positions=batch.positions, mask=dialogues.block_mask(batch.docs))
+    where = dict(positions=batch.positions, mask=conversations.block_mask(batch.docs))
     loss = policy.loss(batch.ids, batch.targets, **where)
     loss.backward()
     for optimizer in optimizers:
@@ -203,7 +202,7 @@ fig
 # to start.
 
 # %%
-row = frozen.rows(source, "diagnose", "evals").iloc[-1]
+row = frozen_rows.rows(source, "diagnose", "evals").iloc[-1]
 print(f"{row['verdict']}: {row['remedy']}")
 n, N = int(row["n_samples"]), int(row["n_problems"])
 print(f"{row['effective_groups']:.0f} of {N} groups disagree; mean reward {row['reward_mean']:.2f}")

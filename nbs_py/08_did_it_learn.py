@@ -41,14 +41,14 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from codechat import estimates, frozen, plots
-from codechat.estimates import Interval, estimate_pass_at_k
-from codechat.style import OKABE_ITO, colour_of, finish, new_figure
+from codechat import frozen_rows, intervals, plots
+from codechat.evaluation.intervals import Interval, estimate_pass_at_k
+from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks import load
 
 # %%
-evals, problems, samples = (frozen.rows(source, "evaluate", t) for t in ("evals", "per_problem", "samples"))
-settings, tiers = frozen.settings(source, "evaluate"), load("funcall").tiers
+evals, problems, samples = (frozen_rows.rows(source, "evaluate", t) for t in ("evals", "per_problem", "samples"))
+settings, tiers = frozen_rows.settings(source, "evaluate"), load("funcall").tiers
 sft, rl = evals["checkpoint"].unique()
 n, ks, splits = settings["n"], settings["ks"], settings["split"]
 counts = f"n={n}, temperature {settings['temperature']:g}"
@@ -118,9 +118,9 @@ print(f"{len(problems):,} rows of problems give the {len(evals) * len(ks)} score
 rng, values = np.random.default_rng(seed), passes(rl, "test", 1)
 resampled = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(5000)]
 lo, hi = np.percentile(resampled, (2.5, 97.5))
-library = estimates.bootstrap_interval(values, seed=seed)
+library = intervals.bootstrap_interval(values, seed=seed)
 np.testing.assert_allclose((lo, hi), (library.lo, library.hi), atol=0.004)  # other draws, same distribution
-naive = estimates.wilson_interval(round(values.sum() * n), len(values) * n)
+naive = intervals.wilson_interval(round(values.sum() * n), len(values) * n)
 widths = {"bootstrap over problems, by hand": (lo, hi), "the same, library": (library.lo, library.hi),
           "completions as if independent": (naive.lo, naive.hi)}
 widths = pd.DataFrame(widths, index=["from", "to"]).T.assign(width=lambda t: t["to"] - t["from"])
@@ -136,13 +136,13 @@ widths.round(3)
 # run with another seed.
 
 # %%
-print(inspect.getsource(estimates.paired_bootstrap))
+print(inspect.getsource(intervals.paired_bootstrap))
 gaps = {}
 for split in splits:
     for k in ks:
         a, b = passes(sft, split, k), passes(rl, split, k)
         apart = 1.96 * np.hypot(*(x.std(ddof=1) / len(x) ** 0.5 for x in (a, b)))
-        gaps[f"pass@{k}, {split}"] = *estimates.paired_bootstrap(a, b, seed), apart, len(a)
+        gaps[f"pass@{k}, {split}"] = *intervals.paired_bootstrap(a, b, seed), apart, len(a)
 gaps = pd.DataFrame(gaps, index=["RL - SFT", "from", "to", "unpaired half width", "N"]).T
 gaps.round(3).astype({"N": int})
 
@@ -208,7 +208,7 @@ plots.behaviour_heat({name: test.loc[name] for name in (sft, rl)})
 # That is why `select` chooses and `test` is quoted.
 
 # %%
-choice = frozen.rows(source, "choose", "evals")
+choice = frozen_rows.rows(source, "choose", "evals")
 shown = ["checkpoint", "split", "pass@1", f"pass@{max(ks)}", "n_problems", "n_samples", "temperature"]
 quoted = evals[(evals["checkpoint"] == rl) & (evals["split"] == "test")]
 whole = {"n_problems": int, "n_samples": int}
@@ -241,7 +241,7 @@ with pd.option_context("display.max_colwidth", None):
 # One training run is one draw. Each seed that was run on this data, SFT, RL and evaluation anew:
 
 # %%
-seeds = frozen.seeds(source)
+seeds = frozen_rows.seeds(source)
 seeds["pass@1, RL - SFT"] = [str(Interval(row.value, row.lo, row.hi)) for row in seeds.itertuples()]
 seeds.set_index(["run", "comparison"])[["pass@1, RL - SFT", "N"]]
 

@@ -43,9 +43,9 @@ import inspect
 import pandas as pd
 import torch
 
-from codechat import losses, microscope
-from codechat.microscope import ESTIMATORS, World, compare, cosine, expectation, group_gradients
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import exact_gradients, losses
+from codechat.labs.exact_gradients import ESTIMATORS, World, compare, cosine, expectation, group_gradients
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 # %% [markdown]
 # ## A world that can be enumerated
@@ -59,7 +59,7 @@ world = World()
 theta, reference = world.policy(seed), world.policy(reference_seed)
 truth, p = world.gradient(theta), world.probabilities(theta)
 table = pd.DataFrame({"text": world.texts, "p": p, "reward": world.rewards}).set_index("text")
-print(inspect.getsource(microscope.staircase))
+print(inspect.getsource(exact_gradients.staircase))
 print(f"{len(world.texts)} texts, {theta.numel()} parameters, expected reward {world.expected_reward(theta):.3f}")
 table.sort_values("p", ascending=False).head(6).round(3)
 
@@ -79,7 +79,7 @@ print(f"length of the true gradient {truth.norm():.4f}")
 # averaged with each group's probability: no sampling, so what differs from the truth is bias.
 
 # %%
-print(inspect.getsource(microscope.expectation))
+print(inspect.getsource(exact_gradients.expectation))
 means = {name: expectation(world, theta, loss, 3) for name, loss in ESTIMATORS.items()}
 exact = pd.DataFrame({name: {"cosine to the truth": cosine(mean, truth), "scale": float(mean @ truth / (truth @ truth))}
                       for name, mean in means.items()}).T
@@ -90,7 +90,7 @@ exact.round(3)
 
 # %%
 causes = {"neither": ("leave_one_out", "constant"), "std": ("zscore", "constant"), "length": ("leave_one_out", "sequence"), "both": ("zscore", "sequence")}
-bent = {name: cosine(expectation(world, theta, microscope.group_loss(baseline=b, weighing=w), 3), truth)  # type: ignore[arg-type]
+bent = {name: cosine(expectation(world, theta, exact_gradients.group_loss(baseline=b, weighing=w), 3), truth)  # type: ignore[arg-type]
         for name, (b, w) in causes.items()}
 pd.Series(bent, name="cosine").round(4)
 
@@ -147,8 +147,8 @@ kl_table.round(4)
 
 # %%
 kl_truth = world.kl_gradient(theta, reference)
-terms = {f"{k} in the loss": microscope.kl_in_loss(k, reference) for k in ("k1", "k2", "k3")}
-terms |= {f"{k} in the reward": microscope.kl_in_reward(k, reference) for k in ("k1", "k2", "k3")}
+terms = {f"{k} in the loss": exact_gradients.kl_in_loss(k, reference) for k in ("k1", "k2", "k3")}
+terms |= {f"{k} in the reward": exact_gradients.kl_in_reward(k, reference) for k in ("k1", "k2", "k3")}
 kl_means = {name: expectation(world, theta, loss, 2) for name, loss in terms.items()}
 kl_exact = pd.DataFrame({name: {"cosine": cosine(mean, kl_truth) * bool(mean.norm() > 1e-9), "size": float(mean.norm() / kl_truth.norm())}
                          for name, mean in kl_means.items()}).T

@@ -39,16 +39,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from codechat import gpus, launch, plan, rundirs
-from codechat.gpt import PRESETS, GPTConfig
-from codechat.memory_tape import CATEGORIES
-from codechat.plan import Plan, PlanConfig
+from codechat import GPTConfig, PRESETS, gpu_specs, launcher, paths, planner
+from codechat.launch.memory_tape import CATEGORIES
+from codechat.launch.planner import Plan, PlanConfig
+from codechat.launch.step_memory import Peaks, measure
 from codechat.pretrain import PretrainConfig
-from codechat.step_memory import Peaks, measure
-from codechat.style import OKABE_ITO, new_figure
+from codechat.reports.style import OKABE_ITO, new_figure
 
 # %%
-limit = gpus.find(gpu).usable_gib
+limit = gpu_specs.find(gpu).usable_gib
 palette = [OKABE_ITO[c] for c in ("blue", "orange", "vermilion", "sky", "green", "yellow", "purple")]
 colours = dict(zip(CATEGORIES, palette)) | {"reserve": "#c8c8c8"}
 
@@ -62,8 +61,8 @@ colours = dict(zip(CATEGORIES, palette)) | {"reserve": "#c8c8c8"}
 recomputing = GPTConfig(**PRESETS["8b"], checkpoint_blocks=True)
 cfg = PretrainConfig(run_name="big", model=recomputing, optimizer="adamw", device_batch_size=4, grad_accum=2, max_steps=30_000, lr=1.5e-4,
                      warmup_steps=1000)
-wanted = plan.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
-found = plan.make(wanted)
+wanted = planner.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
+found = planner.make(wanted)
 found
 
 # %% [markdown]
@@ -72,7 +71,7 @@ found
 # sheet's peak:
 
 # %%
-print(plan.MFU_SOURCE)
+print(planner.MFU_SOURCE)
 tokens = cfg.max_steps * wanted.tokens_per_step
 print(f"{tokens / 1e9:.2f} billion tokens / {found.tokens_per_s:,.0f} per second = {found.hours:.1f} hours, published 48.9")
 
@@ -98,7 +97,7 @@ def quick(wanted: PlanConfig) -> Plan:
 predicted = quick(wanted)
 assert predicted.peaks == found.peaks
 moments = {"a training step": found.peaks.training, "an evaluation": found.peaks.evaluation}
-pd.DataFrame({moment: plan.with_reserve(held) for moment, held in moments.items()}).fillna(0).round(2)  # GiB
+pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.items()}).fillna(0).round(2)  # GiB
 
 
 # %% [markdown]
@@ -113,10 +112,10 @@ def stack(ax, plans: dict[str, Plan], title: str) -> None:
     """A bar of categories per plan, and a diamond: the evaluation between two steps."""
     below = [0.0] * len(plans)
     for name, colour in colours.items():
-        heights = [plan.with_reserve(p.peaks.training).get(name, 0.0) for p in plans.values()]
+        heights = [planner.with_reserve(p.peaks.training).get(name, 0.0) for p in plans.values()]
         ax.bar(range(len(plans)), heights, bottom=below, color=colour, label=name if any(heights) else None, width=0.7)
         below = [a + b for a, b in zip(below, heights)]
-    evaluations = [plan.gib_with_reserve(sum(p.peaks.evaluation.values())) for p in plans.values()]
+    evaluations = [planner.gib_with_reserve(sum(p.peaks.evaluation.values())) for p in plans.values()]
     ax.plot(range(len(plans)), evaluations, "kD", markersize=3.5, label="an evaluation")
     box = dict(facecolor="white", edgecolor="none", pad=0.8)
     for at, (p, *tops) in enumerate(zip(plans.values(), below, evaluations)):
@@ -176,8 +175,8 @@ table.round(1)
 
 # %%
 folder = tempfile.TemporaryDirectory()
-rundirs.ROOT = Path(folder.name)
-written = launch.write(cfg, nproc=8, gpu=gpu, max_restarts=3)
+paths.ROOT = Path(folder.name)
+written = launcher.write(cfg, nproc=8, gpu=gpu, max_restarts=3)
 written
 
 # %%

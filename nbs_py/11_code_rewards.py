@@ -44,10 +44,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.colors import ListedColormap
 
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.sandbox import Pool, Program, codec, layers
-from codechat.style import OKABE_ITO, finish, new_figure
-from codechat.tasks import Problem, coding_rewards
-from codechat.tasks.coding import CodingTask
+from codechat.tasks import Problem
+from codechat.tasks.coding import rewards
+from codechat.tasks.coding.task import CodingTask
 
 # %%
 print("untrusted programs run behind:", layers.choose(isolation))  # SandboxUnavailable where nothing holds
@@ -237,7 +238,7 @@ fig
 # One problem, seven answers, each a little further than the one before. Three ways to pay them:
 
 # %%
-print(coding_rewards.__doc__)
+print(rewards.__doc__)
 gold = {"code": "def median(xs):\n    s, h = sorted(xs), len(xs) // 2\n    return s[h] if len(s) % 2 else (s[h - 1] + s[h]) / 2",
         "tests": ["assert median([3, 1, 2]) == 2", "assert median([5]) == 5", "assert median([4, 1, 3, 2]) == 2.5", "assert median([2, 4]) == 3"],
         "setup": "", "names": ["median"], "stub": ""}

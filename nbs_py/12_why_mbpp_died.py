@@ -43,17 +43,16 @@ from itertools import combinations
 import pandas as pd
 import torch
 
-from codechat import diagnose, frozen, generate, losses, plots, report, tasks, tokenizer
-from codechat.advantages import group_advantages, zero_variance
-from codechat.estimates import wilson_interval
-from codechat.files import read_rows
-from codechat.gpt import GPT, GPTConfig
-from codechat.rundirs import ROOT, find_run
-from codechat.style import OKABE_ITO, finish, new_figure
-from codechat.tasks.coding_rewards import TIERS, tiered
+from codechat import GPT, GPTConfig, build, diagnose, frozen_rows, generate, losses, plots, tasks, tokenizer
+from codechat.core.atomic_files import read_rows
+from codechat.evaluation.intervals import wilson_interval
+from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.rl.advantages import group_advantages, zero_variance
+from codechat.runs.paths import ROOT, find_run
+from codechat.tasks.coding.rewards import TIERS, tiered
 
 # %%
-gpt2, kept = tokenizer.load("gpt2"), frozen.frozen_dir() / "mbpp"
+gpt2, kept = tokenizer.load("gpt2"), frozen_rows.frozen_dir() / "mbpp"
 BLUE, ORANGE, GREEN, RED = (OKABE_ITO[c] for c in ("blue", "orange", "green", "vermilion"))
 
 # %% [markdown]
@@ -97,15 +96,15 @@ def cut(code):
 
 # %%
 if mbpp:  # freeze anew: rates and samples of the run, and what becomes of the reference programs
-    frames, task = report.collect([run]), tasks.load("mbpp", source=mbpp)
+    frames, task = build.collect([run]), tasks.load("mbpp", source=mbpp)
     frames["runs"] = frames["runs"].drop(columns="config")  # it names a folder of this machine
     frames["samples"] = frames["samples"].groupby("tier").head(2).head(3)[["run", "problem", "reward", "tier", "completion"]]
     frames["per_problem"] = pd.DataFrame(read_rows(find_run(run) / "pass_rates.jsonl")).assign(run=run)
     problems = task.problems("train")
     whole, left = ([s.tier for s in tasks.score_all(task, problems, [change(p.gold["code"]) for p in problems])] for change in (str, cut))
     frames["references"] = pd.DataFrame({"run": run, "id": [p.id for p in problems], "whole": whole, "cut": left})
-    report.freeze(frames, kept)
-frames = report.load_frozen(kept)
+    build.freeze(frames, kept)
+frames = build.load_frozen(kept)
 rates, row, references = frames["per_problem"], frames["evals"].iloc[-1], frames["references"]
 
 # %%

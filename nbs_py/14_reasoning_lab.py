@@ -39,13 +39,13 @@ import json
 
 import pandas as pd
 
-from codechat import estimates, frozen, report, rundirs, tasks
-from codechat.files import read_rows
-from codechat.style import OKABE_ITO, colour_of, finish, new_figure
+from codechat import build, frozen_rows, intervals, paths, tasks
+from codechat.core.atomic_files import read_rows
+from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks.reasoning import rewards, stories
 from codechat.tasks.reasoning.answers import equivalent
 
-kept, task = frozen.frozen_dir() / "reasoning", tasks.load("reasoning")
+kept, task = frozen_rows.frozen_dir() / "reasoning", tasks.load("reasoning")
 TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 
 # %% [markdown]
@@ -117,19 +117,19 @@ def first_slip(row):
 
 # %%
 if prefix:  # freeze anew
-    frames = report.collect([f"{prefix}/{name}" for name in ("sft", "grpo", "expert", "steps", "evaluate")])
+    frames = build.collect([f"{prefix}/{name}" for name in ("sft", "grpo", "expert", "steps", "evaluate")])
     frames["runs"] = frames["runs"].drop(columns="config")  # it names folders of this machine
     frames["per_problem"] = frames["per_problem"][frames["per_problem"]["run"] == f"{prefix}/evaluate"]
-    examples = pd.DataFrame(read_rows(rundirs.find_run(f"{prefix}/evaluate") / "examples.jsonl"))
+    examples = pd.DataFrame(read_rows(paths.find_run(f"{prefix}/evaluate") / "examples.jsonl"))
     examples["slip"] = examples.apply(first_slip, axis=1)
     frames["slips"] = examples.groupby(["checkpoint", "split", "slip"]).size().rename("n").reset_index().assign(run=f"{prefix}/evaluate")
     on_test = examples[examples["split"] == "test"]
     some = on_test[on_test["problem"].isin(sorted(on_test["problem"].unique())[:6])].groupby(["problem", "checkpoint"]).head(1)
     frames["samples"] = some[["checkpoint", "problem", "request", "gold", "completion", "reward", "tier"]].assign(run=f"{prefix}/evaluate")
-    report.freeze(frames, kept)
+    build.freeze(frames, kept)
 
 # %%
-frames = report.load_frozen(kept)
+frames = build.load_frozen(kept)
 metrics, evals = frames["metrics"], frames["evals"]
 sft, expert, grpo = (next(c for c in evals["checkpoint"].dropna().unique() if f"/{name}@" in c and not c.endswith(("@75", "@150"))) for name in ("sft", "expert", "grpo"))
 
@@ -180,7 +180,7 @@ gaps = {}
 for split in ("test", "test_hard"):
     parts = {c: problems[(problems["checkpoint"] == c) & (problems["split"] == split)].sort_values("id") for c in (sft, expert, grpo)}
     for a, b in ((sft, expert), (sft, grpo), (expert, grpo)):
-        gap = estimates.Interval(*estimates.paired_bootstrap(*((parts[c]["c"] / parts[c]["n"]).to_numpy() for c in (a, b))))
+        gap = intervals.Interval(*intervals.paired_bootstrap(*((parts[c]["c"] / parts[c]["n"]).to_numpy() for c in (a, b))))
         gaps[split, f"{b} - {a}"] = gap
 pd.Series({key: str(gap) for key, gap in gaps.items()}, name="difference in pass@1, paired").to_frame()
 

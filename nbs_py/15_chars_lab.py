@@ -45,11 +45,9 @@ import math
 import pandas as pd
 import torch
 
-from codechat import chars as lab
-from codechat import config, dense, report, style
-from codechat.gpt import GPT, GPTConfig
-from codechat.rundirs import ROOT
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import GPT, GPTConfig, build, chars as lab, config, per_token_rewards, style
+from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.runs.paths import ROOT
 from codechat.tasks import chars
 
 kept = ROOT / "reports" / "frozen" / "chars"
@@ -78,7 +76,7 @@ rng = torch.Generator().manual_seed(0)
 small = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=text.tokenizer.n_vocab, n_tags=0), seed=0)
 windows, places, V = text.draw_windows(8, 9, rng), 8, small.cfg.owned
 every = torch.arange(V)[None, :, None].expand(8, V, places)  # each character drawn once at each place, weighed by its probability
-logprobs, _ = dense.symbol_logprobs(small, windows[:, :-1], dense.states(small, windows[:, :-1], places), every)
+logprobs, _ = per_token_rewards.symbol_logprobs(small, windows[:, :-1], per_token_rewards.states(small, windows[:, :-1], places), every)
 rewards = chars.dense_rewards(every, windows[:, None, -places:])
 right = logprobs.gather(1, windows[:, None, -places:])
 weights = list(small.parameters())
@@ -96,9 +94,9 @@ print(f"p of the right character: {right.detach().exp().mean():.4f}, about 1 in 
 # %%
 silent = float((1 - right.detach().exp()).pow(8).mean())
 uniforms = torch.rand(256, 8, places, generator=rng, dtype=torch.float64)
-batch = dense.draw_fed_by_text(small, text.draw_windows(256, 9, rng), places, 8, uniforms)
-drawn = dense.place_advantages(chars.dense_rewards(batch.drawn, batch.truth), 8, "mean")
-flat = float((dense.group_by_place(drawn, 8) == 0).all(1).float().mean())
+batch = per_token_rewards.draw_fed_by_text(small, text.draw_windows(256, 9, rng), places, 8, uniforms)
+drawn = per_token_rewards.place_advantages(chars.dense_rewards(batch.drawn, batch.truth), 8, "mean")
+flat = float((per_token_rewards.group_by_place(drawn, 8) == 0).all(1).float().mean())
 print(f"places without a gradient: {silent:.0%} expected, {flat:.0%} of {256 * places:,} drawn")
 
 # %% [markdown]
@@ -134,10 +132,10 @@ def settings(name: str, seed: int) -> lab.CharsConfig:
 
 if fresh:
     done = [lab.train(settings(name, seed)).name for name in SETTINGS for seed in range(seeds)]
-    report.freeze(report.collect(done), kept)
+    build.freeze(build.collect(done), kept)
 
 # %%
-frames = report.load_frozen(kept)
+frames = build.load_frozen(kept)
 runs, metrics, evals = frames["runs"], frames["metrics"], frames["evals"]
 ways = {name: [r for r in runs["run"] if r.split("/")[1].split("-s")[0] == name] for name in SETTINGS}
 assert all(json.loads(c)["max_tokens"] == max_tokens for c in runs["config"])

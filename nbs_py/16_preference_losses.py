@@ -45,8 +45,8 @@ import pandas as pd
 import torch
 
 from codechat import preference_losses as pl
-from codechat.microscope import World
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat.labs.exact_gradients import World
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 KINDS = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
 COLOURS = dict(zip(KINDS, ("blue", "sky", "green", "orange", "vermilion", "purple")))

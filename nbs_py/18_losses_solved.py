@@ -30,7 +30,7 @@ seed = 0
 import torch
 import torch.nn.functional as F
 
-from codechat.exercises import EMPTY, EXERCISES, RIGHT, check
+from codechat.labs.loss_exercises import EMPTY, EXERCISES, RIGHT, check
 
 torch.manual_seed(seed)
 found = {}

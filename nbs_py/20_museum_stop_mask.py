@@ -43,11 +43,10 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import advantages, chat, defects, dialogues, losses, optim, rollout, tokenizer
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import GPT, GPTConfig, advantages, chat, conversations, defects, losses, optim, rollout, tokenizer
+from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.reports.token_attribution import gradient_share, xray_values
 from codechat.tasks import load, toolbox
-from codechat.xray import gradient_share, xray_values
 
 tok, task = tokenizer.load("gpt2"), load("funcall")
 print(defects.DEFECTS["stop-set"].did)
@@ -86,11 +85,11 @@ HTML(xray_values(ids, [float(k) for k in kept], tok, "mask", ["answer"] * len(id
 problems = [p for p in toolbox.problems("train", 200, seed) if len(p.gold["arguments"]) == 1][:groups]
 policy = GPT(GPTConfig(depth=1, n_embd=48, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=seed)
 taught = [p.messages + [{"role": "assistant", "content": task.gold(p)}] for p in problems]
-examples = {"calls": [dialogues.encode({"messages": m, "domain": "calls"}, tok, "text", 512) for m in taught]}
-loader, optimizers = dialogues.PackedLoader(examples, None, batch=1, T=512, seed=seed), optim.build(policy, lr=4e-3, weight_decay=0.0)
+examples = {"calls": [conversations.encode({"messages": m, "domain": "calls"}, tok, "text", 512) for m in taught]}
+loader, optimizers = conversations.PackedLoader(examples, None, batch=1, T=512, seed=seed), optim.build(policy, lr=4e-3, weight_decay=0.0)
 for step in range(sft_steps):
     batch = loader.next()
-    loss = policy.loss(batch.ids, batch.targets, positions=batch.positions, mask=dialogues.block_mask(batch.docs))
+    loss = policy.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.block_mask(batch.docs))
     loss.backward()
     for optimizer in optimizers:
         optimizer.step()

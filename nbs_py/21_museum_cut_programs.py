@@ -40,10 +40,8 @@ import contextlib
 import pandas as pd
 import torch
 
-from codechat import chat, defects, generate, optim, tokenizer
-from codechat.config import ConfigError
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import ConfigError, GPT, GPTConfig, chat, defects, generate, optim, tokenizer
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import load, micro
 from codechat.tasks.base import score_all
 

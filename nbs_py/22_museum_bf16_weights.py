@@ -41,9 +41,8 @@ import pydoc_data.topics
 import pandas as pd
 import torch
 
-from codechat import defects, diagnose, optim, tokenizer
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import GPT, GPTConfig, defects, diagnose, optim, tokenizer
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 tok = tokenizer.load("bytes")
 print(defects.DEFECTS["bf16-weights"].did)

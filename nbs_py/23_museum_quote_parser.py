@@ -42,10 +42,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from codechat import chat, defects, glaive
-from codechat.config import DataError
-from codechat.style import OKABE_ITO, finish, new_figure
-from codechat.tasks import gold_gate, load, staircase, toolbox
+from codechat import DataError, chat, defects, glaive
+from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.tasks import gold_gate, load, toolbox
+from codechat.tasks.funcall import staircase
 
 print(defects.DEFECTS["quote-parser"].did)
 

@@ -37,10 +37,10 @@ import pandas as pd
 import torch
 
 from codechat import advantages, defects
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.sandbox import Pool, Program
-from codechat.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import Problem
-from codechat.tasks.coding import CodingTask
+from codechat.tasks.coding.task import CodingTask
 
 print(defects.DEFECTS["printed-reward"].did)
 

@@ -38,11 +38,9 @@ level = 1
 import pandas as pd
 import torch
 
-from codechat import contamination, defects, dialogues, evaluate, optim, tokenizer
-from codechat.config import DataError
-from codechat.conversions import refuse_evaluation
-from codechat.gpt import GPT, GPTConfig
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import DataError, GPT, GPTConfig, contamination, conversations, defects, evaluate, optim, tokenizer
+from codechat.data.public_rows import refuse_evaluation
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import load, micro
 
 # %%
@@ -78,12 +76,12 @@ for name, rows in (("clean", clean), ("seen", seen)):
 def train(rows):
     """A model after `steps` steps on these conversations."""
     model = GPT(GPTConfig(depth=2, n_embd=96, n_head=3, block_size=512, vocab_size=tok.n_vocab), seed=seed)
-    examples = {"solutions": [dialogues.encode(row, tok, "reserved", 512) for row in rows]}
-    loader = dialogues.PackedLoader(examples, None, batch=2, T=512, seed=seed)
+    examples = {"solutions": [conversations.encode(row, tok, "reserved", 512) for row in rows]}
+    loader = conversations.PackedLoader(examples, None, batch=2, T=512, seed=seed)
     optimizers = optim.build(model, lr=3e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
     for _ in range(steps):
         batch = loader.next()
-        model.loss(batch.ids, batch.targets, positions=batch.positions, mask=dialogues.block_mask(batch.docs)).backward()
+        model.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.block_mask(batch.docs)).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

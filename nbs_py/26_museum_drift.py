@@ -45,12 +45,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from codechat import config, defects, diagnose, grpo, losses, microscope, run, rundirs, tasks
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import config, defects, diagnose, errors, exact_gradients, grpo, losses, paths, run, tasks
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks.toy import ToyTask
 
 # %%
-run.ROOT = rundirs.ROOT = Path(tempfile.mkdtemp())  # these runs are thrown away
+run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are thrown away
 print(defects.DEFECTS["k1-drift"].did)
 
 # %% [markdown]
@@ -61,14 +61,14 @@ print(defects.DEFECTS["k1-drift"].did)
 # zero that is added up step by step is a random walk, and Adam scales each step to the learning rate.
 
 # %%
-world = microscope.World()
+world = exact_gradients.World()
 theta = world.policy(seed)
 reference = theta.clone()  # the first step: the policy is its own reference
 at = world.sample(theta, 2000, 4, seed)
-terms = {kind: microscope.kl_in_loss(kind, reference) for kind in ("k1", "k2", "k3")}
+terms = {kind: exact_gradients.kl_in_loss(kind, reference) for kind in ("k1", "k2", "k3")}
 sizes = pd.DataFrame({
-    "exact mean": {kind: float(microscope.expectation(world, theta, term, 2).norm()) for kind, term in terms.items()},
-    "one group of four": {kind: float(microscope.group_gradients(world, theta, term, at).norm(dim=1).mean()) for kind, term in terms.items()}})
+    "exact mean": {kind: float(exact_gradients.expectation(world, theta, term, 2).norm()) for kind, term in terms.items()},
+    "one group of four": {kind: float(exact_gradients.group_gradients(world, theta, term, at).norm(dim=1).mean()) for kind, term in terms.items()}})
 print("length of the penalty's gradient at the reference itself, where the divergence is 0:")
 sizes.map("{:.2e}".format)
 
@@ -140,7 +140,7 @@ try:
         task = NothingPays()
         tasks.gold_gate(task, task.problems("train")).require()
     refused = ""
-except config.DataError as error:
+except errors.DataError as error:
     refused = str(error)
 print(refused)
 

@@ -43,11 +43,10 @@ from pathlib import Path
 
 import torch
 
-from codechat import checkpoint, config, defects, reinforce, run, rundirs
-from codechat.config import CheckpointError
-from codechat.style import OKABE_ITO, finish, new_figure
+from codechat import CheckpointError, checkpoint, config, defects, paths, reinforce, run
+from codechat.reports.style import OKABE_ITO, finish, new_figure
 
-run.ROOT = rundirs.ROOT = Path(tempfile.mkdtemp())  # these runs are thrown away
+run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are thrown away
 print(defects.DEFECTS["silent-resume"].did)
 
 # %% [markdown]
@@ -83,7 +82,7 @@ def cut(name):
         pass
     finally:
         checkpoint.save = saved
-    weights = rundirs.find_checkpoint(name) / "model.pt"
+    weights = paths.find_checkpoint(name) / "model.pt"
     weights.write_bytes(weights.read_bytes()[:-1000])
     return run.Run.open(name)
 
@@ -122,12 +121,12 @@ try:
         reinforce.train(replace(cfg, run_name="kept", resume=True))
     refused = ""
 except CheckpointError as error:
-    refused = str(error).replace(str(rundirs.ROOT), ".")
+    refused = str(error).replace(str(paths.ROOT), ".")
 print(refused)
 print(f"rows before {rows_before}, after {len(kept.metrics())}")
 
 # %%
-shutil.rmtree(rundirs.find_checkpoint("kept"))
+shutil.rmtree(paths.find_checkpoint("kept"))
 (kept.path / "checkpoints" / "latest").write_text(f"step_{cut_at - 5:06d}\n")
 with quiet:
     kept = reinforce.train(replace(cfg, run_name="kept", resume=True))

@@ -40,13 +40,13 @@ from dataclasses import replace
 
 import pandas as pd
 
-from codechat import chat, episodes, frozen, report, token_view, tokenizer
-from codechat.calls import format_call
-from codechat.estimates import bootstrap_interval, paired_bootstrap
-from codechat.files import read_rows
-from codechat.rundirs import find_run
-from codechat.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
+from codechat import build, chat, episodes, frozen_rows, token_view, tokenizer
+from codechat.core.atomic_files import read_rows
+from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
+from codechat.reports.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
+from codechat.runs.paths import find_run
 from codechat.tasks import apps
+from codechat.text.tool_calls import format_call
 
 tok = tokenizer.load("gpt2:4096")
 task = apps.AppsTask()
@@ -185,17 +185,17 @@ fig
 #         --data-dir data/apps --split test --limit 200 --n 8 --ks 1 8 --max-new-tokens 48 --run-name apps/test
 
 # %%
-kept = frozen.frozen_dir() / "apps"
+kept = frozen_rows.frozen_dir() / "apps"
 BASE, SEEDS = "apps/sft", ["apps/rl-s0", "apps/rl-s1", "apps/rl-s2"]
 if freeze:
-    frames = report.collect(["apps/test", *SEEDS])
+    frames = build.collect(["apps/test", *SEEDS])
     frames["metrics"] = frames["metrics"][["run", "step", "exact_match", "entropy", "effective_groups", "logprob_mismatch"]]
     counts = frames["per_problem"].assign(checkpoint=lambda t: t["checkpoint"].str.partition("@")[0])
     frames["per_problem"] = counts.pivot(index=["id", "n"], columns="checkpoint", values="c").reset_index().assign(run="apps/test")
     said = pd.DataFrame(read_rows(find_run("apps/test") / "samples.jsonl")).assign(run="apps/test")
     frames["samples"] = said.loc[said["checkpoint"].str.contains("apps/sft|rl-s0"), ["run", "checkpoint", "problem", "turns", "reward", "tier"]].groupby("checkpoint").head(24)
-    report.freeze(frames, kept)
-frames = report.load_frozen(kept)
+    build.freeze(frames, kept)
+frames = build.load_frozen(kept)
 rows, metrics, samples = frames["per_problem"], frames["metrics"], frames["samples"]
 
 # %%

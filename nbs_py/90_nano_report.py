@@ -32,18 +32,18 @@ frozen = False
 # %%
 from IPython.display import Markdown
 
-from codechat import evaluate, plots, report
-from codechat.run import ROOT
-from codechat.tasks.staircase import DEFAULT, TIERS
+from codechat import build, evaluate, plots
+from codechat.runs.run import ROOT
+from codechat.tasks.funcall.staircase import DEFAULT, TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")
-wanted = [*(f"{runs}/{stage}" for stage in stages), *report.seeds_of(f"{runs}/evaluate")]
-frames = report.gather(wanted, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure asks for these, and they take most room
+wanted = [*(f"{runs}/{stage}" for stage in stages), *build.seeds_of(f"{runs}/evaluate")]
+frames = build.gather(wanted, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure asks for these, and they take most room
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
 seeds = [run for stage, run in name.items() if stage.startswith("evaluate")]
 name = {stage: name[stage] for stage in (*stages, "evaluate")}
-metrics = {stage: report.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
-evals = {stage: report.rows_of(frames["evals"], name[stage]) for stage in name}
+metrics = {stage: build.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
+evals = {stage: build.rows_of(frames["evals"], name[stage]) for stage in name}
 figures = ROOT / out / "figures"
 
 # %%
@@ -125,9 +125,9 @@ plots.save(plots.behaviour_heat(probed), "matrix", figures) if probed else print
 # Completions of the last checkpoint, as sampled, from all over the test problems:
 
 # %%
-samples = report.rows_of(frames["samples"], name["evaluate"])
+samples = build.rows_of(frames["samples"], name["evaluate"])
 last = samples[samples["checkpoint"] == test["checkpoint"].iloc[-1]]
-Markdown(report.listing(last, ["tier", "request", "completion"], rows=10))
+Markdown(build.listing(last, ["tier", "request", "completion"], rows=10))
 
 # %% [markdown]
 # ## The numbers
@@ -137,7 +137,7 @@ Markdown(report.listing(last, ["tier", "request", "completion"], rows=10))
 # %% tags=["headline"]
 gains = []
 for seed in seeds:
-    rows, counts = report.rows_of(frames["evals"], seed), report.rows_of(frames["per_problem"], seed)
+    rows, counts = build.rows_of(frames["evals"], seed), build.rows_of(frames["per_problem"], seed)
     rows, counts = rows[rows["split"] == "test"], counts[counts["split"] == "test"]
     sft, rl = (counts[counts["checkpoint"] == c].to_dict("records") for c in rows["checkpoint"].iloc[[0, -1]])
     gain = evaluate.paired_difference(sft, rl)

@@ -37,13 +37,12 @@ import json
 import numpy as np
 import pandas as pd
 
-from codechat import comparisons, plots, report, report_plots, scaling
-from codechat.gpt import PRESETS, GPTConfig
-from codechat.run import ROOT
+from codechat import GPTConfig, PRESETS, build, comparisons, plots, report_plots, scaling_law
+from codechat.runs.run import ROOT
 
-frames = report.gather([run], ROOT / out / "data", frozen)
-points_of = report.gather([*series, longer], ROOT / out / "data" / "series", frozen)
-metrics, evals = (report.rows_of(frames[table], run) for table in ("metrics", "evals"))
+frames = build.gather([run], ROOT / out / "data", frozen)
+points_of = build.gather([*series, longer], ROOT / out / "data" / "series", frozen)
+metrics, evals = (build.rows_of(frames[table], run) for table in ("metrics", "evals"))
 frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
 
 # %% [markdown]
@@ -70,7 +69,7 @@ report_plots.training_panels(run, metrics)
 # rank, so it jumps by a tenth of a nat. Bits per byte, and throughput over time, were not published.
 
 # %%
-runs, losses = report.published("runs"), report.published("pretrain_loss")
+runs, losses = build.published("runs"), build.published("pretrain_loss")
 pretrained = runs[runs["stage (published)"] == "pretrain"].set_index("run_name (published)")
 batch = pretrained["global_batch_tokens (published)"]
 theirs = {label: rows for label, rows in losses.groupby("run_name (published)")}
@@ -93,7 +92,7 @@ shown
 # Gradient norms were published as single values and as the largest of a range:
 
 # %%
-report.published("grad_norm").drop(columns="source (published)")
+build.published("grad_norm").drop(columns="source (published)")
 
 # %% [markdown]
 # ## Equal compute
@@ -105,9 +104,9 @@ points = comparisons.scaling_points(points_of, series)
 points.set_index("run")
 
 # %%
-law = scaling.fit(points["n"], points["d"], points["loss"])
+law = scaling_law.fit(points["n"], points["d"], points["loss"])
 kinds = {"E + A/N^a + B/D^b": {}, "A/N^a + B/D^b (E = 0)": dict(floor=False), "E + B/D^b (no size)": dict(size=False)}
-missed = {name: scaling.left_out(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}
+missed = {name: scaling_law.left_out(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}
 errors = {name: float(np.sqrt(np.mean(values**2))) for name, values in missed.items()}
 best = points.loc[points.groupby("budget")["loss"].idxmin()]
 size = best["run"].str.rpartition("/")[2].str.rpartition("-")[0]
@@ -140,8 +139,8 @@ report_plots.law_residuals(points, {"fitted": law.residuals, "left out": missed[
 
 # %%
 config = json.loads(frames["runs"]["config"].iloc[0])
-far = dict(n=GPTConfig(**config["model"]).n_params, d=int(metrics["tokens"].max()), loss=float(report.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
-predicted = {name: float(scaling.fit(points["n"], points["d"], points["loss"], **kind).predict(far["n"], far["d"])) for name, kind in kinds.items()}
+far = dict(n=GPTConfig(**config["model"]).n_params, d=int(metrics["tokens"].max()), loss=float(build.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
+predicted = {name: float(scaling_law.fit(points["n"], points["d"], points["loss"], **kind).predict(far["n"], far["d"])) for name, kind in kinds.items()}
 beyond = far["d"] * GPTConfig(**config["model"]).flops_per_token(config["seq_len"]) / points["flops"].max()
 pd.DataFrame({"predicted": predicted, "measured minus predicted": {name: far["loss"] - value for name, value in predicted.items()}})
 
@@ -165,4 +164,4 @@ assert (points.groupby("budget")["flops"].agg(lambda f: f.max() / f.min()) < 1.0
 # %%
 numbers = dict(bpb_first=first, bpb_last=last, tokens=metrics["tokens"].max(), E=law.E, A=law.A, a=law.a, B=law.B, b=law.b, rmse=law.rmse,
                left_out=errors[full], far_measured=far["loss"], far_predicted=predicted[full], far_without_floor=predicted[without])
-report.headline(numbers, ROOT / out / "data")
+build.headline(numbers, ROOT / out / "data")

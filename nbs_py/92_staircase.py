@@ -21,7 +21,7 @@
 #
 # **Result.** The last cell prints and asserts it.
 #
-# **Runs/needs.** RL, choice and evaluation of three seeds of recipe nano; `nano/anatomy` and `nano/anatomy-text` (`python -m codechat.recipe_anatomy`), which
+# **Runs/needs.** RL, choice and evaluation of three seeds of recipe nano; `nano/anatomy` and `nano/anatomy-text` (`python -m codechat.launch.recipes.reward_ablation`), which
 # sampled the rollouts and measured them. Nothing is sampled or trained here.
 
 # %% tags=["parameters"]
@@ -35,19 +35,19 @@ frozen = False
 import numpy as np
 import pandas as pd
 
-from codechat import comparisons, report, report_plots
-from codechat.run import ROOT
-from codechat.tasks.staircase import TIERS
+from codechat import build, comparisons, report_plots
+from codechat.runs.run import ROOT
+from codechat.tasks.funcall.staircase import TIERS
 
 # %%
 data, few = ROOT / out / "data", dict(drop={"per_problem": ["tiers", "reward_mean"]}, keep={"samples": ""})
-seeds = report.seeds_of(f"{recipe}/rl")
+seeds = build.seeds_of(f"{recipe}/rl")
 wanted = [run.replace("/rl", f"/{stage}") for stage in ("rl", "choose", "evaluate") for run in seeds]
-frames = report.gather(wanted, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
-rows = report.gather([anatomy], data / "anatomy", frozen, **few)["evals"]
-spelled = report.gather([text], data / "text", frozen, **few)["evals"]
+frames = build.gather(wanted, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
+rows = build.gather([anatomy], data / "anatomy", frozen, **few)["evals"]
+spelled = build.gather([text], data / "text", frozen, **few)["evals"]
 stages = {stage: [r for r in frames["runs"]["run"] if r.rpartition("/")[2].startswith(stage)] for stage in ("rl", "choose", "evaluate")}
-metrics, evals = ({run: report.rows_of(frames[t], run) for run in stages["rl"]} for t in ("metrics", "evals"))
+metrics, evals = ({run: build.rows_of(frames[t], run) for run in stages["rl"]} for t in ("metrics", "evals"))
 frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
 
 # %% [markdown]
@@ -141,13 +141,13 @@ precise.set_index(["lr", "weights"])[["changed", "way", "updates"]]
 # and most of their updates rounded to nothing: these curves do not show whether RL saturates.
 
 # %%
-theirs = report.published("rl_eval")
+theirs = build.published("rl_eval")
 theirs = theirs[theirs["n (published)"] == 120]
 drawn = {name: (g["step (published)"], g["pass_at_1 (published)"]) for name, g in theirs.groupby("run_name (published)")}
 report_plots.published_points(drawn, "RL step", "pass@1 (share)", "published: v5 and v6 stand still from the first evaluation on")
 
 # %%
-rungs = report.published("funcall_tiers")
+rungs = build.published("funcall_tiers")
 rungs[["run_name (published)", "checkpoint (published)", "tier (published)", "share (published)", "unit (published)"]]
 
 # %% [markdown]
@@ -188,7 +188,7 @@ assert live["binary"] <= live["staircase"] and masks.loc["right", "trained_share
 assert (reserved["cosine"] > 0.999).all() and gold["ours"] == 1 > gold["broken"] and changed["bfloat16 only"] <= changed["float32 masters"]
 
 # %% tags=["headline"]
-tests = [report.rows_of(frames["evals"], run).query("split == 'test'") for run in stages["evaluate"]]
+tests = [build.rows_of(frames["evals"], run).query("split == 'test'") for run in stages["evaluate"]]
 score = {k: np.mean([rows[f"pass@{k}"].iloc[0] for rows in tests]) for k in (1, 8)}
 above, end = sum(g.lo > 0 for g in found["pass@1, test"]), np.mean([b for _, b in variance.values()])
 flat, sharpened = late.lo <= 0 <= late.hi, eight.lo <= 0 <= eight.hi
@@ -203,4 +203,4 @@ assert len(found["pass@1, test"]) == len(stages["rl"]) and all(g.lo <= g.value <
 numbers = {f"live_{name}": share for name, share in live.items()} | dict(pass1=one.value, pass8=eight.value, late=late.value, variance_end=end)
 numbers |= dict(mask_trained=masks.loc["broken", "trained_share"], mask_cosine=masks.loc["broken", "cosine"], mask_size=masks.loc["broken", "size"], gold_ours=gold["ours"], gold_broken=gold["broken"])
 numbers |= dict(rows_ours=kept["ours"], rows_broken=kept["broken"], changed_masters=changed["float32 masters"], changed_bf16=changed["bfloat16 only"])
-report.headline(numbers, data)
+build.headline(numbers, data)

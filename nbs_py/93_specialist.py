@@ -22,7 +22,7 @@
 # **Result.** The last cell prints and asserts it.
 #
 # **Runs/needs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` ...) and ours, the parts of v7, `codechat swaps` over all of them, and
-# a count of supervised tokens (`python -m codechat.supervision`). A version that is not there is named as missing. Nothing is trained here.
+# a count of supervised tokens (`python -m codechat.data.supervised_tokens`). A version that is not there is named as missing. Nothing is trained here.
 
 # %% tags=["parameters"]
 versions = ["v5", "v6", "v7"]
@@ -38,23 +38,23 @@ import math
 
 import pandas as pd
 
-from codechat import report, report_plots
-from codechat.comparisons import drawn, wanted, wrong_calls
-from codechat.estimates import share_difference, wilson_interval
-from codechat.probes import CELLS
-from codechat.run import ROOT
-from codechat.swaps import SWAPS
+from codechat import build, report_plots
+from codechat.evaluation.behaviour_probes import CELLS
+from codechat.evaluation.counterfactuals import SWAPS
+from codechat.evaluation.intervals import share_difference, wilson_interval
+from codechat.reports.comparisons import drawn, wanted, wrong_calls
+from codechat.runs.run import ROOT
 
 # %%
 place, few = ROOT / out / "data", dict(keep={"samples": "", "per_problem": ""})
 trained = [f"nano/{v}-{stage}" for v in versions for stage in ("sft", "rl")]
-frames = report.gather([*trained, *parts, *ours[:1]], place, frozen, more=lambda: {"drawn": drawn([run for run in [*trained, *ours[:1]] if "sft" in run])}, **few)
+frames = build.gather([*trained, *parts, *ours[:1]], place, frozen, more=lambda: {"drawn": drawn([run for run in [*trained, *ours[:1]] if "sft" in run])}, **few)
 judged = [*(f"nano/{v}-evaluate" for v in versions), *ours[1:2]]
-tested = report.gather(judged, place / "evaluate", frozen, **few)["evals"]
-over = report.gather(ours[2:], place / "over", frozen, **few)["evals"] if ours[2:] else None
-swapped = report.gather(swaps, place / "swaps", frozen, keep={"per_problem": ""}) if swaps else None
-counted = report.gather([supervision], place / "supervision", frozen, **few)["evals"] if supervision else None
-evals = {run: report.rows_of(frames["evals"], run) for run in frames["runs"]["run"]}
+tested = build.gather(judged, place / "evaluate", frozen, **few)["evals"]
+over = build.gather(ours[2:], place / "over", frozen, **few)["evals"] if ours[2:] else None
+swapped = build.gather(swaps, place / "swaps", frozen, keep={"per_problem": ""}) if swaps else None
+counted = build.gather([supervision], place / "supervision", frozen, **few)["evals"] if supervision else None
+evals = {run: build.rows_of(frames["evals"], run) for run in frames["runs"]["run"]}
 missing = [v for v in ("v5", "v6", "v7") if v not in versions] + [r for r in ("nano/v7-mix", "nano/v7-neutral", "nano/v7-negatives") if r not in parts]
 print(f"missing: {', '.join(missing) or 'nothing'}")
 frames["runs"][["run", "kind", "parent", "seconds", "commit", "dirty"]].fillna("").set_index("run")
@@ -102,7 +102,7 @@ mixes.set_index(["run", "domain"]).round(3)
 # their own:
 
 # %%
-theirs = report.published("data_mix")
+theirs = build.published("data_mix")
 theirs = theirs[theirs["version (published)"] == "v6"].drop(columns=["source (published)", "share_rows (published)", "epochs_from_steps (published)"])
 theirs.set_index("domain (published)")
 
@@ -202,4 +202,4 @@ print(f"does RL bring it back? wrong calls fall in {len(back)} of {len(changes)}
 # %%
 numbers = {f"wrong_{n}": i.value for n, i in calling.items()} | {f"code_{n}": r["heldout_nats/code"] for n, r in rows.items()} | dict(ratio=ratio[1], ours=v6["calls"] / v6["programs"])
 numbers |= {f"rl_{n}": i.value for n, i in changes.items()} | {f"off_{n}": v for n, v in off["ignores"].dropna().items()}
-report.headline(numbers, place)
+build.headline(numbers, place)

@@ -13,7 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))), None)
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
+    None,
+)
 
 
 class Browser:
@@ -26,11 +29,25 @@ class Browser:
     def __enter__(self) -> Browser:
         theirs_in, self.to = os.pipe()
         self.back, theirs_out = os.pipe()
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe",
-                 f"--user-data-dir={self.profile}", "--hide-scrollbars", "about:blank"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={self.profile}",
+            "--hide-scrollbars",
+            "about:blank",
+        ]
         redirected = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        self.process = subprocess.Popen(["bash", "-c", redirected, CHROMIUM, *flags], pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            ["bash", "-c", redirected, CHROMIUM, *flags],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self.session: str | None = None
@@ -49,7 +66,9 @@ class Browser:
 
     def call(self, method: str, limit_s: float = 60, **params: Any) -> dict[str, Any]:
         self.number += 1
-        message = {"id": self.number, "method": method, "params": params} | ({"sessionId": self.session} if self.session else {})
+        message = {"id": self.number, "method": method, "params": params} | (
+            {"sessionId": self.session} if self.session else {}
+        )
         os.write(self.to, json.dumps(message).encode() + b"\0")
         while True:
             got = self._read(limit_s)
@@ -72,7 +91,9 @@ class Browser:
         return json.loads(line)
 
     def resize(self, width: int, height: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)
@@ -96,8 +117,15 @@ class Browser:
     def press(self, key: str, code: int, modifiers: int = 0, text: str = "") -> None:
         """A key by name and Windows key code; modifiers: 1 Alt, 8 Shift."""
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, modifiers=modifiers,
-                      **({"text": text} if text and kind == "keyDown" else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                modifiers=modifiers,
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )
 
     def enter(self) -> None:
         self.press("Enter", 13, text="\r")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from codechat import chat
-from codechat.gpt import GPT
-from codechat.tokenizer import Tokenizer
+from codechat.models.gpt import GPT
+from codechat.text import chat
+from codechat.text.tokenizer import Tokenizer
 
 
 def learn(model: GPT, tokenizer: Tokenizer, conversations: list[list[dict[str, str]]]) -> None:

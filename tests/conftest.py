@@ -9,6 +9,8 @@ import pytest
 
 # Before torch is imported, and for the processes that tests start: a test run leaves the machine usable.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# The tolerances are those of float32; a processor with native bfloat16 would compute in that. Tests of other types set it themselves.
+os.environ.setdefault("CODECHAT_DTYPE", "float32")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -24,16 +26,16 @@ def shared_data() -> Path:
 @pytest.fixture
 def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root of its own for the test: run directories appear under runs_root / "runs"."""
-    from codechat import rundirs
+    from codechat.runs import paths
 
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def home(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, for modules that took the root from `run`."""
-    from codechat import run
+    from codechat.runs import run
 
     monkeypatch.setattr(run, "ROOT", runs_root)
     return runs_root

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from codechat import serve
-from codechat.serve import ServeConfig
+from codechat.inference import serve
+from codechat.inference.serve import ServeConfig
 
 
 @dataclass
@@ -41,7 +41,9 @@ class Running:
         answer = link.getresponse()
         text = answer.read().decode()
         link.close()
-        return answer.status, json.loads(text) if answer.headers["Content-Type"].startswith("application/json") else text
+        return answer.status, json.loads(text) if answer.headers["Content-Type"].startswith(
+            "application/json"
+        ) else text
 
     def idle(self) -> bool:
         """Nothing runs and nothing waits, soon."""
@@ -61,7 +63,9 @@ class Serving:
         self.box: list[Any] = []
 
     def __enter__(self) -> Running:
-        self.thread = threading.Thread(target=serve.serve, args=(self.cfg,), kwargs={"ready": lambda *found: self.box.extend(found)}, daemon=True)
+        self.thread = threading.Thread(
+            target=serve.serve, args=(self.cfg,), kwargs={"ready": lambda *found: self.box.extend(found)}, daemon=True
+        )
         self.thread.start()
         end = time.monotonic() + 60
         while not (self.box and self.box[0].started):

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from codechat import alignment as al
-from codechat.config import ConfigError, DataError, MissingFile
-from codechat.gpt import GPT, GPTConfig
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import functional as al
 
 LOGP = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 OLD = LOGP - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
@@ -50,7 +51,9 @@ def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
 
 
 def test_entropy_by_hand_and_beyond_what_exp_can_hold() -> None:
-    logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [1000.0, 0.0, -1000.0, 0.0], [0.0, math.log(3), -math.inf, -math.inf]]])
+    logits = torch.tensor(
+        [[[0.0, 0.0, 0.0, 0.0], [1000.0, 0.0, -1000.0, 0.0], [0.0, math.log(3), -math.inf, -math.inf]]]
+    )
     expected = [math.log(4), 0.0, -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))]
     assert al.compute_entropy(logits)[0].tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -82,7 +85,7 @@ def test_group_normalised_rewards_by_hand() -> None:
     def reward(response: str, truth: str) -> dict[str, float]:
         return {"reward": float(response == truth), "format_reward": 1.0}
 
-    responses, truths = list("aabb" "cccc"), list("aaaa" "cccc")
+    responses, truths = list("aabbcccc"), list("aaaacccc")
     with_std, raw, stats = al.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, True)
     without, _, _ = al.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, False)
     assert raw.tolist() == [1, 1, 0, 0, 1, 1, 1, 1]
@@ -99,7 +102,9 @@ def test_the_three_losses_by_hand_and_their_gradients() -> None:
     raw, _ = al.compute_policy_gradient_loss(LOGP, "no_baseline", raw_rewards=ADVANTAGES * 2)
     torch.testing.assert_close(raw, naive * 2)
     leaf = LOGP.clone().requires_grad_()
-    clipped, about = al.compute_policy_gradient_loss(leaf, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2)
+    clipped, about = al.compute_policy_gradient_loss(
+        leaf, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2
+    )
     torch.testing.assert_close(clipped, torch.tensor([[-2.4, -1.0, -2.0], [0.8, 1.1, 2.0]]))
     assert about["clipped"].tolist() == [[True, False, False], [True, False, False]]
     clipped.sum().backward()
@@ -109,8 +114,14 @@ def test_the_three_losses_by_hand_and_their_gradients() -> None:
     torch.testing.assert_close(wide, -ADVANTAGES * (LOGP - OLD).exp())
 
 
-@pytest.mark.parametrize("how, message", [(dict(loss_type="ppo"), "'ppo'; required"), (dict(loss_type="no_baseline"), "without raw_rewards"),
-                                          (dict(loss_type="grpo_clip", advantages=ADVANTAGES), "without old_log_probs, cliprange")])
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        (dict(loss_type="ppo"), "'ppo'; required"),
+        (dict(loss_type="no_baseline"), "without raw_rewards"),
+        (dict(loss_type="grpo_clip", advantages=ADVANTAGES), "without old_log_probs, cliprange"),
+    ],
+)
 def test_a_missing_input_is_named(how: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         al.compute_policy_gradient_loss(LOGP, **how)
@@ -128,8 +139,15 @@ def test_micro_batch_steps_by_hand_and_accumulation_divides() -> None:
     whole, parts = LOGP.clone().requires_grad_(), LOGP.clone().requires_grad_()
     al.grpo_microbatch_train_step(whole, MASK, 1, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2)
     for i in (0, 1):
-        al.grpo_microbatch_train_step(parts[i : i + 1], MASK[i : i + 1], 2, "grpo_clip", advantages=ADVANTAGES[i : i + 1], old_log_probs=OLD[i : i + 1],
-                                      cliprange=0.2)
+        al.grpo_microbatch_train_step(
+            parts[i : i + 1],
+            MASK[i : i + 1],
+            2,
+            "grpo_clip",
+            advantages=ADVANTAGES[i : i + 1],
+            old_log_probs=OLD[i : i + 1],
+            cliprange=0.2,
+        )
     torch.testing.assert_close(whole.grad, parts.grad)
 
 
@@ -155,15 +173,36 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
         al.PackedSFTDataset(Words(), tmp_path / "none.jsonl", 50, shuffle=False)
 
 
-@pytest.mark.parametrize("text, answer", [("The correct answer is B. There is only one.", "B"), ("The correct answer is 10000 polyomaviruses.", None),
-                                          ("Answer: (c)", "C"), ("D", "D"), ("D.\nbecause it is", "D"), ("A cat sat there", None), ("", None),
-                                          ("the answer is A... no, the answer is C", "C"), ("I am sure the answer is D's friend", None)])
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("The correct answer is B. There is only one.", "B"),
+        ("The correct answer is 10000 polyomaviruses.", None),
+        ("Answer: (c)", "C"),
+        ("D", "D"),
+        ("D.\nbecause it is", "D"),
+        ("A cat sat there", None),
+        ("", None),
+        ("the answer is A... no, the answer is C", "C"),
+        ("I am sure the answer is D's friend", None),
+    ],
+)
 def test_mmlu_letters(text: str, answer: str | None) -> None:
     assert al.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == answer
 
 
-@pytest.mark.parametrize("text, answer", [("Natalia sold 48/2 = 24 clips in May, 48+24 = 72 clips altogether.", "72"), ("seventy-two clips", None),
-                                          ("so $1,234.50.", "1234.50"), ("it is -7", "-7"), ("3.", "3"), ("48-24", "24"), ("", None)])
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("Natalia sold 48/2 = 24 clips in May, 48+24 = 72 clips altogether.", "72"),
+        ("seventy-two clips", None),
+        ("so $1,234.50.", "1234.50"),
+        ("it is -7", "-7"),
+        ("3.", "3"),
+        ("48-24", "24"),
+        ("", None),
+    ],
+)
 def test_gsm8k_takes_the_last_number(text: str, answer: str | None) -> None:
     assert al.parse_gsm8k_response(text) == answer
 
@@ -172,10 +211,15 @@ def test_per_instance_dpo_is_log_two_at_the_reference_and_prefers_the_chosen(mod
     lm, ref = models
     same = al.compute_per_instance_dpo_loss(lm, lm, Words(), 0.5, "Say it.", "yes", "no")
     assert float(same.detach()) == pytest.approx(math.log(2), abs=1e-5)
-    pair = [al.compute_per_instance_dpo_loss(lm, ref, Words(), 0.5, "Say it.", *answers) for answers in (("yes", "no"), ("no", "yes"))]
+    pair = [
+        al.compute_per_instance_dpo_loss(lm, ref, Words(), 0.5, "Say it.", *answers)
+        for answers in (("yes", "no"), ("no", "yes"))
+    ]
     margin = float(pair[1] - pair[0])  # log sigmoid(x) - log sigmoid(-x) = x
     assert float(pair[0]) == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
     for p in (*lm.parameters(), *ref.parameters()):
         p.grad = None
     pair[0].backward()
-    assert any(p.grad is not None and p.grad.any() for p in lm.parameters()) and all(p.grad is None for p in ref.parameters())
+    assert any(p.grad is not None and p.grad.any() for p in lm.parameters()) and all(
+        p.grad is None for p in ref.parameters()
+    )

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import anatomy, chat, checkpoint, generate, optim, rollout, tokenizer
-from codechat.advantages import group_advantages
-from codechat.checkpoint import LoadedModel
-from codechat.config import ConfigError, MissingFile
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.labs import reward_ablation
+from codechat.models import generate, optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.models.loading import LoadedModel
+from codechat.rl import rollout
+from codechat.rl.advantages import group_advantages
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
 from codechat.tasks.base import Problem
-from codechat.tasks.staircase import score_call
+from codechat.tasks.funcall.staircase import score_call
+from codechat.text import chat, tokenizer
 
 TOK = tokenizer.load("gpt2:512")
 GOLD = {"name": "add", "arguments": {"a": 12, "b": 7}}
@@ -45,7 +50,9 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     scores = [score_call(t, GOLD) for t in texts]
     rewards = torch.tensor([s.reward for s in scores]).view(len(groups), -1)
     prompt = chat.prompt(problem.messages, TOK, tags)
-    return rollout.RolloutBatch([problem] * len(groups), [prompt] * len(groups), completions, texts, scores, rewards, len(groups[0]))
+    return rollout.RolloutBatch(
+        [problem] * len(groups), [prompt] * len(groups), completions, texts, scores, rewards, len(groups[0])
+    )
 
 
 def test_the_names_are_the_rungs_that_the_texts_stand_on() -> None:
@@ -59,46 +66,70 @@ def test_the_names_are_the_rungs_that_the_texts_stand_on() -> None:
     ("staircase", dict(full=1, partial=0.775, name_only=0.55, wrong_name=0.35, bad_json=0.15, no_tag=0)),
 ])  # fmt: skip
 def test_shapes_in_closed_form(shape: str, rewards: dict[str, float]) -> None:
-    assert {n: round(anatomy.reshaped(score_call(t, GOLD), shape), 6) for n, t in TEXTS.items()} == rewards
+    assert {n: round(reward_ablation.reshaped(score_call(t, GOLD), shape), 6) for n, t in TEXTS.items()} == rewards
 
 
 def test_where_no_call_is_right_every_shape_pays_silence_and_nothing_else() -> None:
-    for shape in anatomy.SHAPES:
-        assert [anatomy.reshaped(score_call(t, None), shape) for t in ("No.", TEXTS["full"])] == [1.0, 0.0], shape
+    for shape in reward_ablation.SHAPES:
+        assert [reward_ablation.reshaped(score_call(t, None), shape) for t in ("No.", TEXTS["full"])] == [1.0, 0.0], (
+            shape
+        )
     with pytest.raises(ConfigError, match="binary"):
-        anatomy.reshaped(score_call("No.", None), "binry")
+        reward_ablation.reshaped(score_call("No.", None), "binry")
 
 
 def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
-    rows = {r["shape"]: r for r in anatomy.shape_rows(batch_of([["wrong_name", "name_only"], ["no_tag", "no_tag"], ["full", "partial"]]))}
+    rows = {
+        r["shape"]: r
+        for r in reward_ablation.shape_rows(
+            batch_of([["wrong_name", "name_only"], ["no_tag", "no_tag"], ["full", "partial"]])
+        )
+    }
     assert {s: r["effective_groups"] for s, r in rows.items()} == dict(binary=1, fractional=1, tiered=1, staircase=2)
     assert rows["staircase"]["group_variance"] == pytest.approx((0.1**2 + 0 + 0.1125**2) / 3)
     for row in rows.values():
-        pulls = [row[f"pull/{t}"] for t in ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")]
+        pulls = [
+            row[f"pull/{t}"] for t in ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
+        ]
         assert sum(pulls) == pytest.approx(0, abs=1e-9) and sum(map(abs, pulls)) == pytest.approx(1)
-    assert rows["staircase"]["pull/name_only"] > 0 > rows["staircase"]["pull/wrong_name"] and rows["binary"]["pull/name_only"] == 0
+    assert (
+        rows["staircase"]["pull/name_only"] > 0 > rows["staircase"]["pull/wrong_name"]
+        and rows["binary"]["pull/name_only"] == 0
+    )
 
 
 @pytest.mark.parametrize("tags", ["reserved", "text"])
 def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
     model = loaded(tags)
     ids = chat.completion_ids(TEXTS["full"], TOK, tags)
-    parts = anatomy.parts_of(ids, model)
-    spelled = {p: "".join(chat.decode([i], TOK) for i, q in zip(ids, parts, strict=True) if q == p).strip() for p in anatomy.PARTS}
+    parts = reward_ablation.parts_of(ids, model)
+    spelled = {
+        p: "".join(chat.decode([i], TOK) for i, q in zip(ids, parts, strict=True) if q == p).strip()
+        for p in reward_ablation.PARTS
+    }
     assert spelled["tag"] == "<functioncall>" and spelled["end"] == "<|end|>" and spelled["prose"] == ""
-    assert spelled["name"].startswith("add") and '"a": 12, "b": 7' in spelled["arguments"] and '"name"' in spelled["form"].replace(" ", "")
-    assert set(anatomy.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)) == {"prose", "end"}
-    assert anatomy.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
+    assert (
+        spelled["name"].startswith("add")
+        and '"a": 12, "b": 7' in spelled["arguments"]
+        and '"name"' in spelled["form"].replace(" ", "")
+    )
+    assert set(reward_ablation.parts_of(chat.completion_ids("No, not here.", TOK, tags), model)) == {"prose", "end"}
+    assert reward_ablation.parts_of(ids[:-1], model)[-1] != "end" or tags == "text"
 
 
 def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "partial"]])
     advantages = group_advantages(batch.rewards)
-    norms = anatomy.token_gradients(model.model, batch, advantages)
-    assert norms.shape == batch.mask().shape and (norms[:2][batch.mask()[:2]] > 0).all() and not norms[2:].any() and not norms[~batch.mask()].any()
-    torch.testing.assert_close(anatomy.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
-    whole = anatomy.gradient(model.model, batch, advantages)
-    torch.testing.assert_close(anatomy.gradient(model.model, batch, -advantages), -whole)
+    norms = reward_ablation.token_gradients(model.model, batch, advantages)
+    assert (
+        norms.shape == batch.mask().shape
+        and (norms[:2][batch.mask()[:2]] > 0).all()
+        and not norms[2:].any()
+        and not norms[~batch.mask()].any()
+    )
+    torch.testing.assert_close(reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
+    whole = reward_ablation.gradient(model.model, batch, advantages)
+    torch.testing.assert_close(reward_ablation.gradient(model.model, batch, -advantages), -whole)
     assert all(p.grad is None for p in model.model.parameters())
 
 
@@ -147,23 +178,28 @@ def rounding() -> Iterator[None]:
 
 def test_another_mask_is_seen_in_tokens_parts_and_direction() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "wrong_name"]])
-    parts = [anatomy.parts_of(c.ids, model) for c in batch.completions]
-    right, broken = anatomy.mask_rows(model, batch, parts, first_token_only, learned=2)
+    parts = [reward_ablation.parts_of(c.ids, model) for c in batch.completions]
+    right, broken = reward_ablation.mask_rows(model, batch, parts, first_token_only, learned=2)
     assert right["trained_share"] == 1 and right["cosine"] == pytest.approx(1) and right["size"] == pytest.approx(1)
-    assert broken["trained_share"] == pytest.approx(4 / batch.n_tokens) and broken["cosine"] < 0.9 and broken["size"] < 1
+    assert (
+        broken["trained_share"] == pytest.approx(4 / batch.n_tokens) and broken["cosine"] < 0.9 and broken["size"] < 1
+    )
     assert broken["part/tag"] + broken["part/prose"] == pytest.approx(1) and right["part/arguments"] > 0
 
 
 def test_gold_in_single_quotes_is_read_by_our_parser() -> None:
     gold = {"name": "say", "arguments": {"text": "You've won", "n": [1, {"a": "b}"}]}}
-    assert anatomy.quoted(gold) == """<functioncall> {"name": "say", "arguments": '{"text": "You've won", "n": [1, {"a": "b}"}]}'}"""
-    assert score_call(anatomy.quoted(gold), gold).correct
+    assert (
+        reward_ablation.quoted(gold)
+        == """<functioncall> {"name": "say", "arguments": '{"text": "You've won", "n": [1, {"a": "b}"}]}'}"""
+    )
+    assert score_call(reward_ablation.quoted(gold), gold).correct
 
 
 def test_small_updates_are_lost_without_masters_and_large_ones_are_not() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "wrong_name"]])
-    cfg = anatomy.AnatomyConfig(ckpt=("x",), updates=2, learned=2, lrs=(1e-2, 1e-7))
-    rows = {(r["lr"], r["weights"]): r for r in anatomy.weight_rows(model, batch, rounding, cfg)}
+    cfg = reward_ablation.AnatomyConfig(ckpt=("x",), updates=2, learned=2, lrs=(1e-2, 1e-7))
+    rows = {(r["lr"], r["weights"]): r for r in reward_ablation.weight_rows(model, batch, rounding, cfg)}
     assert rows[1e-7, "bfloat16 only"]["changed"] < 0.01 * rows[1e-2, "bfloat16 only"]["changed"]
     assert rows[1e-7, "bfloat16 only"]["way"] < rows[1e-7, "float32 masters"]["way"]
     assert rows[1e-2, "bfloat16 only"]["changed"] > 0.5
@@ -172,16 +208,22 @@ def test_small_updates_are_lost_without_masters_and_large_ones_are_not() -> None
 def test_the_run_holds_every_question_once_and_refuses_before_it_begins(runs_root: Path) -> None:
     model = loaded()
     with Run.create("tiny", {"a": 1}, kind="sft") as run:
-        checkpoint.save(run.path, 1, model=model.model, meta={"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []})
+        checkpoint.save(
+            run.path, 1, model=model.model, meta={"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
+        )
     broken = {"mask": first_token_only, "parser": first_token_only, "weights": rounding}
-    cfg = anatomy.AnatomyConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8, updates=1, learned=1, lrs=(1e-3,))
-    rows = anatomy.dissect(cfg, broken).evals()
-    assert {w: len(rows[rows["what"] == w]) for w in ("shape", "mask", "parser", "weights")} == dict(shape=4, mask=2, parser=2, weights=2)
+    cfg = reward_ablation.AnatomyConfig(
+        ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8, updates=1, learned=1, lrs=(1e-3,)
+    )
+    rows = reward_ablation.dissect(cfg, broken).evals()
+    assert {w: len(rows[rows["what"] == w]) for w in ("shape", "mask", "parser", "weights")} == dict(
+        shape=4, mask=2, parser=2, weights=2
+    )
     assert Run.open("anatomy").status["kind"] == "anatomy" and set(rows["checkpoint"]) == {"tiny"}
     with pytest.raises(MissingFile, match="nowhere.jsonl"):
-        anatomy.dissect(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
+        reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
     with pytest.raises(MissingFile):
-        anatomy.dissect(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
+        reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
     with pytest.raises(ConfigError, match="groups of 1"):
-        anatomy.AnatomyConfig(ckpt=("tiny",), group_size=1)
+        reward_ablation.AnatomyConfig(ckpt=("tiny",), group_size=1)
     assert not (runs_root / "runs" / "other").exists()

@@ -58,13 +58,41 @@ def test_no_text_takes_long_or_raises(text: str) -> None:
 
 
 def test_answers_are_found_where_a_text_states_them() -> None:
-    assert boxed(r"\boxed{1} then \boxed{\frac{1}{2}}") == r"\frac{1}{2}" and boxed(r"\boxed{1") is None and boxed("1}") is None
-    assert stated("so #### 18") == "18" and stated("The answer is 18.") == "18" and stated(r"The answer is 1, no: \boxed{2}") == "2" and stated("18") is None
-    assert last_number("48-24 = 24, and -3 more make 1,021.") == "1021" and last_number("it is -3") == "-3" and last_number("none") is None
-    assert choice_letter("The answer is (b).") == "B" and choice_letter("C") == "C" and choice_letter("A dog. A cat.") is None
+    assert (
+        boxed(r"\boxed{1} then \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+        and boxed(r"\boxed{1") is None
+        and boxed("1}") is None
+    )
+    assert (
+        stated("so #### 18") == "18"
+        and stated("The answer is 18.") == "18"
+        and stated(r"The answer is 1, no: \boxed{2}") == "2"
+        and stated("18") is None
+    )
+    assert (
+        last_number("48-24 = 24, and -3 more make 1,021.") == "1021"
+        and last_number("it is -3") == "-3"
+        and last_number("none") is None
+    )
+    assert (
+        choice_letter("The answer is (b).") == "B"
+        and choice_letter("C") == "C"
+        and choice_letter("A dog. A cat.") is None
+    )
 
 
-@pytest.mark.parametrize("text, gold", [("a\n#### 72", "72"), ("#### 1,200", "1200"), ("#### $5", "5"), ("#### -3.5", "-3.5"), ("72", None), ("####", None),
-                                        ("#### many", None), ("#### 5 apples", None)])
+@pytest.mark.parametrize(
+    "text, gold",
+    [
+        ("a\n#### 72", "72"),
+        ("#### 1,200", "1200"),
+        ("#### $5", "5"),
+        ("#### -3.5", "-3.5"),
+        ("72", None),
+        ("####", None),
+        ("#### many", None),
+        ("#### 5 apples", None),
+    ],
+)
 def test_gold_of_a_gsm8k_solution(text: str, gold: str | None) -> None:
     assert gsm8k_gold(text) == gold

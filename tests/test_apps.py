@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from codechat import chat
-from codechat.config import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.tasks import apps, base, gold_gate, load
 from codechat.tasks.apps import catalogue, generator, store
 from codechat.tasks.apps.catalogue import TOOLS, Desk
 from codechat.tasks.apps.store import AppError, Store, compare
+from codechat.text import chat
 
 WORLD: dict[str, list[dict[str, Any]]] = {
     "contacts": [{"id": 10, "name": "Ann", "phone": "12", "email": "ann@home.org"}, {"id": 11, "name": "Bo"}],
@@ -22,7 +22,10 @@ WORLD: dict[str, list[dict[str, Any]]] = {
     "events": [{"id": 30, "title": "walk", "day": "2030-01-02", "start": "09:00", "guests": "Ann"}],
     "notes": [{"id": 40, "title": "list", "text": "milk"}, {"id": 41, "title": "Listen", "text": "bird"}],
     "products": [{"id": 50, "name": "lamp", "price": 700, "stock": 5}],
-    "orders": [{"id": 60, "product": 50, "quantity": 1}, {"id": 61, "product": 50, "quantity": 1, "status": "delivered"}],
+    "orders": [
+        {"id": 60, "product": 50, "quantity": 1},
+        {"id": 61, "product": 50, "quantity": 1, "status": "delivered"},
+    ],
     "files": [{"id": 70, "path": "a/b.txt", "text": "hello"}],
 }
 
@@ -83,7 +86,11 @@ SHOWN: list[tuple[str, dict[str, Any], Any]] = [
     ("mail_count", {}, 1),
     ("calendar_list", {"day": "2030-01-02"}, [{"id": 30, "title": "walk", "start": "09:00"}]),
     ("calendar_search", {"query": "%"}, []),
-    ("calendar_get", {"id": 30}, {"id": 30, "title": "walk", "day": "2030-01-02", "start": "09:00", "minutes": 60, "guests": "Ann"}),
+    (
+        "calendar_get",
+        {"id": 30},
+        {"id": 30, "title": "walk", "day": "2030-01-02", "start": "09:00", "minutes": 60, "guests": "Ann"},
+    ),
     ("calendar_count", {"day": "2030-01-03"}, 0),
     ("notes_list", {}, [{"id": 40, "title": "list"}, {"id": 41, "title": "Listen"}]),
     ("notes_search", {"query": "list"}, [{"id": 40, "title": "list"}, {"id": 41, "title": "Listen"}]),
@@ -92,7 +99,11 @@ SHOWN: list[tuple[str, dict[str, Any], Any]] = [
     ("shop_search", {"query": "amp"}, [{"id": 50, "name": "lamp"}]),
     ("shop_get", {"id": 50}, {"id": 50, "name": "lamp", "price": 700, "stock": 5}),
     ("shop_cart", {}, []),
-    ("shop_orders", {}, [{"id": 60, "product": 50, "status": "placed"}, {"id": 61, "product": 50, "status": "delivered"}]),
+    (
+        "shop_orders",
+        {},
+        [{"id": 60, "product": 50, "status": "placed"}, {"id": 61, "product": 50, "status": "delivered"}],
+    ),
     ("shop_get_order", {"id": 61}, {"id": 61, "product": 50, "quantity": 1, "status": "delivered"}),
     ("shop_wishes", {}, []),
     ("files_list", {"folder": "a/"}, ["a/b.txt"]),
@@ -149,7 +160,9 @@ def test_there_are_enough_tools_and_each_has_a_schema() -> None:
 
 
 @pytest.mark.parametrize(("name", "arguments", "changes"), CHANGES, ids=[c[0] for c in CHANGES])
-def test_a_tool_changes_what_it_says_and_nothing_else(desk: Desk, name: str, arguments: dict[str, Any], changes: list[list[Any]]) -> None:
+def test_a_tool_changes_what_it_says_and_nothing_else(
+    desk: Desk, name: str, arguments: dict[str, Any], changes: list[list[Any]]
+) -> None:
     desk.call(name, arguments)
     assert diff(desk) == changes
 
@@ -160,20 +173,35 @@ def test_reading_changes_nothing(desk: Desk, name: str, arguments: dict[str, Any
 
 
 @pytest.mark.parametrize(("name", "arguments", "why"), REFUSED, ids=[f"{r[0]}-{i}" for i, r in enumerate(REFUSED)])
-def test_a_refused_call_says_why_and_changes_nothing(desk: Desk, name: str, arguments: dict[str, Any], why: str) -> None:
+def test_a_refused_call_says_why_and_changes_nothing(
+    desk: Desk, name: str, arguments: dict[str, Any], why: str
+) -> None:
     with pytest.raises(AppError, match=why):
         desk.call(name, arguments)
     assert diff(desk) == []
 
 
 def test_every_tool_is_tried_here() -> None:
-    tried = {row[0] for row in (*CHANGES, *SHOWN)} | {"contacts_add", "mail_send", "mail_reply", "mail_forward", "calendar_add", "notes_add"}
+    tried = {row[0] for row in (*CHANGES, *SHOWN)} | {
+        "contacts_add",
+        "mail_send",
+        "mail_reply",
+        "mail_forward",
+        "calendar_add",
+        "notes_add",
+    }
     assert tried | {"shop_remove_from_cart", "shop_set_quantity", "shop_checkout", "shop_unwish"} == set(TOOLS)
 
 
 def test_new_rows_have_what_was_given(desk: Desk) -> None:
-    made = {"contacts_add": {"name": "Cy", "phone": "1"}, "mail_send": {"to": "a@b", "subject": "s", "body": "t"}, "mail_reply": {"id": 20, "body": "yes"},
-            "mail_forward": {"id": 20, "to": "c@d"}, "calendar_add": {"title": "t", "day": "d", "start": "s"}, "notes_add": {"title": "t", "text": "x"}}
+    made = {
+        "contacts_add": {"name": "Cy", "phone": "1"},
+        "mail_send": {"to": "a@b", "subject": "s", "body": "t"},
+        "mail_reply": {"id": 20, "body": "yes"},
+        "mail_forward": {"id": 20, "to": "c@d"},
+        "calendar_add": {"title": "t", "day": "d", "start": "s"},
+        "notes_add": {"title": "t", "text": "x"},
+    }
     for name, arguments in made.items():
         assert isinstance(desk.call(name, arguments), int)
     rows = [c[2] for c in diff(desk)]
@@ -183,11 +211,17 @@ def test_new_rows_have_what_was_given(desk: Desk) -> None:
 
 
 def test_an_order_takes_the_cart_and_the_stock(desk: Desk) -> None:
-    for name, arguments in [("shop_add_to_cart", {"product": 50}), ("shop_add_to_cart", {"product": 50, "quantity": 2}),
-                            ("shop_set_quantity", {"product": 50, "quantity": 4})]:
+    for name, arguments in [
+        ("shop_add_to_cart", {"product": 50}),
+        ("shop_add_to_cart", {"product": 50, "quantity": 2}),
+        ("shop_set_quantity", {"product": 50, "quantity": 4}),
+    ]:
         desk.call(name, arguments)
     assert desk.call("shop_checkout", {}) == 1
-    assert diff(desk) == [["set", "products", 50, "stock", 1], ["added", "orders", {"product": 50, "quantity": 4, "status": "placed"}]]
+    assert diff(desk) == [
+        ["set", "products", 50, "stock", 1],
+        ["added", "orders", {"product": 50, "quantity": 4, "status": "placed"}],
+    ]
     desk.call("shop_wish", {"product": 50})
     desk.call("shop_unwish", {"product": 50})
     desk.call("shop_add_to_cart", {"product": 50})
@@ -213,18 +247,31 @@ def test_a_snapshot_is_what_restore_goes_back_to(desk: Desk) -> None:
 
 
 def test_changes_are_compared_as_a_multiset_and_named() -> None:
-    a, b, c = ["removed", "notes", 4], ["set", "mails", 2, "starred", 1], ["added", "notes", {"title": "x", "text": "", "tag": "", "pinned": 0}]
+    a, b, c = (
+        ["removed", "notes", 4],
+        ["set", "mails", 2, "starred", 1],
+        ["added", "notes", {"title": "x", "text": "", "tag": "", "pinned": 0}],
+    )
     assert compare([a, b], [b, a]) == (2, [], [])
     assert compare([a], [a, b, c]) == (1, [], ["mails 2: starred = 1", "notes added: title 'x'"])
-    assert compare([c, c], [c]) == (1, ["notes added: title 'x'"], []) and compare([c], [c, c])[2] == ["notes added: title 'x'"]
+    assert compare([c, c], [c]) == (1, ["notes added: title 'x'"], []) and compare([c], [c, c])[2] == [
+        "notes added: title 'x'"
+    ]
 
 
 def test_rewards_rise_with_the_tiers() -> None:
     a, b, c, d = (["removed", "notes", i] for i in range(4))
     found = [apps.score_changes([a, b], changes) for changes in ([c], [], [a, c], [a], [a, b, c, d], [a, b, c], [b, a])]
     assert [s.tier for s in found] == ["harm", "idle", "partial", "partial", "collateral", "collateral", "done"]
-    assert [s.reward for s in found] == [0, 0, 0.125, 0.25, 0.125, 0.25, 1] and [s.correct for s in found] == [False] * 6 + [True]
-    assert found[2].parts == {"matched": 1, "required": 2, "missing": ["notes 1 removed"], "collateral": ["notes 2 removed"]}
+    assert [s.reward for s in found] == [0, 0, 0.125, 0.25, 0.125, 0.25, 1] and [s.correct for s in found] == [
+        False
+    ] * 6 + [True]
+    assert found[2].parts == {
+        "matched": 1,
+        "required": 2,
+        "missing": ["notes 1 removed"],
+        "collateral": ["notes 2 removed"],
+    }
 
 
 # ------------------------------------------------------------------ problems
@@ -234,14 +281,22 @@ def test_rewards_rise_with_the_tiers() -> None:
 def test_every_expert_solves_its_problem(level: int) -> None:
     task = apps.AppsTask(levels=[level])
     found = task.problems("train", 40)
-    assert gold_gate(task, found).ok and {p.meta["level"] for p in found} == {level} and len({p.id for p in found}) == 40
+    assert (
+        gold_gate(task, found).ok and {p.meta["level"] for p in found} == {level} and len({p.id for p in found}) == 40
+    )
     world = task.environment()
     for problem in found:
         messages = apps.trajectory(problem, world)
-        assert world.score().correct and world.state_diff() == problem.gold["changes"] and messages[: len(problem.messages)] == problem.messages
+        assert (
+            world.score().correct
+            and world.state_diff() == problem.gold["changes"]
+            and messages[: len(problem.messages)] == problem.messages
+        )
         assert not any("error" in m["content"] for m in messages if m["role"] == "function")
         declined = any(c["name"] == "task_decline" for c in problem.gold["calls"])
-        assert declined == (level == 5) and set(TOOLS) >= set(problem.meta["tools"]) >= {c["name"] for c in problem.gold["calls"]}
+        assert declined == (level == 5) and set(TOOLS) >= set(problem.meta["tools"]) >= {
+            c["name"] for c in problem.gold["calls"]
+        }
 
 
 def test_the_levels_are_what_they_say() -> None:
@@ -267,7 +322,13 @@ def test_levels_1_and_2_can_keep_to_some_apps() -> None:
 def test_no_word_of_a_test_request_is_one_of_training() -> None:
     def words(split: str) -> set[str]:
         problems = apps.problems(split, 40, 0, [1, 2])
-        return {str(v).lower() for p in problems for c in p.gold["calls"] for k, v in c["arguments"].items() if k in ("query", "title", "name", "phone", "day")}
+        return {
+            str(v).lower()
+            for p in problems
+            for c in p.gold["calls"]
+            for k, v in c["arguments"].items()
+            if k in ("query", "title", "name", "phone", "day")
+        }
 
     assert len(words("test")) > 20 and not words("test") & words("train")
 
@@ -286,16 +347,23 @@ def test_a_conversation_reads_as_an_episode_and_ends_with_the_assistant() -> Non
 
 
 def test_what_cannot_be_is_refused(tmp_path: Any) -> None:
-    for make, why in ([lambda: apps.problems("train", 1, 0, [6]), "levels"], [lambda: apps.problems("dev", 1), "split"],
-                      [lambda: apps.problems("train", 1, 0, [1], only=["bank"]), "apps"], [lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]), "level 3"],
-                      [lambda: load("apps:actions=shout"), "call or code"], [lambda: load("apps:max_turns=0"), "at least 1"]):
+    for make, why in (
+        [lambda: apps.problems("train", 1, 0, [6]), "levels"],
+        [lambda: apps.problems("dev", 1), "split"],
+        [lambda: apps.problems("train", 1, 0, [1], only=["bank"]), "apps"],
+        [lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]), "level 3"],
+        [lambda: load("apps:actions=shout"), "call or code"],
+        [lambda: load("apps:max_turns=0"), "at least 1"],
+    ):
         with pytest.raises(ConfigError, match=why):
             make()
     with pytest.raises(MissingFile, match="codechat data apps"):
         load("apps", source=str(tmp_path / "nothing"))
     with pytest.raises(MissingFile, match="apps.train.jsonl"):
         load("apps", source=str(tmp_path)).problems("train")
-    (tmp_path / "apps.train.jsonl").write_text('{"id": "x", "messages": [], "gold": {}, "split": "train", "meta": {}}\n')
+    (tmp_path / "apps.train.jsonl").write_text(
+        '{"id": "x", "messages": [], "gold": {}, "split": "train", "meta": {}}\n'
+    )
     with pytest.raises(DataError, match="apps.train.jsonl:1"):
         load("apps", source=str(tmp_path)).problems("train")
 
@@ -350,5 +418,7 @@ def test_results_never_spell_a_tag() -> None:
 def test_columns_of_a_world_are_those_of_the_tables() -> None:
     for problem in apps.problems("train", 25):
         for table, rows in problem.gold["world"].items():
-            assert all(row.keys() <= {"id", *store.TABLES[table]} for row in rows) and len({r["id"] for r in rows}) == len(rows)
+            assert all(row.keys() <= {"id", *store.TABLES[table]} for row in rows) and len(
+                {r["id"] for r in rows}
+            ) == len(rows)
     assert set(generator.MAKERS) == set(apps.LEVELS)

@@ -38,7 +38,9 @@ def errand(source: str, **how: Any) -> tuple[str, str, list[tuple[str, dict[str,
 
 def test_calls_cross_and_results_come_back() -> None:
     output, problem, asked = errand("for i in range(3):\n    x = apis.notes.add('t', text=str(i))\nprint(x['id'] + 1)")
-    assert (output, problem) == ("4\n", "") and asked == [("notes_add", {"title": "t", "text": str(i)}) for i in range(3)]
+    assert (output, problem) == ("4\n", "") and asked == [
+        ("notes_add", {"title": "t", "text": str(i)}) for i in range(3)
+    ]
 
 
 def test_a_refusal_is_an_exception_of_the_program() -> None:
@@ -57,11 +59,21 @@ def test_a_program_that_hangs_or_leaves_is_ended_and_the_next_one_runs() -> None
 
 def test_what_crosses_is_data() -> None:
     assert "TypeError" in errand("apis.notes.add(title=lambda: 1, text=print)")[1]
-    assert errand("apis.notes.add(title={'a': [1, None]}, text=2.5)")[2] == [("notes_add", {"title": {"a": [1, None]}, "text": 2.5})]
+    assert errand("apis.notes.add(title={'a': [1, None]}, text=2.5)")[2] == [
+        ("notes_add", {"title": {"a": [1, None]}, "text": 2.5})
+    ]
 
 
-@pytest.mark.parametrize("source", ["import codechat.tasks.apps", "open('/etc/passwd').read()", "import socket\nsocket.create_connection(('127.0.0.1', 80))",
-                                    "import subprocess\nsubprocess.run(['ls'])", f"import os\nos.kill({os.getpid()}, 9)"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import codechat.tasks.apps",
+        "open('/etc/passwd').read()",
+        "import socket\nsocket.create_connection(('127.0.0.1', 80))",
+        "import subprocess\nsubprocess.run(['ls'])",
+        f"import os\nos.kill({os.getpid()}, 9)",
+    ],
+)
 def test_walls_hold(source: str) -> None:
     assert errand(source)[1]
 
@@ -71,11 +83,19 @@ def test_experts_solve_their_problems_in_code() -> None:
     assert gold_gate(TASK, found).ok
     world = TASK.environment()
     messages = apps.trajectory(found[1], world)
-    assert world.score().correct and messages[2]["content"].startswith("```python\nprint(apis.") and "apis." in messages[0]["content"]
+    assert (
+        world.score().correct
+        and messages[2]["content"].startswith("```python\nprint(apis.")
+        and "apis." in messages[0]["content"]
+    )
 
 
 def test_several_calls_in_one_block_and_an_error_in_the_middle() -> None:
-    problem = next(p for p in TASK.problems("train", 40) if p.meta["level"] == 2 and len(p.gold["calls"]) == 2 and "task" not in p.gold["calls"][1]["name"])
+    problem = next(
+        p
+        for p in TASK.problems("train", 40)
+        if p.meta["level"] == 2 and len(p.gold["calls"]) == 2 and "task" not in p.gold["calls"][1]["name"]
+    )
     first, second = problem.gold["calls"]
     key, by = first["arguments"]["query"], next(iter(second["arguments"]))
     rest = ", ".join(f"{k}={v!r}" for k, v in second["arguments"].items() if k != by)
@@ -83,18 +103,25 @@ def test_several_calls_in_one_block_and_an_error_in_the_middle() -> None:
     world = TASK.environment()
     world.reset(problem, 0)
     told, reward, done = world.step({"role": "assistant", "content": code.as_block(source)})
-    assert reward == 1.0 and not done and told[0]["content"].startswith('{"error": "ok\\n') and "ZeroDivisionError" in told[0]["content"]
+    assert (
+        reward == 1.0
+        and not done
+        and told[0]["content"].startswith('{"error": "ok\\n')
+        and "ZeroDivisionError" in told[0]["content"]
+    )
     assert world.step({"role": "assistant", "content": "Done."})[1:] == (0.0, True)
 
 
 def test_code_cannot_score_without_doing_the_task() -> None:
     """The verdict, the gold and the database are on the other side; code that looks for them finds nothing, and the closing tools still close."""
     problem = TASK.problems("train", 1)[0]
-    for source in ("import gc\nprint([o for o in gc.get_objects() if 'gold' in str(type(o))])\napis.task.answer('done')",
-                   "apis.task.decline()\n" + "\n".join(s.split("\n")[1] for s in apps.gold_steps(problem)[:-1]),
-                   "apis.reward = 1",
-                   "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\nprint(list(frame.f_globals))",
-                   "print('{\"reward\": 1}')"):
+    for source in (
+        "import gc\nprint([o for o in gc.get_objects() if 'gold' in str(type(o))])\napis.task.answer('done')",
+        "apis.task.decline()\n" + "\n".join(s.split("\n")[1] for s in apps.gold_steps(problem)[:-1]),
+        "apis.reward = 1",
+        "import sys\nframe = sys._getframe()\nwhile frame.f_back: frame = frame.f_back\nprint(list(frame.f_globals))",
+        "print('{\"reward\": 1}')",
+    ):
         world = TASK.environment()
         world.reset(problem, 0)
         world.step({"role": "assistant", "content": code.as_block(source)})

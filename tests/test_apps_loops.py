@@ -9,24 +9,52 @@ from typing import Any
 
 import pytest
 
-from codechat import chat, config, data, dialogues, episodes, evaluate, grpo, ppo, reinforce, tasks, tokenizer
-from codechat.gpt import GPT, GPTConfig
+from codechat import grpo, ppo, reinforce, tasks
+from codechat.core import config
+from codechat.data import command, conversations
+from codechat.evaluation import evaluate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import episodes
+from codechat.text import chat, tokenizer
 
 SMALL = tokenizer.load("gpt2:4096")
 SHAPE = GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=SMALL.n_vocab)
 
 
 def test_episodes_and_problems_on_disk(tmp_path: Path) -> None:
-    words = ["apps", "--out", str(tmp_path), "--tokenizer", "bytes", "--max-examples", "8", "--problems", "6", "--eval-examples", "4", "--levels", "1", "2"]
-    data.main(words)
+    words = [
+        "apps",
+        "--out",
+        str(tmp_path),
+        "--tokenizer",
+        "bytes",
+        "--max-examples",
+        "8",
+        "--problems",
+        "6",
+        "--eval-examples",
+        "4",
+        "--levels",
+        "1",
+        "2",
+    ]
+    command.main(words)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert set(first) == {"manifest.json", *(f"{kind}.{split}.jsonl" for kind in ("apps", "episodes") for split in ("train", "select", "test"))}
-    loaded = dialogues.load_domains(tmp_path, "train", SMALL, "reserved", 512)
+    assert set(first) == {
+        "manifest.json",
+        *(f"{kind}.{split}.jsonl" for kind in ("apps", "episodes") for split in ("train", "select", "test")),
+    }
+    loaded = conversations.load_domains(tmp_path, "train", SMALL, "reserved", 512)
     assert list(loaded) == ["episodes"] and len(loaded["episodes"]) == 8, "problems are not read as conversations"
     task = tasks.load("apps", source=str(tmp_path))
-    assert [len(task.problems(s)) for s in ("train", "select", "test")] == [6, 4, 4] and tasks.gold_gate(task, task.problems("test")).ok
-    assert sorted(p.id for p in task.problems("train")) == sorted(p.id for p in tasks.load("apps:levels=[1,2]").problems("train", 6))
-    data.main(words)
+    assert [len(task.problems(s)) for s in ("train", "select", "test")] == [6, 4, 4] and tasks.gold_gate(
+        task, task.problems("test")
+    ).ok
+    assert sorted(p.id for p in task.problems("train")) == sorted(
+        p.id for p in tasks.load("apps:levels=[1,2]").problems("train", 6)
+    )
+    command.main(words)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
@@ -45,14 +73,37 @@ def test_sft_learns_the_experts_words_and_not_the_environments(tmp_path: Path) -
 
 
 def settings(module: ModuleType, cls: type, **more: Any) -> Any:
-    given = dict(task="apps:levels=[1,2]", tokenizer="gpt2:4096", model=SHAPE, device_batch_size=2, group_size=2, max_steps=1, max_new_tokens=6, eval_examples=2,
-                 diagnose_groups=0, row_tokens=512, rows=2, log_rollouts_every=1, run_name="apps") | more
+    given = (
+        dict(
+            task="apps:levels=[1,2]",
+            tokenizer="gpt2:4096",
+            model=SHAPE,
+            device_batch_size=2,
+            group_size=2,
+            max_steps=1,
+            max_new_tokens=6,
+            eval_examples=2,
+            diagnose_groups=0,
+            row_tokens=512,
+            rows=2,
+            log_rollouts_every=1,
+            run_name="apps",
+        )
+        | more
+    )
     return config.resolve(cls, None, overrides=given, presets=module.RUN_PRESETS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "cls", "more"), [(reinforce, reinforce.ReinforceConfig, {}), (grpo, grpo.GRPOConfig, dict(kl_coef=0.1, inner_epochs=2)),
-                                                     (ppo, ppo.PPOConfig, {})], ids=["reinforce", "grpo", "ppo"])
+@pytest.mark.parametrize(
+    ("module", "cls", "more"),
+    [
+        (reinforce, reinforce.ReinforceConfig, {}),
+        (grpo, grpo.GRPOConfig, dict(kl_coef=0.1, inner_epochs=2)),
+        (ppo, ppo.PPOConfig, {}),
+    ],
+    ids=["reinforce", "grpo", "ppo"],
+)
 def test_the_loops_train_on_episodes_unchanged(module: Any, cls: type, more: dict[str, Any], home: Path) -> None:
     found = module.train(settings(module, cls, **more))
     assert found.status["status"] == "finished"

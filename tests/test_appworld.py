@@ -14,28 +14,51 @@ from typing import Any
 
 import pytest
 
-from codechat import appworld as command
-from codechat import chat, checkpoint, cli, rollout, tasks, tokenizer
-from codechat.config import ConfigError, DataError, MissingFile, RunError
-from codechat.files import read_rows
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
-from codechat.tasks import appworld
-from codechat.tasks.appworld import NO_CODE, AppWorldEnvironment, AppWorldServer
+from codechat import cli, tasks
+from codechat.core.atomic_files import read_rows
+from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
+from codechat.inference import play_appworld as command
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import rollout
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
+from codechat.tasks.appworld import task as appworld
+from codechat.tasks.appworld.task import NO_CODE, AppWorldEnvironment, AppWorldServer
+from codechat.text import chat, tokenizer
 
 TASK = "50e1ac9_1"
 INSTRUCTION = "How many songs are in my Spotify library?"
 SUPERVISOR = {"first_name": "Ann", "last_name": "Li", "email": "ann@x.org", "phone_number": "555"}
-LOOK, COUNT, DONE = "print(apis.api_docs.show_app_descriptions())", "n = 7\nprint(n)", "apis.supervisor.complete_task(answer=n)"
-CHECKS = [("assert answers match.", "no_op_fail"), ("assert no model changes.", "no_op_pass"), ("assert one login.", "no_op_fail")]
-ENDPOINTS = {"initialize": ["task_id"], "execute": ["task_id", "code"], "task_completed": ["task_id"], "evaluate": ["task_id"], "close": ["task_id"]}
+LOOK, COUNT, DONE = (
+    "print(apis.api_docs.show_app_descriptions())",
+    "n = 7\nprint(n)",
+    "apis.supervisor.complete_task(answer=n)",
+)
+CHECKS = [
+    ("assert answers match.", "no_op_fail"),
+    ("assert no model changes.", "no_op_pass"),
+    ("assert one login.", "no_op_fail"),
+]
+ENDPOINTS = {
+    "initialize": ["task_id"],
+    "execute": ["task_id", "code"],
+    "task_completed": ["task_id"],
+    "evaluate": ["task_id"],
+    "close": ["task_id"],
+}
 
 
 def evaluation(*passed: int) -> dict[str, Any]:
     """What /evaluate says where these of CHECKS pass."""
     rows = [{"requirement": text + "\n", "label": label} for text, label in CHECKS]
-    return {"success": len(passed) == len(rows), "difficulty": 1, "num_tests": len(rows), "passes": [rows[i] for i in passed],
-            "failures": [row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed]}
+    return {
+        "success": len(passed) == len(rows),
+        "difficulty": 1,
+        "num_tests": len(rows),
+        "passes": [rows[i] for i in passed],
+        "failures": [row | {"trace": "AssertionError: 7 == 8"} for i, row in enumerate(rows) if i not in passed],
+    }
 
 
 class Stub(ThreadingHTTPServer):
@@ -69,18 +92,29 @@ class Stub(ThreadingHTTPServer):
             if task not in self.tasks:
                 return 500, "Internal Server Error"
             self.world, self.completed = task, False
-            return 200, {"output": {"task_id": task, "instruction": f"{INSTRUCTION} Task {task}.", "supervisor": SUPERVISOR, "datetime": "2023-05-18T12:00:00"}}
+            return 200, {
+                "output": {
+                    "task_id": task,
+                    "instruction": f"{INSTRUCTION} Task {task}.",
+                    "supervisor": SUPERVISOR,
+                    "datetime": "2023-05-18T12:00:00",
+                }
+            }
         if not self.world:
             return 400, {"detail": "AppWorld has not been initialized."}
         if self.world != task:
-            return 400, {"detail": f"The active task world is {self.world}. But you have requested to operate on {task}"}
+            return 400, {
+                "detail": f"The active task world is {self.world}. But you have requested to operate on {task}"
+            }
         return 200, {"output": self.carry_out(endpoint, body)}
 
     def carry_out(self, endpoint: str, body: dict[str, Any]) -> Any:
         if endpoint == "execute":
             self.completed |= "complete_task" in body["code"]
             return self.outputs.get(body["code"], "Execution successful.")
-        return {"task_completed": lambda: self.completed, "evaluate": lambda: self.judge(self), "close": lambda: None}[endpoint]()
+        return {"task_completed": lambda: self.completed, "evaluate": lambda: self.judge(self), "close": lambda: None}[
+            endpoint
+        ]()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -98,7 +132,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        self.reply(200, {"message": f"Welcome to {self.server.said} Server! Checkout /redoc or /docs for FastAPI documentation of this Server."})
+        self.reply(
+            200,
+            {
+                "message": f"Welcome to {self.server.said} Server! Checkout /redoc or /docs for FastAPI documentation of this Server."
+            },
+        )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -131,9 +170,17 @@ def says(code: str) -> dict[str, str]:
 def test_an_episode_is_this_exchange(stub: Stub) -> None:
     world = environment(stub)
     messages = world.reset(problem(), seed=3)
-    assert [m["role"] for m in messages] == ["system", "user"] and messages[1]["content"] == f"{INSTRUCTION} Task {TASK}."
-    assert all(word in messages[0]["content"] for word in (*SUPERVISOR.values(), "2023-05-18", "apis.supervisor.complete_task"))
-    assert world.step(says(LOOK)) == ([{"role": "user", "content": 'Output:\n```\n[{"name": "spotify"}]\n```'}], 0.0, False)
+    assert [m["role"] for m in messages] == ["system", "user"] and messages[1][
+        "content"
+    ] == f"{INSTRUCTION} Task {TASK}."
+    assert all(
+        word in messages[0]["content"] for word in (*SUPERVISOR.values(), "2023-05-18", "apis.supervisor.complete_task")
+    )
+    assert world.step(says(LOOK)) == (
+        [{"role": "user", "content": 'Output:\n```\n[{"name": "spotify"}]\n```'}],
+        0.0,
+        False,
+    )
     assert world.step(says(COUNT))[1:] == (0.0, False) and world.state_diff() == []
     told, reward, done = world.step(says(DONE))
     assert (reward, done) == (1.0, True) and told[0]["content"] == "Output:\n```\nExecution successful.\n```"
@@ -144,8 +191,14 @@ def test_an_episode_is_this_exchange(stub: Stub) -> None:
     here = {"task_id": TASK}
     assert stub.asked == [
         ("initialize", here | {"experiment_name": "codechat", "max_interactions": 30}),
-        *(step for code in (LOOK, COUNT, DONE) for step in (("execute", here | {"code": code}), ("task_completed", here))),
-        ("evaluate", here | {"suppress_errors": True}), ("close", here)]
+        *(
+            step
+            for code in (LOOK, COUNT, DONE)
+            for step in (("execute", here | {"code": code}), ("task_completed", here))
+        ),
+        ("evaluate", here | {"suppress_errors": True}),
+        ("close", here),
+    ]
 
 
 def test_after_the_end_nothing_is_asked_and_nothing_gained(stub: Stub) -> None:
@@ -163,21 +216,33 @@ def test_interactions_are_counted_and_end_the_episode(stub: Stub) -> None:
     world = environment(stub, max_interactions=3)
     world.reset(problem())
     assert stub.asked[0][1]["max_interactions"] == 3
-    assert world.step({"role": "assistant", "content": "I would look around."}) == ([{"role": "user", "content": NO_CODE}], 0.0, False)
+    assert world.step({"role": "assistant", "content": "I would look around."}) == (
+        [{"role": "user", "content": NO_CODE}],
+        0.0,
+        False,
+    )
     assert world.step(says(LOOK))[2] is False
     _, reward, done = world.step(says(COUNT))
     assert done and reward == pytest.approx(1 / 3) and world.score().tier == "as_idle" and not world.score().correct
     assert sum(endpoint == "execute" for endpoint, _ in stub.asked) == 2, "an answer without code is not sent"
 
 
-@pytest.mark.parametrize("found, reward, tier", [
-    (evaluation(0, 1, 2), 1.0, "done"), (evaluation(1), 1 / 3, "as_idle"), (evaluation(), 0.0, "nothing"), (evaluation(0, 1), 2 / 3, "partial"),
-    (evaluation(0, 1, 2) | {"success": False}, 1.0, "partial"),  # AppWorld's own verdict counts
-    (evaluation(0, 1) | {"success": True}, 2 / 3, "partial"),
-    (evaluation(0, 1, 2) | {"num_tests": 6, "success": True}, 0.5, "partial"),  # checks that were not even run
-    ({"success": True, "num_tests": 0, "passes": [], "failures": []}, 0.0, "nothing"),
-])
-def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(stub: Stub, found: dict[str, Any], reward: float, tier: str) -> None:
+@pytest.mark.parametrize(
+    "found, reward, tier",
+    [
+        (evaluation(0, 1, 2), 1.0, "done"),
+        (evaluation(1), 1 / 3, "as_idle"),
+        (evaluation(), 0.0, "nothing"),
+        (evaluation(0, 1), 2 / 3, "partial"),
+        (evaluation(0, 1, 2) | {"success": False}, 1.0, "partial"),  # AppWorld's own verdict counts
+        (evaluation(0, 1) | {"success": True}, 2 / 3, "partial"),
+        (evaluation(0, 1, 2) | {"num_tests": 6, "success": True}, 0.5, "partial"),  # checks that were not even run
+        ({"success": True, "num_tests": 0, "passes": [], "failures": []}, 0.0, "nothing"),
+    ],
+)
+def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(
+    stub: Stub, found: dict[str, Any], reward: float, tier: str
+) -> None:
     stub.judge = lambda _: found
     world = environment(stub)
     world.reset(problem())
@@ -185,11 +250,21 @@ def test_the_reward_is_the_share_of_checks_and_success_is_all_of_them(stub: Stub
     assert world.score().tier == tier and world.score().correct == (tier == "done")
 
 
-@pytest.mark.parametrize("text, code", [
-    ("```python\nx = 1\n```", "x = 1"), ("a\n```\nx = 1\n```\nb", "x = 1"), ("```py\nx = 1", "x = 1"), ("```python\nx = 1\n```\n```python\ny = 2\n```", "x = 1"),
-    ("```python\nprint('''\na\n''')\n```", "print('''\na\n''')"), ("x = 1", None), ("", None), ("```python\n\n```", None), ("```json x```", None),
-    ("```python   \nx = 1\n```", "x = 1"),
-])
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("```python\nx = 1\n```", "x = 1"),
+        ("a\n```\nx = 1\n```\nb", "x = 1"),
+        ("```py\nx = 1", "x = 1"),
+        ("```python\nx = 1\n```\n```python\ny = 2\n```", "x = 1"),
+        ("```python\nprint('''\na\n''')\n```", "print('''\na\n''')"),
+        ("x = 1", None),
+        ("", None),
+        ("```python\n\n```", None),
+        ("```json x```", None),
+        ("```python   \nx = 1\n```", "x = 1"),
+    ],
+)
 def test_code_is_the_first_fenced_block(text: str, code: str | None) -> None:
     assert appworld.code_of(text) == code
 
@@ -232,11 +307,18 @@ def test_absent_task_data_are_named(stub: Stub) -> None:
         environment(stub).reset(problem("0000000_1"))
 
 
-@pytest.mark.parametrize("endpoint, status, said, match", [
-    ("execute", 500, "Internal Server Error", "refuses /execute"), ("execute", 200, "not json", "is no json"), ("execute", 200, {"x": 1}, "no object with an output"),
-    ("evaluate", 200, {"output": {"passes": 3}}, "evaluation cannot be read"), ("evaluate", 200, {"output": None}, "evaluation cannot be read"),
-    ("task_completed", 422, {"detail": [{"msg": "field required"}]}, "field required"), ("initialize", 200, {"output": {"task_id": "x"}}, "no instruction and supervisor"),
-])
+@pytest.mark.parametrize(
+    "endpoint, status, said, match",
+    [
+        ("execute", 500, "Internal Server Error", "refuses /execute"),
+        ("execute", 200, "not json", "is no json"),
+        ("execute", 200, {"x": 1}, "no object with an output"),
+        ("evaluate", 200, {"output": {"passes": 3}}, "evaluation cannot be read"),
+        ("evaluate", 200, {"output": None}, "evaluation cannot be read"),
+        ("task_completed", 422, {"detail": [{"msg": "field required"}]}, "field required"),
+        ("initialize", 200, {"output": {"task_id": "x"}}, "no instruction and supervisor"),
+    ],
+)
 def test_a_server_that_fails_ends_in_one_line(stub: Stub, endpoint: str, status: int, said: Any, match: str) -> None:
     stub.broken = {endpoint: (status, said)}
     world = environment(stub)
@@ -277,8 +359,12 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
         task = tasks.load(f"appworld:source={TASK}+50e1ac9_2,worlds={stub.url}+{other.url},max_turns=2")
         problems = task.problems("train", 1)
         batch = rollout.collect(policy, task, problems, tok, "reserved", group_size=2, max_new_tokens=4)
-        assert [e for e, _ in other.asked] == ["initialize", "evaluate", "close"] == [e for e, _ in stub.asked], "no code was written, none was sent"
-        assert batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2] and not batch.correct.any() and len(task.free) == 2
+        assert [e for e, _ in other.asked] == ["initialize", "evaluate", "close"] == [e for e, _ in stub.asked], (
+            "no code was written, none was sent"
+        )
+        assert (
+            batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2] and not batch.correct.any() and len(task.free) == 2
+        )
         assert (batch.mask().sum(1) <= 2 * 4).all(), "what the world said is not the policy's"
         with pytest.raises(RunError, match="every AppWorld server has an episode.*--group-size"):
             rollout.collect(policy, task, problems, tok, "reserved", group_size=3, max_new_tokens=4)
@@ -287,7 +373,17 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
 
 def test_evaluation_plays_episodes_and_has_no_gold_answers_to_try(home: Path, stub: Stub) -> None:
     saved("new", 1536)
-    words = ["evaluate", "--ckpt", "new", "--task", f"appworld:worlds={stub.url},max_turns=1,source={TASK}+50e1ac9_2", "--n", "1", "--ks", "1"]
+    words = [
+        "evaluate",
+        "--ckpt",
+        "new",
+        "--task",
+        f"appworld:worlds={stub.url},max_turns=1,source={TASK}+50e1ac9_2",
+        "--n",
+        "1",
+        "--ks",
+        "1",
+    ]
     assert cli.main([*words, "--max-new-tokens", "4"]) == 0, "two problems, one server: one after the other"
     assert [e for e, _ in stub.asked] == ["initialize", "evaluate", "close"] * 2
     row = Run.open("evaluate").evals().iloc[0]
@@ -302,7 +398,11 @@ def test_a_task_scores_one_answer_and_refuses_what_cannot_be(stub: Stub) -> None
     assert gate.ok and gate.n == 0 and "solutions" in gate.unknown
     with pytest.raises(DataError, match="saw no problems"):
         tasks.gold_gate(task, []).require()
-    for options, match in (({}, "needs the ids"), ({"source": TASK, "max_turns": 0}, "max_interactions 0"), ({"source": TASK, "worlds": "x"}, "must be a URL")):
+    for options, match in (
+        ({}, "needs the ids"),
+        ({"source": TASK, "max_turns": 0}, "max_interactions 0"),
+        ({"source": TASK, "worlds": "x"}, "must be a URL"),
+    ):
         with pytest.raises(ConfigError, match=match):
             tasks.load("appworld", **options)
 
@@ -316,8 +416,12 @@ def test_ids_come_from_words_files_and_the_data_directory(tmp_path: Path) -> Non
     (tmp_path / "mine").write_text("fac291d_1\n50e1ac9_1\n")
     assert appworld.task_ids([str(tmp_path)], "select") == ["50e1ac9_1", "50e1ac9_2"]
     assert appworld.task_ids(["82e2fac_1", str(tmp_path / "mine")], "test") == ["82e2fac_1", "fac291d_1", "50e1ac9_1"]
-    for words, split, error, match in (([str(tmp_path)], "train", MissingFile, "train.txt .*appworld download data"), (["nowhere"], "test", MissingFile, "nowhere"),
-                                       ([], "test", ConfigError, "no AppWorld tasks"), ([str(tmp_path)], "prompt", ConfigError, "split 'prompt'")):
+    for words, split, error, match in (
+        ([str(tmp_path)], "train", MissingFile, "train.txt .*appworld download data"),
+        (["nowhere"], "test", MissingFile, "nowhere"),
+        ([], "test", ConfigError, "no AppWorld tasks"),
+        ([str(tmp_path)], "prompt", ConfigError, "split 'prompt'"),
+    ):
         with pytest.raises(error, match=match):
             appworld.task_ids(words, split)
 
@@ -364,7 +468,14 @@ class ModelHandler(Handler):
         self.server.asked.append(body)
         turns = sum(m["role"] == "assistant" for m in body["messages"])
         text = self.server.script[turns % len(self.server.script)]
-        self.reply(200, "".join(f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n" for piece in (text[:5], text[5:])) + "data: [DONE]\n\n")
+        self.reply(
+            200,
+            "".join(
+                f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n"
+                for piece in (text[:5], text[5:])
+            )
+            + "data: [DONE]\n\n",
+        )
 
 
 @pytest.fixture
@@ -375,24 +486,50 @@ def model() -> Iterator[Model]:
 
 
 def test_the_command_plays_tasks_with_a_model_server_and_their_episodes_become_conversations(
-    home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdicts = {"50e1ac9_1": evaluation(0, 1, 2), "50e1ac9_2": evaluation(1), "fac291d_1": evaluation(0, 1, 2)}
     stub.judge = lambda s: verdicts[s.world]
-    words = ["appworld", "--server", model.url, "--world", stub.url, "--tasks", *verdicts, "--split", "train", "--run-name", "won"]
+    words = [
+        "appworld",
+        "--server",
+        model.url,
+        "--world",
+        stub.url,
+        "--tasks",
+        *verdicts,
+        "--split",
+        "train",
+        "--run-name",
+        "won",
+    ]
     assert cli.main(words) == 0
     found, shown = Run.open("won"), capsys.readouterr().out
     row = found.evals().iloc[0]
-    assert row["task_goal_completion"] == pytest.approx(2 / 3) and row["scenario_goal_completion"] == 0.5 and row["n_scenarios"] == 2
-    assert row["reward_mean"] == pytest.approx(7 / 9) and row["idle_mean"] == pytest.approx(1 / 3) and row["stop/done"] == 1 and row["interactions_mean"] == 3
+    assert (
+        row["task_goal_completion"] == pytest.approx(2 / 3)
+        and row["scenario_goal_completion"] == 0.5
+        and row["n_scenarios"] == 2
+    )
+    assert (
+        row["reward_mean"] == pytest.approx(7 / 9)
+        and row["idle_mean"] == pytest.approx(1 / 3)
+        and row["stop/done"] == 1
+        and row["interactions_mean"] == 3
+    )
     assert "task goal completion 0.667" in shown and "doing nothing passes 0.333" in shown
     played = list(read_rows(found.path / "trajectories.jsonl"))
     assert [m["role"] for m in played[0]["messages"]] == ["system", *["user", "assistant"] * 3, "user"]
     assert [r["c"] for r in read_rows(found.path / "per_problem.jsonl")] == [1, 0, 1]
-    assert {r["role"] for r in model.asked[-1]["messages"]} == {"system", "user", "assistant"} and model.asked[-1]["temperature"] == 0
+    assert {r["role"] for r in model.asked[-1]["messages"]} == {"system", "user", "assistant"} and model.asked[-1][
+        "temperature"
+    ] == 0
 
     assert cli.main(["data", "appworld", "--run-name", "won", "--out", "made", "--tokenizer", "bytes"]) == 0
     rows = [r for file in (home / "made").glob("appworld.*.jsonl") for r in read_rows(file)]
-    assert sorted(r["meta"]["task"] for r in rows) == ["50e1ac9_1", "fac291d_1"] and all(r["messages"][-1]["role"] == "assistant" for r in rows)
+    assert sorted(r["meta"]["task"] for r in rows) == ["50e1ac9_1", "fac291d_1"] and all(
+        r["messages"][-1]["role"] == "assistant" for r in rows
+    )
     rendered = chat.render(rows[0]["messages"], tokenizer.load("bytes"))
     learnt = chat.decode([i for i, on in zip(rendered.ids, rendered.loss_mask) if on], tokenizer.load("bytes"))
     assert learnt.count("Let me see.") == 3 and "Output:" not in learnt
@@ -401,20 +538,32 @@ def test_the_command_plays_tasks_with_a_model_server_and_their_episodes_become_c
     assert "not of AppWorld's training split 3" in capsys.readouterr().err and not (home / "other").exists()
 
 
-def test_the_command_with_a_checkpoint_stops_where_its_block_is_full(home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_with_a_checkpoint_stops_where_its_block_is_full(
+    home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved("new", 1024)
     words = ["appworld", "--ckpt", "new", "--world", stub.url, "--tasks", TASK, "--max-new-tokens", "4"]
     assert cli.main([*words, "--max-interactions", "1"]) == 0
     assert cli.main([*words, "--run-name", "long"]) == 0
     ends = [next(read_rows(Run.open(name).path / "trajectories.jsonl"))["stop"] for name in ("appworld", "long")]
-    assert ends == ["interactions", "context"] and "ended by done 0.00, interactions 0.00, context 1.00" in capsys.readouterr().out
+    assert (
+        ends == ["interactions", "context"]
+        and "ended by done 0.00, interactions 0.00, context 1.00" in capsys.readouterr().out
+    )
 
 
-def test_what_is_absent_is_refused_before_anything_is_written(home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_absent_is_refused_before_anything_is_written(
+    home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     fine = {"--server": model.url, "--world": stub.url, "--tasks": TASK}
-    for flag, value, match in (("--world", "http://127.0.0.1:9", "no AppWorld server answers"), ("--server", "http://127.0.0.1:9", "no server answers"),
-                               ("--tasks", "nowhere", "one a line"), ("--world", "x", "must be a URL"), ("--limit", "0", "limit 0"),
-                               ("--max-interactions", "0", "max_interactions 0")):
+    for flag, value, match in (
+        ("--world", "http://127.0.0.1:9", "no AppWorld server answers"),
+        ("--server", "http://127.0.0.1:9", "no server answers"),
+        ("--tasks", "nowhere", "one a line"),
+        ("--world", "x", "must be a URL"),
+        ("--limit", "0", "limit 0"),
+        ("--max-interactions", "0", "max_interactions 0"),
+    ):
         assert cli.main(["appworld", *(word for pair in (fine | {flag: value}).items() for word in pair)]) == 2
         assert match in capsys.readouterr().err and not (home / "runs").exists()
 
@@ -422,6 +571,10 @@ def test_what_is_absent_is_refused_before_anything_is_written(home: Path, stub: 
 def test_a_world_that_dies_keeps_the_episodes_before_it(home: Path, stub: Stub, model: Model) -> None:
     stub.tasks = {"50e1ac9_1"}
     with pytest.raises(RunError, match="50e1ac9|refuses /initialize"):
-        command.evaluate_appworld(command.AppWorldConfig(server=model.url, world=stub.url, tasks=("50e1ac9_1", "50e1ac9_2")))
+        command.evaluate_appworld(
+            command.AppWorldConfig(server=model.url, world=stub.url, tasks=("50e1ac9_1", "50e1ac9_2"))
+        )
     found = Run.open("appworld")
-    assert found.status["status"] == "failed" and [r["id"] for r in read_rows(found.path / "trajectories.jsonl")] == ["50e1ac9_1"]
+    assert found.status["status"] == "failed" and [r["id"] for r in read_rows(found.path / "trajectories.jsonl")] == [
+        "50e1ac9_1"
+    ]

@@ -9,23 +9,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import bench, config, rundirs
-from codechat.bench import data, measure, peers, quality, rl, sample, train
-from codechat.config import ConfigError, MissingFile, RunError
-from codechat.gpt import GPT, GPTConfig
+from codechat import bench
+from codechat.bench import data, measure, peers, quality, rl
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import paths
 
-TINY = ["--model.depth", "1", "--model.n-embd", "32", "--model.n-head", "1", "--model.block-size", "64", "--model.vocab-size", "300"]
+TINY = [
+    "--model.depth",
+    "1",
+    "--model.n-embd",
+    "32",
+    "--model.n-head",
+    "1",
+    "--model.block-size",
+    "64",
+    "--model.vocab-size",
+    "300",
+]
 
 
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     return tmp_path
 
 
 def lines_of_python(folder: Path, n: int) -> Path:
     path = folder / "text.jsonl"
-    path.write_text("".join(json.dumps({"text": f"def f{i}():\n    return {'x' * 40}{i}\n" * 30}) + "\n" for i in range(n)))
+    path.write_text(
+        "".join(json.dumps({"text": f"def f{i}():\n    return {'x' * 40}{i}\n" * 30}) + "\n" for i in range(n))
+    )
     return path
 
 
@@ -97,7 +112,24 @@ def test_every_kind_explains_itself(kind: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.slow
 def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = in_folder / "figures.json"
-    bench.main(["train", *TINY, "--device-batch-size", "2", "--seq-len", "16", "--vs", "plain", "--modes", "eager", "--rounds", "2", "--json", str(out)])
+    bench.main(
+        [
+            "train",
+            *TINY,
+            "--device-batch-size",
+            "2",
+            "--seq-len",
+            "16",
+            "--vs",
+            "plain",
+            "--modes",
+            "eager",
+            "--rounds",
+            "2",
+            "--json",
+            str(out),
+        ]
+    )
     figures = json.loads(out.read_text())
     assert [t["name"] for t in figures["timings"]] == ["codechat", "codechat, eager", "plain, eager"]
     assert all(t["rate"] > 0 and t["rounds"] == 2 for t in figures["timings"])
@@ -107,22 +139,58 @@ def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.C
 
 
 def test_sampling_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    found = bench.run_kind("sample", [*TINY, "--prompts", "2", "--prompt-tokens", "4", "--max-new-tokens", "8", "--vs", "no-cache", "--rounds", "2"])
+    found = bench.run_kind(
+        "sample",
+        [*TINY, "--prompts", "2", "--prompt-tokens", "4", "--max-new-tokens", "8", "--vs", "no-cache", "--rounds", "2"],
+    )
     assert [t["name"] for t in found["timings"]] == ["codechat", "full forward per token"]
     assert "late_over_early" in found and "second half" in capsys.readouterr().out
 
 
 def test_serving_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*TINY, "--clients", "3", "--prompt-tokens", "4", "--max-new-tokens", "8", "--rounds", "1", "--first-tokens", "2"]
+    words = [
+        *TINY,
+        "--clients",
+        "3",
+        "--prompt-tokens",
+        "4",
+        "--max-new-tokens",
+        "8",
+        "--rounds",
+        "1",
+        "--first-tokens",
+        "2",
+    ]
     assert bench.main(["serve", *words, "--json", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [t["name"] for t in figures["timings"]] == ["generate.sample", "engine", "server, whole", "server, streamed"]
-    assert figures["first_token_s"] > 0 < figures["prefill_s"] and "first token on an idle server" in capsys.readouterr().out
+    assert (
+        figures["first_token_s"] > 0 < figures["prefill_s"]
+        and "first token on an idle server" in capsys.readouterr().out
+    )
 
 
 def test_an_rl_step_end_to_end(in_folder: Path) -> None:
-    found = bench.run_kind("rl", ["--model.depth", "1", "--model.n-embd", "32", "--model.n-head", "1", "--problems", "2", "--group-size", "2",
-                                  "--max-new-tokens", "8", "--vs", "--rounds", "1"])
+    found = bench.run_kind(
+        "rl",
+        [
+            "--model.depth",
+            "1",
+            "--model.n-embd",
+            "32",
+            "--model.n-head",
+            "1",
+            "--problems",
+            "2",
+            "--group-size",
+            "2",
+            "--max-new-tokens",
+            "8",
+            "--vs",
+            "--rounds",
+            "1",
+        ],
+    )
     (own,) = found["timings"]
     steps = [json.loads(line) for line in (in_folder / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
     assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6) and len(steps) == rl.STEPS
@@ -131,7 +199,9 @@ def test_an_rl_step_end_to_end(in_folder: Path) -> None:
 @pytest.mark.slow
 def test_data_end_to_end(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "STEPS", 1)
-    found = bench.run_kind("data", ["--path", str(lines_of_python(in_folder, 200)), "--tokenizer", "gpt2:4096", "--rounds", "1"])
+    found = bench.run_kind(
+        "data", ["--path", str(lines_of_python(in_folder, 200)), "--tokenizer", "gpt2:4096", "--rounds", "1"]
+    )
     assert [t["name"] for t in found["timings"]] == ["codechat", "tiktoken's batch encoder"]
     assert 0 < found["loader_share"] < 0.5
 
@@ -144,7 +214,19 @@ def test_quality_holds_out_every_50th_document(in_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_quality_gives_each_its_seconds(in_folder: Path) -> None:
-    found = bench.run_kind("quality", ["--path", str(lines_of_python(in_folder, 100)), "--seconds", "0.4", "--evaluations", "2", "--eval-tokens", "512"])
+    found = bench.run_kind(
+        "quality",
+        [
+            "--path",
+            str(lines_of_python(in_folder, 100)),
+            "--seconds",
+            "0.4",
+            "--evaluations",
+            "2",
+            "--eval-tokens",
+            "512",
+        ],
+    )
     assert set(found["curves"]) == {"codechat", "plain"} == set(found["lowest"])
     for name, rows in found["curves"].items():
         assert len(rows) == 2 and rows[-1]["seconds"] >= 0.4 and rows[-1]["tokens"] % 4096 == 0

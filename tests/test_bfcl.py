@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from codechat import chat, checkpoint, cli, conversions, evaluate, rundirs, run, tasks, tokenizer
-from codechat.config import ConfigError, DataError, MissingFile, Refusal
-from codechat.files import read_rows
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
-from codechat.tasks import bfcl, bfcl_rules, bfcl_sources
+from codechat import cli, tasks
+from codechat.core.atomic_files import read_rows
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.data import public_rows
+from codechat.evaluation import evaluate
+from codechat.models import loading
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths, run
+from codechat.runs.run import Run
 from codechat.tasks.base import Problem, gold_gate
-from codechat.tasks.bfcl import TIERS, BfclTask
-from codechat.tasks.bfcl_cases import ROWS
+from codechat.tasks.bfcl import rules, sources
+from codechat.tasks.bfcl import task as bfcl
+from codechat.tasks.bfcl.cases import ROWS
+from codechat.tasks.bfcl.task import TIERS, BfclTask
+from codechat.text import chat, tokenizer
 
 TAG = "<functioncall> "
 TASK = BfclTask()
@@ -264,20 +271,42 @@ def test_a_wrong_call_is_wrong_whatever_stands_around_it() -> None:
                 assert TASK.score(problem, fine + text).correct
 
 
-@pytest.mark.parametrize("text", [
-    "[set_timer(12)]", "[set_timer(*[12])]", "[set_timer(**{'minutes': 12})]", "[set_timer(minutes=6*2)]", "[set_timer(minutes=int('12'))]",
-    "[set_timer(minutes=12 if True else 0)]", "[set_timer(minutes=[x for x in [12]])]", "[set_timer(minutes=(12))()]",
-    "[[set_timer](minutes=12)]", "[set_timer(minutes=12)]; x", "[set_timer(minutes=12), 5]", "[set_timer(minutes=12, minutes=12)]",
-    "I call [set_timer(minutes=12)]", "set_timer(minutes=12) # done", "lambda: set_timer(minutes=12)", "[set_timer(minutes=f'{12}')]",
-    "[set_timer(minutes=12j)]", "[set_timer(minutes=b'12')]", "[set_timer(minutes=...)]", "[set_timer(minutes={12})]",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[set_timer(12)]",
+        "[set_timer(*[12])]",
+        "[set_timer(**{'minutes': 12})]",
+        "[set_timer(minutes=6*2)]",
+        "[set_timer(minutes=int('12'))]",
+        "[set_timer(minutes=12 if True else 0)]",
+        "[set_timer(minutes=[x for x in [12]])]",
+        "[set_timer(minutes=(12))()]",
+        "[[set_timer](minutes=12)]",
+        "[set_timer(minutes=12)]; x",
+        "[set_timer(minutes=12), 5]",
+        "[set_timer(minutes=12, minutes=12)]",
+        "I call [set_timer(minutes=12)]",
+        "set_timer(minutes=12) # done",
+        "lambda: set_timer(minutes=12)",
+        "[set_timer(minutes=f'{12}')]",
+        "[set_timer(minutes=12j)]",
+        "[set_timer(minutes=b'12')]",
+        "[set_timer(minutes=...)]",
+        "[set_timer(minutes={12})]",
+    ],
+)
 def test_python_that_is_more_than_calls_with_literals_is_no_answer(text: str) -> None:
     assert TASK.score(PROBLEMS["float_for_int"], text).tier in ("no_call", "unreadable")
 
 
 def test_nothing_of_a_completion_is_executed(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    for text in (f"[open(file={str(mark)!r}, mode='w')]", f"[set_timer(minutes=open({str(mark)!r}, 'w'))]", f"__import__('pathlib').Path({str(mark)!r}).touch()"):
+    for text in (
+        f"[open(file={str(mark)!r}, mode='w')]",
+        f"[set_timer(minutes=open({str(mark)!r}, 'w'))]",
+        f"__import__('pathlib').Path({str(mark)!r}).touch()",
+    ):
         assert not TASK.score(PROBLEMS["float_for_int"], text).correct
     assert not mark.exists()
 
@@ -285,8 +314,18 @@ def test_nothing_of_a_completion_is_executed(tmp_path: Path) -> None:
 def test_deep_and_giant_completions_neither_crash_nor_pay() -> None:
     for depth in (50, 1_000, 9_000, 100_000):
         deep = "[" * depth + "]" * depth
-        for text in (deep, f"[f(a={deep})]", f"[f(a={'-' * depth}1)]", "f(" * depth + ")" * depth, f"[f{'.a' * depth}(b=1)]", f"[f(a={'9' * depth})]",
-                     timer("@").replace('"@"', deep), timer("@").replace('"@"', '{"a":' * depth + "1" + "}" * depth), timer(10**300), f"f({deep}"):
+        for text in (
+            deep,
+            f"[f(a={deep})]",
+            f"[f(a={'-' * depth}1)]",
+            "f(" * depth + ")" * depth,
+            f"[f{'.a' * depth}(b=1)]",
+            f"[f(a={'9' * depth})]",
+            timer("@").replace('"@"', deep),
+            timer("@").replace('"@"', '{"a":' * depth + "1" + "}" * depth),
+            timer(10**300),
+            f"f({deep}",
+        ):
             for problem in ("float_for_int", "object", "nested_list"):
                 assert not TASK.score(PROBLEMS[problem], text).correct
 
@@ -295,12 +334,38 @@ def test_deep_and_giant_completions_neither_crash_nor_pay() -> None:
 def test_numbers_that_are_none_match_nothing(value: str) -> None:
     for problem in ("float_for_int", "int_for_float", "list_of_floats"):
         assert not TASK.score(PROBLEMS[problem], pay("DE-7", "@").replace('"@"', value)).correct
-    assert TASK.score(PROBLEMS["int_for_float"], f"[bank.transfer(account='DE-7', amount={value if value[0] == '1' else 1})]").tier == "wrong_value"
+    assert (
+        TASK.score(
+            PROBLEMS["int_for_float"], f"[bank.transfer(account='DE-7', amount={value if value[0] == '1' else 1})]"
+        ).tier
+        == "wrong_value"
+    )
 
 
 def test_noise_never_raises_and_scores_nothing() -> None:
     rng = random.Random(0)
-    pieces = [TAG, "{", "}", '"name"', ": ", '"set_timer"', '"arguments"', "'", '"', "\\", "[", "]", ", ", "set_timer(", "minutes=", "12", ")", "\ud800", "\x00", "\n"]
+    pieces = [
+        TAG,
+        "{",
+        "}",
+        '"name"',
+        ": ",
+        '"set_timer"',
+        '"arguments"',
+        "'",
+        '"',
+        "\\",
+        "[",
+        "]",
+        ", ",
+        "set_timer(",
+        "minutes=",
+        "12",
+        ")",
+        "\ud800",
+        "\x00",
+        "\n",
+    ]
     for _ in range(3000):
         text = "".join(rng.choices(pieces, k=rng.randint(1, 12)))
         problem = rng.choice(list(PROBLEMS.values()))
@@ -316,17 +381,33 @@ def test_matching_calls_is_exact_where_greed_fails() -> None:
     tools = {"f": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}
     for _ in range(300):
         size = rng.randint(1, 5)
-        answers = [{"name": "f", "arguments": {"a": rng.sample(range(size), rng.randint(1, size))}} for _ in range(size)]
+        answers = [
+            {"name": "f", "arguments": {"a": rng.sample(range(size), rng.randint(1, size))}} for _ in range(size)
+        ]
         calls = [("f", {"a": rng.randrange(size)}) for _ in range(size)]
-        possible = any(all(c[1]["a"] in a["arguments"]["a"] for c, a in zip(order, answers)) for order in permutations(calls))
-        assert (bfcl_rules.fault_of_calls(calls, answers, tools) is None) == possible
+        possible = any(
+            all(c[1]["a"] in a["arguments"]["a"] for c, a in zip(order, answers)) for order in permutations(calls)
+        )
+        assert (rules.fault_of_calls(calls, answers, tools) is None) == possible
 
 
 # ------------------------------------------------------------------ sources
 
-QUESTION = {"id": "simple_python_0", "question": [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]],
-            "function": [{"name": "area", "description": "d", "parameters": {"type": "dict", "required": ["base", "height"], "properties": {
-                "base": {"type": "integer"}, "height": {"type": "integer"}, "unit": {"type": "string"}}}}]}
+QUESTION = {
+    "id": "simple_python_0",
+    "question": [[{"role": "user", "content": "Area of a triangle, base 10, height 5?"}]],
+    "function": [
+        {
+            "name": "area",
+            "description": "d",
+            "parameters": {
+                "type": "dict",
+                "required": ["base", "height"],
+                "properties": {"base": {"type": "integer"}, "height": {"type": "integer"}, "unit": {"type": "string"}},
+            },
+        }
+    ],
+}
 ANSWER = {"id": "simple_python_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["units", ""]}}]}
 IDLE = {"id": "live_irrelevance_0-0-0", "question": QUESTION["question"], "function": QUESTION["function"]}
 
@@ -360,11 +441,15 @@ def test_the_leaderboards_own_files_are_read(leaderboard: Path) -> None:
 
 
 def test_the_leaderboards_rows_never_become_training_data() -> None:
-    assert conversions.evaluation_set(QUESTION) == conversions.evaluation_set(IDLE) == "the Berkeley Function Calling Leaderboard"
+    assert (
+        public_rows.evaluation_set(QUESTION)
+        == public_rows.evaluation_set(IDLE)
+        == "the Berkeley Function Calling Leaderboard"
+    )
 
 
 def test_files_that_do_not_fit_are_refused(leaderboard: Path, tmp_path: Path) -> None:
-    def refused(error: type[Refusal], match: str, source: Path | str = leaderboard, **more: Any) -> None:
+    def refused(error: type[UserError], match: str, source: Path | str = leaderboard, **more: Any) -> None:
         with pytest.raises(error, match=match):
             BfclTask(source=str(source), **more)
 
@@ -384,12 +469,28 @@ def test_files_that_do_not_fit_are_refused(leaderboard: Path, tmp_path: Path) ->
         TASK.problems("train")
 
 
-@pytest.mark.parametrize("truth", [
-    [{"area": {"base": [], "height": [5]}}], [{"area": {"height": [5]}}], [{"volume": {"base": [10], "height": [5]}}],
-    [{"area": {"base": [10], "height": [5], "depth": [3]}}], [], [{"area": {"base": 10, "height": [5]}}], "[", [{}], None,
-])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        [{"area": {"base": [], "height": [5]}}],
+        [{"area": {"height": [5]}}],
+        [{"volume": {"base": [10], "height": [5]}}],
+        [{"area": {"base": [10], "height": [5], "depth": [3]}}],
+        [],
+        [{"area": {"base": 10, "height": [5]}}],
+        "[",
+        [{}],
+        None,
+    ],
+)
 def test_rows_that_nobody_can_answer_are_lost_and_too_many_stop_the_reading(tmp_path: Path, truth: Any) -> None:
-    good = {"id": "a", "category": "simple", "question": QUESTION["question"], "functions": QUESTION["function"], "ground_truth": ANSWER["ground_truth"]}
+    good = {
+        "id": "a",
+        "category": "simple",
+        "question": QUESTION["question"],
+        "functions": QUESTION["function"],
+        "ground_truth": ANSWER["ground_truth"],
+    }
     rows = [good | {"id": f"a{i}"} for i in range(30)]
     source = write(tmp_path / "rows.jsonl", *rows, good | {"ground_truth": truth})
     assert BfclTask(source=str(source)).ledger.lost.total() == 1
@@ -405,20 +506,29 @@ def test_the_hub_is_asked_for_its_files_by_name(leaderboard: Path, monkeypatch: 
         return str(leaderboard / file.replace("BFCL_v3_simple", "BFCL_v4_simple_python").replace("_v3_", "_v4_"))
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr(bfcl_sources, "probe_hub", lambda name, remedy: None)
+    monkeypatch.setattr(sources, "probe_hub", lambda name, remedy: None)
     task = tasks.load("bfcl:source=hub,categories=[simple,live_irrelevance]")
     assert gold_gate(task, task.problems("test")).require().n == 2
-    assert {a[0] for a in asked} == {"gorilla-llm/Berkeley-Function-Calling-Leaderboard"} and {a[2] for a in asked} == {"dataset"}
-    assert [a[1] for a in asked] == ["BFCL_v3_live_irrelevance.json", "BFCL_v3_simple.json", "possible_answer/BFCL_v3_simple.json"]
+    assert {a[0] for a in asked} == {"gorilla-llm/Berkeley-Function-Calling-Leaderboard"} and {a[2] for a in asked} == {
+        "dataset"
+    }
+    assert [a[1] for a in asked] == [
+        "BFCL_v3_live_irrelevance.json",
+        "BFCL_v3_simple.json",
+        "possible_answer/BFCL_v3_simple.json",
+    ]
 
 
 def test_without_a_network_the_hub_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(Refusal, match="cannot be reached.*embedded"):
+    with pytest.raises(UserError, match="cannot be reached.*embedded"):
         tasks.load("bfcl:source=hub")
 
 
-@pytest.mark.parametrize("words, size", [("all", 11), ("live", 6), ("non_live", 5), ("simple+live", 7), ("[simple,parallel]", 2), (["multiple"], 1)])
+@pytest.mark.parametrize(
+    "words, size",
+    [("all", 11), ("live", 6), ("non_live", 5), ("simple+live", 7), ("[simple,parallel]", 2), (["multiple"], 1)],
+)
 def test_categories_are_named_alone_in_groups_or_together(words: Any, size: int) -> None:
     assert len(bfcl.categories_of(words)) == size
 
@@ -427,7 +537,9 @@ def test_real_problems_pass_their_gold_gate_but_for_the_four_that_nobody_can_sol
     task = BfclTask(source=str(shared_data / "function_calling" / "bfcl_v4" / "all_single_turn.parquet"))
     problems = task.problems("test")
     assert gold_gate(task, problems).require().n == len(problems) == 3487
-    assert dict(task.ledger.lost) == {bfcl_sources.UNSOLVABLE: 4} and {p.meta["category"] for p in problems} == set(bfcl_sources.CATEGORIES)
+    assert dict(task.ledger.lost) == {sources.UNSOLVABLE: 4} and {p.meta["category"] for p in problems} == set(
+        sources.CATEGORIES
+    )
 
 
 # ------------------------------------------------------------------ the command
@@ -436,7 +548,7 @@ def test_real_problems_pass_their_gold_gate_but_for_the_four_that_nobody_can_sol
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     tok = tokenizer.load("bytes")
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab))
@@ -446,21 +558,57 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_gives_a_score_for_each_category(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["evaluate", "--ckpt", "new", "--task", "bfcl", "--n", "1", "--ks", "1", "--temperature", "0", "--max-new-tokens", "4"]
+    words = [
+        "evaluate",
+        "--ckpt",
+        "new",
+        "--task",
+        "bfcl",
+        "--n",
+        "1",
+        "--ks",
+        "1",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "4",
+    ]
     assert cli.main(words) == 0
     shown, row = capsys.readouterr().out, Run.open("evaluate").evals().iloc[0]
     categories = {p.meta["category"] for p in PROBLEMS.values()}
-    assert all(f"  category {name}: pass@1 = " in shown for name in categories) and f"mean over {len(categories)} of category" in shown
+    assert (
+        all(f"  category {name}: pass@1 = " in shown for name in categories)
+        and f"mean over {len(categories)} of category" in shown
+    )
     assert sum(row[f"{name}/n"] for name in categories) == row["n_problems"] == 29
     assert row["mean_of_groups"] == pytest.approx(sum(row[f"{name}/pass@1"] for name in categories) / len(categories))
     examples = {e["problem"]: e for e in read_rows(Run.open("evaluate").path / "examples.jsonl")}
     assert examples["no_tools"]["correct"], "four tokens of a new model are no call"
-    assert cli.main([*words, "--split", "select", "--run-name", "b"]) == 2 and "evaluation only" in capsys.readouterr().err
+    assert (
+        cli.main([*words, "--split", "select", "--run-name", "b"]) == 2 and "evaluation only" in capsys.readouterr().err
+    )
 
 
-def test_a_prompt_that_fills_the_block_fails_even_where_silence_is_right(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    long = Problem("long", [{"role": "user", "content": "x" * 300}], {"expect": "none", "answers": [], "tools": {}}, "test", {"category": "irrelevance"})
-    loaded = checkpoint.load_model("new", device="cpu")
-    result = evaluate.evaluate_task(loaded.model, loaded.tokenizer, loaded.tags, TASK, [PROBLEMS["no_tools"], long], n=1, temperature=0, max_new_tokens=4)
+def test_a_prompt_that_fills_the_block_fails_even_where_silence_is_right(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = Problem(
+        "long",
+        [{"role": "user", "content": "x" * 300}],
+        {"expect": "none", "answers": [], "tools": {}},
+        "test",
+        {"category": "irrelevance"},
+    )
+    loaded = loading.load_model("new", device="cpu")
+    result = evaluate.evaluate_task(
+        loaded.model,
+        loaded.tokenizer,
+        loaded.tags,
+        TASK,
+        [PROBLEMS["no_tools"], long],
+        n=1,
+        temperature=0,
+        max_new_tokens=4,
+    )
     assert [p.c for p in result.problems] == [1, 0] and result.tier_counts == {"full": 1, "no_call": 1}
     assert "1 not begun" in result.outcomes() and TASK.score(long, "").correct

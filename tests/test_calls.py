@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from codechat import chat
-from codechat.calls import FORMS, READABLE
-from codechat.chat import Call, format_call, parse_calls, tools_prompt
-from codechat.config import ConfigError, DataError
+from codechat.core.errors import ConfigError, DataError
+from codechat.text import chat
+from codechat.text.chat import Call, format_call, parse_calls, tools_prompt
+from codechat.text.tool_calls import FORMS, READABLE
 
 TAG = "<functioncall> "
 
@@ -146,10 +146,7 @@ def test_each_form_is_read_whatever_stands_around_it(
 def test_every_form_is_declared_and_met() -> None:
     assert {form for *_, form in READ} == set(FORMS)
     assert set(FORMS) - set(READABLE) == {"bad_arguments", "no_name", "bad_json"}
-    assert all(
-        (name is not None and arguments is not None) == (form in READABLE)
-        for _, name, arguments, form in READ
-    )
+    assert all((name is not None and arguments is not None) == (form in READABLE) for _, name, arguments, form in READ)
 
 
 def test_no_tag_is_no_call() -> None:
@@ -260,9 +257,7 @@ def test_what_is_written_is_read_back() -> None:
 
 
 def as_single_quoted(name: str, arguments: dict[str, Any]) -> str:
-    return (
-        f'{TAG}{{"name": {json.dumps(name)}, "arguments": \'{json.dumps(arguments, ensure_ascii=False)}\'}}'
-    )
+    return f'{TAG}{{"name": {json.dumps(name)}, "arguments": \'{json.dumps(arguments, ensure_ascii=False)}\'}}'
 
 
 def as_json_string(name: str, arguments: dict[str, Any]) -> str:
@@ -297,9 +292,7 @@ def test_other_writers_are_read_alike(write: Callable[[str, dict[str, Any]], str
     ]
     for _ in range(1000):
         arguments = {
-            f"k{i}": draw.choice(
-                [" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True]
-            )
+            f"k{i}": draw.choice([" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True])
             for i in range(draw.randrange(5))
         }
         (call,) = parse_calls(write("f", arguments))
@@ -470,9 +463,7 @@ def test_compact_is_a_line_per_tool() -> None:
 def test_json_holds_the_whole_schemas() -> None:
     text = tools_prompt([WEATHER, WEATHER], "json")
     head, _, schemas = text.partition("\n")
-    assert (
-        head == "You are a helpful assistant with access to the following functions. Use them if required -"
-    )
+    assert head == "You are a helpful assistant with access to the following functions. Use them if required -"
     assert [json.loads(schema) for schema in schemas.split("\n\n")] == [WEATHER, WEATHER]
 
 

@@ -18,11 +18,14 @@ import pytest
 import torch
 from torch import nn
 
-from codechat import checkpoint, tokenizer
-from codechat.config import CheckpointError, MissingFile
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
-from codechat.rundirs import checkpoint_paths, pointed_step
+from codechat.core.errors import CheckpointError, MissingFile
+from codechat.models import loading
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.paths import checkpoint_paths, pointed_step
+from codechat.runs.run import Run
+from codechat.text import tokenizer
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -76,10 +79,7 @@ def test_resuming_is_bitwise_and_draws_the_same_numbers(run: Run) -> None:
     ckpt = checkpoint.load("r")
     checkpoint.restore(ckpt, again, [other])
     assert learn(again, other, 5) == expected
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
     assert ckpt.step == 5 and ckpt.extra["loader"]["cursor"] == 7
     assert torch.equal(ckpt.extra["loader"]["order"], torch.arange(3))
 
@@ -112,14 +112,14 @@ def test_a_model_with_its_tokenizer_and_tags(run: Run) -> None:
     model = GPT(TINY, seed=3)
     meta = {"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "text"}
     save(run, 4, model, meta=meta)
-    loaded = checkpoint.load_model("r@4")
+    loaded = loading.load_model("r@4")
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(loaded.model(ids), model.eval()(ids)) and not loaded.model.training
     assert loaded.tokenizer.spec == "bytes" and loaded.tags == "text" and loaded.meta["step"] == 4
     assert loaded.path == checkpoint.resolve("r") and loaded.model.cfg == TINY
     save(run, 5)
     with pytest.raises(CheckpointError, match="holds a Sequential without model_config"):
-        checkpoint.load_model("r")
+        loading.load_model("r")
 
 
 def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
@@ -171,9 +171,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("call", ["torch.save", "os.fsync", "os.rename", "os.replace"])
-def test_a_full_disk_leaves_the_former_checkpoint(
-    run: Run, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     save(run, 1, extra={"n": 1})
     with monkeypatch.context() as m:
         m.setattr(call, full_disk)
@@ -184,9 +182,7 @@ def test_a_full_disk_leaves_the_former_checkpoint(
             save(run, 2, extra={"n": 2})
         with pytest.raises(CheckpointError, match="No space left"):
             save(run, 1, extra={"n": 3})
-    assert not list((run.path / "checkpoints").glob("*.tmp")) and not list(
-        (run.path / "checkpoints").glob(".*")
-    )
+    assert not list((run.path / "checkpoints").glob("*.tmp")) and not list((run.path / "checkpoints").glob(".*"))
     assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
     save(run, 3)
     assert checkpoint.load("r").step == 3
@@ -219,8 +215,8 @@ def test_old_checkpoints_that_cannot_go_do_not_stop_the_run(
 KILLED_WHILE_SAVING = """
 import os, pathlib, shutil, signal, sys
 import torch
-from codechat import checkpoint, rundirs
-from codechat.run import Run
+from codechat.runs import checkpoint, paths as rundirs
+from codechat.runs.run import Run
 
 rundirs.ROOT, step = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 run = Run.open("r")
@@ -261,9 +257,7 @@ for moment in range(40):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(
-    run: Run, runs_root: Path, step: int
-) -> None:
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs_root: Path, step: int) -> None:
     repository = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(runs_root), str(step)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
@@ -279,9 +273,7 @@ def test_another_shape_is_refused_with_both(run: Run) -> None:
     save(run, 1, model, optimizers=[adamw(model)])
     wide = tiny(5)
     before = wide[0].weight.clone()
-    with pytest.raises(
-        CheckpointError, match=r"0.weight is \(3, 2\) there and \(5, 2\) here; 0.bias is \(3,\) there"
-    ):
+    with pytest.raises(CheckpointError, match=r"0.weight is \(3, 2\) there and \(5, 2\) here; 0.bias is \(3,\) there"):
         checkpoint.restore(checkpoint.load("r"), wide)
     assert torch.equal(before, wide[0].weight), "nothing is half loaded"
     with pytest.raises(CheckpointError, match=r"1.weight is only here; 1.bias is only here|only there"):

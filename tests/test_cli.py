@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from codechat import __version__, cli
+from codechat import __version__
 from codechat.cli import COMMANDS, guarded, main
-from codechat.config import CheckpointError, ConfigError, DataError, MissingFile, Refusal, RunError
+from codechat.core import command
+from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = "run data pretrain sft reinforce grpo ppo expert preference chars diagnose passk filter evaluate swaps appworld plan launch xray talk tools serve sandbox runs report export import download bench".split()
@@ -73,23 +74,19 @@ def test_module_and_command_are_the_same() -> None:
 @pytest.mark.parametrize(
     "word, near", [("tlak", "talk"), ("eval", "evaluate"), ("renforce", "reinforce"), ("tool", "tools")]
 )
-def test_an_unknown_command_names_the_nearest(
-    word: str, near: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_names_the_nearest(word: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert capsys.readouterr().err == f"error: unknown command {word!r}; did you mean {near!r}?\n"
 
 
-@pytest.mark.parametrize("kind", [Refusal, ConfigError, DataError, MissingFile, RunError, CheckpointError])
-def test_a_refusal_is_one_line_and_code_2(kind: type[Refusal], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", [UserError, ConfigError, DataError, MissingFile, RunError, CheckpointError])
+def test_a_refusal_is_one_line_and_code_2(kind: type[UserError], capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(fails(kind("got 1; 2 is required; set --x 2")), []) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", "error: got 1; 2 is required; set --x 2\n")
 
 
-@pytest.mark.parametrize(
-    "error", [ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()]
-)
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), FileNotFoundError(errno.ENOENT, "x"), AssertionError()])
 def test_a_defect_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         guarded(fails(error), [])
@@ -112,9 +109,7 @@ def test_a_disk_that_refuses_is_one_line(number: int, words: str, capsys: pytest
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_met_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "chat.json").write_text(
-        '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
-    )
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]')
     argv = ["xray", "--tokenizer", "bytes", "--messages", str(tmp_path / "chat.json"), "--html", "/dev/full"]
     assert main(argv) == 2
     assert "the disk is full" in capsys.readouterr().err
@@ -134,7 +129,9 @@ def test_ctrl_c_ends_a_process_cleanly() -> None:
     )
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     # a job that a shell started in the background ignores Ctrl-C, and so would its children
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes
+    )
     assert process.stdout.read(9) == "half a li"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -152,7 +149,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 def test_a_module_run_by_itself_ends_the_same_way() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "codechat.runs", "shwo"], cwd=ROOT, text=True, capture_output=True
+        [sys.executable, "-m", "codechat.runs.command", "shwo"], cwd=ROOT, text=True, capture_output=True
     )
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
@@ -168,4 +165,4 @@ def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
     assert done.returncode == 0 and done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"
-    assert cli.INTERRUPTED == 130
+    assert command.INTERRUPTED == 130

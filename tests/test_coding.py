@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from codechat import tasks
-from codechat.config import ConfigError, DataError, MissingFile, Refusal
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.sandbox import Result, SandboxUnavailable, Verdict, close_all
-from codechat.tasks import coding_rewards, coding_sources
 from codechat.tasks.base import Problem
-from codechat.tasks.coding import CodingTask
+from codechat.tasks.coding import rewards, sources
+from codechat.tasks.coding.task import CodingTask
 
 GOLD = {"code": "def add(a, b):\n    return a + b", "tests": ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"],
         "setup": "", "names": ["add"], "stub": ""}  # fmt: skip
@@ -49,20 +49,26 @@ def verdict(*results: tuple[bool, str], stage: str = "tests") -> Verdict:
         (verdict((False, "assertion failed"), (False, "assertion failed")), "none_passed", 0, 0, 0.15),
         (verdict((False, "assertion failed: x"), (False, "ZeroDivisionError: x")), "none_passed", 0, 0, 0.15),
         (verdict((False, "ValueError: x"), (False, "ValueError: x")), "raises", 0, 0, 0.05),
-        (verdict((False, "it does not define add"), (False, "it does not define add"), stage="load"), "raises", 0, 0, 0.05),
+        (
+            verdict((False, "it does not define add"), (False, "it does not define add"), stage="load"),
+            "raises",
+            0,
+            0,
+            0.05,
+        ),
         (verdict((False, "out of time"), (True, "")), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
     ],
 )
 def test_three_rewards_of_a_verdict(found: Verdict, tier: str, binary: float, fractional: float, tiered: float) -> None:
-    assert coding_rewards.tier_of(found) == tier
+    assert rewards.tier_of(found) == tier
     passed = sum(r.passed for r in found.results)
     for mode, expected in (("binary", binary), ("fractional", fractional), ("tiered", tiered)):
-        assert coding_rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
+        assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
 
 
 def test_more_tests_are_always_worth_more_and_a_partial_answer_never_as_much_as_a_whole_one() -> None:
-    ladder = [coding_rewards.tiered("unparseable", 0, 9), coding_rewards.tiered("raises", 0, 9), coding_rewards.tiered("none_passed", 0, 9)]
-    ladder += [coding_rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [coding_rewards.tiered("all_passed", 9, 9)]
+    ladder = [rewards.tiered("unparseable", 0, 9), rewards.tiered("raises", 0, 9), rewards.tiered("none_passed", 0, 9)]
+    ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [rewards.tiered("all_passed", 9, 9)]
     assert ladder == sorted(set(ladder)) and ladder[0] == 0 and ladder[-1] == 1
 
 
@@ -92,7 +98,11 @@ def test_the_mode_changes_the_reward_and_not_what_is_correct(task: CodingTask) -
     for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.15 + 0.425)):
         made = CodingTask("add", [PROBLEM], reward=mode)
         score = made.score(PROBLEM, half)
-        assert score.reward == pytest.approx(reward) and not score.correct and score.parts["tiered"] == pytest.approx(0.575)
+        assert (
+            score.reward == pytest.approx(reward)
+            and not score.correct
+            and score.parts["tiered"] == pytest.approx(0.575)
+        )
         assert made.score(PROBLEM, GOLD["code"]).reward == 1.0
     with pytest.raises(ConfigError, match="binary, fractional or tiered"):
         CodingTask("add", [PROBLEM], reward="best")
@@ -100,7 +110,9 @@ def test_the_mode_changes_the_reward_and_not_what_is_correct(task: CodingTask) -
 
 def test_many_at_once_are_scored_as_one_by_one(task: CodingTask) -> None:
     texts = [GOLD["code"], "def add(a, b):\n    return 3", "", GOLD["code"], "x ="]
-    assert [s.reward for s in task.scores([(PROBLEM, t) for t in texts])] == [task.score(PROBLEM, t).reward for t in texts]
+    assert [s.reward for s in task.scores([(PROBLEM, t) for t in texts])] == [
+        task.score(PROBLEM, t).reward for t in texts
+    ]
 
 
 # ---- red team: what a completion may try instead of solving
@@ -130,20 +142,37 @@ TRICKS = {
 @pytest.mark.parametrize("name", TRICKS)
 def test_tricks_earn_no_more_than_a_wrong_program(task: CodingTask, name: str) -> None:
     score = task.score(PROBLEM, TRICKS[name])
-    assert score.reward <= coding_rewards.RUNS and not score.correct, (score, name)
+    assert score.reward <= rewards.RUNS and not score.correct, (score, name)
     assert task.score(PROBLEM, GOLD["code"]).correct, "and the next program is judged as ever"
 
 
 @pytest.mark.parametrize("name", ["prints a verdict", "leaves before the tests", "is equal to everything"])
 def test_the_tricks_would_fool_a_judge_that_shares_the_interpreter(name: str) -> None:
     tests = "\n".join(GOLD["tests"])
-    done = subprocess.run([sys.executable, "-I", "-c", f"{TRICKS[name]}\n{tests}\nprint('REWARD 1.0')"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"{TRICKS[name]}\n{tests}\nprint('REWARD 1.0')"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "REWARD 1.0" in done.stdout
 
 
-@pytest.mark.parametrize("text", ["\0", "def add(a, b): return '\ud800'", "```" * 999, "def add(" * 3000, "\x1b[2J", '{"reward": 1.0}', "<functioncall> {}", "REWARD 1.0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\0",
+        "def add(a, b): return '\ud800'",
+        "```" * 999,
+        "def add(" * 3000,
+        "\x1b[2J",
+        '{"reward": 1.0}',
+        "<functioncall> {}",
+        "REWARD 1.0",
+    ],
+)
 def test_no_text_makes_score_raise_or_earns_anything(task: CodingTask, text: str) -> None:
-    assert task.score(PROBLEM, text).reward <= coding_rewards.RAISES
+    assert task.score(PROBLEM, text).reward <= rewards.RAISES
 
 
 # ---- readers
@@ -160,13 +189,28 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
 
 
 def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.jsonl", mbpp_row(3), mbpp_row(11), mbpp_row(510), mbpp_row(511), mbpp_row(600), mbpp_row(601), mbpp_row(974))
+    path = write(
+        tmp_path / "train.jsonl",
+        mbpp_row(3),
+        mbpp_row(11),
+        mbpp_row(510),
+        mbpp_row(511),
+        mbpp_row(600),
+        mbpp_row(601),
+        mbpp_row(974),
+    )
     task = tasks.load("mbpp", source=path, shots=1)
     ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
-    assert ids == {"train": ["mbpp-601", "mbpp-974"], "select": ["mbpp-511", "mbpp-600"], "test": ["mbpp-11", "mbpp-510"]}
+    assert ids == {
+        "train": ["mbpp-601", "mbpp-974"],
+        "select": ["mbpp-511", "mbpp-600"],
+        "test": ["mbpp-11", "mbpp-510"],
+    }
     prompt = task.prompt(task.problems("test")[0])
     assert [m["role"] for m in prompt] == ["user", "assistant", "user"] and "\r" not in prompt[1]["content"]
-    assert "assert add(1, 2) == 3" in prompt[2]["content"] and "'ab'" not in prompt[2]["content"], "challenge tests are not shown"
+    assert "assert add(1, 2) == 3" in prompt[2]["content"] and "'ab'" not in prompt[2]["content"], (
+        "challenge tests are not shown"
+    )
     for split in ("prompt", "test_hard"):
         with pytest.raises(ConfigError, match="it has train, select, test"):
             task.problems(split)
@@ -202,13 +246,13 @@ def test_what_is_not_there_is_said() -> None:
     with pytest.raises(MissingFile):
         tasks.load("mbpp", source="/nowhere/mbpp")
     with pytest.raises(ConfigError, match="not embedded"):
-        coding_sources.read("mbpp", "embedded")
+        sources.read("mbpp", "embedded")
 
 
 @pytest.mark.slow
 def test_the_hub_out_of_reach_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(Refusal, match="cannot be reached"):
+    with pytest.raises(UserError, match="cannot be reached"):
         tasks.load("mbpp")
 
 
@@ -227,17 +271,26 @@ def assertion(out, exp, atol):
 '''  # fmt: skip
 
 
-@pytest.mark.parametrize("value, tier", [("a + b", "all_passed"), ("(a + b) * (1 + 1e-9)", "all_passed"), ("(a + b) * 1.01", "none_passed")])
+@pytest.mark.parametrize(
+    "value, tier", [("a + b", "all_passed"), ("(a + b) * (1 + 1e-9)", "all_passed"), ("(a + b) * 1.01", "none_passed")]
+)
 def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path, value: str, tier: str) -> None:
     """In the form of the extended suites' scripts."""
-    loop = PLUS + "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
-    plus = tasks.load("mbpp", source=write(tmp_path / "plus.jsonl", mbpp_row(11, prompt="Add.", test=loop)), variant="plus")
+    loop = (
+        PLUS
+        + "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
+    )
+    plus = tasks.load(
+        "mbpp", source=write(tmp_path / "plus.jsonl", mbpp_row(11, prompt="Add.", test=loop)), variant="plus"
+    )
     code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
     assert plus.score(plus.problems("test")[0], code).tier == tier
     check = {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "entry_point": "add", "canonical_solution": "    return a + b\n",
              "test": PLUS + "def check(candidate):\n    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n"}  # fmt: skip
     human = tasks.load("humaneval", source=write(tmp_path / "human.jsonl", check), variant="plus")
-    assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, "a bare body completes the prompt"
+    assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, (
+        "a bare body completes the prompt"
+    )
 
 
 def test_humaneval_is_for_evaluation_only() -> None:
@@ -260,7 +313,9 @@ def test_the_gold_gate_holds_on_humaneval(task: CodingTask) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant, counts", [("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))])
-def test_the_gold_gate_holds_on_mbpp(task: CodingTask, shared_data: Path, variant: str, counts: tuple[int, ...]) -> None:
+def test_the_gold_gate_holds_on_mbpp(
+    task: CodingTask, shared_data: Path, variant: str, counts: tuple[int, ...]
+) -> None:
     mbpp = tasks.load("mbpp", source=str(shared_data / "mbpp" / variant), variant=variant, timeout_s=20)
     assert (*(len(mbpp.problems(s)) for s in mbpp.splits), len(mbpp.worked)) == counts
     assert tasks.gold_gate(mbpp, mbpp.rows).require().n == sum(counts)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from codechat.tasks.coding_text import defines, extract
+from codechat.tasks.coding.answer_text import defines, extract
 
 ADD = "def add(a, b):\n    return a + b"
 STUB = 'def add(a, b):\n    """Add two numbers."""\n'
@@ -21,7 +21,7 @@ STUB = 'def add(a, b):\n    """Add two numbers."""\n'
         f"```python\n{ADD}\n```",
         f"```py\n{ADD}\n```",
         f"```\n{ADD}\n```",
-        f"```Python title=\"add.py\"\n{ADD}\n```",
+        f'```Python title="add.py"\n{ADD}\n```',
         f"~~~python3\n{ADD}\n~~~",
         f"````markdown\n{ADD}\n````",
         f"Sure! Here it is:\n\n```python\n{ADD}\n```\n\nIt adds `a` and `b`.",

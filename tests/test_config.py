@@ -9,20 +9,8 @@ from typing import Literal
 
 import pytest
 
-from codechat.config import (
-    REQUIRED,
-    ConfigError,
-    MissingFile,
-    Refusal,
-    config_hash,
-    describe,
-    format_help,
-    from_dict,
-    opt,
-    parse,
-    resolve,
-    to_dict,
-)
+from codechat.core.config import REQUIRED, config_hash, describe, format_help, from_dict, opt, parse, resolve, to_dict
+from codechat.core.errors import ConfigError, MissingFile, UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +57,7 @@ def test_flags_of_every_type() -> None:
     assert (cfg.lr, cfg.steps, cfg.ks, cfg.betas) == (1e-3, 1000, (1, 8, 16), (0.8, 0.9))
     assert (cfg.top_k, cfg.name_or_none, cfg.compile, cfg.verbose) == (5, None, False, True)
     assert (cfg.mode, cfg.where, cfg.model) == ("none", Path("/some/where"), Model(depth=6))
-    assert (
-        words("--ks").ks == ()
-        and words("--steps 1e3").steps == 1000
-        and words("--verbose=false").verbose is False
-    )
+    assert words("--ks").ks == () and words("--steps 1e3").steps == 1000 and words("--verbose=false").verbose is False
     assert words("--lr -1e-3").lr == -1e-3 and words("--name-or-none=--x").name_or_none == "--x"
 
 
@@ -87,9 +71,7 @@ def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
     file.write_text(json.dumps({"lr": 0.5, "steps": 7}))
     cfg = parse(Loop, ["--steps", "9", "--preset", "quick", "--config", str(file)], presets=PRESETS)
     assert (cfg.lr, cfg.steps, cfg.model.n_head, cfg.group_size) == (0.5, 9, 4, 4)
-    assert resolve(Loop, "slow", None, {"lr": 2.0}, presets=PRESETS) == Loop(
-        lr=2.0, steps=100, model=Model(depth=2)
-    )
+    assert resolve(Loop, "slow", None, {"lr": 2.0}, presets=PRESETS) == Loop(lr=2.0, steps=100, model=Model(depth=2))
     file.write_text(json.dumps({"preset": "slow", "steps": 7}))
     assert words(f"--config {file}") == Loop(steps=7, model=Model(depth=2)), "a file names its own preset"
 
@@ -203,10 +185,7 @@ def test_json_and_back() -> None:
 def test_the_hash_is_of_what_decides_the_result() -> None:
     base = config_hash(Loop())
     assert len(base) == 12 and config_hash(Loop(run_name="other")) == base
-    assert (
-        len({base, config_hash(Loop(lr=1.0)), config_hash(Loop(model=Model(depth=6))), config_hash(Model())})
-        == 4
-    )
+    assert len({base, config_hash(Loop(lr=1.0)), config_hash(Loop(model=Model(depth=6))), config_hash(Model())}) == 4
     assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 2, "b": 1})
 
 
@@ -229,13 +208,9 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     for row in describe(Loop):
         assert f"--{row.name.replace('_', '-')} {row.type}" in shown and row.help.split(";")[0] in shown
     assert "start from one of: quick, slow" in shown and "(default 1 8)" in shown
-    assert (
-        "--out str" in format_help(Named)
-        and "(required)" in format_help(Named)
-        and "PROMPTS" in format_help(Named)
-    )
+    assert "--out str" in format_help(Named) and "(required)" in format_help(Named) and "PROMPTS" in format_help(Named)
 
 
 def test_refusals_are_both_ours_and_pythons() -> None:
-    assert issubclass(ConfigError, (Refusal, ValueError)) and issubclass(MissingFile, FileNotFoundError)
+    assert issubclass(ConfigError, (UserError, ValueError)) and issubclass(MissingFile, FileNotFoundError)
     assert str(MissingFile("no such thing")) == "no such thing"

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from codechat import contamination, data, evaluate, rundirs, tokenizer
-from codechat import checkpoint
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat.data import command
+from codechat.evaluation import contamination, evaluate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
 from codechat.tasks import micro
 from codechat.tasks.base import Problem
 from codechat.tasks.toy import TOY_MODEL
+from codechat.text import tokenizer
 
 CODE = """def longest_run(values, limit):
     # the longest stretch above the limit
@@ -26,7 +29,11 @@ CODE = """def longest_run(values, limit):
 REQUEST = "Write a function that finds the length of the longest run of values above a given limit in a list."
 PROBLEM = Problem("leaked", [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": REQUEST}],
                   {"code": CODE, "tests": ["assert longest_run([1], 0) == 1"], "names": ["longest_run"]}, "test")  # fmt: skip
-NOISE = "def other(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n" + "many words about nothing at all. " * 50 + "\n"
+NOISE = (
+    "def other(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
+    + "many words about nothing at all. " * 50
+    + "\n"
+)
 
 
 def found(*texts: str, problem: Problem = PROBLEM, whole: bool = False) -> tuple[str, ...]:
@@ -75,7 +82,12 @@ def test_a_short_request_counts_only_as_a_whole_message() -> None:
 
 
 def test_small_programs_are_nobodys_secret() -> None:
-    small = Problem("leaked", PROBLEM.messages, {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]}, "test")
+    small = Problem(
+        "leaked",
+        PROBLEM.messages,
+        {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]},
+        "test",
+    )
     assert found("def f(x):\n    return x + 1\n", problem=small) == ()
 
 
@@ -92,20 +104,44 @@ def test_problems_of_micro_are_not_exposed_by_its_own_solutions_but_a_leak_is() 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose lineage is a corpus and conversations, both with room for a leak."""
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
-    monkeypatch.setattr("codechat.lineage_texts.ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr("codechat.evaluation.training_texts.ROOT", tmp_path)
     (tmp_path / "source").mkdir()
     for i in range(40):
-        (tmp_path / "source" / f"module_{i}.py").write_text(f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}"))
-    data.main(["corpus", "--source", str(tmp_path / "source"), "--out", str(tmp_path / "corpus"), "--tokenizer", "bytes", "--val-share", "0"])
+        (tmp_path / "source" / f"module_{i}.py").write_text(
+            f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}")
+        )
+    command.main(
+        [
+            "corpus",
+            "--source",
+            str(tmp_path / "source"),
+            "--out",
+            str(tmp_path / "corpus"),
+            "--tokenizer",
+            "bytes",
+            "--val-share",
+            "0",
+        ]
+    )
     (tmp_path / "talk").mkdir()
-    row = {"id": "a", "messages": [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}], "domain": "chat", "meta": {}}
+    row = {
+        "id": "a",
+        "messages": [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}],
+        "domain": "chat",
+        "meta": {},
+    }
     (tmp_path / "talk" / "chat.train.jsonl").write_text(json.dumps(row) + "\n")
     lineage = [{"run": "p", "kind": "pretrain", "data_dir": "corpus"}, {"run": "s", "kind": "sft", "data_dir": "talk"},
                {"run": "gone", "kind": "sft", "data_dir": "nowhere"}]  # fmt: skip
     tok = tokenizer.load("bytes")
     with Run.create("leaky", {"a": 1}, kind="sft") as run:
-        checkpoint.save(run.path, 1, model=GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage})
+        checkpoint.save(
+            run.path,
+            1,
+            model=GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0),
+            meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage},
+        )
     return run.path
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from codechat import corpus, sources, tokenizer
-from codechat.config import DataError, MissingFile
+from codechat.core.errors import DataError, MissingFile
+from codechat.data import corpus, sources
+from codechat.text import tokenizer
 
 BYTES = tokenizer.load("bytes")
 
@@ -20,9 +21,7 @@ def texts(n: int) -> list[str]:
 
 
 def write(out: Path, documents=None, **options) -> dict:
-    return corpus.write_corpus(
-        texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options
-    )
+    return corpus.write_corpus(texts(60) if documents is None else documents, out, BYTES, val_share=0.1, **options)
 
 
 def stream(out: Path, split: str) -> np.ndarray:
@@ -31,9 +30,7 @@ def stream(out: Path, split: str) -> np.ndarray:
 
 def test_every_document_is_in_exactly_one_split_and_joined_by_end_of_text(tmp_path):
     manifest = write(tmp_path)
-    parts = {
-        s: BYTES.decode(stream(tmp_path, s).tolist()).split("<|endoftext|>")[:-1] for s in ("train", "val")
-    }
+    parts = {s: BYTES.decode(stream(tmp_path, s).tolist()).split("<|endoftext|>")[:-1] for s in ("train", "val")}
     assert parts["val"] and sorted(parts["train"] + parts["val"]) == sorted(texts(60))
     assert manifest["train_documents"] == len(parts["train"])
     for split, kept in parts.items():
@@ -225,7 +222,7 @@ def python_tree(root: Path) -> None:
         "pkg/tests/test_a.py": "assert a() == 1\n",
         "pkg/_vendor/b.py": "def b():\n    return 2\n",
         "pkg/test_c.py": "import a\n",
-        "codechat/gpt.py": "class GPT:\n    pass\n",
+        "codechat/models/gpt.py": "class GPT:\n    pass\n",
         "site-packages/d.py": "def d():\n    return 4\n",
         "pkg/table.py": "T = [" + "0, 1, 2, 3,\n" * 50 + "]\n",
         "pkg/long.py": "x = '" + "a" * 1200 + "'\n",
@@ -253,8 +250,7 @@ def test_the_order_of_documents_does_not_depend_on_the_machine(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"def f():\n    return {i}\n")
     orders = [
-        [d.name for d in sources.embedded_python(sources.Ledger("e"), [("stdlib", tmp_path / r)])]
-        for r in ("x/y", "z")
+        [d.name for d in sources.embedded_python(sources.Ledger("e"), [("stdlib", tmp_path / r)])] for r in ("x/y", "z")
     ]
     assert orders[0] == orders[1] != sorted(orders[0])
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from codechat import chat, conversions, corpus, data, dialogues, glaive, questions, sources, tokenizer
-from codechat.config import ConfigError, DataError, MissingFile, Refusal
-from codechat.probes import CELLS, cell_of
-from codechat.sources import Ledger
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.data import command, conversations, corpus, glaive, public_rows, sources, synthetic
+from codechat.data.prepared import SPLITS
+from codechat.data.sources import Ledger
+from codechat.evaluation.behaviour_probes import CELLS, cell_of
+from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
 
@@ -32,7 +34,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 
 def run(kind: str, out: Path, *flags: str) -> None:
-    data.main([kind, "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
+    command.main([kind, "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
 
 
 SMALL = ("--max-examples", 60, "--copies", 30, "--problems", 40, "--eval-examples", 20, "--probes", 3)
@@ -51,14 +53,14 @@ def prepared(tmp_path_factory) -> Path:
 
 
 def test_code_questions_are_functions_that_parse_without_docstring_or_decorator(prepared):
-    rows = [r for split in data.SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
+    rows = [r for split in SPLITS for r in rows_of(prepared / f"code.{split}.jsonl")]
     assert len(rows) == 400 and {r["domain"] for r in rows} == {"code"}
     for row in rows:
         user, answer = (m["content"] for m in row["messages"] if m["role"] != "system")
         (function,) = ast.parse(answer).body
         assert isinstance(function, ast.FunctionDef) and function.name in user
         assert ast.get_docstring(function) is None and not function.decorator_list
-        assert len(answer) <= questions.MAX_CODE_CHARS
+        assert len(answer) <= synthetic.MAX_CODE_CHARS
 
 
 def test_a_share_of_the_code_rows_has_neutral_prompts_and_another_offers_tools(prepared):
@@ -74,20 +76,15 @@ def test_a_share_of_the_code_rows_has_neutral_prompts_and_another_offers_tools(p
 
 def test_splits_share_no_answer_and_no_request(prepared):
     for domain in ("code", "chat", "calls"):
-        asked = {
-            s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")}
-            for s in data.SPLITS
-        }
+        asked = {s: {json.dumps(r["messages"]) for r in rows_of(prepared / f"{domain}.{s}.jsonl")} for s in SPLITS}
         assert all(asked.values())
         assert not asked["train"] & asked["select"] and not asked["train"] & asked["test"]
-    code = {
-        s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in data.SPLITS
-    }
+    code = {s: {r["messages"][-1]["content"] for r in rows_of(prepared / f"code.{s}.jsonl")} for s in SPLITS}
     assert not code["train"] & (code["select"] | code["test"]) and not code["select"] & code["test"]
 
 
 def test_calls_come_with_problems_of_every_split_and_probes_of_every_cell(prepared):
-    sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*data.SPLITS, "test_hard")}
+    sizes = {s: len(rows_of(prepared / f"funcall.{s}.jsonl")) for s in (*SPLITS, "test_hard")}
     assert sizes == {"train": 40, "select": 20, "test": 20, "test_hard": 20}
     problem = rows_of(prepared / "funcall.train.jsonl")[0]
     assert set(problem) == {"id", "messages", "gold", "split", "meta"} and set(problem["gold"]) == {
@@ -105,7 +102,7 @@ def test_the_manifest_holds_both_commands_and_the_supervised_tokens_of_each_doma
     manifest = json.loads((prepared / "manifest.json").read_text())
     assert set(manifest["domains"]) == {"code", "chat", "calls", "copy"}
     assert set(manifest["sources"]) == {"python files", "functions", "small talk", "toolbox"}
-    loaded = dialogues.load_domains(prepared, "train", BYTES, "reserved", 4096)
+    loaded = conversations.load_domains(prepared, "train", BYTES, "reserved", 4096)
     for domain, examples in loaded.items():
         assert manifest["domains"][domain]["supervised_tokens"] == sum(e.supervised for e in examples)
     for name, entry in manifest["files"].items():
@@ -133,13 +130,11 @@ def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(t
 
 
 def test_the_embedded_source_needs_no_datasets_package(tmp_path, monkeypatch):
-    code = (
-        "import sys, codechat.data; sys.exit('datasets' in sys.modules or 'huggingface_hub' in sys.modules)"
-    )
+    code = "import sys, codechat.data.command; sys.exit('datasets' in sys.modules or 'huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     monkeypatch.setitem(sys.modules, "datasets", None)
     run("corpus", tmp_path, "--max-tokens", "20000")
-    with pytest.raises(Refusal, match="`datasets` is not installed.*--source embedded"):
+    with pytest.raises(UserError, match="`datasets` is not installed.*--source embedded"):
         run("sft", tmp_path / "hub", "--source", "hub")
 
 
@@ -156,14 +151,11 @@ FUNCTION = '''def clamp(value, low=0, high=1):
 
 
 def test_a_function_becomes_a_request_and_its_own_source():
-    row = questions.question(FUNCTION)
+    row = synthetic.question(FUNCTION)
     user, answer = (m["content"] for m in row["messages"])
     assert "`clamp(value, low=0, high=1)`" in user and "value limited to the range from low to high" in user
     assert "More words" not in user
-    assert (
-        answer
-        == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
-    )
+    assert answer == "def clamp(value, low=0, high=1):\n    # keep the order\n    return max(low, min(high, value))"
 
 
 @pytest.mark.parametrize(
@@ -181,27 +173,19 @@ def test_a_function_becomes_a_request_and_its_own_source():
     ],
 )
 def test_functions_that_make_no_question_are_left_out_by_rule(source, rule):
-    assert questions.question(source) == rule
+    assert synthetic.question(source) == rule
 
 
 def test_only_top_level_functions_are_asked_for_once():
-    text = (
-        FUNCTION
-        + "\n\nclass A:\n"
-        + "    "
-        + FUNCTION.replace("\n", "\n    ")
-        + "\n\n@cache\n"
-        + FUNCTION
-        + "\n"
-    )
+    text = FUNCTION + "\n\nclass A:\n" + "    " + FUNCTION.replace("\n", "\n    ") + "\n\n@cache\n" + FUNCTION + "\n"
     ledger = Ledger("functions")
-    assert len(list(questions.code_rows([sources.Document(text)], ledger))) == 1
+    assert len(list(synthetic.code_rows([sources.Document(text)], ledger))) == 1
     assert ledger.kept == 1 and ledger.skipped == {"duplicate": 1}
 
 
 def test_requests_speak_english():
     asked = {
-        verb: questions._request(f"f{i}(x)", f"{verb} the given items.")
+        verb: synthetic._request(f"f{i}(x)", f"{verb} the given items.")
         for i, verb in enumerate(["Return", "Returns", "Search", "Copies", "Given", "Copy"])
     }
     assert all("the given items" in text for text in asked.values())
@@ -243,15 +227,13 @@ def test_instruction_rows_become_conversations_with_their_input(tmp_path):
     ],
 )
 def test_the_domain_follows_from_the_answer(answer, domain):
-    assert conversions.domain_of(answer) == domain
+    assert public_rows.domain_of(answer) == domain
 
 
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
     rows = [{**ALPACA, "instruction": f"Task {i}."} for i in range(18)] + [{**ALPACA, "output": ""}] * 2
     path = write(tmp_path / "alpaca.jsonl", rows)
-    with pytest.raises(
-        DataError, match=r"alpaca.jsonl lost 2 of 20 rows \(10.0%\) to 'no_answer'; at most 5.0%"
-    ):
+    with pytest.raises(DataError, match=r"alpaca.jsonl lost 2 of 20 rows \(10.0%\) to 'no_answer'; at most 5.0%"):
         run("sft", tmp_path / "out", "--source", path)
     printed = capsys.readouterr().out
     assert "no_answer" in printed and "10.00%" in printed and "5.00%" in printed
@@ -316,7 +298,7 @@ def test_evaluation_data_is_never_written_as_training_data(tmp_path, kind, row, 
 
 def test_the_training_split_of_mbpp_is_accepted():
     row = {"task_id": 601, "text": "Add.", "code": "def add(a, b):\r\n    return a + b", "test_list": []}
-    (made,) = conversions.instruction_rows([row], "mbpp", Ledger("mbpp"))
+    (made,) = public_rows.instruction_rows([row], "mbpp", Ledger("mbpp"))
     assert made["messages"][1]["content"] == "def add(a, b):\n    return a + b"
 
 
@@ -327,9 +309,7 @@ SCHEMA = {
     "description": "Mix colours",
     "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
 }
-SYSTEM = (
-    "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
-)
+SYSTEM = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
 
 
 def glaive_row(call: str) -> dict:
@@ -348,9 +328,7 @@ def test_glaive_turns_are_split_at_their_markers_only():
 
 @pytest.mark.parametrize("arguments", ['{"a": "You\'ve {won}"}', '\'{"a": "You\'ve {won}"}\''])
 def test_every_call_of_a_glaive_row_is_written_in_canonical_form(arguments):
-    messages = glaive.conversation(
-        glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}')
-    )
+    messages = glaive.conversation(glaive_row(f'Sure. <functioncall> {{"name": "mix", "arguments": {arguments}}}'))
     assert messages[2]["content"] == "Sure.\n" + chat.format_call("mix", {"a": "You've {won}"})
     assert messages[0]["content"] == chat.tools_prompt([SCHEMA], "compact")
 
@@ -390,7 +368,7 @@ def mute_hub(monkeypatch):
 def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, kind, mute_hub):
     pytest.importorskip("datasets")
     began = time.monotonic()
-    with pytest.raises(Refusal, match="cannot be reached.*--source embedded, or --source PATH"):
+    with pytest.raises(UserError, match="cannot be reached.*--source embedded, or --source PATH"):
         run(kind, tmp_path / "out", "--source", "hub")
     assert time.monotonic() - began < sources.PROBE_S + 3
     assert not list(tmp_path.glob("out/*"))
@@ -422,12 +400,12 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
 def test_a_wrong_word_is_refused(words, error, match, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=match):
-        data.main(words)
+        command.main(words)
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_help_names_the_kinds_and_the_sources(capsys):
-    data.main([])
+    command.main([])
     text = capsys.readouterr().out
     assert all(word in text for word in ("corpus", "sft", "calls", "embedded", "hub"))
 
@@ -435,9 +413,7 @@ def test_help_names_the_kinds_and_the_sources(capsys):
 # ------------------------------------------------------------------ real samples
 
 
-@pytest.mark.parametrize(
-    "name", ["glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"]
-)
+@pytest.mark.parametrize("name", ["glaive_v2_en_300.jsonl", "glaive_format_short.jsonl", "common_non_bfcl.parquet"])
 def test_real_calls_lose_nothing(shared_data, tmp_path, name):
     run(
         "calls",
@@ -451,7 +427,7 @@ def test_real_calls_lose_nothing(shared_data, tmp_path, name):
     )
     (source,) = json.loads((tmp_path / "manifest.json").read_text())["sources"].values()
     assert source["kept"] > 200 and source["dropped"] == {}
-    loaded = dialogues.load_domains(tmp_path, "train", tokenizer.load("gpt2"), "text", 8192)
+    loaded = conversations.load_domains(tmp_path, "train", tokenizer.load("gpt2"), "text", 8192)
     assert len(loaded["calls"]) > 150
 
 
@@ -484,7 +460,7 @@ def test_real_instructions_and_real_python_are_read(shared_data, tmp_path):
 
 def test_tiny_shakespeare_becomes_a_corpus_of_characters(shared_data, tmp_path):
     path = shared_data / "tinyshakespeare" / "input.txt"
-    data.main(
+    command.main(
         [
             "corpus",
             "--source",

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from codechat import data, dialogues, tasks, tokenizer
-from codechat.config import ConfigError, DataError, Refusal
-from codechat.data_code import HUB
+from codechat import tasks
+from codechat.core.errors import ConfigError, DataError, UserError
+from codechat.data import command, conversations
+from codechat.tasks.coding.prepare import HUB
+from codechat.text import tokenizer
 
 BYTES = tokenizer.load("bytes")
 
@@ -19,13 +21,15 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def prepare(tmp_path: Path, *rows: dict[str, Any], words: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def prepare(
+    tmp_path: Path, *rows: dict[str, Any], words: tuple[str, ...] = ()
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(conversations of every split, manifest) of a file with these rows."""
     tmp_path.mkdir(exist_ok=True)
     source = tmp_path / "rows.jsonl"
     source.write_text("".join(json.dumps(r) + "\n" for r in rows))
     out = tmp_path / "out"
-    data.main(["code", "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *words])
+    command.main(["code", "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *words])
     made = [r for path in sorted(out.glob("programs.*.jsonl")) for r in rows_of(path)]
     return made, json.loads((out / "manifest.json").read_text())["sources"]["rows.jsonl"]
 
@@ -46,12 +50,26 @@ def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> Non
     )
     assert [[m["content"] for m in r["messages"]] for r in sorted(made, key=lambda r: len(str(r)))] == [
         ["Add two numbers.", ADD], ["Use the input.\n\n1, 2", ADD + "\nprint(add(1, 2))"]]  # fmt: skip
-    assert counts == {"kept": 2, "dropped": {}, "skipped": {"duplicate": 1, "no_python": 2, "few_tokens": 1, "too_long": 1}}
+    assert counts == {
+        "kept": 2,
+        "dropped": {},
+        "skipped": {"duplicate": 1, "no_python": 2, "few_tokens": 1, "too_long": 1},
+    }
 
 
 def test_submissions_are_kept_where_they_were_accepted(tmp_path: Path) -> None:
-    task = {"problem-description": "Add.", "input-specification": "Two numbers.", "output-specification": "Their sum.", "code": "print(sum(map(int, input().split())))"}
-    made, counts = prepare(tmp_path, task | {"verdict": "OK"}, task | {"verdict": "WRONG_ANSWER", "code": "print(0, 'it is')"}, task | {"code": "print 'old'\n"})
+    task = {
+        "problem-description": "Add.",
+        "input-specification": "Two numbers.",
+        "output-specification": "Their sum.",
+        "code": "print(sum(map(int, input().split())))",
+    }
+    made, counts = prepare(
+        tmp_path,
+        task | {"verdict": "OK"},
+        task | {"verdict": "WRONG_ANSWER", "code": "print(0, 'it is')"},
+        task | {"code": "print 'old'\n"},
+    )
     assert [r["messages"][0]["content"] for r in made] == ["Add.\n\nInput:\nTwo numbers.\n\nOutput:\nTheir sum."]
     assert counts["skipped"] == {"not_accepted": 1, "no_python": 1}
 
@@ -62,16 +80,23 @@ def test_files_are_asked_for_by_their_docstring(tmp_path: Path) -> None:
         {"content": f'"""Adds numbers, two at a time."""\n{ADD}\n'},
         {"content": f'"""Adds numbers."""\n{ADD}\n'},
         {"content": ADD},
-        {"content": f'"""Adds numbers, two at a time.'},
+        {"content": '"""Adds numbers, two at a time.'},
         {"content": f'"""Adds numbers, two at a time."""\n{ADD}\n' + "x = 1\n" * 1000},
     )
-    assert [r["messages"][0]["content"] for r in made] == ["Write a Python module for this description:\n\nAdds numbers, two at a time."]
+    assert [r["messages"][0]["content"] for r in made] == [
+        "Write a Python module for this description:\n\nAdds numbers, two at a time."
+    ]
     assert made[0]["messages"][1]["content"].endswith(ADD) and made[0]["domain"] == "programs"
     assert counts["skipped"] == {"short_docstring": 2, "no_python": 1, "too_long": 1}
 
 
 def mbpp(number: int) -> dict[str, Any]:
-    return {"task_id": number, "text": "Write a function to add.", "code": ADD.replace("\n", "\r\n"), "test_list": ["assert add(1, 2) == 3"]}
+    return {
+        "task_id": number,
+        "text": "Write a function to add.",
+        "code": ADD.replace("\n", "\r\n"),
+        "test_list": ["assert add(1, 2) == 3"],
+    }
 
 
 def test_only_mbpps_prompt_split_is_for_sft(tmp_path: Path) -> None:
@@ -97,12 +122,12 @@ def test_many_lost_rows_and_unknown_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="columns"):
         prepare(tmp_path, {"question": "a", "answer": "b"})
     with pytest.raises(ConfigError, match="share"):
-        data.main(["code", "--max-lost", "2"])
+        command.main(["code", "--max-lost", "2"])
 
 
 @pytest.mark.slow
 def test_embedded_programs_need_no_network(tmp_path: Path) -> None:
-    data.main(["code", "--out", str(tmp_path), "--tokenizer", "bytes", "--max-examples", "30"])
+    command.main(["code", "--out", str(tmp_path), "--tokenizer", "bytes", "--max-examples", "30"])
     rows = rows_of(tmp_path / "programs.train.jsonl")
     assert rows and all(r["messages"][1]["content"].startswith("def ") for r in rows)
 
@@ -114,45 +139,67 @@ def test_the_hubs_names_are_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.append((name, files))
         return iter([{"instruction": f"Add for {name}.", "output": f"{ADD}  # {name}"}])
 
-    monkeypatch.setattr("codechat.sources.hub_rows", rows)
-    data.main(["code", "--source", "hub", "--out", str(tmp_path), "--tokenizer", "bytes"])
+    monkeypatch.setattr("codechat.data.sources.hub_rows", rows)
+    command.main(["code", "--source", "hub", "--out", str(tmp_path), "--tokenizer", "bytes"])
     assert asked == list(HUB.values())
 
 
 @pytest.mark.slow
 def test_a_hub_out_of_reach_is_said_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(Refusal, match="cannot be reached"):
-        data.main(["code", "--source", "codeforces", "--out", str(tmp_path)])
+    with pytest.raises(UserError, match="cannot be reached"):
+        command.main(["code", "--source", "codeforces", "--out", str(tmp_path)])
     assert not (tmp_path / "manifest.json").exists()
 
 
 def test_small_problems_on_disk(tmp_path: Path) -> None:
-    words = ["micro", "--out", str(tmp_path), "--tokenizer", "bytes", "--max-examples", "40", "--problems", "30", "--eval-examples", "12", "--levels", "1", "2"]
-    data.main(words)
+    words = [
+        "micro",
+        "--out",
+        str(tmp_path),
+        "--tokenizer",
+        "bytes",
+        "--max-examples",
+        "40",
+        "--problems",
+        "30",
+        "--eval-examples",
+        "12",
+        "--levels",
+        "1",
+        "2",
+    ]
+    command.main(words)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    loaded = dialogues.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
+    loaded = conversations.load_domains(tmp_path, "train", BYTES, "reserved", 4096)
     assert list(loaded) == ["solutions"] and len(loaded["solutions"]) == 40, "problems are not read as conversations"
     task = tasks.load("micro", source=str(tmp_path))
     assert {s: len(task.problems(s)) for s in task.splits} == {"train": 30, "select": 12, "test": 12, "test_hard": 12}
     assert {p.meta["level"] for p in task.problems("train")} == {1, 2}
     taught = {r["messages"][0]["content"] for r in rows_of(tmp_path / "solutions.train.jsonl")}
     assert not taught & {p.messages[0]["content"] for s in task.splits for p in task.problems(s)}
-    data.main(words)
+    command.main(words)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
     with pytest.raises(ConfigError, match="levels .9."):
-        data.main([*words[:-2], "9"])
+        command.main([*words[:-2], "9"])
 
 
 def test_shares_of_neutral_prompts_and_negatives_are_off_unless_asked_for(tmp_path: Path) -> None:
-    rows = [{"instruction": f"Add {i} to a number.", "input": "", "output": f"def add(a):\n    return a + {i}"} for i in range(400)]
+    rows = [
+        {"instruction": f"Add {i} to a number.", "input": "", "output": f"def add(a):\n    return a + {i}"}
+        for i in range(400)
+    ]
     made, _ = prepare(tmp_path / "plain", *rows)
     assert all(r["messages"][0]["role"] == "user" and not r["meta"]["tools_present"] for r in made)
     made, _ = prepare(tmp_path / "v7", *rows, words=("--neutral-share", "0.2", "--negatives-share", "0.1"))
-    assert {r["messages"][-1]["content"] for r in made} == {r["output"] for r in rows}, "no row is lost, and every answer stays a program"
+    assert {r["messages"][-1]["content"] for r in made} == {r["output"] for r in rows}, (
+        "no row is lost, and every answer stays a program"
+    )
     with_tools = [r for r in made if r["meta"]["tools_present"]]
     neutral = [r for r in made if r["messages"][0]["role"] == "system" and not r["meta"]["tools_present"]]
     assert 20 <= len(with_tools) <= 60 and 55 <= len(neutral) <= 105
-    assert all("Functions:" in r["messages"][0]["content"] for r in with_tools) and not any("Functions:" in r["messages"][0]["content"] for r in neutral)
+    assert all("Functions:" in r["messages"][0]["content"] for r in with_tools) and not any(
+        "Functions:" in r["messages"][0]["content"] for r in neutral
+    )
     with pytest.raises(ConfigError, match="neutral_share 0.7 and negatives_share 0.6 add up to more than 1"):
         prepare(tmp_path / "bad", words=("--neutral-share", "0.7", "--negatives-share", "0.6"))

@@ -12,15 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import advantages, chat, contamination, data_code, defects, generate, grpo, losses, optim, reinforce, rollout, rundirs, tasks, tokenizer
-from codechat import calls, config, conversions, diagnose, glaive, xray
-from codechat.config import CheckpointError, ConfigError, DataError, RunError
-from codechat.defects import DEFECTS, switched_on
-from codechat.generate import Completion
-from codechat.gpt import GPT, GPTConfig
-from codechat.sources import read_jsonl
+from codechat import grpo, reinforce, tasks
+from codechat.core import config
+from codechat.core.errors import CheckpointError, ConfigError, DataError, RunError
+from codechat.data import glaive, public_rows
+from codechat.data.sources import read_jsonl
+from codechat.evaluation import contamination, diagnose
+from codechat.labs import defects
+from codechat.labs.defects import DEFECTS, switched_on
+from codechat.models import generate, optim
+from codechat.models.config import GPTConfig
+from codechat.models.generate import Completion
+from codechat.models.gpt import GPT
+from codechat.reports import token_attribution
+from codechat.rl import advantages, losses, rollout
+from codechat.runs import paths
 from codechat.tasks import Problem, toolbox, toy
-from codechat.tasks.coding import CodingTask
+from codechat.tasks.coding import prepare
+from codechat.tasks.coding.task import CodingTask
+from codechat.text import chat, tokenizer, tool_calls
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("stop-set", "bf16-weights", "quote-parser", "printed-reward", "train-on-test", "k1-drift", "silent-resume")
@@ -103,12 +113,16 @@ def naming(text: str) -> set[str]:
     for node in ast.walk(ast.parse(text)) if "defects" in text else ():
         names = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        found |= {"defects"} if "codechat.defects" in (*names, module) or (module == "codechat" and "defects" in names) else set()
+        found |= (
+            {"defects"}
+            if "codechat.labs.defects" in (*names, module) or (module == "codechat.labs" and "defects" in names)
+            else set()
+        )
     return found
 
 
 def test_only_recipes_and_the_museum_name_a_defect() -> None:
-    library = [p for p in (ROOT / "codechat").rglob("*.py") if p.name != "defects.py" and not p.name.startswith("recipe")]
+    library = [p for p in (ROOT / "codechat").rglob("*.py") if p.name != "defects.py" and "recipes" not in p.parts]
     notebooks = [p for p in (ROOT / "nbs_py").glob("*.py") if "museum" not in p.name and not p.name.startswith("9")]
     assert len(library) > 100 and len(notebooks) > 15
     assert not {str(p): found for p in [*library, *notebooks] if (found := naming(p.read_text(encoding="utf-8")))}
@@ -116,8 +130,13 @@ def test_only_recipes_and_the_museum_name_a_defect() -> None:
 
 def test_the_naming_test_sees_what_it_forbids() -> None:
     assert naming("x = 'stop-set'") == {"stop-set"}
-    assert naming("from codechat import chat, defects") == naming("import codechat.defects") == naming("from codechat.defects import DEFECTS") == {"defects"}
-    assert not naming("from codechat import chat\nx = 'nonstop-set'")
+    assert (
+        naming("from codechat.text import chat; from codechat.labs import defects")
+        == naming("import codechat.labs.defects")
+        == naming("from codechat.labs.defects import DEFECTS")
+        == {"defects"}
+    )
+    assert not naming("from codechat.text import chat\nx = 'nonstop-set'")
 
 
 # ---------------------------------------------------------------- F1, F2: stop-set
@@ -146,7 +165,13 @@ def sampled(model: GPT, prompt: list[int], tok: tokenizer.Tokenizer, tags: str) 
     return chat.completion_text(done.ids, tok, tags), done
 
 
-@pytest.mark.parametrize("code, cut", [("import math\ndef find_end(a, b):\n    return a < b", "import math\ndef find_end"), ("x = [1, 2, 3, 4]\nif x | a<b: f()", "x = [1, 2, 3, 4]\nif x | a<")])
+@pytest.mark.parametrize(
+    "code, cut",
+    [
+        ("import math\ndef find_end(a, b):\n    return a < b", "import math\ndef find_end"),
+        ("x = [1, 2, 3, 4]\nif x | a<b: f()", "x = [1, 2, 3, 4]\nif x | a<"),
+    ],
+)
 def test_the_set_cuts_code_at_a_bare_piece(code: str, cut: str) -> None:
     tok = tokenizer.load("gpt2:1024")
     model, prompt = policy_of(code, tok, "text")
@@ -178,8 +203,15 @@ def batch_of(tok: tokenizer.Tokenizer, tags: str, *answers: str) -> rollout.Roll
     problem = toolbox.problems("train", 1, 0)[0]
     scores = [tasks.Score(float(i == 0), "full" if i == 0 else "no_tag", {}, i == 0) for i in range(len(answers))]
     done = [Completion(ids := chat.completion_ids(a, tok, tags), [0.0] * len(ids), "stop") for a in answers]
-    return rollout.RolloutBatch([problem], [chat.prompt(problem.messages, tok, tags)], done, list(answers), scores,
-                                torch.tensor([[s.reward for s in scores]]), len(answers))
+    return rollout.RolloutBatch(
+        [problem],
+        [chat.prompt(problem.messages, tok, tags)],
+        done,
+        list(answers),
+        scores,
+        torch.tensor([[s.reward for s in scores]]),
+        len(answers),
+    )
 
 
 def trained(tok: tokenizer.Tokenizer, tags: str, answer: str) -> int:
@@ -195,7 +227,11 @@ def test_of_a_call_three_tokens_keep_a_gradient_in_gpt2s_vocabulary() -> None:
     tok = tokenizer.load("gpt2")
     call = '<functioncall> {"name": "get_weather", "arguments": {"location": "Paris"}}'
     ids = chat.completion_ids(call, tok, "text")
-    assert [tok.decode([i]) for i, kept in zip(ids, defects.trained_by_the_set(ids, PIECES)) if kept] == ["<", "function", "call"]
+    assert [tok.decode([i]) for i, kept in zip(ids, defects.trained_by_the_set(ids, PIECES)) if kept] == [
+        "<",
+        "function",
+        "call",
+    ]
     assert trained(tok, "text", call) == len(ids)
     with switched_on("stop-set"):
         assert trained(tok, "text", call) == 3
@@ -212,8 +248,12 @@ def test_with_the_broken_mask_a_group_that_opens_alike_has_no_gradient_and_xray_
     def gradient() -> float:
         chat.stop_sequences(tok, "text")
         for packed in rollout.pack(batch, advantages.group_advantages(batch.rewards), row_tokens=2048, rows=8):
-            logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-            losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+            logprobs, _ = model.token_logprobs(
+                packed.ids, packed.targets, positions=packed.positions, mask=packed.mask()
+            )
+            losses.policy_gradient_loss(
+                logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens
+            ).backward()
         found = float(torch.stack([p.grad.norm() for p in model.parameters()]).norm())
         model.zero_grad()
         return found
@@ -223,9 +263,11 @@ def test_with_the_broken_mask_a_group_that_opens_alike_has_no_gradient_and_xray_
         assert gradient() < 1e-6 * whole, "the same tokens with advantages that add up to 0"
     prompt, ids = batch.prompts[0], batch.completions[0].ids
     kept = [False] * len(prompt) + defects.trained_by_the_set(ids, PIECES)
-    shares = {name: xray.gradient_share(model, prompt + ids, mask, [0.0] * len(prompt) + [0.5] * len(ids))
-              for name, mask in (("right", [False] * len(prompt) + [True] * len(ids)), ("broken", kept))}
-    arguments = len(prompt) + kept[len(prompt):].index(False)
+    shares = {
+        name: token_attribution.gradient_share(model, prompt + ids, mask, [0.0] * len(prompt) + [0.5] * len(ids))
+        for name, mask in (("right", [False] * len(prompt) + [True] * len(ids)), ("broken", kept))
+    }
+    arguments = len(prompt) + kept[len(prompt) :].index(False)
     assert sum(shares["broken"][arguments:]) == 0 and sum(shares["right"][arguments:]) > 0.5
 
 
@@ -242,11 +284,16 @@ def test_without_masters_most_small_updates_vanish_and_the_instrument_says_so() 
                 p.grad = torch.ones_like(p)  # Adam then steps by lr, always the same way
             for optimizer in optimizers:
                 optimizer.step()
-        asked = torch.cat([(a - p).detach().flatten() for a, p in zip(start, model.parameters(), strict=True)]).mean() / (lr * steps)
+        asked = torch.cat(
+            [(a - p).detach().flatten() for a, p in zip(start, model.parameters(), strict=True)]
+        ).mean() / (lr * steps)
         gains = all(torch.equal(p, a) for a, p in zip(start, model.parameters(), strict=True) if p.ndim < 2)
         return diagnose.weights_changed_bf16(before, model), float(asked), gains
 
-    (share, asked, gains), (share_masters, asked_masters, gains_masters) = _with("bf16-weights", lambda: moved(1e-5)), moved(1e-5)
+    (share, asked, gains), (share_masters, asked_masters, gains_masters) = (
+        _with("bf16-weights", lambda: moved(1e-5)),
+        moved(1e-5),
+    )
     assert asked_masters == pytest.approx(1.0, abs=0.02) and not gains_masters
     assert asked < 0.6 and gains and share < 0.6 * share_masters, "the same ten steps"
 
@@ -264,36 +311,53 @@ QUOTED = """<functioncall> {"name": "get_weather", "arguments": '{"location": "P
 
 def test_swapping_quotes_fails_on_the_datas_own_form_and_the_gold_gate_says_so() -> None:
     gold = {"name": "get_weather", "arguments": {"location": "Paris"}}
-    problems = [Problem(str(i), [{"role": "user", "content": "?"}], gold, "train", {"gold_text": QUOTED}) for i in range(3)]
+    problems = [
+        Problem(str(i), [{"role": "user", "content": "?"}], gold, "train", {"gold_text": QUOTED}) for i in range(3)
+    ]
     task = tasks.load("funcall")
     assert task.score(problems[0], QUOTED).reward == 1.0 and tasks.gold_gate(task, problems).ok
     with switched_on("quote-parser"):
         score = task.score(problems[0], QUOTED)
         assert (score.reward, score.tier) == (0.15, "bad_json")
         assert task.score(problems[0], chat.format_call(**gold)).reward == 1.0
-        assert chat.parse_calls("<functioncall> {'name': 'f', 'arguments': '{}'}")[0].arguments == {}, "why calls without arguments survived"
+        assert chat.parse_calls("<functioncall> {'name': 'f', 'arguments': '{}'}")[0].arguments == {}, (
+            "why calls without arguments survived"
+        )
         with pytest.raises(DataError, match="bad_json: 3"):
             tasks.gold_gate(task, problems).require()
 
 
 def test_a_data_set_in_single_quotes_is_lost_to_it() -> None:
     def row(arguments: str) -> dict[str, str]:
-        return {"system": "", "chat": f"USER: go\n\n\nASSISTANT: <functioncall> {{\"name\": \"f\", \"arguments\": '{arguments}'}} <|endoftext|>"}
+        return {
+            "system": "",
+            "chat": f'USER: go\n\n\nASSISTANT: <functioncall> {{"name": "f", "arguments": \'{arguments}\'}} <|endoftext|>',
+        }
 
     rows = [row('{"a": 1}'), row('{"q": "You\'ve won"}'), row("{}")]
     assert not [r for r in map(glaive.conversation, rows) if isinstance(r, str)]
     with switched_on("quote-parser"):
-        assert [r if isinstance(r, str) else "kept" for r in map(glaive.conversation, rows)] == ["unreadable_call", "unreadable_call", "kept"]
+        assert [r if isinstance(r, str) else "kept" for r in map(glaive.conversation, rows)] == [
+            "unreadable_call",
+            "unreadable_call",
+            "kept",
+        ]
 
 
-@pytest.mark.parametrize("file, rows, kept", [("glaive_v2_en_300.jsonl", 300, 147), ("glaive_format_short.jsonl", 1006, 49)])
-def test_of_real_rows_it_keeps_those_without_calls_or_arguments(shared_data: Path, file: str, rows: int, kept: int) -> None:
+@pytest.mark.parametrize(
+    "file, rows, kept", [("glaive_v2_en_300.jsonl", 300, 147), ("glaive_format_short.jsonl", 1006, 49)]
+)
+def test_of_real_rows_it_keeps_those_without_calls_or_arguments(
+    shared_data: Path, file: str, rows: int, kept: int
+) -> None:
     found = [row for _, row in read_jsonl(shared_data / "function_calling" / file)]
     assert sum(not isinstance(glaive.conversation(row), str) for row in found) == len(found) == rows
     with switched_on("quote-parser"):
         left = [made for row in found if not isinstance(made := glaive.conversation(row), str)]
     assert len(left) == kept
-    calls_left = [c for messages in left for m in messages if m["role"] == "assistant" for c in chat.parse_calls(m["content"])]
+    calls_left = [
+        c for messages in left for m in messages if m["role"] == "assistant" for c in chat.parse_calls(m["content"])
+    ]
     assert len(calls_left) == (49 if rows == 1006 else 0) and not any(c.arguments for c in calls_left)
 
 
@@ -307,7 +371,7 @@ def test_of_real_rows_it_keeps_those_without_calls_or_arguments(shared_data: Pat
 ])  # fmt: skip
 def test_what_the_swapping_reader_does_read(text: str, form: str, name: str | None, arguments: dict | None) -> None:
     with switched_on("quote-parser"):
-        assert calls.parse_calls(text) == chat.parse_calls(text) == [chat.Call(name, arguments, form)]
+        assert tool_calls.parse_calls(text) == chat.parse_calls(text) == [chat.Call(name, arguments, form)]
         assert chat.parse_calls("no call") == []
 
 
@@ -324,7 +388,12 @@ ADD = "def add(a, b): return a + b"
 
 
 def problem(*tests: str) -> Problem:
-    return Problem("add", [{"role": "user", "content": "add"}], {"code": ADD, "tests": list(tests), "names": ["add"], "setup": "", "stub": ""}, "train")
+    return Problem(
+        "add",
+        [{"role": "user", "content": "add"}],
+        {"code": ADD, "tests": list(tests), "names": ["add"], "setup": "", "stub": ""},
+        "train",
+    )
 
 
 def test_a_printed_reward_is_forged_four_ways_and_the_sandbox_pays_none() -> None:
@@ -338,7 +407,9 @@ def test_a_printed_reward_is_forged_four_ways_and_the_sandbox_pays_none() -> Non
 def test_a_printed_reward_counts_and_breaks_on_a_test_of_two_lines() -> None:
     task = CodingTask("printed", [], reward="fractional")
     with switched_on("printed-reward"):
-        assert task.score(problem("assert add(1, 2) == 3", "assert add(2, 2) == 5", "assert add(0, 0) == 0"), ADD).reward == pytest.approx(2 / 3)
+        assert task.score(
+            problem("assert add(1, 2) == 3", "assert add(2, 2) == 5", "assert add(0, 0) == 0"), ADD
+        ).reward == pytest.approx(2 / 3)
         assert task.score(problem("x = add(1, 2)\nassert x == 3"), ADD).reward == 0.0
         assert task.score(problem("assert add(1, 2) == 3"), "def add(a, b):\n    while True: pass").reward == 0.0
     assert task.score(problem("x = add(1, 2)\nassert x == 3"), ADD).reward == 1.0
@@ -349,7 +420,9 @@ def test_a_printed_reward_counts_and_breaks_on_a_test_of_two_lines() -> None:
 
 def test_sft_on_the_test_solutions_is_found_by_the_contamination_check(tmp_path: Path) -> None:
     def exposed(out: Path) -> int:
-        data_code.prepare_micro(data_code.MicroConfig(out=str(out), tokenizer="bytes", max_examples=80, problems=5, eval_examples=20))
+        prepare.prepare_micro(
+            prepare.MicroConfig(out=str(out), tokenizer="bytes", max_examples=80, problems=5, eval_examples=20)
+        )
         rows = [row for _, row in read_jsonl(out / "solutions.train.jsonl")]
         assert len(rows) == 80 and {r["meta"]["split"] for r in rows} == {"train"}
         problems = tasks.load("micro", source=str(out)).problems("test", seed=0)
@@ -364,22 +437,28 @@ def test_sft_on_the_test_solutions_is_found_by_the_contamination_check(tmp_path:
 def test_checkpoints_would_be_ranked_on_test_and_benchmarks_let_in() -> None:
     task, row = tasks.load("micro"), {"task_id": 11, "text": "?", "code": "pass", "test_list": []}
     select, test = ([p.id for p in task.problems(split, 20)] for split in ("select", "test"))
-    assert not set(select) & set(test) and conversions.evaluation_set(row)
+    assert not set(select) & set(test) and public_rows.evaluation_set(row)
     with pytest.raises(DataError, match="evaluation data"):
-        list(data_code.refuse_evaluation([row], "mbpp"))
+        list(prepare.refuse_evaluation([row], "mbpp"))
     with switched_on("train-on-test"):
         assert [p.id for p in task.problems("select", 20)] == test
-        assert list(data_code.refuse_evaluation([row], "mbpp")) == [row] and data_code.mbpp_split(11) == "prompt"
+        assert list(prepare.refuse_evaluation([row], "mbpp")) == [row] and prepare.mbpp_split(11) == "prompt"
     assert [p.id for p in task.problems("select", 20)] == select
 
 
 # ---------------------------------------------------------------- F7, F8: in the loops
 
 
-def test_k1_in_the_loss_moves_a_policy_that_nothing_rewards_and_the_sentinel_stops_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k1_in_the_loss_moves_a_policy_that_nothing_rewards_and_the_sentinel_stops_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, completion: tasks.Score(0.0, "none", {}, False))
-    cfg = config.resolve(grpo.GRPOConfig, "toy", overrides=dict(max_steps=9, dead_patience=8, diagnose_groups=0, save_every=0, kl_coef=0.02, kl_kind="k1"),
-                         presets=grpo.RUN_PRESETS)
+    cfg = config.resolve(
+        grpo.GRPOConfig,
+        "toy",
+        overrides=dict(max_steps=9, dead_patience=8, diagnose_groups=0, save_every=0, kl_coef=0.02, kl_kind="k1"),
+        presets=grpo.RUN_PRESETS,
+    )
     right = grpo.train(replace(cfg, run_name="right"))
     with switched_on("k1-drift"):
         drifting = grpo.train(replace(cfg, run_name="drifting", kl_kind="k3"))
@@ -390,12 +469,18 @@ def test_k1_in_the_loss_moves_a_policy_that_nothing_rewards_and_the_sentinel_sto
     assert drifting.metrics()["kl_ref"].iloc[-1] > 0.05 and (drifting.metrics()["grad_norm"] > 0).all()
 
 
-def test_a_resume_that_cannot_load_starts_over_in_silence_or_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg = config.resolve(reinforce.ReinforceConfig, "toy", overrides=dict(max_steps=3, save_every=2, diagnose_groups=0, run_name="lost"),
-                         presets=reinforce.RUN_PRESETS)
+def test_a_resume_that_cannot_load_starts_over_in_silence_or_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = config.resolve(
+        reinforce.ReinforceConfig,
+        "toy",
+        overrides=dict(max_steps=3, save_every=2, diagnose_groups=0, run_name="lost"),
+        presets=reinforce.RUN_PRESETS,
+    )
     began = reinforce.train(cfg)
     first = began.metrics()["time"].iloc[0]
-    path = rundirs.find_checkpoint("lost") / "model.pt"
+    path = paths.find_checkpoint("lost") / "model.pt"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="model.pt"):
         reinforce.train(replace(cfg, resume=True))
@@ -403,6 +488,10 @@ def test_a_resume_that_cannot_load_starts_over_in_silence_or_is_refused(home: Pa
     with switched_on("silent-resume"):
         again = reinforce.train(replace(cfg, resume=True))
     assert "starting from scratch" in capsys.readouterr().err
-    assert list(again.metrics()["step"]) == [1, 2, 3] and again.metrics()["time"].iloc[0] > first and "resumed" not in again.env
+    assert (
+        list(again.metrics()["step"]) == [1, 2, 3]
+        and again.metrics()["time"].iloc[0] > first
+        and "resumed" not in again.env
+    )
     with switched_on("silent-resume"):  # what can be loaded is continued
         assert reinforce.train(replace(cfg, resume=True)).resumed

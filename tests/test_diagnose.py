@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import checkpoint, diagnose, rundirs, tokenizer
-from codechat.config import ConfigError, DataError, parse
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat.core.config import parse
+from codechat.core.errors import ConfigError, DataError
+from codechat.evaluation import diagnose
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
 from codechat.tasks.toy import TOY_MODEL, ToyTask
+from codechat.text import tokenizer
 
 
 def groups(n: int, varying: int, reward: float = 0.3) -> torch.Tensor:
@@ -109,7 +113,7 @@ def test_snapshot_is_a_copy_even_of_bf16_weights() -> None:
 @pytest.fixture
 def untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a run whose checkpoint is an untrained toy model."""
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     tok = tokenizer.load("bytes")
     with Run.create("base", {"a": 1}, kind="pretrain") as run:
         model = GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab))
@@ -118,9 +122,7 @@ def untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "base"
 
 
-def test_command_prints_the_verdict_and_keeps_a_row(
-    untrained: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_the_verdict_and_keeps_a_row(untrained: str, capsys: pytest.CaptureFixture[str]) -> None:
     diagnose.main(["--ckpt", untrained, "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"])
     out, run = capsys.readouterr().out, Run.open("look")
     for part in (
@@ -138,13 +140,11 @@ def test_command_prints_the_verdict_and_keeps_a_row(
     assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
 
 
-def test_gold_answers_that_fail_end_it_before_a_run_is_made(
-    untrained: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gold_answers_that_fail_end_it_before_a_run_is_made(untrained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")
     with pytest.raises(DataError, match="gold answers of task toy"):
         diagnose.main(["--ckpt", untrained, "--task", "toy", "--run-name", "look"])
-    assert not rundirs.exists("look")
+    assert not paths.exists("look")
 
 
 @pytest.mark.parametrize(

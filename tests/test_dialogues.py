@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from codechat import chat, dialogues, tokenizer
-from codechat.config import DataError, MissingFile
-from codechat.dialogues import Example
+from codechat.core.errors import DataError, MissingFile
+from codechat.data import conversations as dialogues
+from codechat.data.conversations import Example
+from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
 
@@ -39,9 +40,7 @@ def numbered(lengths: list[int], domain: str = "chat", supervised: int | None = 
 
 
 def same(a: dialogues.Batch, b: dialogues.Batch) -> bool:
-    return all(
-        torch.equal(getattr(a, f), getattr(b, f)) for f in ("ids", "targets", "docs", "positions", "domains")
-    )
+    return all(torch.equal(getattr(a, f), getattr(b, f)) for f in ("ids", "targets", "docs", "positions", "domains"))
 
 
 def conversations(batch: dialogues.Batch) -> list[list[int]]:
@@ -73,10 +72,7 @@ def test_reasons_for_leaving_a_row_out():
     assert encode(talk("<|end|>", "x"), "text") == "tag_in_content"
     fits = encode(talk("hi", "x"))
     n = len(fits.ids)
-    assert (
-        isinstance(encode(talk("hi", "x"), block=n), Example)
-        and encode(talk("hi", "x"), block=n - 1) == "too_long"
-    )
+    assert isinstance(encode(talk("hi", "x"), block=n), Example) and encode(talk("hi", "x"), block=n - 1) == "too_long"
 
 
 def test_the_original_projects_ids_and_labels_are_read_as_they_are(tmp_path):
@@ -177,9 +173,7 @@ def test_packed_attention_equals_each_conversation_alone():
     torch.manual_seed(0)
     table = torch.randn(4000, 8)
     x = table[batch.ids]  # (1, T, D)
-    packed = torch.nn.functional.scaled_dot_product_attention(
-        x, x, x, attn_mask=dialogues.block_mask(batch.docs)[:, 0]
-    )
+    packed = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=dialogues.block_mask(batch.docs)[:, 0])
     for k, ids in enumerate(conversations(batch)):
         alone = table[torch.tensor(ids)][None]
         want = torch.nn.functional.scaled_dot_product_attention(alone, alone, alone, is_causal=True)
@@ -233,7 +227,11 @@ def test_domains_are_mixed_by_supervised_tokens():
 
 def test_a_mix_given_in_rows_is_one_in_rows():
     """Rows of calls and programs as 5.6 to 1 although a program has five times the tokens: what concatenating two files does."""
-    examples = {"calls": numbered([40] * 300, "calls", supervised=10), "programs": numbered([80] * 100, "programs", supervised=50), "chat": numbered([9] * 9)}
+    examples = {
+        "calls": numbered([40] * 300, "calls", supervised=10),
+        "programs": numbered([80] * 100, "programs", supervised=50),
+        "chat": numbered([9] * 9),
+    }
     weights = dialogues.token_weights(examples, {"calls": 5.6, "programs": 1.0})
     assert weights["calls"] / weights["programs"] == pytest.approx(5.6 / 5)
     loader = dialogues.PackedLoader(examples, weights, 8, 256)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from codechat import dist
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
+from codechat.distributed import dist
 
 
 def test_one_process_needs_no_group() -> None:
@@ -28,9 +28,10 @@ def test_one_process_needs_no_group() -> None:
 TWO = """
 import pathlib, random, sys
 import torch
-from codechat import checkpoint, dist, rundirs
-from codechat.config import RunError
-from codechat.run import Run
+from codechat.runs import checkpoint, paths as rundirs
+from codechat.distributed import dist
+from codechat.core.errors import RunError
+from codechat.runs.run import Run
 rundirs.ROOT = pathlib.Path(sys.argv[1])
 with dist.session() as world:
     rank = world.rank
@@ -82,25 +83,19 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
         "2",
         str(tmp_path / "two.py"),
     ]
-    done = subprocess.run(
-        [*command, str(tmp_path)], cwd=repository, capture_output=True, text=True, timeout=100
-    )
+    done = subprocess.run([*command, str(tmp_path)], cwd=repository, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and done.stdout.count("rank done") == 2, done.stderr[-3000:]
     rows = (tmp_path / "runs" / "two" / "metrics.jsonl").read_text().splitlines()
     assert len(rows) == 1, "one rank writes"
 
-    from codechat import checkpoint
+    from codechat.runs import checkpoint
 
     alone = checkpoint.load(tmp_path / "runs" / "two")
-    assert alone.extra == {"rank": 0} and alone.rng is None, (
-        "another number of ranks: no random state to continue"
-    )
+    assert alone.extra == {"rank": 0} and alone.rng is None, "another number of ranks: no random state to continue"
     checkpoint.restore(alone, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
 
 
-def test_the_compute_dtype_and_who_decides(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = torch.device("cpu")
     for wish, native, expected in (
         (None, True, torch.bfloat16),

@@ -18,7 +18,12 @@ import pytest
 CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-MODEL = {"config.json": b'{"model_type": "llama"}', "model.safetensors": os.urandom(3 * 2**20 // 2 + CHUNK), "pytorch_model.bin": b"\x80 a pickle", "README.md": b"# hi"}
+MODEL = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": os.urandom(3 * 2**20 // 2 + CHUNK),
+    "pytorch_model.bin": b"\x80 a pickle",
+    "README.md": b"# hi",
+}
 REPOS = {("models", "some/model"): MODEL, ("datasets", "some/data"): {"data/train.jsonl": b'{"a": 1}\n'}}
 
 
@@ -62,17 +67,31 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         self.server.asked.append((self.command, path, self.headers.get("Range")))
         for (kind, name), files in REPOS.items():
-            tree = {"id": name, "sha": COMMIT, "private": False, "gated": False, "tags": [], "siblings": [{"rfilename": f} for f in files]}
+            tree = {
+                "id": name,
+                "sha": COMMIT,
+                "private": False,
+                "gated": False,
+                "tags": [],
+                "siblings": [{"rfilename": f} for f in files],
+            }
             prefix = f"/api/{kind}/{name}"
             if path.startswith(prefix + "/tree"):
-                rows = [{"type": "file", "path": f, "size": len(d), "oid": hashlib.sha1(d).hexdigest()} for f, d in files.items()]
+                rows = [
+                    {"type": "file", "path": f, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+                    for f, d in files.items()
+                ]
                 return self.answer(200, json.dumps(rows).encode(), Content_Type="application/json")
             if path in (prefix, f"{prefix}/revision/main", f"{prefix}/revision/{COMMIT}"):
                 return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
             start = ("" if kind == "models" else f"/{kind}") + f"/{name}/resolve/{COMMIT}/"
             if path.startswith(start) and path.removeprefix(start) in files:
                 return self.file(files[path.removeprefix(start)])
-        return self.answer(404, b"{}", X_Error_Code="RepoNotFound") if path.startswith("/api/") else self.answer(200 if path == "/" else 404)
+        return (
+            self.answer(404, b"{}", X_Error_Code="RepoNotFound")
+            if path.startswith("/api/")
+            else self.answer(200 if path == "/" else 404)
+        )
 
     def file(self, data: bytes) -> None:
         about = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
@@ -105,10 +124,17 @@ def hub() -> Iterator[Hub]:
 
 def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy") and k != "HF_TOKEN"}
-    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    program = "import sys; from codechat import rundirs, cli; rundirs.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
+    environment |= {
+        "HF_ENDPOINT": url,
+        "HF_HOME": str(home / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    program = "import sys; from codechat.runs import paths as rundirs; from codechat import cli; rundirs.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
-    return subprocess.run([sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=120
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -130,12 +156,20 @@ def test_a_data_set_is_found_where_no_model_has_the_name(tmp_path: Path, hub: Hu
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
     none = download(tmp_path, hub.url, "some/thing", "--out", "there")
-    assert none.returncode == 2 and "the hub has no model or data set some/thing" in none.stderr and not (tmp_path / "there").exists()
+    assert (
+        none.returncode == 2
+        and "the hub has no model or data set some/thing" in none.stderr
+        and not (tmp_path / "there").exists()
+    )
     assert download(tmp_path, hub.url, "some/data", "--kind", "model", "--out", "there").returncode == 2
 
 
 def fetched(hub: Hub) -> list[tuple[str, str | None]]:
-    return [(path.rpartition("/")[2], where) for command, path, where in hub.asked if command == "GET" and "/resolve/" in path]
+    return [
+        (path.rpartition("/")[2], where)
+        for command, path, where in hub.asked
+        if command == "GET" and "/resolve/" in path
+    ]
 
 
 def test_a_cut_connection_goes_on_where_it_broke(tmp_path: Path, hub: Hub) -> None:
@@ -156,7 +190,10 @@ def test_a_hub_that_falls_silent_leaves_no_directory_and_whole_files_stay(tmp_pa
     hub.cut_at, hub.asked = None, []
     second = download(tmp_path, hub.url, "some/model", "--out", "out")
     assert second.returncode == 0, second.stderr
-    assert contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"] and not (tmp_path / "out.partial").exists()
+    assert (
+        contents(tmp_path / "out")["model.safetensors"] == MODEL["model.safetensors"]
+        and not (tmp_path / "out.partial").exists()
+    )
     assert [name for name, _ in fetched(hub)] == ["model.safetensors"], "what is whole is not fetched again"
 
 

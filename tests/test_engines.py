@@ -21,20 +21,30 @@ import torch
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from codechat import chat, checkpoint, config, engines, generate, grpo, hub, link, losses, reinforce, rollout, run, rundirs, tokenizer  # noqa: E402
-from codechat.config import ConfigError, Refusal, RunError  # noqa: E402
-from codechat.engines import EngineLost  # noqa: E402
-from codechat.gpt import GPT, GPTConfig  # noqa: E402
-from codechat.tasks.base import Problem  # noqa: E402
-from codechat.tasks.toy import TOY_MODEL  # noqa: E402
-from codechat.tensor_files import Weights  # noqa: E402
 from server import Serving  # noqa: E402
 from test_episodes import END, Talk  # noqa: E402
+
+from codechat import grpo, reinforce
+from codechat.core import config, http_client
+from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
+from codechat.models import generate, hf_format
+from codechat.models.config import GPTConfig  # noqa: E402
+from codechat.models.gpt import GPT
+from codechat.models.safetensors_files import Weights  # noqa: E402
+from codechat.rl import engines, losses, rollout  # noqa: E402
+from codechat.rl.engines import EngineLost  # noqa: E402
+from codechat.runs import checkpoint, paths, run
+from codechat.tasks.base import Problem  # noqa: E402
+from codechat.tasks.toy import TOY_MODEL  # noqa: E402
+from codechat.text import chat, tokenizer
 
 SHAPE = GPTConfig(**TOY_MODEL | {"depth": 1, "n_embd": 32}, vocab_size=257)
 TOK = tokenizer.load("bytes")
 LOOPS: dict[str, Any] = {"reinforce": (reinforce, reinforce.ReinforceConfig), "grpo": (grpo, grpo.GRPOConfig)}
-MORE: dict[str, dict[str, Any]] = {"reinforce": {}, "grpo": dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_cap=2.0)}
+MORE: dict[str, dict[str, Any]] = {
+    "reinforce": {},
+    "grpo": dict(variant="dapo", inner_epochs=2, old_logprobs="trainer", importance_cap=2.0),
+}
 CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "effective_groups")
 
 
@@ -42,7 +52,7 @@ CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "e
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Runs of the test below tmp_path, and weights/start, which holds a model of the toy's shape that no run begins with."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(engines, "PAUSES_S", (0.02, 0.2))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -66,8 +76,17 @@ def save(what: GPT, folder: Path, step: int = 0, tok: tokenizer.Tokenizer = TOK)
 
 def settings(loop: str, home: Path, **changes: Any) -> Any:
     module, cls = LOOPS[loop]
-    small = dict(model=config.to_dict(SHAPE), max_steps=3, device_batch_size=3, group_size=6, max_new_tokens=4, save_every=0, diagnose_groups=0,
-                 eval_examples=1, engine_patience_s=60.0)
+    small = dict(
+        model=config.to_dict(SHAPE),
+        max_steps=3,
+        device_batch_size=3,
+        group_size=6,
+        max_new_tokens=4,
+        save_every=0,
+        diagnose_groups=0,
+        eval_examples=1,
+        engine_patience_s=60.0,
+    )
     small |= {} if changes.get("engine", "local") == "local" else {"engine_dir": str(home / "weights")}
     return config.resolve(cls, "toy", overrides=small | MORE[loop] | changes, presets=module.RUN_PRESETS)
 
@@ -88,12 +107,19 @@ def same(a: run.Run, b: run.Run) -> None:
 
 
 def opened(home: Path, url: str, **changes: Any) -> Any:
-    return engines.open_engine(settings("reinforce", home, engine="http", engine_url=url, run_name="direct", **changes), TOK)
+    return engines.open_engine(
+        settings("reinforce", home, engine="http", engine_url=url, run_name="direct", **changes), TOK
+    )
 
 
 @pytest.fixture
 def up(home: Path) -> Iterator[Any]:
-    with Serving(ckpt=str(home / "weights/start/checkpoints/step_000000"), max_batch=8, max_queue=12, reload_from=home / "weights") as running:
+    with Serving(
+        ckpt=str(home / "weights/start/checkpoints/step_000000"),
+        max_batch=8,
+        max_queue=12,
+        reload_from=home / "weights",
+    ) as running:
         yield running
 
 
@@ -107,7 +133,9 @@ def test_importance_weights_by_hand() -> None:
     weights, stats = losses.importance_weights(new, old, mask, 2.5)
     torch.testing.assert_close(weights, torch.tensor([[2.0, 0.5, 1.0], [1.0, 2.5, 1.0]]))  # 0.6 / 0.2 = 3 is cut
     assert not weights.requires_grad and int(stats["importance_capped"]) == 1
-    assert float(stats["mismatch_kl"]) == pytest.approx((2 - 1 - 0.6931472) + (0.5 - 1 + 0.6931472) + (3 - 1 - 1.0986123), abs=1e-5)
+    assert float(stats["mismatch_kl"]) == pytest.approx(
+        (2 - 1 - 0.6931472) + (0.5 - 1 + 0.6931472) + (3 - 1 - 1.0986123), abs=1e-5
+    )
     ones, stats = losses.importance_weights(new, old, mask, 0.0)
     assert torch.equal(ones, torch.ones(2, 3)) and float(stats["mismatch_kl"]) > 0
 
@@ -128,11 +156,16 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
 # ---------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("loop, changes, why", [
-    ("reinforce", dict(importance_cap=0.5), "importance_cap 0.5"), ("reinforce", dict(max_off_policy=1), "--engine local samples"),
-    ("reinforce", dict(engine="http", engine_url="nonsense"), "--engine-url nonsense"), ("reinforce", dict(max_off_policy=-1), "must not be negative"),
-    ("grpo", dict(old_logprobs="sampler"), "--old-logprobs trainer"),
-])
+@pytest.mark.parametrize(
+    "loop, changes, why",
+    [
+        ("reinforce", dict(importance_cap=0.5), "importance_cap 0.5"),
+        ("reinforce", dict(max_off_policy=1), "--engine local samples"),
+        ("reinforce", dict(engine="http", engine_url="nonsense"), "--engine-url nonsense"),
+        ("reinforce", dict(max_off_policy=-1), "must not be negative"),
+        ("grpo", dict(old_logprobs="sampler"), "--old-logprobs trainer"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(loop: str, changes: dict[str, Any], why: str, home: Path) -> None:
     with pytest.raises(ConfigError, match=why):
         settings(loop, home, **changes)
@@ -157,15 +190,29 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
         file.seek(-200, os.SEEK_END)
         file.write(b"x")
     inside = "checkpoints/step_000000"
-    for path, status, why in ((f"../secret/{inside}", 403, "leads out"), (str(home / "secret" / inside), 403, "leads out"), ("none", 404, "no checkpoint"),
-                              (f"other/{inside}", 409, "another model"), (f"words/{inside}", 409, "another model"), (f"torn/{inside}", 409, "damaged"), ("", 400, "path")):
+    for path, status, why in (
+        (f"../secret/{inside}", 403, "leads out"),
+        (str(home / "secret" / inside), 403, "leads out"),
+        ("none", 404, "no checkpoint"),
+        (f"other/{inside}", 409, "another model"),
+        (f"words/{inside}", 409, "another model"),
+        (f"torn/{inside}", 409, "damaged"),
+        ("", 400, "path"),
+    ):
         found, body = ask(path)
         assert (found, body["error"]["param"]) == (status, "path") and why in body["error"]["message"], body
     assert up.health()["version"] == first, "what was refused changed nothing"
     save(model(2), home / "weights/new", step=7)
     found, body = ask("new/checkpoints/step_000007")
     assert found == 200 and body["version"] == up.health()["version"] != first and body["version"].startswith("new@7-")
-    body = {"model": up.health()["model"], "prompt": [65, 66], "max_tokens": 6, "seed": 3, "return_token_ids": True, "ignore_eos": True}
+    body = {
+        "model": up.health()["model"],
+        "prompt": [65, 66],
+        "max_tokens": 6,
+        "seed": 3,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
     (choice,) = up.send("POST", "/v1/completions", body)[1]["choices"]
     assert choice["token_ids"] == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
     assert choice["weights_version"] == up.health()["version"]
@@ -174,20 +221,41 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
 def test_without_reload_from_there_is_no_such_route(home: Path) -> None:
     with Serving(ckpt=str(home / "weights/start/checkpoints/step_000000")) as up:
         assert up.send("POST", "/admin/weights", {"path": "start/checkpoints/step_000000"})[0] == 404
-        with pytest.raises(Refusal, match="--reload-from, the --engine-dir"):
+        with pytest.raises(UserError, match="--reload-from, the --engine-dir"):
             opened(home, up.url).push(model(1), 0)
 
 
 def test_ids_keys_and_stops_travel_with_a_request(up: Any) -> None:
     name, prompts = up.health()["model"], [[65, 66, 67], [70]]
     stop = [(99,), tuple(generate.sample(model(5), prompts[:1], max_new_tokens=12, seed=4, keys=["a"])[0].ids[2:4])]
-    body = {"model": name, "prompt": prompts, "max_tokens": 12, "seed": 4, "n": 2, "keys": ["a", 7], "stop_token_ids": [99, list(stop[1])], "logprobs": 0,
-            "return_token_ids": True, "ignore_eos": True}
+    body = {
+        "model": name,
+        "prompt": prompts,
+        "max_tokens": 12,
+        "seed": 4,
+        "n": 2,
+        "keys": ["a", 7],
+        "stop_token_ids": [99, list(stop[1])],
+        "logprobs": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
     got = up.send("POST", "/v1/completions", body)[1]["choices"]
-    right = generate.sample(model(5), prompts, max_new_tokens=12, seed=4, keys=["a", 7], samples_per_prompt=2, stop=stop)
-    assert [c["token_ids"] for c in got] == [c.ids for c in right] and right[0].stop == "stop" == got[0]["finish_reason"]
-    assert [lp for c in got for lp in c["logprobs"]["token_logprobs"]] == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
-    for change, field in (({"keys": [1]}, "keys"), ({"prompt": [[1], [900]]}, "prompt"), ({"stop_token_ids": [900]}, "stop_token_ids"), ({"prompt": [[]]}, "prompt")):
+    right = generate.sample(
+        model(5), prompts, max_new_tokens=12, seed=4, keys=["a", 7], samples_per_prompt=2, stop=stop
+    )
+    assert [c["token_ids"] for c in got] == [c.ids for c in right] and right[0].stop == "stop" == got[0][
+        "finish_reason"
+    ]
+    assert [lp for c in got for lp in c["logprobs"]["token_logprobs"]] == pytest.approx(
+        [lp for c in right for lp in c.logprobs], abs=1e-4
+    )
+    for change, field in (
+        ({"keys": [1]}, "keys"),
+        ({"prompt": [[1], [900]]}, "prompt"),
+        ({"stop_token_ids": [900]}, "stop_token_ids"),
+        ({"prompt": [[]]}, "prompt"),
+    ):
         status, answer = up.send("POST", "/v1/completions", body | change)
         assert status == 400 and answer["error"]["param"].startswith(field), answer
 
@@ -200,16 +268,27 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
 
     def ask_busy(path: str, body: Any = None) -> Any:
         if path == "/v1/completions" and (status := next(busy, None)):
-            raise link.Refused("the queue is full", status)
+            raise http_client.Refused("the queue is full", status)
         return ask(path, body)
 
     monkeypatch.setattr(engine.link, "ask", ask_busy)
     prompts = [[65 + i] * n for i, n in enumerate((1, 2, 30, 60, 62, 64))]
-    how: dict[str, Any] = dict(max_new_tokens=5, temperature=0.9, top_k=40, seed=9, samples_per_prompt=5, keys=[3, 1, 4, 15, 9, 2], stop=chat.stop_sequences(TOK),
-                               on_overflow="stop")
+    how: dict[str, Any] = dict(
+        max_new_tokens=5,
+        temperature=0.9,
+        top_k=40,
+        seed=9,
+        samples_per_prompt=5,
+        keys=[3, 1, 4, 15, 9, 2],
+        stop=chat.stop_sequences(TOK),
+        on_overflow="stop",
+    )
     right = generate.sample(policy, prompts, **how)
     got = engine.sample(policy, prompts, **how)
-    assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in right] and {c.stop for c in right} >= {"length", "context"}
+    assert [(c.ids, c.stop) for c in got] == [(c.ids, c.stop) for c in right] and {c.stop for c in right} >= {
+        "length",
+        "context",
+    }
     assert [lp for c in got for lp in c.logprobs] == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
     assert engine.metrics(0)["engine_retries"] >= 2
     with pytest.raises(ConfigError, match="exceed the block"):
@@ -233,8 +312,10 @@ def test_episodes_over_http_are_the_local_ones(up: Any, home: Path) -> None:
         policy.wte.weight[END] = policy.hidden(torch.arange(40, 100)[None])[0].mean(0)
     engine.push(policy, 0)
     problems = [Problem(str(i), [{"role": "user", "content": "x" * (1 + i)}], None, "train") for i in range(3)]
-    local, http = (rollout.collect(policy, Talk(), problems, TOK, "reserved", group_size=3, max_new_tokens=8, seed=4, **more)
-                   for more in ({}, {"sampler": engine.sample}))
+    local, http = (
+        rollout.collect(policy, Talk(), problems, TOK, "reserved", group_size=3, max_new_tokens=8, seed=4, **more)
+        for more in ({}, {"sampler": engine.sample})
+    )
     assert [(c.ids, c.mask, c.stop) for c in http.completions] == [(c.ids, c.mask, c.stop) for c in local.completions]
     assert max(len(turns) for turns in http.turns) == 3 and torch.equal(http.rewards, local.rewards)
     torch.testing.assert_close(http.logprobs(), local.logprobs(), atol=1e-4, rtol=1e-4)
@@ -251,7 +332,11 @@ def test_the_curve_over_http_is_the_local_one(loop: str, up: Any, home: Path) ->
     http = train(settings(loop, home, run_name="http", engine="http", engine_url=up.url, **more))
     same(local, http)
     found = http.metrics()
-    assert (found["off_policy_steps"] == 0).all() and (found["push_s"] > 0).all() and found["logprob_mismatch"].max() < 1e-3
+    assert (
+        (found["off_policy_steps"] == 0).all()
+        and (found["push_s"] > 0).all()
+        and found["logprob_mismatch"].max() < 1e-3
+    )
     assert found["mismatch_kl"].max() < 1e-6 and "push_s" not in local.metrics()
 
 
@@ -261,7 +346,9 @@ def test_older_weights_are_bounded_logged_and_weighed(up: Any, home: Path) -> No
     plain = train(settings("reinforce", home, run_name="plain", **more))
     assert [x for (x,) in curve(plain, "off_policy_steps")] == [0, 1, 2, 0, 1]
     behind = plain.metrics().sort_values("step")["mismatch_kl"]
-    assert behind.iloc[[0, 3]].max() < 1e-6 < 1e-4 < behind.iloc[[1, 2, 4]].min(), "steps that sampled from older weights show it"
+    assert behind.iloc[[0, 3]].max() < 1e-6 < 1e-4 < behind.iloc[[1, 2, 4]].min(), (
+        "steps that sampled from older weights show it"
+    )
     weighed = train(settings("reinforce", home, run_name="weighed", importance_cap=1.0, **more))
     first, second = curve(plain, "grad_norm"), curve(weighed, "grad_norm")
     assert first[0] == pytest.approx(second[0], rel=1e-2), "on-policy a weight is 1"
@@ -270,23 +357,29 @@ def test_older_weights_are_bounded_logged_and_weighed(up: Any, home: Path) -> No
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_server_that_stays_away_stops_the_run_where_it_is(loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_stops_the_run_where_it_is(
+    loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The third step finds nobody; the run has saved its two steps and continues with the server to the same end."""
-    ask, calls = link.Link.ask, {"gone": False}
+    ask, calls = http_client.Link.ask, {"gone": False}
 
-    def cut(self: link.Link, path: str, body: Any = None) -> Any:
+    def cut(self: http_client.Link, path: str, body: Any = None) -> Any:
         calls["gone"] |= path == "/admin/weights" and "step_000002" in body["path"] and "cut" in body["path"]
         if calls["gone"]:
-            raise link.NoAnswer("no server answers")
+            raise http_client.NoAnswer("no server answers")
         return ask(self, path, body)
 
     local = train(settings(loop, home, run_name="local", max_steps=4))
-    monkeypatch.setattr(link.Link, "ask", cut)
+    monkeypatch.setattr(http_client.Link, "ask", cut)
     cfg = settings(loop, home, run_name="cut", max_steps=4, engine="http", engine_url=up.url, engine_patience_s=0.3)
     found = train(cfg)
-    assert found.status["status"] == "stopped" and "no server answers" in found.status["reason"] and "at step 2; continue with --resume" in found.status["reason"]
+    assert (
+        found.status["status"] == "stopped"
+        and "no server answers" in found.status["reason"]
+        and "at step 2; continue with --resume" in found.status["reason"]
+    )
     assert found.checkpoints() == [2] and len(found.metrics()) == 2
-    monkeypatch.setattr(link.Link, "ask", ask)
+    monkeypatch.setattr(http_client.Link, "ask", ask)
     same(local, train(replace(cfg, resume=True)))
 
 
@@ -299,9 +392,22 @@ class Process:
     """`codechat serve` as a process of its own."""
 
     def __init__(self, home: Path, port: int) -> None:
-        argv = ["serve", "--ckpt", str(home / "weights/start/checkpoints/step_000000"), "--port", str(port), "--reload-from", str(home / "weights")]
-        self.process = subprocess.Popen([sys.executable, "-m", "codechat", *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                        cwd=Path(__file__).resolve().parents[1], env={**os.environ, "OMP_NUM_THREADS": "1"})
+        argv = [
+            "serve",
+            "--ckpt",
+            str(home / "weights/start/checkpoints/step_000000"),
+            "--port",
+            str(port),
+            "--reload-from",
+            str(home / "weights"),
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "codechat", *argv],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parents[1],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -313,9 +419,9 @@ class Process:
 def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real process, killed with SIGKILL after the first answer of the second step and started again: the same curve as without a server."""
     port = free_port()
-    servers, ask, answers = [Process(home, port)], link.Link.ask, [0]
+    servers, ask, answers = [Process(home, port)], http_client.Link.ask, [0]
 
-    def count(self: link.Link, path: str, body: Any = None) -> Any:
+    def count(self: http_client.Link, path: str, body: Any = None) -> Any:
         found = ask(self, path, body)
         if path == "/v1/completions" and body["seed"] == 3:  # of step 1: the seed is 2 + step
             answers[0] += 1
@@ -324,10 +430,19 @@ def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monke
                 servers.append(Process(home, port))
         return found
 
-    monkeypatch.setattr(link.Link, "ask", count)
+    monkeypatch.setattr(http_client.Link, "ask", count)
     monkeypatch.setattr(engines, "PARALLEL", 1)
     try:
-        found = train(settings("reinforce", home, run_name="killed", engine="http", engine_url=f"http://127.0.0.1:{port}", engine_patience_s=200.0))
+        found = train(
+            settings(
+                "reinforce",
+                home,
+                run_name="killed",
+                engine="http",
+                engine_url=f"http://127.0.0.1:{port}",
+                engine_patience_s=200.0,
+            )
+        )
     finally:
         for server in servers:
             server.kill()
@@ -338,14 +453,29 @@ def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monke
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_two_ranks_over_http_learn_what_one_does_alone(up: Any, home: Path) -> None:
-    cfg = settings("reinforce", home, run_name="two", engine="http", engine_url=up.url, device_batch_size=2, max_steps=2)
+    cfg = settings(
+        "reinforce", home, run_name="two", engine="http", engine_url=up.url, device_batch_size=2, max_steps=2
+    )
     (home / "two.json").write_text(json.dumps(config.to_dict(cfg)))
     (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat import config, dist, reinforce, rundirs\n"
+        "import pathlib\nfrom codechat.core import config; from codechat.distributed import dist; from codechat import reinforce; from codechat.runs import paths as rundirs\n"
         f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "with dist.session():\n    reinforce.train(config.resolve(reinforce.ReinforceConfig, file=home / 'two.json'))\n")
-    ranks = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(home / "ranks.py")],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        "with dist.session():\n    reinforce.train(config.resolve(reinforce.ReinforceConfig, file=home / 'two.json'))\n"
+    )
+    ranks = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(home / "ranks.py"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         _, err = ranks.communicate(timeout=240)
     finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
@@ -353,7 +483,9 @@ def test_two_ranks_over_http_learn_what_one_does_alone(up: Any, home: Path) -> N
         ranks.wait(timeout=30)
     assert ranks.returncode == 0, err.decode()[-3000:]
     one = train(settings("reinforce", home, run_name="one", device_batch_size=4, max_steps=2))
-    for a, b in zip(curve(one, "reward_mean", "grad_norm"), curve(run.Run.open("two"), "reward_mean", "grad_norm"), strict=True):
+    for a, b in zip(
+        curve(one, "reward_mean", "grad_norm"), curve(run.Run.open("two"), "reward_mean", "grad_norm"), strict=True
+    ):
         assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
 
 
@@ -370,12 +502,25 @@ class StubVLLM(ThreadingHTTPServer):
 
     def read(self) -> None:
         with Weights(self.folder) as weights:
-            self.weights = hub.read_model(SHAPE, weights)
+            self.weights = hf_format.read_model(SHAPE, weights)
 
 
 class StubHandler(BaseHTTPRequestHandler):
     server: StubVLLM
-    FIELDS = {"model", "prompt", "n", "seed", "temperature", "top_k", "max_tokens", "logprobs", "stop_token_ids", "ignore_eos", "logit_bias", "return_token_ids"}
+    FIELDS = {
+        "model",
+        "prompt",
+        "n",
+        "seed",
+        "temperature",
+        "top_k",
+        "max_tokens",
+        "logprobs",
+        "stop_token_ids",
+        "ignore_eos",
+        "logit_bias",
+        "return_token_ids",
+    }
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -403,14 +548,43 @@ class StubHandler(BaseHTTPRequestHandler):
             return self.answer(None)
         assert self.path == "/v1/completions" and body.keys() <= self.FIELDS and body["model"] == "weights/hf", body
         self.server.bodies.append(body)
-        assert all(isinstance(i, int) for i in body["stop_token_ids"]) and all(-100 <= bias <= 100 for bias in body["logit_bias"].values())
-        drawn = generate.sample(self.server.weights, [body["prompt"]], max_new_tokens=body["max_tokens"], temperature=body["temperature"],
-                                top_k=None if body["top_k"] == -1 else body["top_k"], stop=[(i,) for i in body["stop_token_ids"]], seed=body["seed"] + 1,
-                                samples_per_prompt=body["n"])
-        self.answer({"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [
-            {"index": i, "text": "?", "finish_reason": "stop" if c.stop == "stop" else "length", "stop_reason": None, "token_ids": c.ids,
-             "prompt_token_ids": body["prompt"], "logprobs": {"tokens": ["?"] * len(c.ids), "token_logprobs": c.logprobs, "top_logprobs": [{}] * len(c.ids), "text_offset": []}}
-            for i, c in reversed(list(enumerate(drawn)))]})
+        assert all(isinstance(i, int) for i in body["stop_token_ids"]) and all(
+            -100 <= bias <= 100 for bias in body["logit_bias"].values()
+        )
+        drawn = generate.sample(
+            self.server.weights,
+            [body["prompt"]],
+            max_new_tokens=body["max_tokens"],
+            temperature=body["temperature"],
+            top_k=None if body["top_k"] == -1 else body["top_k"],
+            stop=[(i,) for i in body["stop_token_ids"]],
+            seed=body["seed"] + 1,
+            samples_per_prompt=body["n"],
+        )
+        self.answer(
+            {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "model": body["model"],
+                "choices": [
+                    {
+                        "index": i,
+                        "text": "?",
+                        "finish_reason": "stop" if c.stop == "stop" else "length",
+                        "stop_reason": None,
+                        "token_ids": c.ids,
+                        "prompt_token_ids": body["prompt"],
+                        "logprobs": {
+                            "tokens": ["?"] * len(c.ids),
+                            "token_logprobs": c.logprobs,
+                            "top_logprobs": [{}] * len(c.ids),
+                            "text_offset": [],
+                        },
+                    }
+                    for i, c in reversed(list(enumerate(drawn)))
+                ],
+            }
+        )
 
 
 @pytest.fixture
@@ -435,11 +609,18 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(vllm: Any, home:
     assert found.metrics()["logprob_mismatch"].max() < 1e-3, "the stub sampled from what was exported last"
     assert server.calls.count("/collective_rpc") == server.calls.count("/reset_prefix_cache") == 3
     body = server.bodies[0]
-    assert body["top_k"] == -1 and body["ignore_eos"] and len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.owned and 0 <= body["seed"] < 2**63
+    assert (
+        body["top_k"] == -1
+        and body["ignore_eos"]
+        and len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.owned
+        and 0 <= body["seed"] < 2**63
+    )
     assert len({b["seed"] for b in server.bodies}) == len(server.bodies)
     assert (home / "weights/hf/config.json").is_file()
     deaf = vllm(deaf=True)
-    lost = train(settings("reinforce", home, run_name="deaf", **more | {"engine_url": f"http://127.0.0.1:{deaf.server_port}"}))
+    lost = train(
+        settings("reinforce", home, run_name="deaf", **more | {"engine_url": f"http://127.0.0.1:{deaf.server_port}"})
+    )
     assert lost.metrics()["logprob_mismatch"].min() > 0.1, "a server that keeps its weights shows in the mismatch"
 
 
@@ -449,23 +630,43 @@ def test_vllm_cannot_end_at_several_ids(home: Path) -> None:
         engines.open_engine(cfg, TOK).sample(model(1), [[65]], max_new_tokens=2, stop=[(1, 2)])
 
 
-@pytest.mark.parametrize("change, why", [
-    ({"token_ids": None}, "without ids"), ({"logprobs": None}, "without ids or log-probabilities"), ({"prompt_token_ids": [1, 65]}, "changed the prompt"),
-    ({"token_ids": [5, 300, 6]}, "the policy knows"), ({"token_ids": [5, 6]}, "without ids"),
-])
-def test_answers_that_cannot_be_trained_on_are_refused(change: dict[str, Any], why: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = {"index": 0, "token_ids": [5, 6, 7], "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0]}, "prompt_token_ids": [65], "finish_reason": "length"}
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        ({"token_ids": None}, "without ids"),
+        ({"logprobs": None}, "without ids or log-probabilities"),
+        ({"prompt_token_ids": [1, 65]}, "changed the prompt"),
+        ({"token_ids": [5, 300, 6]}, "the policy knows"),
+        ({"token_ids": [5, 6]}, "without ids"),
+    ],
+)
+def test_answers_that_cannot_be_trained_on_are_refused(
+    change: dict[str, Any], why: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = {
+        "index": 0,
+        "token_ids": [5, 6, 7],
+        "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0]},
+        "prompt_token_ids": [65],
+        "finish_reason": "length",
+    }
     engine = engines.open_engine(settings("reinforce", home, engine="vllm", engine_url="http://127.0.0.1:1"), TOK)
     choices = [good]
-    monkeypatch.setattr(link.Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices})
-    assert engine.sample(model(1), [[65]], max_new_tokens=3) == [generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")]
+    monkeypatch.setattr(
+        http_client.Link, "ask", lambda self, path, body=None: {"data": [{"id": "x"}], "choices": choices}
+    )
+    assert engine.sample(model(1), [[65]], max_new_tokens=3) == [
+        generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")
+    ]
     choices[0] = good | change
     with pytest.raises(RunError, match=why):
         engine.sample(model(1), [[65]], max_new_tokens=3)
 
 
 def test_waiting_ends_when_asked_to(home: Path) -> None:
-    engine = engines.open_engine(settings("reinforce", home, engine="http", engine_url="http://127.0.0.1:1"), TOK, give_up=lambda: True)
+    engine = engines.open_engine(
+        settings("reinforce", home, engine="http", engine_url="http://127.0.0.1:1"), TOK, give_up=lambda: True
+    )
     began = time.monotonic()
     with pytest.raises(EngineLost, match="no server answers"):
         engine.push(model(1), 0)

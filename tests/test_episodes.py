@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import advantages, chat, episodes, generate, losses, preference_data, rollout, tokenizer
-from codechat.config import DataError
-from codechat.gpt import GPT, GPTConfig
+from codechat.core.errors import DataError
+from codechat.models import generate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import advantages, episodes, losses, preference_data, rollout
 from codechat.tasks.base import Environment, Message, Problem, Score
+from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
 TAG = BYTES.n_vocab
@@ -112,7 +115,11 @@ def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy:
     assert one.prompts == many.prompts and one.texts == many.texts and torch.equal(one.rewards, many.rewards)
     assert one.scores == many.scores and one.n_tokens == many.n_tokens and one.truncated_frac == many.truncated_frac
     advantage = advantages.group_advantages(one.rewards)
-    for a, b in zip(rollout.pack(one, advantage, row_tokens=128, rows=4), rollout.pack(many, advantage, row_tokens=128, rows=4), strict=True):
+    for a, b in zip(
+        rollout.pack(one, advantage, row_tokens=128, rows=4),
+        rollout.pack(many, advantage, row_tokens=128, rows=4),
+        strict=True,
+    ):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in rollout.FIELDS)
 
 
@@ -134,7 +141,9 @@ def test_the_mask_covers_exactly_what_the_policy_wrote(policy: GPT, closing: Non
 def test_the_mask_as_people_read_it(policy: GPT) -> None:
     """[brackets] around what is trained on."""
     done = episodes.replay(Talk(ends_after=2), PROBLEMS[0], ["go", "go", "never heard"], BYTES).completion
-    shown = "".join(f"[{chat.decode([i], BYTES)}]" if on else chat.decode([i], BYTES) for i, on in zip(done.ids, done.written)).replace("][", "")
+    shown = "".join(
+        f"[{chat.decode([i], BYTES)}]" if on else chat.decode([i], BYTES) for i, on in zip(done.ids, done.written)
+    ).replace("][", "")
     assert shown == "[go\n<|end|>]\n<|function_response|>\n0 even\n<|end|>\n<|assistant|>\n[go\n<|end|>]"
     assert done.stop == "stop" and sum(done.written) == 8
 
@@ -144,7 +153,11 @@ def test_prompt_and_completion_are_the_conversation_as_rendered() -> None:
     told = [{"role": "function", "content": '{"result": 7}'}]
     for tags in ("reserved", "text"):
         opened = PROBLEMS[0].messages
-        ids = chat.prompt(opened, BYTES, tags) + chat.completion_ids("go", BYTES, tags) + chat.between_turns(told, BYTES, tags)
+        ids = (
+            chat.prompt(opened, BYTES, tags)
+            + chat.completion_ids("go", BYTES, tags)
+            + chat.between_turns(told, BYTES, tags)
+        )
         assert ids == chat.prompt([*opened, {"role": "assistant", "content": "go"}, *told], BYTES, tags)
 
 
@@ -158,7 +171,12 @@ def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, clos
         assert torch.equal(on, packed.completion >= 0) and not packed.advantages[~on].any()
         seen += int(on.sum())
     assert seen == batch.n_tokens == int(batch.mask().sum()) < int(batch.lengths().sum())
-    torch.testing.assert_close(rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2), batch.logprobs(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2),
+        batch.logprobs(),
+        atol=2e-5,
+        rtol=0,
+    )
 
 
 def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, closing: None) -> None:
@@ -173,7 +191,9 @@ def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, closing: None)
         targets = torch.full_like(ids[:, 1:], -100)
         targets[:, len(prompt) - 1 :] = torch.where(torch.tensor([completion.written]), ids[:, len(prompt) :], -100)
         logprobs, _ = policy.token_logprobs(ids[:, :-1], targets)
-        losses.policy_gradient_loss(logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens).backward()
+        losses.policy_gradient_loss(
+            logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens
+        ).backward()
     plain = [p.grad.clone() for p in policy.parameters()]
     policy.zero_grad()
     for packed in rollout.pack(batch, advantage, row_tokens=200, rows=2):
@@ -190,7 +210,9 @@ def test_an_episode_does_not_depend_on_who_shares_its_batch(policy: GPT, closing
     for p, key in enumerate([5, 6, 7]):
         alone = collect(policy, Talk(), [PROBLEMS[p]], keys=[key])
         assert [c.ids for c in alone.completions] == [c.ids for c in together.completions[4 * p : 4 * p + 4]]
-        assert [[t.text for t in turns] for turns in alone.turns] == [[t.text for t in turns] for turns in together.turns[4 * p : 4 * p + 4]]
+        assert [[t.text for t in turns] for turns in alone.turns] == [
+            [t.text for t in turns] for turns in together.turns[4 * p : 4 * p + 4]
+        ]
     assert len({tuple(c.ids) for c in together.completions}) > 6  # and samples of one problem differ
 
 
@@ -232,9 +254,15 @@ def test_counting_is_an_environment() -> None:
 
 def test_values_pass_over_what_the_environment_said() -> None:
     """GAE over a sequence with a gap is GAE over the written tokens alone."""
-    rewards, values, on = torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]]), torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]]), torch.tensor([[1, 0, 0, 1, 1]]).bool()
+    rewards, values, on = (
+        torch.tensor([[0.0, 9.0, 9.0, 0.5, 1.0]]),
+        torch.tensor([[0.3, 8.0, 8.0, 0.2, 0.6]]),
+        torch.tensor([[1, 0, 0, 1, 1]]).bool(),
+    )
     found, returns = advantages.estimate_gae(rewards, values, on, gamma=0.9, lam=0.7)
-    short, short_returns = advantages.estimate_gae(rewards[on][None], values[on][None], torch.ones(1, 3), gamma=0.9, lam=0.7)
+    short, short_returns = advantages.estimate_gae(
+        rewards[on][None], values[on][None], torch.ones(1, 3), gamma=0.9, lam=0.7
+    )
     assert torch.equal(found[on], short[0]) and torch.equal(returns[on], short_returns[0]) and not found[~on].any()
 
 
@@ -266,8 +294,19 @@ def test_a_policy_learns_to_read_what_the_environment_said() -> None:
     letters, model = "abcd", GPT(GPTConfig(depth=2, n_embd=64, n_head=2, block_size=64, vocab_size=BYTES.n_vocab))
     problems = [Problem(letter, [{"role": "user", "content": "?"}], letter, "train") for letter in letters]
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-    shown = [chat.render([*problems[0].messages, {"role": "assistant", "content": "x"}, {"role": "function", "content": a}, {"role": "assistant", "content": b}], BYTES)
-             for a in letters for b in letters]
+    shown = [
+        chat.render(
+            [
+                *problems[0].messages,
+                {"role": "assistant", "content": "x"},
+                {"role": "function", "content": a},
+                {"role": "assistant", "content": b},
+            ],
+            BYTES,
+        )
+        for a in letters
+        for b in letters
+    ]
     ids, on = torch.tensor([r.ids for r in shown]), torch.tensor([r.loss_mask for r in shown]).bool()
     for _ in range(40):
         model.loss(ids[:, :-1], torch.where(on, ids, -100)[:, 1:]).backward()
@@ -278,9 +317,15 @@ def test_a_policy_learns_to_read_what_the_environment_said() -> None:
         batch = collect(model, Guess(), problems, group_size=16, max_new_tokens=4, seed=step)
         rewards.append(float(batch.rewards.mean()))
         for packed in rollout.pack(batch, advantages.group_advantages(batch.rewards), row_tokens=512, rows=8):
-            logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-            losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+            logprobs, _ = model.token_logprobs(
+                packed.ids, packed.targets, positions=packed.positions, mask=packed.mask()
+            )
+            losses.policy_gradient_loss(
+                logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens
+            ).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    assert sum(rewards[:5]) / 5 < 0.3 and sum(rewards[-10:]) / 10 > 0.4  # it tells the letters apart two by two; all four take longer
+    assert (
+        sum(rewards[:5]) / 5 < 0.3 and sum(rewards[-10:]) / 10 > 0.4
+    )  # it tells the letters apart two by two; all four take longer

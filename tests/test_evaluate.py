@@ -12,18 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from codechat import chat, checkpoint, dialogues, evaluate, heldout, probes, rundirs, tasks, tokenizer
-from codechat.config import ConfigError, DataError, MissingFile, Refusal, parse
-from codechat.estimates import (
+from codechat import tasks
+from codechat.core.config import parse
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.data import conversations
+from codechat.evaluation import behaviour_probes, domain_loss, evaluate
+from codechat.evaluation.intervals import (
     bootstrap_interval,
     estimate_pass_at_k,
     paired_bootstrap,
     share_interval,
     wilson_interval,
 )
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat.models import loading
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
+from codechat.text import chat, tokenizer
 
 # ---------------------------------------------------------------- estimates
 
@@ -50,9 +57,9 @@ def test_bootstrap_interval_matches_the_normal_one_and_its_seed() -> None:
 
 
 def test_a_share_of_none_or_all_keeps_an_interval() -> None:
-    assert share_interval([0.0] * 20) == wilson_interval(0, 20) and share_interval(
-        [1.0] * 20
-    ) == wilson_interval(20, 20)
+    assert share_interval([0.0] * 20) == wilson_interval(0, 20) and share_interval([1.0] * 20) == wilson_interval(
+        20, 20
+    )
     assert share_interval([0.0, 1.0, 1.0]) == bootstrap_interval([0.0, 1.0, 1.0])
 
 
@@ -85,9 +92,7 @@ def policy() -> tuple[GPT, tokenizer.Tokenizer]:
     return GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), tok
 
 
-def toy_result(
-    policy: tuple[GPT, tokenizer.Tokenizer], count: int = 8, **over: object
-) -> evaluate.TaskResult:
+def toy_result(policy: tuple[GPT, tokenizer.Tokenizer], count: int = 8, **over: object) -> evaluate.TaskResult:
     task = tasks.load("toy")
     settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
     return evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=count), **settings)
@@ -161,13 +166,13 @@ def test_paired_difference_needs_the_same_problems() -> None:
     ],
 )
 def test_behaviour_of_a_completion(text: str, expected: str) -> None:
-    assert probes.behaviour(text) == expected
+    assert behaviour_probes.behaviour(text) == expected
 
 
 def test_matrix_keeps_counts_and_intervals() -> None:
-    counts = {cell: Counter[str]() for cell in probes.CELLS}
+    counts = {cell: Counter[str]() for cell in behaviour_probes.CELLS}
     counts["tool_with_tools"] = Counter(call=9, neither=1)
-    matrix = probes.BehaviourMatrix(counts)
+    matrix = behaviour_probes.BehaviourMatrix(counts)
     assert matrix.metrics() == {
         "probe/tool_with_tools/call": 0.9,
         "probe/tool_with_tools/code": 0.0,
@@ -194,8 +199,7 @@ def test_matrix_of_a_model_counts_every_probe(policy: tuple[GPT, tokenizer.Token
 
 def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None:
     rows = [
-        dict(messages=[dict(role="user", content=str(i))], asked="tool", tools_present=i % 2 == 0)
-        for i in range(10)
+        dict(messages=[dict(role="user", content=str(i))], asked="tool", tools_present=i % 2 == 0) for i in range(10)
     ]
     path = tmp_path / "probes.select.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
@@ -213,7 +217,7 @@ def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None
 @pytest.fixture
 def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run with two checkpoints of different weights."""
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     tok = tokenizer.load("bytes")
     shape = GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab)
     with Run.create("toy", {"a": 1}, kind="reinforce") as run:
@@ -230,9 +234,7 @@ def toy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 TOY = ["--task", "toy", "--n", "4", "--ks", "1", "4", "--max-new-tokens", "8", "--limit", "8"]
 
 
-def test_command_writes_a_row_for_each_checkpoint_and_split(
-    toy_run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate.main([*TOY, "--ckpt", "toy@1", "toy", "--split", "select", "test", "--run-name", "scores"])
     run = Run.open("scores")
     rows = run.evals()
@@ -242,9 +244,7 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(
         ("toy@2", "select"),
         ("toy@2", "test"),
     ]
-    assert (
-        set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
-    )
+    assert set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
     per_problem = evaluate.read_per_problem(run)
     assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {
         ("checkpoint", "split", "id", "n", "c", "reward_mean", "tiers")
@@ -260,9 +260,7 @@ def test_all_checkpoints_chooses_on_select_and_writes_best(toy_run: Run) -> None
     assert list(rows["checkpoint"]) == ["toy@1", "toy@2"]
     best = rows.sort_values(["pass@1", "pass@4", "step"], ascending=[False, False, True])["step"].iloc[0]
     assert (
-        checkpoint.load("toy@best").step
-        == best
-        == int(Run.open("choice").status["summary"]["best"].rpartition("@")[2])
+        checkpoint.load("toy@best").step == best == int(Run.open("choice").status["summary"]["best"].rpartition("@")[2])
     )
 
 
@@ -297,18 +295,29 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     folder = tmp_path / "talk"
     folder.mkdir()
     for domain, answer in (("calls", "7"), ("code", "x = 1")):
-        rows = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]} for _ in range(5)]
+        rows = [
+            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]} for _ in range(5)
+        ]
         (folder / f"{domain}.test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    loaded = checkpoint.load_model("toy")
-    found = heldout.of_checkpoint(loaded, folder, "test", 3, torch.device("cpu"))
+    loaded = loading.load_model("toy")
+    found = domain_loss.of_checkpoint(loaded, folder, "test", 3, torch.device("cpu"))
     rendered = chat.render(rows[0]["messages"], loaded.tokenizer, tags="reserved")
     ids = torch.tensor([rendered.ids])
     targets = ids[:, 1:].masked_fill(torch.tensor([rendered.loss_mask])[:, 1:] == 0, -100)
     nats = float(loaded.model.loss(ids[:, :-1], targets, reduction="sum"))
     assert found["heldout_nats/code"] == pytest.approx(nats, rel=1e-5)
     assert found["heldout_loss/code"] == pytest.approx(nats / int((targets >= 0).sum()), rel=1e-5)
-    assert set(found) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")} and not loaded.model.training
-    assert {d: len(e) for d, e in dialogues.load_domains(folder, "test", loaded.tokenizer, "reserved", 64, limit=3).items()} == {"calls": 3, "code": 3}
-    for words in (["--heldout-examples", "3"], ["--heldout-examples", "3", "--data-dir", str(folder), "--split", "test_hard"]):
-        with pytest.raises(Refusal, match="heldout_examples needs"):
+    assert (
+        set(found) == {f"heldout_{kind}/{d}" for kind in ("loss", "nats") for d in ("calls", "code")}
+        and not loaded.model.training
+    )
+    assert {
+        d: len(e)
+        for d, e in conversations.load_domains(folder, "test", loaded.tokenizer, "reserved", 64, limit=3).items()
+    } == {"calls": 3, "code": 3}
+    for words in (
+        ["--heldout-examples", "3"],
+        ["--heldout-examples", "3", "--data-dir", str(folder), "--split", "test_hard"],
+    ):
+        with pytest.raises(UserError, match="heldout_examples needs"):
             evaluate.main(["--ckpt", "toy", *words])

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from codechat.config import ConfigError
-from codechat.exercises import EMPTY, EXERCISES, RIGHT, check
+from codechat.core.errors import ConfigError
+from codechat.labs.loss_exercises import EMPTY, EXERCISES, RIGHT, check
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "nbs_py"
 
@@ -39,7 +39,9 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def test_every_solution_is_right_and_its_negative_is_not(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     solution = solved()[name]
     assert check(solution) == RIGHT and capsys.readouterr().out.startswith(f"{name}: right (6 cases")
-    with pytest.raises(AssertionError, match=f"{name}, case 1 of 6: the value is .* is right; its sign is turned around"):
+    with pytest.raises(
+        AssertionError, match=f"{name}, case 1 of 6: the value is .* is right; its sign is turned around"
+    ):
         check(named(name, lambda **case: -solution(**case)))
 
 
@@ -58,7 +60,12 @@ def test_empty_and_foreign_functions(capsys: pytest.CaptureFixture[str]) -> None
     def raises(**case: Any) -> None:
         raise NotImplementedError
 
-    assert check(named("dpo_loss", raises)) == check(named("gae", lambda **case: None)) == check(named("kl_k3", lambda **case: ...)) == EMPTY
+    assert (
+        check(named("dpo_loss", raises))
+        == check(named("gae", lambda **case: None))
+        == check(named("kl_k3", lambda **case: ...))
+        == EMPTY
+    )
     assert capsys.readouterr().out == "dpo_loss: not filled in yet\ngae: not filled in yet\nkl_k3: not filled in yet\n"
     with pytest.raises(ConfigError, match="did you mean 'dpo_loss'"):
         check(named("dpo_los", raises))
@@ -72,5 +79,7 @@ def test_both_notebooks_ask_the_same_and_the_first_answers_nothing() -> None:
     asked, answered = functions("17_losses_by_hand.py"), functions("18_losses_solved.py")
     assert list(asked) == list(answered) == list(EXERCISES)
     for name, node in asked.items():
-        assert ast.dump(node.args) == ast.dump(answered[name].args) and ast.get_docstring(node) == ast.get_docstring(answered[name])
+        assert ast.dump(node.args) == ast.dump(answered[name].args) and ast.get_docstring(node) == ast.get_docstring(
+            answered[name]
+        )
         assert len(node.body) == 2 and isinstance(node.body[1], ast.Raise)

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from codechat import checkpoint, config, lockstep, pretrain, processes, rundirs
-from codechat.config import CheckpointError, RunError
-from codechat.run import Run
 from test_ranks import configs, finish, home, losses, on_ranks, start, written  # noqa: F401
+
+from codechat import pretrain
+from codechat.core import config, processes
+from codechat.core.errors import CheckpointError, RunError
+from codechat.distributed import desync
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
 
 KILLED = """
 import os, pathlib, signal, sys
@@ -43,7 +46,9 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
     again = written(home, "killed", replace(cfg, device_batch_size=4, shard=shard, run_name="killed"))
     out = on_ranks(2, KILLED, home, str(home), again, more=("--max-restarts", "1"))
     assert out.count("finished") == 2
-    assert losses("killed", "step", "train_loss") == [pytest.approx(row, rel=1e-6) for row in losses("whole", "step", "train_loss")]
+    assert losses("killed", "step", "train_loss") == [
+        pytest.approx(row, rel=1e-6) for row in losses("whole", "step", "train_loss")
+    ]
     env = Run.open("killed").env
     assert len(env["resumed"]) == 1 and env["resumed"][0]["launch"] == env["launch"]
 
@@ -61,9 +66,11 @@ print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:  # noqa: F811
-    cfg = replace(configs(home, 4)["pretrain"], max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True)
+    cfg = replace(
+        configs(home, 4)["pretrain"], max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True
+    )
     ranks = start(2, STOPPED, home, str(home), written(home, "stopped", cfg))
-    metrics, deadline = rundirs.runs_dir() / "stopped" / "metrics.jsonl", time.time() + 300
+    metrics, deadline = paths.runs_dir() / "stopped" / "metrics.jsonl", time.time() + 300
     while not (metrics.is_file() and metrics.read_text().count("\n") >= 2) and time.time() < deadline:
         time.sleep(0.1)
     ranks.send_signal(signal.SIGTERM)
@@ -77,10 +84,12 @@ def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:  # noqa: F81
 SESSIONS = """
 import os, pathlib, resource, signal, sys, time
 import torch
-from codechat import checkpoint, dist, lockstep, rundirs, sharding
-from codechat.config import CheckpointError, RunError
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat.runs import checkpoint, paths as rundirs
+from codechat.distributed import dist, desync as lockstep, sharding
+from codechat.core.errors import CheckpointError, RunError
+from codechat.models.gpt import GPT
+from codechat.models.config import GPTConfig
+from codechat.runs.run import Run
 
 rundirs.ROOT, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 
@@ -165,7 +174,9 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
     for part in out.split("@end")[:-1]:
         name, rank, seconds, error = part[part.index("@") + 1 :].split("@")[:4]
         found[name, int(rank)] = (float(seconds), error)
-    assert [p.name for p in (folder / "runs" / "full" / "checkpoints").iterdir() if p.is_dir()] == ["step_000001"], "nothing half written stays"
+    assert [p.name for p in (folder / "runs" / "full" / "checkpoints").iterdir() if p.is_dir()] == ["step_000001"], (
+        "nothing half written stays"
+    )
     return found
 
 
@@ -174,9 +185,9 @@ EXPECTED = {
     "code": r"RunError: rank 0 on .* have different code: .* 'code of 0' -> 'code of 1'; start all ranks from the same checkout",
     "in step": "no error",
     "out of step": r"RunError: ranks fell out of step at collective 1 .* calls allreduce \(\) int64 at program0.py:\d+ in out_of_step; .*"
-                   r"calls allreduce \(1,\) float64 at program0.py:\d+ in out_of_step|"
-                   r"RunError: ranks fell out of step at collective 1 .* calls allreduce \(1,\) float64 at program0.py:\d+ in out_of_step; .*"
-                   r"calls allreduce \(\) int64 at program0.py:\d+ in out_of_step",
+    r"calls allreduce \(1,\) float64 at program0.py:\d+ in out_of_step|"
+    r"RunError: ranks fell out of step at collective 1 .* calls allreduce \(1,\) float64 at program0.py:\d+ in out_of_step; .*"
+    r"calls allreduce \(\) int64 at program0.py:\d+ in out_of_step",
     "no space": "CheckpointError: checkpoint .*step_000002 cannot be written .*; free space, then continue with --resume; earlier checkpoints are intact",
     "missing shard": "CheckpointError: .*__1_0.distcp is missing from the checkpoint; use another step",
 }
@@ -197,7 +208,11 @@ def test_every_rank_says_what_is_wrong(name: str, attempts: dict[tuple[str, int]
 @pytest.mark.timeout(900)
 def test_a_hang_names_the_rank_and_the_call(attempts: dict[tuple[str, int], tuple[float, str]]) -> None:
     seconds, error = attempts["hang", 0]
-    assert "rank 0 waited in all_reduce at program0.py" in error and "rank 1 (process" in error and "in slow_reward" in error, error
+    assert (
+        "rank 0 waited in all_reduce at program0.py" in error
+        and "rank 1 (process" in error
+        and "in slow_reward" in error
+    ), error
     assert seconds < 24, "before the other rank came back"
 
 
@@ -207,16 +222,16 @@ def test_a_hang_names_the_rank_and_the_call(attempts: dict[tuple[str, int], tupl
 def test_the_place_of_a_rank_is_a_line_of_the_project_not_of_its_plumbing() -> None:
     import sys
 
-    assert lockstep.call_site(sys._getframe()).startswith("test_faults.py:")
-    code = compile("import sys; here = sys._getframe()", lockstep.__file__, "exec")
+    assert desync.call_site(sys._getframe()).startswith("test_faults.py:")
+    code = compile("import sys; here = sys._getframe()", desync.__file__, "exec")
     scope: dict[str, object] = {}
     exec(code, scope)
-    assert lockstep.call_site(scope["here"]).startswith("test_faults.py:")
+    assert desync.call_site(scope["here"]).startswith("test_faults.py:")
 
 
 def test_only_a_failed_collective_is_explained() -> None:
     error = ValueError("gloo")
-    assert lockstep.explained(error, None) is error
+    assert desync.explained(error, None) is error
     refusal = RunError("Timed out, says a refusal")
 
     class Nobody:
@@ -225,15 +240,19 @@ def test_only_a_failed_collective_is_explained() -> None:
         def others(self) -> str:
             return "rank 1 is elsewhere"
 
-    assert lockstep.explained(error, Nobody()) is error and lockstep.explained(refusal, Nobody()) is refusal
+    assert desync.explained(error, Nobody()) is error and desync.explained(refusal, Nobody()) is refusal
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    assert lockstep.explained(other, Nobody()) is other
+    assert desync.explained(other, Nobody()) is other
     try:
         raise RuntimeError("[/build/gloo/pair.cc:534] Connection closed by peer")
     except RuntimeError as e:
-        found = lockstep.explained(e, Nobody())
+        found = desync.explained(e, Nobody())
     assert isinstance(found, RunError)
-    assert "rank 0 waited in test_only_a_failed" in str(found) and "(Connection closed by peer)" in str(found) and "rank 1 is elsewhere" in str(found)
+    assert (
+        "rank 0 waited in test_only_a_failed" in str(found)
+        and "(Connection closed by peer)" in str(found)
+        and "rank 1 is elsewhere" in str(found)
+    )
 
 
 def test_a_run_is_locked_while_its_process_lives(runs_root: Path) -> None:
@@ -241,15 +260,19 @@ def test_a_run_is_locked_while_its_process_lives(runs_root: Path) -> None:
     import sys
 
     run = Run.create("r", {}, kind="test")
-    program = ("import sys, pathlib; from codechat import rundirs; rundirs.ROOT = pathlib.Path(sys.argv[1]); "
-               "from codechat.run import Run; Run.create('r', {}, kind='test', resume=True)")
+    program = (
+        "import sys, pathlib; from codechat.runs import paths as rundirs; rundirs.ROOT = pathlib.Path(sys.argv[1]); "
+        "from codechat.runs.run import Run; Run.create('r', {}, kind='test', resume=True)"
+    )
     status = json.loads((run.path / "status.json").read_text())
-    (run.path / "status.json").write_text(json.dumps(status | {"host": "elsewhere"}))  # the lock holds even where the status cannot tell
+    (run.path / "status.json").write_text(
+        json.dumps(status | {"host": "elsewhere"})
+    )  # the lock holds even where the status cannot tell
     done = subprocess.run([sys.executable, "-c", program, str(runs_root)], capture_output=True, text=True, timeout=200)
     assert "run r is being written by another process; stop it, or choose another --run-name" in done.stderr
     (run.path / "status.json").write_text(json.dumps(status))
     run.finish()
-    assert rundirs.lock_of(run.path) not in processes._held
+    assert paths.lock_of(run.path) not in processes._held
     done = subprocess.run([sys.executable, "-c", program, str(runs_root)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
@@ -257,7 +280,7 @@ def test_a_run_is_locked_while_its_process_lives(runs_root: Path) -> None:
 def test_a_config_edited_after_the_run_began_is_refused(home: Path) -> None:  # noqa: F811
     cfg = replace(configs(home, 4)["pretrain"], max_steps=2, run_name="edited")
     Run.create("edited", cfg, kind="pretrain").finish()
-    path = rundirs.runs_dir() / "edited" / "config.json"
+    path = paths.runs_dir() / "edited" / "config.json"
     before = path.read_text()
     path.write_text(before.replace('"max_steps": 2', '"max_steps": 3'))
     with pytest.raises(RunError, match="config.json of run edited was edited after the run was begun; undo the edit"):
@@ -273,18 +296,25 @@ def test_a_restart_resumes_only_what_its_own_launch_began(home: Path, monkeypatc
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     Run.create("launched", cfg, kind="pretrain").fail("killed")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    Run.create("launched", cfg, kind="pretrain", overwrite=True).fail("killed again")  # --overwrite must not delete what the launch made
+    Run.create("launched", cfg, kind="pretrain", overwrite=True).fail(
+        "killed again"
+    )  # --overwrite must not delete what the launch made
     assert len(Run.open("launched").env["resumed"]) == 1
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     with pytest.raises(RunError, match="is in use"):
         Run.create("launched", cfg, kind="pretrain")
 
 
-def test_a_write_that_fails_behind_training_is_raised_at_the_next(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_behind_training_is_raised_at_the_next(
+    runs_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, model = Run.create("r", {}, kind="test"), torch.nn.Linear(2, 2)
     checkpoint.save(run.path, 1, model=model)
     with monkeypatch.context() as patch:
-        patch.setattr("codechat.checkpoint.write_step", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(
+            "codechat.runs.checkpoint.write_step",
+            lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        )
         checkpoint.save(run.path, 2, model=model, wait=False)
         with pytest.raises(CheckpointError, match="step_000002 cannot be written .*No space left"):
             checkpoint.save(run.path, 3, model=model, wait=False)
@@ -296,7 +326,10 @@ def test_a_write_that_fails_behind_training_is_raised_at_the_next(runs_root: Pat
 
 
 def test_config_files_may_deal_a_batch_out_differently_only_within_the_same_product() -> None:
-    before, now = {"device_batch_size": 8, "grad_accum": 1, "lr": 1.0}, {"device_batch_size": 2, "grad_accum": 4, "lr": 1.0}
-    rundirs._check_batch("r", before, now, 1)
+    before, now = (
+        {"device_batch_size": 8, "grad_accum": 1, "lr": 1.0},
+        {"device_batch_size": 2, "grad_accum": 4, "lr": 1.0},
+    )
+    paths._check_batch("r", before, now, 1)
     assert before == now == {"lr": 1.0}
     assert config.plain(before) == before

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from codechat import frozen, rundirs
-from codechat.config import MissingFile, RunError
-from codechat.run import Run
+from codechat.core.errors import MissingFile, RunError
+from codechat.reports import frozen_rows
+from codechat.runs import paths
+from codechat.runs.run import Run
 
 TABLES = {
     "pretrain": ("runs", "metrics", "evals"),
@@ -38,9 +39,9 @@ def make_run(name: str, *, finish: bool = True) -> None:
 @pytest.fixture
 def recipe(runs_root: Path) -> Path:
     """A recipe with all stages finished and its data prepared."""
-    for stage in frozen.STAGES:
+    for stage in frozen_rows.STAGES:
         make_run(f"nano/{stage}")
-    for data in frozen.DATA:
+    for data in frozen_rows.DATA:
         folder = runs_root / "data" / "nano" / data
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps({"what": data, "kept": {"calls": 3}}))
@@ -48,54 +49,54 @@ def recipe(runs_root: Path) -> Path:
 
 
 def test_frozen_rows_are_those_of_the_live_runs(recipe: Path) -> None:
-    frozen.freeze("nano")
+    frozen_rows.freeze("nano")
     for stage, tables in TABLES.items():
         for table in tables:
-            live, kept = frozen.rows("nano", stage, table), frozen.rows("frozen", stage, table)
+            live, kept = frozen_rows.rows("nano", stage, table), frozen_rows.rows("frozen", stage, table)
             where = f"{stage} {table}"
             pd.testing.assert_frame_equal(kept[list(live)], live, check_dtype=False, rtol=1e-6, obj=where)
     for source in ("nano", "frozen"):
-        for data in frozen.DATA:
-            assert frozen.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
-        assert frozen.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
+        for data in frozen_rows.DATA:
+            assert frozen_rows.manifest(source, data) == {"what": data, "kept": {"calls": 3}}
+        assert frozen_rows.settings(source, "sft") == {"stage": "sft", "ks": [1, 8]}
 
 
 def test_every_sample_of_an_evaluation_is_kept_so_that_checkpoints_can_be_paired(recipe: Path) -> None:
-    frozen.freeze("nano")
-    assert len(frozen.rows("frozen", "evaluate", "samples")) == 90
+    frozen_rows.freeze("nano")
+    assert len(frozen_rows.rows("frozen", "evaluate", "samples")) == 90
 
 
 def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> None:
     make_run("nano/evaluate-s1")
     make_run("nano/evaluate-s2", finish=False)
-    frozen.freeze("nano")
+    frozen_rows.freeze("nano")
     for source in ("nano", "frozen"):
-        found = frozen.seeds(source)
+        found = frozen_rows.seeds(source)
         assert found["run"].to_list() == ["nano/evaluate", "nano/evaluate-s1"]
         assert found[["value", "lo", "hi", "N"]].to_dict("records") == [GAP, GAP]
-    assert set(frozen.rows("frozen", "evaluate", "evals")["run"]) == {"nano/evaluate"}
+    assert set(frozen_rows.rows("frozen", "evaluate", "evals")["run"]) == {"nano/evaluate"}
 
 
 def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Path) -> None:
     (recipe / "data" / "nano" / "sft" / "manifest.json").unlink()
     with pytest.raises(MissingFile, match=r"manifest\.json does not exist; `codechat run nano`"):
-        frozen.freeze("nano")
+        frozen_rows.freeze("nano")
     with pytest.raises(MissingFile, match="no run 'other/pretrain'"):
-        frozen.freeze("other")
-    for stage in frozen.STAGES:
+        frozen_rows.freeze("other")
+    for stage in frozen_rows.STAGES:
         make_run(f"other/{stage}", finish=stage != "sft")
     with pytest.raises(RunError, match="other/sft is running"):
-        frozen.freeze("other")
+        frozen_rows.freeze("other")
     assert not (recipe / "reports").exists()
     with pytest.raises(MissingFile, match="no frozen rows"):
-        frozen.rows("frozen", "sft", "metrics")
+        frozen_rows.rows("frozen", "sft", "metrics")
 
 
 def test_the_committed_rows_serve_every_stage() -> None:
-    folder = frozen.frozen_dir()
-    assert folder.parent.parent == rundirs.ROOT
+    folder = frozen_rows.frozen_dir()
+    assert folder.parent.parent == paths.ROOT
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
-    for stage in frozen.STAGES:
-        assert frozen.rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
-    for data in frozen.DATA:
-        assert frozen.manifest("frozen", data)
+    for stage in frozen_rows.STAGES:
+        assert frozen_rows.rows("frozen", stage, "runs")["run"].iloc[0].endswith(f"/{stage}")
+    for data in frozen_rows.DATA:
+        assert frozen_rows.manifest("frozen", data)

@@ -8,17 +8,18 @@ import random
 
 import pytest
 
-from codechat import chat, conversions, tasks
-from codechat.config import ConfigError, DataError, MissingFile
-from codechat.sources import Ledger, local_rows
+from codechat import tasks
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import public_rows
+from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import Problem, Score, gold_gate
-from codechat.tasks.call_sources import bfcl_gold
-from codechat.tasks.funcall import FuncallTask, Staircase, score_call
-from codechat.tasks.staircase import TIERS
+from codechat.tasks.funcall.sources import bfcl_gold
+from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall.task import FuncallTask, Staircase, score_call
+from codechat.text import chat
 
 TAG = "<functioncall> "
-GOLD = {"name": "mix", "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True,
-                                                                                      "tags": ["a", "b"]}}}
+GOLD = {"name": "mix", "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True, "tags": ["a", "b"]}}}
 
 
 def call(name="mix", **arguments):
@@ -33,31 +34,52 @@ def reward(text, gold=GOLD):
     return score_call(text, gold).reward
 
 
-@pytest.mark.parametrize("text, tier, expected", [
-    ("It is sunny.", "no_tag", 0.0), ("", "no_tag", 0.0), ("functioncall {}", "no_tag", 0.0),
-    (TAG + '{"name": "mix", "arguments": {', "bad_json", 0.15), (TAG, "bad_json", 0.15),
-    (TAG + "mix(3)", "bad_json", 0.15), (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30),
-    (TAG + '{"name": 7}', "no_name", 0.30), (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
-    (call("mixer", city="Oslo"), "wrong_name", 0.35), (call("MIX", city="Oslo"), "wrong_name", 0.35),
-    (call(), "name_only", 0.55), (call(city="Rome"), "name_only", 0.55),
-    (TAG + '{"name": "mix"}', "name_only", 0.55), (call(city="Oslo"), "partial", 0.55 + 0.45 / 4),
-    (right(days=4), "partial", 0.55 + 0.45 * 3 / 4), (right(x=1), "partial", 0.55 + 0.45 * 0.9),
-    (right(**{f"x{i}": 1 for i in range(9)}), "partial", 0.55 + 0.45 * 0.5), (right(), "full", 1.0),
-])
+@pytest.mark.parametrize(
+    "text, tier, expected",
+    [
+        ("It is sunny.", "no_tag", 0.0),
+        ("", "no_tag", 0.0),
+        ("functioncall {}", "no_tag", 0.0),
+        (TAG + '{"name": "mix", "arguments": {', "bad_json", 0.15),
+        (TAG, "bad_json", 0.15),
+        (TAG + "mix(3)", "bad_json", 0.15),
+        (TAG + '{"arguments": {"city": "Oslo"}}', "no_name", 0.30),
+        (TAG + '{"name": 7}', "no_name", 0.30),
+        (TAG + '{"name": " ", "arguments": {}}', "no_name", 0.30),
+        (call("mixer", city="Oslo"), "wrong_name", 0.35),
+        (call("MIX", city="Oslo"), "wrong_name", 0.35),
+        (call(), "name_only", 0.55),
+        (call(city="Rome"), "name_only", 0.55),
+        (TAG + '{"name": "mix"}', "name_only", 0.55),
+        (call(city="Oslo"), "partial", 0.55 + 0.45 / 4),
+        (right(days=4), "partial", 0.55 + 0.45 * 3 / 4),
+        (right(x=1), "partial", 0.55 + 0.45 * 0.9),
+        (right(**{f"x{i}": 1 for i in range(9)}), "partial", 0.55 + 0.45 * 0.5),
+        (right(), "full", 1.0),
+    ],
+)
 def test_every_rung(text, tier, expected):
     score = score_call(text, GOLD)
     assert (score.tier, score.reward) == (tier, pytest.approx(expected))
     assert score.correct == (tier == "full") and tier in TIERS
 
 
-@pytest.mark.parametrize("text", [
-    right(), "Let me look that up. " + right(), right() + "\n", TAG.strip() + right().removeprefix(TAG),
-    TAG + json.dumps({"name": "mix", "arguments": json.dumps(GOLD["arguments"])}),
-    TAG + '{"name": "mix", "arguments": \'' + json.dumps(GOLD["arguments"]) + "'}",
-    TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}),
-    TAG + json.dumps(json.loads(right()[15:]), indent=2), right(city=" oslo "), right(days=3.0),
-    right(rate=2.5 + 1e-7),
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        right(),
+        "Let me look that up. " + right(),
+        right() + "\n",
+        TAG.strip() + right().removeprefix(TAG),
+        TAG + json.dumps({"name": "mix", "arguments": json.dumps(GOLD["arguments"])}),
+        TAG + '{"name": "mix", "arguments": \'' + json.dumps(GOLD["arguments"]) + "'}",
+        TAG + json.dumps({"arguments": GOLD["arguments"], "name": "mix"}),
+        TAG + json.dumps(json.loads(right()[15:]), indent=2),
+        right(city=" oslo "),
+        right(days=3.0),
+        right(rate=2.5 + 1e-7),
+    ],
+)
 def test_correct_calls_in_every_legal_form_score_one(text):
     assert score_call(text, GOLD).reward == 1.0 and score_call(text, GOLD).correct
 
@@ -67,13 +89,26 @@ def test_single_quoted_arguments_with_apostrophes_score_one():
     assert reward('<functioncall> {"name": "send", "arguments": \'{"text": "You\'ve won"}\'}', gold) == 1.0
 
 
-@pytest.mark.parametrize("changes", [
-    {"days": 4}, {"days": 3 + 1e-5}, {"days": "3"}, {"days": True}, {"days": [3]}, {"days": None},
-    {"days": {"v": 3}}, {"rate": "2.5"}, {"city": "Os lo"}, {"city": ["Oslo"]},
-    {"deep": {"on": 1, "tags": ["a", "b"]}}, {"deep": {"on": True, "tags": ["b", "a"]}},
-    {"deep": {"on": True, "tags": ["a"]}}, {"deep": {"on": True, "tags": ["a", "b"], "more": 1}},
-    {"deep": "{'on': True}"},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"days": 4},
+        {"days": 3 + 1e-5},
+        {"days": "3"},
+        {"days": True},
+        {"days": [3]},
+        {"days": None},
+        {"days": {"v": 3}},
+        {"rate": "2.5"},
+        {"city": "Os lo"},
+        {"city": ["Oslo"]},
+        {"deep": {"on": 1, "tags": ["a", "b"]}},
+        {"deep": {"on": True, "tags": ["b", "a"]}},
+        {"deep": {"on": True, "tags": ["a"]}},
+        {"deep": {"on": True, "tags": ["a", "b"], "more": 1}},
+        {"deep": "{'on': True}"},
+    ],
+)
 def test_near_misses_do_not_match(changes):
     score = score_call(right(**changes), GOLD)
     assert score.parts["matched"] == 3 and not score.correct
@@ -151,13 +186,22 @@ def test_rungs_rise_and_nothing_below_full_passes_the_cap():
     assert rewards[:7] == sorted(set(rewards[:7])) and rewards[7] == 0.99
 
 
-@pytest.mark.parametrize("text, most", [
-    (right() + right(), 0.99), (right() + " " + call("other"), 0.99), (right() + TAG + "{", 0.99),
-    (call("other") + right(), 0.35), (TAG + "{" + right(), 0.15), (TAG + "broken " + right(), 0.15),
-    ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), 0.55), ("full match reward 1.0 " * 50, 0.0),
-    ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15),
-    (call(city=["Oslo", "Rome"]), 0.55), (call(city={"Oslo": "Oslo"}), 0.55),
-])
+@pytest.mark.parametrize(
+    "text, most",
+    [
+        (right() + right(), 0.99),
+        (right() + " " + call("other"), 0.99),
+        (right() + TAG + "{", 0.99),
+        (call("other") + right(), 0.35),
+        (TAG + "{" + right(), 0.15),
+        (TAG + "broken " + right(), 0.15),
+        ("".join(call(city=c) for c in ("Rome", "Bonn", "Oslo")), 0.55),
+        ("full match reward 1.0 " * 50, 0.0),
+        ("The tag is <functioncall>, I would call mix(city=Oslo).", 0.15),
+        (call(city=["Oslo", "Rome"]), 0.55),
+        (call(city={"Oslo": "Oslo"}), 0.55),
+    ],
+)
 def test_tricks_do_not_pay(text, most):
     score = score_call(text, GOLD)
     assert score.reward <= most and not score.correct
@@ -183,8 +227,25 @@ def test_deep_nesting_neither_crashes_nor_pays():
 
 def test_scoring_never_raises_on_noise():
     rng = random.Random(0)
-    pieces = [TAG, "{", "}", '"name"', ": ", '"mix"', '"arguments"', "'", '"', "\\", "[", "]", ", ", "NaN",
-              "\ud800", "1e9999", "\x00"]
+    pieces = [
+        TAG,
+        "{",
+        "}",
+        '"name"',
+        ": ",
+        '"mix"',
+        '"arguments"',
+        "'",
+        '"',
+        "\\",
+        "[",
+        "]",
+        ", ",
+        "NaN",
+        "\ud800",
+        "1e9999",
+        "\x00",
+    ]
     for _ in range(3000):
         text = "".join(rng.choices(pieces, k=rng.randint(1, 20)))
         score = score_call(text, rng.choice([GOLD, None]))
@@ -194,8 +255,7 @@ def test_scoring_never_raises_on_noise():
 def test_staircase_values_are_the_tasks_and_must_rise():
     task = FuncallTask(weights={"name_only": 0.6})
     problem = Problem("p", [], GOLD, "test")
-    assert task.score(problem, call()).reward == 0.6 and task.score(problem,
-                                                                    right()).reward == task.max_reward
+    assert task.score(problem, call()).reward == 0.6 and task.score(problem, right()).reward == task.max_reward
     with pytest.raises(ConfigError, match="rise"):
         Staircase(bad_json=0.4)
     with pytest.raises(ConfigError, match="name_only"):
@@ -203,17 +263,22 @@ def test_staircase_values_are_the_tasks_and_must_rise():
 
 
 def test_acceptable_values_of_bfcl():
-    truth = {"name": "book", "arguments": {"city": ["Oslo", "Oslo, Norway"], "unit": ["km", ""], "skip": [],
-                                           "box": [{"w": [1, 2], "note": ["", "x"]}], "list": [[1, 2], [2,
-                                                                                                        1]]}}
+    truth = {
+        "name": "book",
+        "arguments": {
+            "city": ["Oslo", "Oslo, Norway"],
+            "unit": ["km", ""],
+            "skip": [],
+            "box": [{"w": [1, 2], "note": ["", "x"]}],
+            "list": [[1, 2], [2, 1]],
+        },
+    }
     gold = bfcl_gold(truth)
     assert gold["arguments"] == {"city": "Oslo", "box": {"w": 1}, "list": [1, 2]}
     base = gold["arguments"]
-    for fine in ({}, {"unit": "KM"}, {"city": "oslo, norway"}, {"box": {"w": 2, "note": "x"}}, {"list": [2,
-                                                                                                         1]}):
+    for fine in ({}, {"unit": "KM"}, {"city": "oslo, norway"}, {"box": {"w": 2, "note": "x"}}, {"list": [2, 1]}):
         assert score_call(call("book", **base | fine), gold).correct, fine
-    for wrong in ({"unit": "mi"}, {"box": {"w": 3}}, {"box": {"w": 1, "h": 1}}, {"list": [1]}, {"skip": 1},
-                  {"new": 1}):
+    for wrong in ({"unit": "mi"}, {"box": {"w": 3}}, {"box": {"w": 1, "h": 1}}, {"list": [1]}, {"skip": 1}, {"new": 1}):
         assert not score_call(call("book", **base | wrong), gold).correct, wrong
 
 
@@ -226,8 +291,11 @@ USER = [{"role": "user", "content": "Mix it."}]
 
 
 def test_problems_file_keeps_its_splits(tmp_path):
-    path = write(tmp_path / "p.jsonl", {"id": "a", "messages": USER, "gold": GOLD, "split": "test"},
-                 {"id": "b", "messages": USER, "gold": None, "split": "train"})
+    path = write(
+        tmp_path / "p.jsonl",
+        {"id": "a", "messages": USER, "gold": GOLD, "split": "test"},
+        {"id": "b", "messages": USER, "gold": None, "split": "train"},
+    )
     task = FuncallTask(path)
     assert [p.id for p in task.problems("test")] == ["a"] and task.problems("train")[0].gold is None
     assert task.problems("test_hard") == [] and task.ledger.kept == 2
@@ -255,8 +323,10 @@ def test_original_prompts_become_messages(tmp_path):
     rows = [{"prompt": prompt, "gt_name": "mix", "gt_args": {"a": i}} for i in range(3)]
     task = FuncallTask(write(tmp_path / "o.jsonl", *rows))
     problems = [p for s in tasks.SPLITS for p in task.problems(s)]
-    assert problems[0].messages == [{"role": "system", "content": "Use\ntools"}, {"role": "user",
-                                                                                  "content": "Mix 1 < 2"}]
+    assert problems[0].messages == [
+        {"role": "system", "content": "Use\ntools"},
+        {"role": "user", "content": "Mix 1 < 2"},
+    ]
     assert len({p.split for p in problems}) == 1, "equal prompts must not meet across splits"
     assert gold_gate(task, problems).require().n == 3
 
@@ -270,24 +340,28 @@ def test_directory_holds_its_problems_beside_other_files(tmp_path):
 
 
 def test_limit_and_seed(tmp_path):
-    path = write(tmp_path / "p.jsonl", *({"id": str(i), "messages": USER, "gold": GOLD,
-                                          "split": "test"} for i in range(30)))
+    path = write(
+        tmp_path / "p.jsonl", *({"id": str(i), "messages": USER, "gold": GOLD, "split": "test"} for i in range(30))
+    )
     task = FuncallTask(path)
-    assert task.problems("test", 5, seed=1) == task.problems("test", 5, seed=1) != task.problems("test", 5,
-                                                                                                 seed=2)
+    assert task.problems("test", 5, seed=1) == task.problems("test", 5, seed=1) != task.problems("test", 5, seed=2)
     assert len(task.problems("test")) == 30 and len(FuncallTask().problems("test", 7)) == 7
     with pytest.raises(ConfigError, match="split"):
         task.problems("dev")
 
 
-@pytest.mark.parametrize("text, error, complaint", [
-    ("", DataError, "empty"), ('{"prompt": "x", "gt_na', DataError, "JSON"),
-    ('{"question": 1}', DataError, "columns"),
-    ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
-    ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
-    ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
-    ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant"),
-])
+@pytest.mark.parametrize(
+    "text, error, complaint",
+    [
+        ("", DataError, "empty"),
+        ('{"prompt": "x", "gt_na', DataError, "JSON"),
+        ('{"question": 1}', DataError, "columns"),
+        ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
+        ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
+        ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
+        ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant"),
+    ],
+)
 def test_bad_files_are_refused(tmp_path, text, error, complaint):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
@@ -336,8 +410,7 @@ def test_gold_gate_over_glaive_rows(shared_data, name):
         assert p.messages[-1]["role"] != "assistant", "the answer is not part of the prompt"
         assert not any(chat.parse_calls(m["content"]) for m in p.messages)
     canonical = [p for p in problems if p.gold]
-    assert all(task.score(p, chat.format_call(p.gold["name"],
-                                              p.gold["arguments"])).correct for p in canonical)
+    assert all(task.score(p, chat.format_call(p.gold["name"], p.gold["arguments"])).correct for p in canonical)
 
 
 def test_glaive_golds_equal_the_ground_truth_they_were_made_from(shared_data):
@@ -355,18 +428,21 @@ def test_glaive_golds_equal_the_ground_truth_they_were_made_from(shared_data):
 
 def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
     path = shared_data / "function_calling" / "glaive_v2_en_300.jsonl"
-    ledger = Ledger("glaive", dict.fromkeys(conversions.CALL_REASONS, 0))
-    rows = conversions.call_rows(local_rows(path), "glaive", ledger, "compact")
-    prepared = {repr(p["messages"]): p["split"] for p in map(conversions.call_problem, rows) if p}
+    ledger = Ledger("glaive", dict.fromkeys(public_rows.CALL_REASONS, 0))
+    rows = public_rows.call_rows(local_rows(path), "glaive", ledger, "compact")
+    prepared = {repr(p["messages"]): p["split"] for p in map(public_rows.call_problem, rows) if p}
     direct = {repr(p.messages): p.split for p in everything(FuncallTask(path))}
     assert len(prepared) > 200 and prepared.items() <= direct.items()
     assert set(direct.values()) == {"train", "select", "test"}
 
 
-@pytest.mark.parametrize("name, skipped", [
-    ("bfcl_v4/all_single_turn", {"several gold calls": 440, "a call is due but not stated": 16}),
-    ("common_non_bfcl", {"several gold calls": 1694}),
-])
+@pytest.mark.parametrize(
+    "name, skipped",
+    [
+        ("bfcl_v4/all_single_turn", {"several gold calls": 440, "a call is due but not stated": 16}),
+        ("common_non_bfcl", {"several gold calls": 1694}),
+    ],
+)
 def test_gold_gate_over_bfcl_rows_which_are_test_only(shared_data, name, skipped):
     task = FuncallTask(shared_data / "function_calling" / f"{name}.parquet")
     problems = task.problems("test")

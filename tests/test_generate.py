@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import chat, generate, tokenizer
-from codechat.config import ConfigError
-from codechat.generate import Completion, Truncation, sample, stream
-from codechat.gpt import GPT, GPTConfig
-from codechat.kv_cache import KVCache, new_cache
+from codechat.core.errors import ConfigError
+from codechat.models import generate
+from codechat.models.config import GPTConfig
+from codechat.models.generate import Completion, Truncation, sample, stream
+from codechat.models.gpt import GPT
+from codechat.models.kv_cache import KVCache, new_cache
+from codechat.text import chat, tokenizer
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))
@@ -112,7 +114,9 @@ def test_ragged_tokens_behind_a_shared_prefix_equal_the_full_forward(options: di
     prefilled = new_cache(model.cfg, 2, 7)
     model(prefix, cache=prefilled, n_new=heads)
     shared, rows = prefilled.share(owner, 10), torch.arange(4)
-    full = [model(torch.cat((prefix[p, : heads[p]], own[row]))[None])[0, heads[p] :] for row, p in enumerate(owner.tolist())]
+    full = [
+        model(torch.cat((prefix[p, : heads[p]], own[row]))[None])[0, heads[p] :] for row, p in enumerate(owner.tolist())
+    ]
     got = model(own[:, :5], cache=shared, n_new=tails)
     for row, n in enumerate(tails.tolist()):
         torch.testing.assert_close(got[row, :n], full[row][:n], atol=1e-5, rtol=1e-5)
@@ -131,14 +135,18 @@ def test_prompts_that_begin_alike_draw_what_they_draw_alone(monkeypatch: pytest.
     how = dict(max_new_tokens=10, seed=1, stop=STOPS, keys=["p", "q", "r", "s"])
     want = sample(model, prompts, **how)
     hidden = GPT.hidden
-    monkeypatch.setattr(GPT, "hidden", lambda self, ids, **more: (ran.append(ids.numel()), hidden(self, ids, **more))[1])
+    monkeypatch.setattr(
+        GPT, "hidden", lambda self, ids, **more: (ran.append(ids.numel()), hidden(self, ids, **more))[1]
+    )
     got = sample(model, prompts, prefix_tokens=[8, 8, 3, 8], **how)
     assert ran[:2] == [2 * 8, 4 * 3], "two beginnings, then what stands behind them"
     assert [c.ids for c in got] == [c.ids for c in want] and [c.stop for c in got] == [c.stop for c in want]
     for mine, theirs in zip(got, want):
         torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(theirs.logprobs), atol=1e-5, rtol=0)
     ran.clear()
-    assert [c.ids for c in sample(model, [prompts[0], prompts[2]], prefix_tokens=[8, 3], **{**how, "keys": ["p", "r"]})] == [want[0].ids, want[2].ids]
+    assert [
+        c.ids for c in sample(model, [prompts[0], prompts[2]], prefix_tokens=[8, 3], **{**how, "keys": ["p", "r"]})
+    ] == [want[0].ids, want[2].ids]
     assert ran[0] == 2 * 9, "nobody shares: whole prompts"
     for wrong in ([8, 8, 3], [9, 8, 3, 8], [0, 8, 3, 8]):
         with pytest.raises(ConfigError, match="prefix_tokens"):
@@ -168,9 +176,7 @@ def recomputed(model: GPT, prompt: list[int], completion: Completion, temperatur
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_sampled_logprobs_equal_recomputed_ones(options: dict[str, Any], temperature: float) -> None:
     model = random_model(**options)
-    out = sample(
-        model, PROMPTS, max_new_tokens=12, temperature=temperature, seed=0, samples_per_prompt=3, stop=STOPS
-    )
+    out = sample(model, PROMPTS, max_new_tokens=12, temperature=temperature, seed=0, samples_per_prompt=3, stop=STOPS)
     for i, completion in enumerate(out):
         expected = recomputed(model, PROMPTS[i // 3], completion, temperature)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
@@ -208,9 +214,7 @@ def kept_tokens(logits: torch.Tensor, top_k: int | None, top_p: float | None) ->
     return kept
 
 
-@pytest.mark.parametrize(
-    "top_k, top_p", [(3, None), (None, 0.5), (10, 0.6), (1, None), (None, 1e-9), (500, 1.0)]
-)
+@pytest.mark.parametrize("top_k, top_p", [(3, None), (None, 0.5), (10, 0.6), (1, None), (None, 1e-9), (500, 1.0)])
 def test_truncation_restricts_the_support_and_renormalises(top_k: int | None, top_p: float | None) -> None:
     model, seen = random_model(0.2), set()
     out = sample(
@@ -278,9 +282,7 @@ def test_uniforms_fill_the_square_of_neighbouring_draws() -> None:
     for a, b in ((u[:, :-1], u[:, 1:]), (u[:-1], u[1:])):  # next position; next sample
         counts = torch.bincount(((a * 4).long() * 4 + (b * 4).long()).flatten(), minlength=16).double()
         expected = a.numel() / 16
-        assert (
-            (counts - expected) ** 2 / expected
-        ).sum() < 45  # far above the 99.9 % quantile 37.7 at 15 degrees
+        assert ((counts - expected) ** 2 / expected).sum() < 45  # far above the 99.9 % quantile 37.7 at 15 degrees
 
 
 def test_seed_prompt_sample_and_position_all_move_the_draw() -> None:
@@ -434,9 +436,7 @@ def test_rows_without_an_owner_are_never_sampled() -> None:
     model = random_model(vocab_size=60, n_tags=2, tied=False)
     model.head.weight.data[62:] = 100 * torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     for temperature in (0.0, 1.0):
-        out = sample(
-            model, PROMPTS[:1], max_new_tokens=20, temperature=temperature, seed=0, samples_per_prompt=8
-        )
+        out = sample(model, PROMPTS[:1], max_new_tokens=20, temperature=temperature, seed=0, samples_per_prompt=8)
         assert max(i for c in out for i in c.ids) < 62
         for completion in out:
             expected = recomputed(model, PROMPTS[0], completion, 1.0)
@@ -497,9 +497,7 @@ def test_the_default_batch_keeps_the_cache_in_bounds(monkeypatch: pytest.MonkeyP
     model.blocks[0].register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     monkeypatch.setattr(generate, "CACHE_BYTES", 100_000)
     sample(model, [[1] * 10], max_new_tokens=10, seed=0, samples_per_prompt=40)
-    per_row = (
-        2 * 2 * 32 * 4 * 10 + 16 * model.cfg.padded_vocab
-    )  # own keys and values, logits and their copies
+    per_row = 2 * 2 * 32 * 4 * 10 + 16 * model.cfg.padded_vocab  # own keys and values, logits and their copies
     assert 100_000 // per_row - 1 <= max(rows) <= 100_000 // per_row  # and its share of the prompt
 
 

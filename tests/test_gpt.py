@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from codechat.config import ConfigError
-from codechat.dialogues import block_mask
-from codechat.gpt import GPT, PRESETS, GPTConfig
+from codechat.core.errors import ConfigError
+from codechat.data.conversations import block_mask
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
 
 OPTIONS = [
     dict(),
@@ -208,9 +209,7 @@ def test_grouped_queries_equal_repeated_keys_and_values() -> None:
     state = copy.deepcopy(few.state_dict())
     for name in [n for n in state if n.endswith("qkv.weight")]:
         q, k, v = state[name].split((32, 16, 16))
-        state[name] = torch.cat(
-            [q, *(x.view(2, 1, 8, 32).expand(2, 2, 8, 32).reshape(32, 32) for x in (k, v))]
-        )
+        state[name] = torch.cat([q, *(x.view(2, 1, 8, 32).expand(2, 2, 8, 32).reshape(32, 32) for x in (k, v))])
     many.load_state_dict(state)
     torch.testing.assert_close(many(ids), few(ids), atol=1e-5, rtol=1e-5)
 
@@ -245,9 +244,7 @@ def test_initial_weights_hang_on_seed_and_name_only() -> None:
 def test_a_new_model_is_a_bigram_of_its_embedding_and_nearly_uniform() -> None:
     model, ids = GPT(config()), random_ids(2, 10)
     x = model.wte(ids)
-    torch.testing.assert_close(
-        model(ids), F.rms_norm(x, (32,), eps=1e-5) @ model.wte.weight.T, atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(model(ids), F.rms_norm(x, (32,), eps=1e-5) @ model.wte.weight.T, atol=1e-5, rtol=1e-5)
     assert float(model.loss(ids, random_ids(2, 10, seed=1))) == pytest.approx(math.log(128), abs=0.2)
 
 

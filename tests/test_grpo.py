@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import checkpoint, config, grpo, losses, reinforce, rollout, run
-from codechat.advantages import estimate_gae
-from codechat.config import ConfigError, Refusal, RunError
+from codechat import grpo, reinforce
+from codechat.core import config
+from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.rl import losses, rollout
+from codechat.rl.advantages import estimate_gae
+from codechat.runs import checkpoint, run
 from codechat.tasks import toy
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
@@ -38,7 +41,9 @@ def test_the_clipped_loss_by_hand_on_all_four_sides() -> None:
     losses.masked_sum(loss, MASK).backward()
     # clipped tokens have no gradient; the others -A x ratio
     torch.testing.assert_close(new.grad, torch.tensor([[0.0, -1.0, 0.0], [0.0, 1.1, 2.0]]))
-    assert {k: int(stats[k]) for k in ("tokens", "clipped_low", "clipped_high")} == dict(tokens=5, clipped_low=1, clipped_high=1)
+    assert {k: int(stats[k]) for k in ("tokens", "clipped_low", "clipped_high")} == dict(
+        tokens=5, clipped_low=1, clipped_high=1
+    )
     assert float(stats["ratio_max"]) == pytest.approx(2.0)
 
 
@@ -64,7 +69,9 @@ def test_at_ratio_one_its_gradient_is_that_of_reinforce(level: str) -> None:
 
 def test_gspo_has_one_ratio_per_sequence_and_clips_it_whole() -> None:
     new = NEW.clone().requires_grad_()
-    loss, stats = losses.clipped_policy_loss(new, OLD, ADVANTAGES, MASK, level="sequence", clip_eps_low=0.05, clip_eps_high=0.05)
+    loss, stats = losses.clipped_policy_loss(
+        new, OLD, ADVANTAGES, MASK, level="sequence", clip_eps_low=0.05, clip_eps_high=0.05
+    )
     first, second = math.sqrt(2.0 * 0.5), (0.5 * 1.1 * 2.0) ** (1 / 3)  # 1 and 1.032: neither is clipped
     torch.testing.assert_close(loss[0, :2], torch.full((2,), -2 * first))
     torch.testing.assert_close(loss[1], torch.full((3,), second))
@@ -88,7 +95,10 @@ def test_what_the_mask_hides_reaches_neither_value_nor_gradient(poison: float, l
 
 def test_weights_of_the_three_papers_by_hand() -> None:
     lengths = torch.tensor([2, 3])
-    found = {how: losses.token_weights(lengths, how, n_sequences=2, n_tokens=5, max_tokens=10)[:, 0].tolist() for how in ("sequence", "token", "constant")}
+    found = {
+        how: losses.token_weights(lengths, how, n_sequences=2, n_tokens=5, max_tokens=10)[:, 0].tolist()
+        for how in ("sequence", "token", "constant")
+    }
     assert found["sequence"] == pytest.approx([1 / 4, 1 / 6])
     assert found["token"] == pytest.approx([1 / 5, 1 / 5])
     assert found["constant"] == pytest.approx([1 / 20, 1 / 20])
@@ -98,9 +108,13 @@ def test_weights_of_the_three_papers_by_hand() -> None:
 
 def test_microbatches_add_up_whatever_the_weighing() -> None:
     for how in ("sequence", "token", "constant"):
+
         def total(rows: slice) -> torch.Tensor:
             weights = losses.token_weights(MASK[rows].sum(1), how, n_sequences=2, n_tokens=5, max_tokens=7)
-            return losses.masked_sum(losses.clipped_policy_loss(NEW[rows], OLD[rows], ADVANTAGES[rows], MASK[rows])[0] * weights, MASK[rows])
+            return losses.masked_sum(
+                losses.clipped_policy_loss(NEW[rows], OLD[rows], ADVANTAGES[rows], MASK[rows])[0] * weights, MASK[rows]
+            )
+
         torch.testing.assert_close(total(slice(0, 1)) + total(slice(1, 2)), total(slice(0, 2)))
 
 
@@ -109,8 +123,12 @@ def test_value_loss_takes_the_larger_error() -> None:
     loss = losses.value_loss(values, torch.zeros(1, 3), torch.tensor([[0.9, -1.0, 1.0]]), clip_eps=0.2)
     torch.testing.assert_close(loss, torch.tensor([[0.7**2, 1.5**2, 0.9**2]]) / 2)
     loss.sum().backward()
-    assert values.grad[0, 0] == 0 and values.grad[0, 1] > 0 and values.grad[0, 2] < 0  # the first has moved past the bound already
-    torch.testing.assert_close(losses.value_loss(values, values * 0, values + 1, clip_eps=None), torch.full((1, 3), 0.5))
+    assert (
+        values.grad[0, 0] == 0 and values.grad[0, 1] > 0 and values.grad[0, 2] < 0
+    )  # the first has moved past the bound already
+    torch.testing.assert_close(
+        losses.value_loss(values, values * 0, values + 1, clip_eps=None), torch.full((1, 3), 0.5)
+    )
 
 
 # ---------------------------------------------------------------- generalised advantages
@@ -143,7 +161,9 @@ def test_gae_by_hand() -> None:
 
 
 def settings(cls: type = grpo.GRPOConfig, **changes: object) -> object:
-    return config.resolve(cls, "toy", overrides=dict(max_steps=6, save_every=0, diagnose_groups=0) | changes, presets=grpo.RUN_PRESETS)
+    return config.resolve(
+        cls, "toy", overrides=dict(max_steps=6, save_every=0, diagnose_groups=0) | changes, presets=grpo.RUN_PRESETS
+    )
 
 
 def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
@@ -176,13 +196,23 @@ def test_the_first_update_per_batch_is_reinforce_with_a_group_baseline(home: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["grpo", "dr_grpo", "dapo", "gspo"])
 def test_it_lifts_the_toy_task_with_its_defaults(variant: str, home: Path) -> None:
-    rewards = grpo.train(settings(run_name="toy", variant=variant, max_steps=120)).metrics().sort_values("step")["reward_mean"]
+    rewards = (
+        grpo.train(settings(run_name="toy", variant=variant, max_steps=120))
+        .metrics()
+        .sort_values("step")["reward_mean"]
+    )
     assert rewards.iloc[0] < 0.2
     assert rewards.iloc[-5:].mean() > 0.9
 
 
-@pytest.mark.parametrize("how", [dict(), dict(variant="dapo", resample_rounds=2, kl_coef=0.05, kl_in="reward", kl_kind="k1", old_logprobs="trainer")],
-                         ids=["grpo", "dapo with KL"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(),
+        dict(variant="dapo", resample_rounds=2, kl_coef=0.05, kl_in="reward", kl_kind="k1", old_logprobs="trainer"),
+    ],
+    ids=["grpo", "dapo with KL"],
+)
 def test_resuming_continues_the_same_curve_bitwise(how: dict, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = grpo.train(settings(run_name="whole", max_steps=8, save_every=4, **how))
     saved = checkpoint.save
@@ -202,7 +232,9 @@ def test_resuming_continues_the_same_curve_bitwise(how: dict, home: Path, monkey
         grpo.train(cfg)
     monkeypatch.setattr(checkpoint, "save", saved)
     resumed = grpo.train(replace(cfg, resume=True))
-    assert curve(resumed, "reward_mean", "grad_norm", "approx_kl") == curve(whole, "reward_mean", "grad_norm", "approx_kl")
+    assert curve(resumed, "reward_mean", "grad_norm", "approx_kl") == curve(
+        whole, "reward_mean", "grad_norm", "approx_kl"
+    )
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name]), name
 
@@ -214,12 +246,25 @@ def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Sc
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_without_reward_no_kl_term_moves_the_policy_and_the_run_ends(where: str, kind: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reward_no_kl_term_moves_the_policy_and_the_run_ends(
+    where: str, kind: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The original's 16.7 hours: with reward 0 everywhere its k1 term moved the policy by 1.5 nats per token."""
     started = grpo.train(settings(run_name="start", max_steps=1, lr=0.0))
     monkeypatch.setattr(toy.ToyTask, "score", all_or_nothing)
-    found = grpo.train(settings(run_name="dead", max_steps=200, allow_dead=True, dead_patience=7, kl_coef=0.5, kl_kind=kind, kl_in=where,
-                                init_from="start", baseline="zscore" if where == "loss" else "mean"))
+    found = grpo.train(
+        settings(
+            run_name="dead",
+            max_steps=200,
+            allow_dead=True,
+            dead_patience=7,
+            kl_coef=0.5,
+            kl_kind=kind,
+            kl_in=where,
+            init_from="start",
+            baseline="zscore" if where == "loss" else "mean",
+        )
+    )
     assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"] and "SFT" in found.status["reason"]
     assert len(found.metrics()) == 7
     if where == "loss":
@@ -236,8 +281,13 @@ def test_a_dead_task_is_refused_before_anything_is_written(home: Path, monkeypat
 def test_groups_without_variance_are_replaced_by_further_problems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`upper` never has variance here: every group of it is exchanged, and the batch that is learned from has none."""
     score = toy.ToyTask.score
-    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text:
-                        toy.Score(0.0, "none", {}, False) if problem.gold == "upper" else score(self, problem, text))
+    monkeypatch.setattr(
+        toy.ToyTask,
+        "score",
+        lambda self, problem, text: (
+            toy.Score(0.0, "none", {}, False) if problem.gold == "upper" else score(self, problem, text)
+        ),
+    )
     taken: list[rollout.RolloutBatch] = []
     pack = rollout.pack
     monkeypatch.setattr(rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k))
@@ -250,26 +300,38 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
 
 def test_replacing_groups_keeps_order_and_ids(home: Path) -> None:
     """Pure bookkeeping: group 1 of three is exchanged, the others stay where they were."""
+
     def made(names: str) -> rollout.RolloutBatch:
         groups = list(names)
-        return rollout.RolloutBatch(groups, [[ord(n)] for n in groups], [n + i for n in groups for i in "xy"], [n + i for n in groups for i in "xy"],  # type: ignore[arg-type]
-                                    [n for n in groups for _ in "xy"], torch.tensor([[ord(n), 0.0] for n in groups]), 2)  # type: ignore[arg-type]
+        return rollout.RolloutBatch(
+            groups,
+            [[ord(n)] for n in groups],
+            [n + i for n in groups for i in "xy"],
+            [n + i for n in groups for i in "xy"],  # type: ignore[arg-type]
+            [n for n in groups for _ in "xy"],
+            torch.tensor([[ord(n), 0.0] for n in groups]),
+            2,
+        )  # type: ignore[arg-type]
+
     found = made("abc").replace([1], made("z"))
     assert found.problems == list("azc") and found.texts == ["ax", "ay", "zx", "zy", "cx", "cy"]
     assert found.rewards[:, 0].tolist() == [ord(n) for n in "azc"] and found.prompts == [[97], [122], [99]]
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(minibatches=3), "minibatches 3 must divide device_batch_size 4"),
-    (dict(group_size=1), "group_size 1"),
-    (dict(temperature=0.0), "temperature 0.0"),
-    (dict(clip_eps_low=1.5), "below 1"),
-    (dict(kl_coef=-0.1), "kl_coef is -0.1"),
-    (dict(inner_epochs=0), "inner_epochs is 0"),
-    (dict(kl_coef=float("nan")), "kl_coef got nan"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(minibatches=3), "minibatches 3 must divide device_batch_size 4"),
+        (dict(group_size=1), "group_size 1"),
+        (dict(temperature=0.0), "temperature 0.0"),
+        (dict(clip_eps_low=1.5), "below 1"),
+        (dict(kl_coef=-0.1), "kl_coef is -0.1"),
+        (dict(inner_epochs=0), "inner_epochs is 0"),
+        (dict(kl_coef=float("nan")), "kl_coef got nan"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UserError, match=message):
         settings(**changes)
 
 
@@ -287,11 +349,25 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
     one = settings(run_name="one", max_steps=3, variant="dapo", resample_rounds=2, kl_coef=0.1, inner_epochs=2)
     two = replace(one, run_name="two", device_batch_size=2)
     (home / "two.json").write_text(json.dumps(config.to_dict(two)))
-    (home / "ranks.py").write_text("import pathlib\nfrom codechat import config, grpo, rundirs\n"
-                                   f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-                                   "grpo.train(config.resolve(grpo.GRPOConfig, file=home / 'two.json'))\n")
-    ranks = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(home / "ranks.py")],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (home / "ranks.py").write_text(
+        "import pathlib\nfrom codechat.core import config; from codechat import grpo; from codechat.runs import paths as rundirs\n"
+        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
+        "grpo.train(config.resolve(grpo.GRPOConfig, file=home / 'two.json'))\n"
+    )
+    ranks = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(home / "ranks.py"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         _, err = ranks.communicate(timeout=150)
     finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
@@ -299,7 +375,17 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
         ranks.wait(timeout=30)
     assert ranks.returncode == 0, err.decode()[-3000:]
     alone, both = grpo.train(one), run.Run.open("two")
-    columns = ("reward_mean", "policy_loss", "grad_norm", "approx_kl", "kl_ref", "clip_frac", "effective_groups", "resampled_groups", "entropy")
+    columns = (
+        "reward_mean",
+        "policy_loss",
+        "grad_norm",
+        "approx_kl",
+        "kl_ref",
+        "clip_frac",
+        "effective_groups",
+        "resampled_groups",
+        "entropy",
+    )
     for a, b in zip(curve(alone, *columns), curve(both, *columns), strict=True):
         assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
     assert distance(alone, both) < 1e-5
@@ -309,7 +395,9 @@ def test_the_command_trains_and_says_what_it_refuses(home: Path, capsys: pytest.
     assert grpo.main(["--preset", "toy", "--max-steps", "2", "--run-name", "c", "--num-generations", "4"]) == 0
     made = run.Run.open("c")
     assert made.config["group_size"] == 4
-    assert {"clip_frac", "approx_kl", "entropy", "logprob_mismatch", "frac_zero_std_groups", "effective_groups"} <= set(made.metrics().columns)
+    assert {"clip_frac", "approx_kl", "entropy", "logprob_mismatch", "frac_zero_std_groups", "effective_groups"} <= set(
+        made.metrics().columns
+    )
     assert made.metrics()["logprob_mismatch"].max() < 1e-3
     with pytest.raises(ConfigError, match="did you mean"):
         grpo.main(["--varient", "dapo"])

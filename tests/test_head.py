@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from codechat import head
-from codechat.gpt import GPT, GPTConfig
+from codechat.models import head
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 
 N, D, V, OWNED = 37, 16, 128, 120
 

@@ -15,13 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from codechat import chat, checkpoint, cli, config, export, generate, grpo, hub_tokenizer, import_weights, lora, rundirs, sft, tensor_files, tokenizer
-from codechat.config import CheckpointError, ConfigError, DataError, MissingFile, Refusal, RunError
-from codechat.gpt import GPT, GPTConfig
-from codechat.layers import rope_frequencies
-from codechat.run import Run
+from codechat import cli, grpo, sft
+from codechat.core import config
+from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
+from codechat.models import export, generate, hf_tokenizer, import_weights, loading, lora, safetensors_files
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.models.layers import rope_frequencies
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
 from codechat.tasks import reasoning
 from codechat.tasks.base import Score
+from codechat.text import chat, tokenizer
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -31,14 +36,19 @@ ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
     "LlamaForCausalLM": [dict(mlp="swiglu", n_kv_head=1, mlp_width=40), dict(mlp="swiglu", **LLAMA3)],
     "Qwen2ForCausalLM": [dict(mlp="swiglu", qkv_bias=True, n_kv_head=2, norm_eps=1e-6)],
-    "Qwen3ForCausalLM": [dict(mlp="swiglu", qk_norm=True, tied=False), dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3)],
+    "Qwen3ForCausalLM": [
+        dict(mlp="swiglu", qk_norm=True, tied=False),
+        dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3),
+    ],
 }
 CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in many]
 
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    found = pytest.importorskip("transformers", reason="parity is measured against transformers: pip install -e '.[bench]'")
+    found = pytest.importorskip(
+        "transformers", reason="parity is measured against transformers: pip install -e '.[bench]'"
+    )
     found.utils.logging.set_verbosity_error()
     found.utils.logging.disable_progress_bar()
     return found
@@ -55,8 +65,10 @@ def randomise(model: torch.nn.Module, scale: float = 0.2) -> torch.nn.Module:
 def saved(tags: str = "reserved", spec: str = SPEC, name: str = "r", **options: Any) -> GPT:
     """A random model, saved as the run `name`."""
     tok = tokenizer.load(spec)
-    model = randomise(GPT(GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab) | options))))
-    run = Run.create(name, {}, kind="test", overwrite=rundirs.exists(name))
+    model = randomise(
+        GPT(GPTConfig(**(dict(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab) | options)))
+    )
+    run = Run.create(name, {}, kind="test", overwrite=paths.exists(name))
     checkpoint.save(run.path, 1, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags})
     run.finish()
     return model
@@ -79,7 +91,9 @@ def left_behind(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
 @torch.no_grad()
-def test_transformers_computes_the_same_logits(transformers: Any, tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
+def test_transformers_computes_the_same_logits(
+    transformers: Any, tmp_path: Path, architecture: str, options: dict[str, Any]
+) -> None:
     model, ids = saved(**options), ids_below(406, 2, 96)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path))
     assert type(theirs).__name__ == architecture and theirs.dtype == torch.float32
@@ -96,19 +110,23 @@ def test_bfloat16_is_the_rounded_weights_and_half_the_bytes(transformers: Any, t
     assert theirs.dtype == torch.bfloat16
     q = theirs.model.layers[1].self_attn.k_proj.weight
     assert torch.equal(q, model.blocks[1].attn.qkv.weight[32:48].bfloat16())
-    assert 0 < (out / tensor_files.ONE_FILE).stat().st_size - 2 * model.cfg.n_params < 4096
+    assert 0 < (out / safetensors_files.ONE_FILE).stat().st_size - 2 * model.cfg.n_params < 4096
 
 
 @torch.no_grad()
 def test_rows_that_nobody_owns_stay_and_are_never_generated(transformers: Any, tmp_path: Path) -> None:
     model = saved()
     model.wte.weight[model.cfg.owned :] *= 50  # the largest logits by far
-    checkpoint.save(rundirs.find_run("r"), 2, model=model, meta={"tokenizer": tokenizer.load(SPEC).to_dict(), "tags": "reserved"})
+    checkpoint.save(
+        paths.find_run("r"), 2, model=model, meta={"tokenizer": tokenizer.load(SPEC).to_dict(), "tags": "reserved"}
+    )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path))
     assert torch.equal(theirs.model.embed_tokens.weight, model.wte.weight) and len(model.wte.weight) == 448
     assert theirs.generation_config.suppress_tokens == list(range(406, 448))
     prompt = chat.prompt([{"role": "user", "content": "hi"}], tokenizer.load(SPEC))
-    found = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    found = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     (ours,) = generate.sample(model, [prompt], max_new_tokens=20, temperature=0)
     assert found[0, len(prompt) :].tolist() == ours.ids and max(ours.ids) < 406
 
@@ -124,25 +142,49 @@ def test_tensors_are_made_one_at_a_time(tmp_path: Path, dtype: str) -> None:
         alive.append(weakref.ref(array))
         return torch.from_numpy(array)
 
-    size = tensor_files.write(tmp_path / tensor_files.ONE_FILE, [tensor_files.Entry(f"t{i}", (5, 7), make) for i in range(4)], dtype)
-    assert size == (tmp_path / tensor_files.ONE_FILE).stat().st_size
-    with tensor_files.Weights(tmp_path) as weights:
-        assert list(weights) == ["t0", "t1", "t2", "t3"] and weights["t3"].eq(3).all() and str(weights["t3"].dtype) == f"torch.{dtype}"
+    size = safetensors_files.write(
+        tmp_path / safetensors_files.ONE_FILE, [safetensors_files.Entry(f"t{i}", (5, 7), make) for i in range(4)], dtype
+    )
+    assert size == (tmp_path / safetensors_files.ONE_FILE).stat().st_size
+    with safetensors_files.Weights(tmp_path) as weights:
+        assert (
+            list(weights) == ["t0", "t1", "t2", "t3"]
+            and weights["t3"].eq(3).all()
+            and str(weights["t3"].dtype) == f"torch.{dtype}"
+        )
 
 
 # ---------------------------------------------------------------- export: ids and conversations
 
 
-AWKWARD = ["", "\n", "  ", "\n\n  def f():\n    return 1\n", "a<b | c>", ")\n\n)", "'s 'll\t\t x  ", "héé 漢字 🙂 \u00a0\u2028", "12345 67", "<|endof", "|>", "<"]
+AWKWARD = [
+    "",
+    "\n",
+    "  ",
+    "\n\n  def f():\n    return 1\n",
+    "a<b | c>",
+    ")\n\n)",
+    "'s 'll\t\t x  ",
+    "héé 漢字 🙂 \u00a0\u2028",
+    "12345 67",
+    "<|endof",
+    "|>",
+    "<",
+]
 
 
 def conversations() -> list[list[dict[str, str]]]:
     rng = random.Random(0)
     calls = ['<functioncall> {"name": "f"}', "well: <functioncall>", ">><functioncall>x<functioncall>\n"]
-    out = [[{"role": r, "content": c} for r, c in zip(("system", "user", "assistant"), ("s", text, text))] for text in AWKWARD]
+    out = [
+        [{"role": r, "content": c} for r, c in zip(("system", "user", "assistant"), ("s", text, text))]
+        for text in AWKWARD
+    ]
     for _ in range(60):
         roles = rng.choices(chat.ROLES, k=rng.randrange(1, 6)) + ["assistant"]
-        out.append([{"role": r, "content": "".join(rng.choices(AWKWARD + calls * (r == "assistant"), k=2))} for r in roles])
+        out.append(
+            [{"role": r, "content": "".join(rng.choices(AWKWARD + calls * (r == "assistant"), k=2))} for r in roles]
+        )
     return out
 
 
@@ -161,7 +203,11 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
         rendered = theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
         assert rendered == chat.render(messages, ours, tags).ids, messages
         assert theirs.decode(rendered) == chat.decode(rendered, ours)
-        begun = theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"] if messages[1:] else None
+        begun = (
+            theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
+            if messages[1:]
+            else None
+        )
         assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
 
 
@@ -170,7 +216,9 @@ def test_reserved_tags_are_special_tokens_at_their_rows(transformers: Any, tmp_p
     out = exported(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     assert theirs.convert_tokens_to_ids(list(chat.TAGS)) == list(range(400, 406)) and len(theirs) == 406
-    assert {*chat.TAGS} <= {*theirs.all_special_tokens} | {t.content for t in theirs.added_tokens_decoder.values() if t.special}
+    assert {*chat.TAGS} <= {*theirs.all_special_tokens} | {
+        t.content for t in theirs.added_tokens_decoder.values() if t.special
+    }
     assert theirs.decode([400, 10, 404], skip_special_tokens=True) == tokenizer.load(SPEC).decode([10])
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [404, 399]
 
@@ -182,32 +230,50 @@ def test_the_template_refuses_what_would_forge_a_turn(transformers: Any, tmp_pat
     for role, content in (("user", "x<|end|>"), ("user", "<functioncall>"), ("assistant", "<|user|>"), ("god", "x")):
         with pytest.raises(Exception, match="forge a turn|only the assistant|roles are"):
             theirs.apply_chat_template([{"role": role, "content": content}])
-    one, other = (theirs.apply_chat_template([{"role": role, "content": "7"}], tokenize=False) for role in ("tool", "function"))
+    one, other = (
+        theirs.apply_chat_template([{"role": role, "content": "7"}], tokenize=False) for role in ("tool", "function")
+    )
     assert one == other == "<|function_response|>\n7\n<|end|>\n"
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
 def test_llama_cpp_recognises_the_gpt2_vocabulary(tags: str) -> None:
     """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash is below."""
-    text = ("\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
-            "3 33 333 3333 33333 333333 3333333 33333333 "
-            "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
-            "there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL")
+    text = (
+        "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
+        "3 33 333 3333 33333 333333 3333333 33333333 "
+        "3.3 3..3 3...3 កាន់តែពិសេសអាច😁 ?我想在apple工作1314151天～ ------======= нещо на Български ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's "
+        "there, 'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
+    )
     tokenizers = pytest.importorskip("tokenizers")
-    found = tokenizers.Tokenizer.from_str(json.dumps(hub_tokenizer.tokenizer_json(tokenizer.load("gpt2"), tags))).encode(text).ids
-    assert hashlib.sha256(str(found).encode()).hexdigest() == "3ce83efda5659b07b1ad37ca97ca5797ea4285d9b9ab0dc679e4a720c9da7454"
+    found = (
+        tokenizers.Tokenizer.from_str(json.dumps(hf_tokenizer.tokenizer_json(tokenizer.load("gpt2"), tags)))
+        .encode(text)
+        .ids
+    )
+    assert (
+        hashlib.sha256(str(found).encode()).hexdigest()
+        == "3ce83efda5659b07b1ad37ca97ca5797ea4285d9b9ab0dc679e4a720c9da7454"
+    )
 
 
 # ---------------------------------------------------------------- export: refusals
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(pos="learned", mlp="gelu"), "no Hugging Face class computes pos=learned, mlp=gelu"),
-    (dict(mlp="gelu"), "mlp=gelu"), (dict(pos="learned"), "pos=learned"), (dict(causal=False), "causal=False"),
-    (dict(qkv_bias=True), "mlp=relu2, qkv_bias=True"), (dict(qk_norm=True), "mlp=relu2, qkv_bias=False, qk_norm=True"),
-    (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), "qk_norm=True"),
-    (dict(mlp="swiglu", n_embd=30, head_width=8), "n_embd 30 to be a multiple of n_head 4"),
-], ids=str)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(pos="learned", mlp="gelu"), "no Hugging Face class computes pos=learned, mlp=gelu"),
+        (dict(mlp="gelu"), "mlp=gelu"),
+        (dict(pos="learned"), "pos=learned"),
+        (dict(causal=False), "causal=False"),
+        (dict(qkv_bias=True), "mlp=relu2, qkv_bias=True"),
+        (dict(qk_norm=True), "mlp=relu2, qkv_bias=False, qk_norm=True"),
+        (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), "qk_norm=True"),
+        (dict(mlp="swiglu", n_embd=30, head_width=8), "n_embd 30 to be a multiple of n_head 4"),
+    ],
+    ids=str,
+)
 def test_an_architecture_without_a_class_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     saved(**options)
     with pytest.raises(ConfigError, match=message):
@@ -227,7 +293,7 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     for error, kind in ((full, RunError), (lambda *_: exec("raise KeyboardInterrupt"), KeyboardInterrupt)):
         with monkeypatch.context() as patch:
-            patch.setattr(tensor_files, "write", error)
+            patch.setattr(safetensors_files, "write", error)
             with pytest.raises(kind):
                 exported(tmp_path, overwrite=True)
             with pytest.raises(kind):
@@ -258,15 +324,29 @@ CHATML = """{%- if messages[0]['role'] != 'system' %}{{- '<|im_start|>system\nBe
     {{- '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-TRIMMING = "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n\n' }}" \
-    "{{- (m['content'] | tojson if m['role'] == 'tool' else m['content'] | trim) + '<|im_end|>' }}{%- endfor %}" \
+TRIMMING = (
+    "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\n\n' }}"
+    "{{- (m['content'] | tojson if m['role'] == 'tool' else m['content'] | trim) + '<|im_end|>' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n\n' }}{%- endif %}"
-SHAPE = dict(vocab_size=411, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
-             bos_token_id=0, eos_token_id=2)
-SCALED = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+)
+SHAPE = dict(
+    vocab_size=411,
+    hidden_size=32,
+    intermediate_size=56,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+    bos_token_id=0,
+    eos_token_id=2,
+)
+SCALED = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+)
 FOREIGN = {
     "llama": dict(kind="Llama", num_key_value_heads=2),
-    "llama3": dict(kind="Llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=SCALED),
+    "llama3": dict(
+        kind="Llama", num_key_value_heads=1, tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=SCALED
+    ),
     "qwen2": dict(kind="Qwen2", num_key_value_heads=4, tie_word_embeddings=True, rope_theta=1e6),
     "qwen2-grouped": dict(kind="Qwen2", num_key_value_heads=1),
     "qwen3": dict(kind="Qwen3", num_key_value_heads=2, head_dim=16),
@@ -275,7 +355,9 @@ FOREIGN = {
 }
 
 
-QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
@@ -287,10 +369,16 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
     made.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=bytes_.alphabet(), show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=bytes_.alphabet(), show_progress=False
+    )
     made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
     made.save(str(folder / "tokenizer.json"))
-    about = {"eos_token": "<|im_end|>", "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"}, "tokenizer_class": "PreTrainedTokenizerFast"}
+    about = {
+        "eos_token": "<|im_end|>",
+        "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"},
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(about | ({"chat_template": template} if template else {})))
 
 
@@ -304,9 +392,9 @@ def foreign(transformers: Any, folder: Path, name: str = "llama", template: str 
     return model
 
 
-def imported(source: Path, name: str = "theirs", **more: Any) -> checkpoint.LoadedModel:
+def imported(source: Path, name: str = "theirs", **more: Any) -> loading.LoadedModel:
     import_weights.import_model(import_weights.ImportConfig(source=source, run_name=name, **more))
-    return checkpoint.load_model(name)
+    return loading.load_model(name)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -353,8 +441,12 @@ def as_theirs(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     return [m | {"role": "tool"} if m["role"] == "function" else m for m in messages]
 
 
-TALK = [{"role": "user", "content": "user a"}, {"role": "assistant", "content": "assistant"}, {"role": "function", "content": "7\n"},
-        {"role": "assistant", "content": "so: 7 "}]
+TALK = [
+    {"role": "user", "content": "user a"},
+    {"role": "assistant", "content": "assistant"},
+    {"role": "function", "content": "7\n"},
+    {"role": "assistant", "content": "so: 7 "},
+]
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMMING], ids=["chatml", "trimming"])
@@ -363,20 +455,32 @@ def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Pa
     loaded, theirs = imported(tmp_path / "in"), transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
     tok = loaded.tokenizer
     for text in AWKWARD:
-        assert tok.encode(text) == theirs(text)["input_ids"] and b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
+        assert (
+            tok.encode(text) == theirs(text)["input_ids"]
+            and b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
+        )
     found = chat.render(TALK, tok, "template")
     assert found.ids == theirs.apply_chat_template(as_theirs(TALK), return_dict=True)["input_ids"]
     seven, last = (r"7\n", "so: 7") if template is TRIMMING else ("7\n", "so: 7 ")
     assert tok.decode([i for i, m in zip(found.ids, found.loss_mask) if m]) == f"assistant<|im_end|>{last}<|im_end|>"
     assert [(s.role, tok.decode(found.ids[s.body_start : s.body_end])) for s in found.spans] == [
-        ("user", "user a"), ("assistant", "assistant"), ("function", seven), ("assistant", last)]
-    assert [s.start for s in found.spans] == [0, *(s.end for s in found.spans[:-1])] and found.spans[-1].end == len(found.ids)
+        ("user", "user a"),
+        ("assistant", "assistant"),
+        ("function", seven),
+        ("assistant", last),
+    ]
+    assert [s.start for s in found.spans] == [0, *(s.end for s in found.spans[:-1])] and found.spans[-1].end == len(
+        found.ids
+    )
     prompt = chat.prompt(TALK[:3], tok, "template")
     begun = theirs.apply_chat_template(as_theirs(TALK[:3]), add_generation_prompt=True, return_dict=True)["input_ids"]
     assert prompt == found.ids[: found.spans[3].body_start] == begun
     assert chat.stop_sequences(tok, "template") == ((2,),)
     answer = chat.completion_ids(last, tok, "template")
-    assert prompt + answer == found.ids[: len(prompt) + len(answer)] and chat.completion_text(answer, tok, "template") == last
+    assert (
+        prompt + answer == found.ids[: len(prompt) + len(answer)]
+        and chat.completion_text(answer, tok, "template") == last
+    )
     opened = chat.prompt(TALK[:1], tok, "template") + chat.completion_ids("assistant", tok, "template")
     assert opened + chat.between_turns(TALK[2:3], tok, "template") == prompt
 
@@ -387,9 +491,15 @@ def test_prompts_are_prefixes_whatever_the_answer_begins_with(transformers: Any,
     tok = imported(tmp_path / "in").tokenizer
     assert len(tok.encode("\n\n")) == 1
     for content in AWKWARD:
-        found, prompt = chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template"), chat.prompt(TALK[:1], tok, "template")
+        found, prompt = (
+            chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template"),
+            chat.prompt(TALK[:1], tok, "template"),
+        )
         answer = chat.completion_ids(content, tok, "template")
-        assert found.ids[: len(prompt + answer)] == prompt + answer and chat.completion_text(answer, tok, "template") == content
+        assert (
+            found.ids[: len(prompt + answer)] == prompt + answer
+            and chat.completion_text(answer, tok, "template") == content
+        )
         assert [i for i, m in zip(found.ids, found.loss_mask) if m] == answer
 
 
@@ -401,10 +511,15 @@ def test_what_cannot_be_masked_or_would_forge_a_turn_is_refused(transformers: An
         with pytest.raises(DataError, match=rf"message 0 \({role}\) holds the special token <\|im_end\|>"):
             chat.render([{"role": role, "content": "x<|im_end|>"}, *TALK], tok, "template")
     for template, message in (
-        ("{% for m in messages %}{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}", "changes the contents"),
+        (
+            "{% for m in messages %}{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
+            "changes the contents",
+        ),
         ("{% for m in messages[-2:] %}{{ m.content + '<|im_end|>' }}{% endfor %}", "leaves out or moves messages"),
         ("{% for m in messages %}{{ m.content + '\n' }}{% endfor %}", "no special token, so nothing would stop it"),
-        ("{{ raise_exception('only haiku') }}", "only haiku"), ("{% for %}", "cannot be read"), ("{{ messages.x.y }}", "cannot render"),
+        ("{{ raise_exception('only haiku') }}", "only haiku"),
+        ("{% for %}", "cannot be read"),
+        ("{{ messages.x.y }}", "cannot render"),
     ):
         other = tokenizer.from_dict(tok.to_dict() | {"template": template})
         with pytest.raises(DataError, match=message):
@@ -421,29 +536,40 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
     assert max(chat.prompt(TALK[:1], loaded.tokenizer, loaded.tags)) == 404
     with pytest.raises(ConfigError, match="has no chat template"):
         imported(tmp_path / "in", "other", tags="template")
-    assert not rundirs.exists("other")
+    assert not paths.exists("other")
 
 
 # ---------------------------------------------------------------- import: refusals
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(model_type="gpt2"), "is of a 'gpt2' model; arcee, llama, qwen2, qwen3 can be imported"),
-    (dict(attention_bias=True), "sets attention_bias=True"), (dict(hidden_act="gelu"), "hidden_act=gelu"),
-    (dict(use_sliding_window=True), "use_sliding_window"), (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
-    (dict(quantization_config={"bits": 4}), "quantization_config"), (dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "yarn"),
-    (dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "llama3 without a number"),
-    (dict(num_hidden_layers=None), "lacks a number"), (dict(vocab_size=300), "400 ids and 0 tags, the embedding 300 rows"),
-    (dict(num_hidden_layers=3), r"layers\.2\.\S+ is missing"), (dict(num_hidden_layers=1), "is not part of the architecture"),
-    (dict(intermediate_size=60), r"down_proj.weight is \(32, 56\), config.json makes it \(32, 60\)"),
-], ids=str)
-def test_a_directory_that_does_not_fit_is_refused(transformers: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(model_type="gpt2"), "is of a 'gpt2' model; arcee, llama, qwen2, qwen3 can be imported"),
+        (dict(attention_bias=True), "sets attention_bias=True"),
+        (dict(hidden_act="gelu"), "hidden_act=gelu"),
+        (dict(use_sliding_window=True), "use_sliding_window"),
+        (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
+        (dict(quantization_config={"bits": 4}), "quantization_config"),
+        (dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "yarn"),
+        (dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "llama3 without a number"),
+        (dict(num_hidden_layers=None), "lacks a number"),
+        (dict(vocab_size=300), "400 ids and 0 tags, the embedding 300 rows"),
+        (dict(num_hidden_layers=3), r"layers\.2\.\S+ is missing"),
+        (dict(num_hidden_layers=1), "is not part of the architecture"),
+        (dict(intermediate_size=60), r"down_proj.weight is \(32, 56\), config.json makes it \(32, 60\)"),
+    ],
+    ids=str,
+)
+def test_a_directory_that_does_not_fit_is_refused(
+    transformers: Any, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     foreign(transformers, tmp_path / "in")
     path = tmp_path / "in" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UserError, match=message):
         imported(tmp_path / "in")
-    assert not rundirs.exists("theirs")
+    assert not paths.exists("theirs")
 
 
 def test_damaged_and_missing_files_are_named(transformers: Any, tmp_path: Path) -> None:
@@ -457,7 +583,7 @@ def test_damaged_and_missing_files_are_named(transformers: Any, tmp_path: Path) 
     shards[1].unlink()
     with pytest.raises(MissingFile, match=f"{shards[1].name} is missing"):
         imported(folder)
-    index = folder / tensor_files.INDEX
+    index = folder / safetensors_files.INDEX
     index.write_text(index.read_text().replace(shards[1].name, "../elsewhere.safetensors"))
     with pytest.raises(CheckpointError, match="lies in the same directory"):
         imported(folder)
@@ -475,7 +601,7 @@ def test_damaged_and_missing_files_are_named(transformers: Any, tmp_path: Path) 
         imported(folder)
     with pytest.raises(MissingFile, match="codechat download"):
         imported(tmp_path / "nowhere")
-    assert not rundirs.exists("theirs")
+    assert not paths.exists("theirs")
 
 
 # ---------------------------------------------------------------- commands
@@ -485,11 +611,13 @@ def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     saved()
     assert cli.main(["export", "--ckpt", "r", "--out", str(tmp_path / "out")]) == 0
     assert cli.main(["import", str(tmp_path / "out"), "--run-name", "again"]) == 0
-    assert rundirs.read_status(rundirs.find_run("again"))["status"] == "finished"
+    assert paths.read_status(paths.find_run("again"))["status"] == "finished"
     assert checkpoint.read_meta("again")["lineage"] == [{"run": "again", "kind": "import", "source": "out", "step": 0}]
     for words, message in (
-        (["export", "--ckpt", "r"], "out is required"), (["export", "--ckpt", "nobody", "--out", str(tmp_path / "x")], "no run 'nobody'"),
-        (["import", str(tmp_path / "out"), "--run-name", "again"], "is in use"), (["import", str(tmp_path)], "run_name is required"),
+        (["export", "--ckpt", "r"], "out is required"),
+        (["export", "--ckpt", "nobody", "--out", str(tmp_path / "x")], "no run 'nobody'"),
+        (["import", str(tmp_path / "out"), "--run-name", "again"], "is in use"),
+        (["import", str(tmp_path)], "run_name is required"),
     ):
         capsys.readouterr()
         assert cli.main(words) == 2
@@ -503,47 +631,116 @@ def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_an_imported_model_is_tuned_in_its_own_words_and_in_ours(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "in")
     imported(tmp_path / "in")
-    rows = [{"id": str(i), "domain": "code", "meta": {}, "messages": [{"role": "user", "content": f"say {i % 3}"}, {"role": "assistant", "content": "ok"}]}
-            for i in range(40)]
+    rows = [
+        {
+            "id": str(i),
+            "domain": "code",
+            "meta": {},
+            "messages": [{"role": "user", "content": f"say {i % 3}"}, {"role": "assistant", "content": "ok"}],
+        }
+        for i in range(40)
+    ]
     for split in ("train", "select"):
         (tmp_path / f"code.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = dict(data_dir=str(tmp_path), init_from="theirs", run_name="tuned", device_batch_size=2, max_steps=30, log_every=10, probe_examples=0, lr=3e-3,
-                    warmup_steps=2, eval_every=30)
+    settings = dict(
+        data_dir=str(tmp_path),
+        init_from="theirs",
+        run_name="tuned",
+        device_batch_size=2,
+        max_steps=30,
+        log_every=10,
+        probe_examples=0,
+        lr=3e-3,
+        warmup_steps=2,
+        eval_every=30,
+    )
     with pytest.raises(ConfigError, match="no rows for reserved tags; set --tags template"):
         sft.train(sft.SFTConfig(**settings))
     losses = sft.train(sft.SFTConfig(**settings, tags="template")).evals()["heldout_loss/code"]
     assert losses.iloc[-1] < 0.5 * losses.iloc[0]
-    tuned = checkpoint.load_model("tuned")
+    tuned = loading.load_model("tuned")
     prompt = chat.prompt(rows[0]["messages"][:1], tuned.tokenizer, tuned.tags)
-    (found,) = generate.sample(tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags))
+    (found,) = generate.sample(
+        tuned.model, [prompt], max_new_tokens=8, temperature=0, stop=chat.stop_sequences(tuned.tokenizer, tuned.tags)
+    )
     assert (chat.completion_text(found.ids, tuned.tokenizer, tuned.tags), found.stop) == ("ok", "stop")
     theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, "tuned"))
-    assert theirs.apply_chat_template(rows[0]["messages"][:1], add_generation_prompt=True, return_dict=True)["input_ids"] == prompt
+    assert (
+        theirs.apply_chat_template(rows[0]["messages"][:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+        == prompt
+    )
 
 
-def test_an_imported_qwen_trains_grpo_with_adapters_in_its_own_template(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_imported_qwen_trains_grpo_with_adapters_in_its_own_template(
+    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The published recipe (rank 16, alpha 64, 16 generations, cosine, warm-up 10 %) from `--preset lora`, on a random model of Qwen's shape."""
     foreign(transformers, tmp_path / "in", "qwen2-grouped", max_position_embeddings=512)
     start = imported(tmp_path / "in")
     rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(40)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = config.parse(grpo.GRPOConfig, ["--preset", "lora", "--init-from", "theirs", "--data-dir", str(tmp_path), "--run-name", "tuned", "--max-steps", "2",
-                                         "--max-new-tokens", "24", "--device-batch-size", "2", "--diagnose-groups", "0", "--eval-examples", "2", "--warmup-steps", "0",
-                                         "--lr", "1e-2", "--save-every", "0"], presets=grpo.RUN_PRESETS)
+    cfg = config.parse(
+        grpo.GRPOConfig,
+        [
+            "--preset",
+            "lora",
+            "--init-from",
+            "theirs",
+            "--data-dir",
+            str(tmp_path),
+            "--run-name",
+            "tuned",
+            "--max-steps",
+            "2",
+            "--max-new-tokens",
+            "24",
+            "--device-batch-size",
+            "2",
+            "--diagnose-groups",
+            "0",
+            "--eval-examples",
+            "2",
+            "--warmup-steps",
+            "0",
+            "--lr",
+            "1e-2",
+            "--save-every",
+            "0",
+        ],
+        presets=grpo.RUN_PRESETS,
+    )
     full = grpo.RUN_PRESETS["lora"]
     assert (cfg.lora_rank, cfg.lora_alpha, cfg.group_size, cfg.schedule) == (16, 64.0, 16, "cosine")
     assert full["lr"] == 5e-6 and full["warmup_steps"] == 0.1 * full["max_steps"]
     # random weights never earn anything on the task's own terms
-    monkeypatch.setattr(reasoning.AnswerTask, "score", lambda self, problem, text: Score(len(set(text)) / 24, "neither", {}, False, {"variety": len(set(text)) / 24}))
+    monkeypatch.setattr(
+        reasoning.AnswerTask,
+        "score",
+        lambda self, problem, text: Score(len(set(text)) / 24, "neither", {}, False, {"variety": len(set(text)) / 24}),
+    )
     found = grpo.train(cfg)
-    assert found.status["status"] == "finished" and (found.metrics()["grad_norm"] > 0).all() and "reward/variety" in found.metrics()
-    tuned, saved_run = checkpoint.load_model("tuned"), checkpoint.load("tuned")
-    assert tuned.tags == "template" and len(saved_run.extra["lora"]) == 2 * 2 * 5  # A and B of five matrices in each of two blocks
-    changed = {name for name, p in tuned.model.state_dict().items() if not torch.equal(p, start.model.state_dict()[name])}
-    assert changed and all(name.rsplit(".", 2)[1] in lora.TARGETS for name in changed), "embeddings and norms stay as they came"
+    assert (
+        found.status["status"] == "finished"
+        and (found.metrics()["grad_norm"] > 0).all()
+        and "reward/variety" in found.metrics()
+    )
+    tuned, saved_run = loading.load_model("tuned"), checkpoint.load("tuned")
+    assert (
+        tuned.tags == "template" and len(saved_run.extra["lora"]) == 2 * 2 * 5
+    )  # A and B of five matrices in each of two blocks
+    changed = {
+        name for name, p in tuned.model.state_dict().items() if not torch.equal(p, start.model.state_dict()[name])
+    }
+    assert changed and all(name.rsplit(".", 2)[1] in lora.TARGETS for name in changed), (
+        "embeddings and norms stay as they came"
+    )
     task = reasoning.Gsm8kTask(str(tmp_path))
-    text = chat.decode(chat.prompt(task.prompt(task.problems("train")[0]), tuned.tokenizer, tuned.tags), tuned.tokenizer)
-    assert text.startswith("<|im_start|>system\nRespond in the following format:\n<reasoning>") and text.endswith("?<|im_end|>\n<|im_start|>assistant\n")
+    text = chat.decode(
+        chat.prompt(task.prompt(task.problems("train")[0]), tuned.tokenizer, tuned.tags), tuned.tokenizer
+    )
+    assert text.startswith("<|im_start|>system\nRespond in the following format:\n<reasoning>") and text.endswith(
+        "?<|im_end|>\n<|im_start|>assistant\n"
+    )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "tuned"))
     ids = torch.tensor([[5, 6, 7]])
     torch.testing.assert_close(theirs(ids).logits[..., :411], tuned.model(ids)[..., :411].float(), atol=1e-3, rtol=1e-3)

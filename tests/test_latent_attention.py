@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import checkpoint, config, generate, hub, kv_cache, lora, optim
-from codechat.config import ConfigError, from_dict, to_dict
-from codechat.gpt import GPT, GPTConfig
+from codechat.core import config
+from codechat.core.config import from_dict, to_dict
+from codechat.core.errors import ConfigError
+from codechat.models import generate, hf_format, kv_cache, lora, optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
 
-OPTIONS = [dict(), dict(kv_rank=6, q_rank=10, rope_head_width=2, head_width=12), dict(rope_factor=4.0, rope_block=16, tied=False, mlp="swiglu")]
+OPTIONS = [
+    dict(),
+    dict(kv_rank=6, q_rank=10, rope_head_width=2, head_width=12),
+    dict(rope_factor=4.0, rope_block=16, tied=False, mlp="swiglu"),
+]
 
 
 def shape(**options: Any) -> GPTConfig:
@@ -113,7 +121,11 @@ def test_the_cache_holds_a_latent_and_a_rotary_key_and_nothing_else() -> None:
     tensors = [t for t in vars(cache).values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
     assert sum(t.numel() * t.element_size() for t in tensors) == 3 * 10 * cfg.depth * (16 + 4) * 4
     assert cache.v.data_ptr() == cache.k.data_ptr(), "values are columns of the same memory"
-    assert cfg.cache_width == 20 and GPTConfig(n_embd=32, n_head=4).cache_width == 64 and GPTConfig(n_embd=32, n_head=4, n_kv_head=1).cache_width == 16
+    assert (
+        cfg.cache_width == 20
+        and GPTConfig(n_embd=32, n_head=4).cache_width == 64
+        and GPTConfig(n_embd=32, n_head=4, n_kv_head=1).cache_width == 16
+    )
     shared = cache.share(torch.tensor([0, 0, 1]), room=5)
     assert shared.own.numel() == 3 * 5 * cfg.depth * 20
     paper = GPTConfig(n_embd=5120, n_head=128, head_width=128)  # DeepSeek-V2's widths
@@ -129,17 +141,27 @@ def test_a_full_cache_is_refused() -> None:
         model(random_ids(1, 1), cache=cache)
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(n_kv_head=2), "n_kv_head 2"), (dict(qk_norm=True), "qk_norm True"), (dict(qkv_bias=True), "qkv_bias True"), (dict(pos="learned"), "pos learned"),
-    (dict(rope_head_width=3), "rotated width 3"), (dict(kv_rank=-1), "kv_rank -1"), (dict(head_width=6), "rotated width 3"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(n_kv_head=2), "n_kv_head 2"),
+        (dict(qk_norm=True), "qk_norm True"),
+        (dict(qkv_bias=True), "qkv_bias True"),
+        (dict(pos="learned"), "pos learned"),
+        (dict(rope_head_width=3), "rotated width 3"),
+        (dict(kv_rank=-1), "kv_rank -1"),
+        (dict(head_width=6), "rotated width 3"),
+    ],
+)
 def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shape(**change)
 
 
 def test_flops_count_the_rotated_columns() -> None:
-    by_hand = 32 * 4 * (8 + 4) + 32 * (32 + 4) + 32 * 4 * 16 + 32 * 32 + 2 * 32 * 128  # query, compress, expand, out, up and down
+    by_hand = (
+        32 * 4 * (8 + 4) + 32 * (32 + 4) + 32 * 4 * 16 + 32 * 32 + 2 * 32 * 128
+    )  # query, compress, expand, out, up and down
     cfg = shape()
     assert cfg.block_matmul_params == by_hand
     scores_and_sums = 10 * 4 * (12 + 8)  # ten tokens, four heads: keys of 8 + 4 columns, values of 8
@@ -156,7 +178,9 @@ def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Any) -> None:
         for o in optimizers:
             o.step(), o.zero_grad(set_to_none=True)
     assert float(model.loss(ids[:, :-1], ids[:, 1:]).detach()) < 0.5 * first
-    found = checkpoint.load(checkpoint.save(tmp_path / "r", 1, model=model, optimizers=optimizers, meta={"tokenizer": {"spec": "bytes"}}))
+    found = checkpoint.load(
+        checkpoint.save(tmp_path / "r", 1, model=model, optimizers=optimizers, meta={"tokenizer": {"spec": "bytes"}})
+    )
     again = GPT(from_dict(GPTConfig, found.meta["model_config"]))
     checkpoint.restore(found, again)
     assert again.cfg == model.cfg and torch.equal(again(ids), model(ids))
@@ -164,7 +188,7 @@ def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Any) -> None:
 
 def test_what_cannot_hold_it_says_so() -> None:
     with pytest.raises(ConfigError, match="no Hugging Face class computes .*attention=mla"):
-        hub.family_of(shape())
+        hf_format.family_of(shape())
     with pytest.raises(ConfigError, match="lora_targets qkv name no matrix of a model with attention mla"):
         lora.attach(GPT(shape()), 2, targets=("qkv",))
     assert len(list(lora.adapted(lora.attach(GPT(shape()), 2, targets=("qkv", "out"))))) == 2
@@ -174,7 +198,15 @@ def test_models_without_it_are_what_they_were() -> None:
     """Hash of the configuration and names of the weights, taken before the option existed."""
     cfg = GPTConfig(depth=1, n_embd=32, n_head=4)
     assert config.config_hash(cfg) == "e2e12f50eabb"
-    assert sorted(GPT(cfg).state_dict()) == ["blocks.0.attn.out.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn_norm.weight", "blocks.0.mlp.down.weight",
-                                             "blocks.0.mlp.up.weight", "blocks.0.mlp_norm.weight", "norm.weight", "wte.weight"]
+    assert sorted(GPT(cfg).state_dict()) == [
+        "blocks.0.attn.out.weight",
+        "blocks.0.attn.qkv.weight",
+        "blocks.0.attn_norm.weight",
+        "blocks.0.mlp.down.weight",
+        "blocks.0.mlp.up.weight",
+        "blocks.0.mlp_norm.weight",
+        "norm.weight",
+        "wte.weight",
+    ]
     old = {k: v for k, v in to_dict(cfg).items() if k not in ("attention", "kv_rank", "q_rank", "rope_head_width")}
     assert from_dict(GPTConfig, old) == cfg

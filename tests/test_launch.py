@@ -20,21 +20,28 @@ from typing import Any
 
 import pytest
 
-from codechat import config, follow, job_scripts, launch, planned, rundirs
-from codechat.config import ConfigError, MissingFile, RunError
-from codechat.diagnose import DiagnoseConfig
-from codechat.evaluate import EvaluateConfig
-from codechat.gpt import GPTConfig
-from codechat.job_scripts import Job
+from codechat.core import config
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.processes import process_start
+from codechat.evaluation.diagnose import DiagnoseConfig
+from codechat.evaluation.evaluate import EvaluateConfig
+from codechat.launch import job_scripts, launcher, live_metrics
+from codechat.launch.job_scripts import Job
+from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
-from codechat.processes import process_start
 from codechat.reinforce import ReinforceConfig
-from codechat.run import Run
+from codechat.runs import paths, planned
+from codechat.runs.run import Run
 from codechat.sft import SFTConfig
 
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 CONFIGS = [
-    PretrainConfig(run_name="big/pre.train-1", model=GPTConfig(depth=3, n_embd=4096, n_head=32, checkpoint_blocks=True), lr=1.5e-4, compile=None),
+    PretrainConfig(
+        run_name="big/pre.train-1",
+        model=GPTConfig(depth=3, n_embd=4096, n_head=32, checkpoint_blocks=True),
+        lr=1.5e-4,
+        compile=None,
+    ),
     SFTConfig(run_name="s", data_dir="a folder with 'quotes' and $HOME", mix=("calls=0.7", "code=0.3"), max_steps=3),
     ReinforceConfig(run_name="r", ks=(1, 8), top_k=50, init_from="big/pre.train-1@1200", temperature=0.9),
     EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
@@ -47,8 +54,10 @@ CONFIGS = [
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
 @pytest.mark.parametrize("kind", ["shell", "slurm", "pbs", "modal"])
-def test_launch_sh_reads_back_as_the_configuration_that_wrote_it(cfg: Any, kind: str, runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = launch.write(cfg, nproc=8, kind=kind, gpu="a100-80gb" if kind == "modal" else None)  # type: ignore[arg-type]
+def test_launch_sh_reads_back_as_the_configuration_that_wrote_it(
+    cfg: Any, kind: str, runs_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = launcher.write(cfg, nproc=8, kind=kind, gpu="a100-80gb" if kind == "modal" else None)  # type: ignore[arg-type]
     monkeypatch.chdir(runs_root)
     words = job_scripts.command_of((written.path / "launch.sh").read_text())
     presets = getattr(importlib.import_module(type(cfg).__module__), "RUN_PRESETS", None)
@@ -57,10 +66,12 @@ def test_launch_sh_reads_back_as_the_configuration_that_wrote_it(cfg: Any, kind:
 
 
 @pytest.mark.parametrize("cfg", CONFIGS, ids=lambda c: c.run_name)
-def test_the_shell_gives_torchrun_exactly_these_words(cfg: Any, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_gives_torchrun_exactly_these_words(
+    cfg: Any, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run launch.sh with a stand-in for Python that prints its words: planned, begun, and with a cluster's rendezvous."""
     monkeypatch.chdir(runs_root)
-    path = launch.write(cfg, nproc=2, max_restarts=3, devices=("GPU-1a2b3c4d-0000", "GPU-5e6f7a8b-1111")).path
+    path = launcher.write(cfg, nproc=2, max_restarts=3, devices=("GPU-1a2b3c4d-0000", "GPU-5e6f7a8b-1111")).path
     said = tmp_path / "said"
     said.write_text('#!/bin/sh\nprintf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$(pwd)" "$@"\n')
     said.chmod(0o755)
@@ -68,7 +79,9 @@ def test_the_shell_gives_torchrun_exactly_these_words(cfg: Any, runs_root: Path,
     (path / "launch.sh").write_text(script)
 
     def words(*options: str) -> list[str]:
-        done = subprocess.run(["sh", str(path / "launch.sh"), *options], capture_output=True, text=True, timeout=20, cwd="/", check=True)
+        done = subprocess.run(
+            ["sh", str(path / "launch.sh"), *options], capture_output=True, text=True, timeout=20, cwd="/", check=True
+        )
         return done.stdout.splitlines()
 
     module = type(cfg).__module__
@@ -84,19 +97,25 @@ def test_the_shell_gives_torchrun_exactly_these_words(cfg: Any, runs_root: Path,
 
 
 def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
-    written = launch.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
+    written = launcher.write(SFTConfig(run_name="x/y", lr=0.5, model=GPTConfig(depth=7)), nproc=4)
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written) and "<td>model.depth</td><td>4</td><td>7</td>" in written._repr_html_()
-    assert "all defaults" in str(launch.write(SFTConfig(run_name="z")))
+    assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
     env = json.loads((written.path / "env.json").read_text())
-    assert rundirs.list_runs().set_index("run").loc["x/y", "status"] == "planned" and env["kind"] == "sft"
+    assert paths.list_runs().set_index("run").loc["x/y", "status"] == "planned" and env["kind"] == "sft"
 
 
 def test_job_scripts_ask_for_the_machines_and_call_launch_sh(runs_root: Path) -> None:
     job = Job(name="big/sft", module="codechat.sft", nproc=8, nodes=4, hours=36.5, lines=("--partition=gpu",))
     text = job_scripts.slurm(job, runs_root)
-    assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=1", "#SBATCH --time=36:30:00", "#SBATCH --partition=gpu",
-            "#SBATCH --requeue"} <= set(text.splitlines())
+    assert {
+        "#SBATCH --nodes=4",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --time=36:30:00",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --requeue",
+    } <= set(text.splitlines())
     text = job_scripts.pbs(job, runs_root)
     assert {"#PBS -l select=4:ngpus=8", "#PBS -l walltime=36:30:00", "#PBS -r y"} <= set(text.splitlines())
     with pytest.raises(ConfigError, match="line break"):
@@ -107,11 +126,16 @@ def test_job_scripts_ask_for_the_machines_and_call_launch_sh(runs_root: Path) ->
 def test_a_job_starts_torchrun_on_every_node_with_one_meeting_point(kind: str, runs_root: Path, tmp_path: Path) -> None:
     """The job run by bash, with stand-ins for the cluster's commands and for Python."""
     cfg = SFTConfig(run_name="s")
-    written = launch.write(cfg, nproc=2, nodes=2, kind=kind)  # type: ignore[arg-type]
+    written = launcher.write(cfg, nproc=2, nodes=2, kind=kind)  # type: ignore[arg-type]
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "nodes").write_text("node-a\nnode-a\nnode-b\n")
-    stand_ins = {"scontrol": f"head -n 3 {commands}/nodes", "srun": 'shift; "$@"; "$@"', "pbsdsh": 'shift; "$@"; "$@"', "said": 'echo "$@"'}
+    stand_ins = {
+        "scontrol": f"head -n 3 {commands}/nodes",
+        "srun": 'shift; "$@"; "$@"',
+        "pbsdsh": 'shift; "$@"; "$@"',
+        "said": 'echo "$@"',
+    }
     for name, body in stand_ins.items():
         (commands / name).write_text(f"#!/bin/sh\n{body}\n")
         (commands / name).chmod(0o755)
@@ -119,17 +143,23 @@ def test_a_job_starts_torchrun_on_every_node_with_one_meeting_point(kind: str, r
     launch_sh.write_text(launch_sh.read_text().replace(shlex.quote(sys.executable), "said"))
     env = {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "77",
            "PBS_NODEFILE": str(commands / "nodes"), "PBS_JOBID": "77"}  # fmt: skip
-    done = subprocess.run(["bash", str(written.path / f"job.{kind}")], capture_output=True, text=True, timeout=20, env=env, check=True)
-    words = (f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{job_scripts.PORT} --rdzv-id 77 --nproc-per-node 2 "
-             "-m codechat.sft -- --config runs/s/config.json --run-name s")
+    done = subprocess.run(
+        ["bash", str(written.path / f"job.{kind}")], capture_output=True, text=True, timeout=20, env=env, check=True
+    )
+    words = (
+        f"-m torch.distributed.run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node-a:{job_scripts.PORT} --rdzv-id 77 --nproc-per-node 2 "
+        "-m codechat.sft -- --config runs/s/config.json --run-name s"
+    )
     assert done.stdout.splitlines() == [words, words]
     alone = subprocess.run(["sh", str(launch_sh)], capture_output=True, text=True, timeout=20, env=env)
     assert alone.returncode == 2 and "2 nodes" in alone.stderr
 
 
-def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(
+    runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The app executed against a stand-in for modal's names: options, the volume, and what runs in the container."""
-    written = launch.write(SFTConfig(run_name="n/s"), nproc=8, kind="modal", gpu="h100-80gb", hours=100)
+    written = launcher.write(SFTConfig(run_name="n/s"), nproc=8, kind="modal", gpu="h100-80gb", hours=100)
     seen: dict[str, Any] = {"copied": []}
 
     class Image:
@@ -143,22 +173,37 @@ def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(runs_root: Path, 
         local_entrypoint = lambda self: lambda f: f  # noqa: E731
 
     volume = types.SimpleNamespace(commit=lambda: seen.update(committed=True))
-    stub = types.SimpleNamespace(App=App, Image=Image, Volume=types.SimpleNamespace(from_name=lambda name, create_if_missing: volume))
+    stub = types.SimpleNamespace(
+        App=App, Image=Image, Volume=types.SimpleNamespace(from_name=lambda name, create_if_missing: volume)
+    )
     monkeypatch.setitem(sys.modules, "modal", stub)
     text = (written.path / "modal_app.py").read_text()
     container, planned_copy = tmp_path / "codechat", tmp_path / "planned"
     shutil.copytree(written.path, planned_copy)
     names: dict[str, Any] = {}
-    exec(compile(text.replace('"/codechat', f'"{container}').replace('"/planned"', f'"{planned_copy}"'), "modal_app.py", "exec"), names)
+    exec(
+        compile(
+            text.replace('"/codechat', f'"{container}').replace('"/planned"', f'"{planned_copy}"'),
+            "modal_app.py",
+            "exec",
+        ),
+        names,
+    )
     monkeypatch.setattr(subprocess, "run", lambda words, cwd, check: seen.update(ran=words, cwd=cwd))
     names["train"]()
-    assert seen["gpu"] == "H100:8" and seen["timeout"] == 24 * 3600 and any(p.startswith("torch>=") for p in seen["packages"])
+    assert (
+        seen["gpu"] == "H100:8"
+        and seen["timeout"] == 24 * 3600
+        and any(p.startswith("torch>=") for p in seen["packages"])
+    )
     assert seen["ran"] == ["sh", str(container / "runs/n/s/launch.sh")] and seen["committed"]
     moved = (container / "runs/n/s/launch.sh").read_text()
     assert "exec python -m torch.distributed.run" in moved
     (container / "runs/n/s/status.json").write_text('{"status": "stopped"}')
     names["train"]()
-    assert "stopped" in (container / "runs/n/s/status.json").read_text(), "a second start must continue, not begin again"
+    assert "stopped" in (container / "runs/n/s/status.json").read_text(), (
+        "a second start must continue, not begin again"
+    )
     assert ast.get_docstring(ast.parse(text))
 
 
@@ -172,14 +217,20 @@ def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(runs_root: Path, 
         (("0", "1"), 4, "each rank needs its own"), (("-1",), 1, "indices"), (("0 1",), 1, "indices"),
     ],
 )  # fmt: skip
-def test_devices_that_cuda_would_misread_are_refused(devices: tuple[str, ...], nproc: int, why: str, runs_root: Path) -> None:
+def test_devices_that_cuda_would_misread_are_refused(
+    devices: tuple[str, ...], nproc: int, why: str, runs_root: Path
+) -> None:
     with pytest.raises(ConfigError, match=why):
-        launch.write(SFTConfig(run_name="x"), nproc=nproc, devices=devices)
+        launcher.write(SFTConfig(run_name="x"), nproc=nproc, devices=devices)
     assert not (runs_root / "runs").exists()
 
 
 def test_good_devices_pass() -> None:
-    for devices in (("0", "3"), ("GPU-f1e2d3c4-b5a6-0000-1111-222233334444", "GPU-f1e2d3c4-b5a6-0000-1111-222233335555"), ("MIG-1a2b3c4d-55",)):
+    for devices in (
+        ("0", "3"),
+        ("GPU-f1e2d3c4-b5a6-0000-1111-222233334444", "GPU-f1e2d3c4-b5a6-0000-1111-222233335555"),
+        ("MIG-1a2b3c4d-55",),
+    ):
         job_scripts.check_devices(devices, 1)
 
 
@@ -191,18 +242,20 @@ def test_good_devices_pass() -> None:
         (dict(kind="slurm", nodes=2, hours=0), "hours"), (dict(kind="modal", gpu="h100-80gb", devices=("0",)), "leave it out"),
     ],
 )  # fmt: skip
-def test_impossible_launches_are_refused_before_anything_is_written(arguments: dict[str, Any], why: str, runs_root: Path) -> None:
+def test_impossible_launches_are_refused_before_anything_is_written(
+    arguments: dict[str, Any], why: str, runs_root: Path
+) -> None:
     with pytest.raises(ConfigError, match=why):
-        launch.write(SFTConfig(run_name="x"), **arguments)
+        launcher.write(SFTConfig(run_name="x"), **arguments)
     assert not (runs_root / "runs").exists()
 
 
 def test_other_configurations_and_flags_are_refused(runs_root: Path) -> None:
     with pytest.raises(ConfigError, match="configuration of no loop"):
-        launch.write(GPTConfig())
+        launcher.write(GPTConfig())
     for flag in ("resume", "overwrite"):
         with pytest.raises(ConfigError, match=f"{flag}=True"):
-            launch.write(SFTConfig(run_name="x", **{flag: True}))
+            launcher.write(SFTConfig(run_name="x", **{flag: True}))
 
 
 @pytest.fixture
@@ -211,7 +264,7 @@ def toy(runs_root: Path) -> ReinforceConfig:
 
 
 def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root: Path) -> None:
-    path = launch.write(toy).path
+    path = launcher.write(toy).path
     resolved = dataclasses.replace(toy, model=dataclasses.replace(toy.model, vocab_size=257))
     with Run.create("toy", resolved, kind="reinforce") as run:
         assert run.status["status"] == "running" and not run.resumed
@@ -221,25 +274,27 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root
     with pytest.raises(RunError, match="in use"):
         Run.create("toy", resolved, kind="reinforce")
     with pytest.raises(RunError, match="in use"):
-        launch.write(toy)
-    assert planned.is_planned(launch.write(toy, overwrite=True).path)
-    assert planned.is_planned(launch.write(dataclasses.replace(toy, lr=1e-5)).path), "what has not begun may be written again"
+        launcher.write(toy)
+    assert planned.is_planned(launcher.write(toy, overwrite=True).path)
+    assert planned.is_planned(launcher.write(dataclasses.replace(toy, lr=1e-5)).path), (
+        "what has not begun may be written again"
+    )
 
 
 def test_other_settings_do_not_take_a_planned_directory_over(toy: ReinforceConfig) -> None:
-    launch.write(toy)
+    launcher.write(toy)
     with pytest.raises(RunError, match=r"max_steps 2 -> 3.*launch.sh"):
         Run.create("toy", dataclasses.replace(toy, max_steps=3), kind="reinforce")
 
 
 def test_a_configuration_edited_after_the_launch_is_refused(toy: ReinforceConfig) -> None:
-    path = launch.write(toy).path
+    path = launcher.write(toy).path
     text = (path / "config.json").read_text()
     edited = text.replace('"max_steps": 2', '"max_steps": 200')
     assert edited != text
     (path / "config.json").write_text(edited)
     with pytest.raises(RunError, match="edited after"):
-        launch.start("toy")
+        launcher.start("toy")
     with pytest.raises(RunError, match="edited after"):
         Run.create("toy", config.from_dict(ReinforceConfig, json.loads(edited)), kind="reinforce")
     (path / "config.json").write_text(json.dumps(json.loads(text)))  # other spaces, the same settings
@@ -253,20 +308,24 @@ def test_a_configuration_edited_after_the_launch_is_refused(toy: ReinforceConfig
 
 
 def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
-    path = launch.write(toy).path
-    me = {"host": rundirs.platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
+    path = launcher.write(toy).path
+    me = {"host": paths.platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
     (path / "process.json").write_text(json.dumps(me))
-    for refused in (lambda: launch.write(toy), lambda: launch.write(toy, overwrite=True), lambda: launch.start("toy")):
+    for refused in (
+        lambda: launcher.write(toy),
+        lambda: launcher.write(toy, overwrite=True),
+        lambda: launcher.start("toy"),
+    ):
         with pytest.raises(RunError, match=f"started as process {os.getpid()}"):
             refused()
-    assert launch.status("toy")["status"] == "starting"
+    assert launcher.status("toy")["status"] == "starting"
     (path / "process.json").unlink()
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         status = json.loads((path / "status.json").read_text())
         alive = {"status": "running", "pid": other.pid, "pid_start": process_start(other.pid)}
         (path / "status.json").write_text(json.dumps(status | alive))
-        for refused in (lambda: launch.write(toy, overwrite=True), lambda: launch.start("toy")):
+        for refused in (lambda: launcher.write(toy, overwrite=True), lambda: launcher.start("toy")):
             with pytest.raises(RunError, match="running|being written"):
                 refused()
     finally:
@@ -275,36 +334,38 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
 
 
 def test_a_start_that_failed_says_why(toy: ReinforceConfig) -> None:
-    path = launch.write(toy).path
-    (path / "process.json").write_text(json.dumps({"host": rundirs.platform.node(), "pid": 1, "pid_start": "not this one"}))
+    path = launcher.write(toy).path
+    (path / "process.json").write_text(
+        json.dumps({"host": paths.platform.node(), "pid": 1, "pid_start": "not this one"})
+    )
     (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
-    found = launch.status("toy")
+    found = launcher.status("toy")
     assert found["status"] == "start failed" and found["reason"] == "error: no run 'x'; valid: nothing"
     with pytest.raises(RunError, match="not running"):
-        launch.stop("toy")
+        launcher.stop("toy")
 
 
 def test_runs_that_launch_did_not_write(runs_root: Path) -> None:
     with pytest.raises(MissingFile, match="no run 'nothing'"):
-        launch.start("nothing")
+        launcher.start("nothing")
     with Run.create("plain", SFTConfig(), kind="sft"):
         pass
     with pytest.raises(MissingFile, match="not written by launch"):
-        launch.stop("plain")
+        launcher.stop("plain")
 
 
 def test_runs_of_other_hosts_are_left_to_them(toy: ReinforceConfig) -> None:
-    path = launch.write(toy).path
+    path = launcher.write(toy).path
     (path / "process.json").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"}))
     with pytest.raises(RunError, match="runs on elsewhere"):
-        launch.stop("toy")
+        launcher.stop("toy")
 
 
 # ---- following
 
 
 def test_a_follower_reads_each_row_once_and_waits_for_whole_lines(tmp_path: Path) -> None:
-    follower, file = follow.Follower(tmp_path), tmp_path / "metrics.jsonl"
+    follower, file = live_metrics.Follower(tmp_path), tmp_path / "metrics.jsonl"
     assert follower.new_rows() == []
     file.write_text('{"step": 1, "train_loss": 3.0}\n{"step": 2, "trai')
     assert [row["step"] for row in follower.new_rows()] == [1]
@@ -317,7 +378,7 @@ def test_a_follower_reads_each_row_once_and_waits_for_whole_lines(tmp_path: Path
 
 def test_a_logged_step_in_words() -> None:
     row = {"step": 20, "time": 1.0, "train_loss": 1.23456, "tok_per_s": 22300.0, "lr": None}
-    assert follow.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
+    assert live_metrics.line_of(row, 100) == "step 20/100  train_loss 1.235 nats/token  tok_per_s 2.23e+04 tokens/s"
 
 
 # ---- end to end, in a project of its own: a copy of the package, so that runs/ lies below the test's folder
@@ -334,7 +395,14 @@ def environment(project: Path) -> dict[str, str]:
 
 
 def codechat(project: Path, *words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "codechat", *words], cwd=project, env=environment(project), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "codechat", *words],
+        cwd=project,
+        env=environment(project),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -351,7 +419,7 @@ def wait_for(what: Callable[[], Any], timeout_s: float = 90.0) -> Any:
 def reaper(project: Path) -> Iterator[None]:
     """Whatever a test leaves running is killed, ranks included."""
     yield
-    from codechat.processes import descendants
+    from codechat.core.processes import descendants
 
     for file in (project / "runs").glob("**/process.json"):
         found = json.loads(file.read_text())
@@ -371,7 +439,22 @@ def state(project: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path, reaper: None) -> None:
-    said = codechat(project, "launch", "reinforce", "--nproc", "2", "--start", "--", *TINY, "--max-steps", "100000", "--save-every", "0", "--run-name", "a/toy")
+    said = codechat(
+        project,
+        "launch",
+        "reinforce",
+        "--nproc",
+        "2",
+        "--start",
+        "--",
+        *TINY,
+        "--max-steps",
+        "100000",
+        "--save-every",
+        "0",
+        "--run-name",
+        "a/toy",
+    )
     assert re.search(r"max_steps +50 -> 100000", said) and "started" in said
     rows = project / "runs/a/toy/metrics.jsonl"
     wait_for(lambda: rows.is_file() and len(rows.read_text().splitlines()) > 3)
@@ -383,9 +466,16 @@ def test_two_ranks_from_a_shell_start_stop_and_continue(project: Path, reaper: N
     meta = json.loads((project / f"runs/a/toy/checkpoints/step_{saved:06d}/meta.json").read_text())
     assert meta["world_size"] == 2 and saved >= 3
     codechat(project, "launch", "a/toy", "start")
-    wait_for(lambda: max(json.loads(x)["step"] for x in rows.read_text().splitlines()) > saved and state(project, "a/toy")["status"] == "running")
+    wait_for(
+        lambda: (
+            max(json.loads(x)["step"] for x in rows.read_text().splitlines()) > saved
+            and state(project, "a/toy")["status"] == "running"
+        )
+    )
     assert codechat(project, "launch", "a/toy", "stop", "--now").strip() == "a/toy: killed"
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(project).encode() in _read(p) or b"a/toy" in _read(p)]
+    assert not [
+        p for p in Path("/proc").glob("[0-9]*/cmdline") if str(project).encode() in _read(p) or b"a/toy" in _read(p)
+    ]
     steps = [json.loads(x)["step"] for x in rows.read_text().splitlines()]
     assert steps == sorted(set(steps)), "the curve is continuous"
 
@@ -404,6 +494,7 @@ def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path,
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=str(project), env=environment(project))
     try:
+
         def run(code: str) -> str:
             client = manager.blocking_client()
             client.start_channels()
@@ -414,12 +505,14 @@ def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path,
             client.stop_channels()
             return "".join(shown)
 
-        run("from codechat import launch, config\nfrom codechat.reinforce import ReinforceConfig\n"
+        run("from codechat.launch import launcher as launch; from codechat.core import config\nfrom codechat.reinforce import ReinforceConfig\n"
             f"cfg = config.parse(ReinforceConfig, {TINY + ['--max-steps', '60', '--run-name', 'toy']!r})\n"
             "written = launch.write(cfg, nproc=2)\nlaunch.start(written)")  # fmt: skip
         pid = json.loads((project / "runs/toy/process.json").read_text())["pid"]
         manager.restart_kernel(now=False)
-        shown = run("from codechat import launch\nfound = launch.attach('toy', every_s=0.3)\nassert found['status'] == 'finished', found")
+        shown = run(
+            "from codechat.launch import launcher as launch\nfound = launch.attach('toy', every_s=0.3)\nassert found['status'] == 'finished', found"
+        )
         assert "image/png;base64" in shown and "step 60/60" in shown
         assert json.loads((project / "runs/toy/process.json").read_text())["pid"] == pid
     finally:

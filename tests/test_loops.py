@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import checkpoint, config, corpus, data, pretrain, reinforce, run, sft, tokenizer
-from codechat.config import Refusal, RunError
-from codechat.gpt import GPTConfig
+from codechat import pretrain, reinforce, sft
+from codechat.core import config
+from codechat.core.errors import RunError, UserError
+from codechat.data import command, corpus
+from codechat.models.config import GPTConfig
+from codechat.runs import checkpoint, run
 from codechat.tasks import toy
+from codechat.text import tokenizer
 
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 
@@ -35,26 +39,76 @@ def conversations(home: Path) -> str:
     folder.mkdir()
     for domain in ("calls", "code"):
         for split, n in (("train", 60), ("select", 8)):
-            rows = [{"id": f"{domain}{i}", "domain": domain, "meta": {}, "messages": [
-                {"role": "user", "content": f"{domain} {i % 7}"}, {"role": "assistant", "content": str(i % 7) * 3}]} for i in range(n)]
+            rows = [
+                {
+                    "id": f"{domain}{i}",
+                    "domain": domain,
+                    "meta": {},
+                    "messages": [
+                        {"role": "user", "content": f"{domain} {i % 7}"},
+                        {"role": "assistant", "content": str(i % 7) * 3},
+                    ],
+                }
+                for i in range(n)
+            ]
             (folder / f"{domain}.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return str(folder)
 
 
 def pretrain_config(text_corpus: str, **changes: object) -> pretrain.PretrainConfig:
-    return replace(pretrain.PretrainConfig(data_dir=text_corpus, model=TINY, seq_len=32, device_batch_size=4, max_steps=12, eval_every=6,
-                                           eval_tokens=2048, save_every=4, log_every=1, warmup_steps=2, compile=False), **changes)
+    return replace(
+        pretrain.PretrainConfig(
+            data_dir=text_corpus,
+            model=TINY,
+            seq_len=32,
+            device_batch_size=4,
+            max_steps=12,
+            eval_every=6,
+            eval_tokens=2048,
+            save_every=4,
+            log_every=1,
+            warmup_steps=2,
+            compile=False,
+        ),
+        **changes,
+    )
 
 
 def sft_config(conversations: str, **changes: object) -> sft.SFTConfig:
-    return replace(sft.SFTConfig(data_dir=conversations, model=TINY, tokenizer="bytes", device_batch_size=2, max_steps=12, eval_every=6,
-                                 save_every=4, log_every=1, probe_examples=0, warmup_steps=2), **changes)
+    return replace(
+        sft.SFTConfig(
+            data_dir=conversations,
+            model=TINY,
+            tokenizer="bytes",
+            device_batch_size=2,
+            max_steps=12,
+            eval_every=6,
+            save_every=4,
+            log_every=1,
+            probe_examples=0,
+            warmup_steps=2,
+        ),
+        **changes,
+    )
 
 
 def toy_config(**changes: object) -> reinforce.ReinforceConfig:
-    return replace(reinforce.ReinforceConfig(task="toy", tokenizer="bytes", model=GPTConfig(**toy.TOY_MODEL, vocab_size=257), max_steps=120,
-                                             device_batch_size=4, max_new_tokens=toy.COMPLETION_LENGTH, lr=4e-3, warmup_steps=1, eval_every=0, eval_examples=4,
-                                             save_every=0), **changes)
+    return replace(
+        reinforce.ReinforceConfig(
+            task="toy",
+            tokenizer="bytes",
+            model=GPTConfig(**toy.TOY_MODEL, vocab_size=257),
+            max_steps=120,
+            device_batch_size=4,
+            max_new_tokens=toy.COMPLETION_LENGTH,
+            lr=4e-3,
+            warmup_steps=1,
+            eval_every=0,
+            eval_examples=4,
+            save_every=0,
+        ),
+        **changes,
+    )
 
 
 def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
@@ -69,15 +123,24 @@ def weights(found: run.Run) -> dict[str, torch.Tensor]:
 def test_pretraining_lowers_bits_per_byte(text_corpus: str) -> None:
     found = pretrain.train(pretrain_config(text_corpus, max_steps=60, save_every=0, eval_every=0, run_name="learns"))
     assert found.status["status"] == "finished"
-    first = pretrain.train(pretrain_config(text_corpus, max_steps=1, eval_every=1, save_every=0, run_name="start")).evals()["val_bpb"].iloc[0]
+    first = (
+        pretrain.train(pretrain_config(text_corpus, max_steps=1, eval_every=1, save_every=0, run_name="start"))
+        .evals()["val_bpb"]
+        .iloc[0]
+    )
     assert 7.0 < first < 9.5  # an untrained byte model: about log2(257) bits
     assert found.evals()["val_bpb"].iloc[-1] < 0.6 * first
 
 
 @pytest.mark.parametrize("loop", ["pretrain", "sft", "reinforce"])
-def test_resuming_continues_the_same_curve_bitwise(loop: str, text_corpus: str, conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {"pretrain": lambda **k: (pretrain.train, pretrain_config(text_corpus, **k)), "sft": lambda **k: (sft.train, sft_config(conversations, **k)),
-            "reinforce": lambda **k: (reinforce.train, toy_config(max_steps=12, save_every=4, **k))}[loop]
+def test_resuming_continues_the_same_curve_bitwise(
+    loop: str, text_corpus: str, conversations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {
+        "pretrain": lambda **k: (pretrain.train, pretrain_config(text_corpus, **k)),
+        "sft": lambda **k: (sft.train, sft_config(conversations, **k)),
+        "reinforce": lambda **k: (reinforce.train, toy_config(max_steps=12, save_every=4, **k)),
+    }[loop]
     columns = ("train_loss", "grad_norm") if loop != "reinforce" else ("reward_mean", "grad_norm")
     train, cfg = made(run_name="whole")
     whole = train(cfg)
@@ -105,7 +168,10 @@ def test_resuming_continues_the_same_curve_bitwise(loop: str, text_corpus: str, 
 
 
 def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: str) -> None:
-    for train, cfg in ((pretrain.train, pretrain_config(text_corpus, max_steps=3)), (sft.train, sft_config(conversations, max_steps=3))):
+    for train, cfg in (
+        (pretrain.train, pretrain_config(text_corpus, max_steps=3)),
+        (sft.train, sft_config(conversations, max_steps=3)),
+    ):
         one = train(replace(cfg, run_name=f"{train.__module__[9:]}-one", device_batch_size=4, grad_accum=1))
         four = train(replace(cfg, run_name=f"{train.__module__[9:]}-four", device_batch_size=1, grad_accum=4))
         for (_, a), (_, b) in zip(curve(one, "train_loss"), curve(four, "train_loss")):
@@ -121,8 +187,16 @@ def test_reinforce_lifts_the_toy_task(home: Path) -> None:
 
 
 def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(
-        float(text == self.gold(problem)), "all" if text == self.gold(problem) else "none", {}, text == self.gold(problem)))
+    monkeypatch.setattr(
+        toy.ToyTask,
+        "score",
+        lambda self, problem, text: toy.Score(
+            float(text == self.gold(problem)),
+            "all" if text == self.gold(problem) else "none",
+            {},
+            text == self.gold(problem),
+        ),
+    )
     with pytest.raises(RunError, match="DEAD.*--allow-dead"):
         reinforce.train(toy_config(run_name="dead"))
     assert not run.exists("dead")
@@ -134,8 +208,12 @@ def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkey
 
 @pytest.mark.slow
 def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
-    last = {c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c)).metrics()["entropy"].iloc[-1]
-            for i, c in enumerate((-0.3, 0.3))}
+    last = {
+        c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c))
+        .metrics()["entropy"]
+        .iloc[-1]
+        for i, c in enumerate((-0.3, 0.3))
+    }
     assert last[0.3] > last[-0.3] + 0.2
 
 
@@ -149,33 +227,70 @@ def test_three_rises_of_a_held_out_loss_are_named() -> None:
 def test_stop_on_regression_ends_the_run_with_a_checkpoint(conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rising = iter(range(1, 100))
     monkeypatch.setattr(sft, "held_out_losses", lambda *a: {"heldout_loss/code": float(next(rising))})
-    found = sft.train(sft_config(conversations, eval_every=2, max_steps=50, stop_on_regression=True, run_name="regress"))
+    found = sft.train(
+        sft_config(conversations, eval_every=2, max_steps=50, stop_on_regression=True, run_name="regress")
+    )
     assert found.status["status"] == "stopped" and "heldout_loss/code" in found.status["reason"]
     assert found.checkpoints()[-1] == 6
 
 
 def test_mix_must_be_shares() -> None:
-    with pytest.raises(Refusal, match="DOMAIN=SHARE"):
+    with pytest.raises(UserError, match="DOMAIN=SHARE"):
         sft.SFTConfig(mix=("calls",))
-    with pytest.raises(Refusal, match="not negative"):
+    with pytest.raises(UserError, match="not negative"):
         sft.SFTConfig(mix=("calls=-1",))
 
 
 def test_a_sequence_beyond_the_block_is_refused() -> None:
-    with pytest.raises(Refusal, match="block_size 64"):
+    with pytest.raises(UserError, match="block_size 64"):
         pretrain.PretrainConfig(model=TINY, seq_len=65)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_a_killed_process_continues_where_its_checkpoint_is(number: signal.Signals, text_corpus: str, home: Path) -> None:
+def test_a_killed_process_continues_where_its_checkpoint_is(
+    number: signal.Signals, text_corpus: str, home: Path
+) -> None:
     """The real command, killed for real; then the real command with --resume gives the same weights as an uninterrupted run."""
-    program = ("import sys, pathlib; from codechat import run, rundirs; run.ROOT = rundirs.ROOT = pathlib.Path(sys.argv.pop(1)); "
-               "from codechat import cli; sys.exit(cli.main(sys.argv[1:]))")
-    flags = [sys.executable, "-c", program, str(home), "pretrain", "--data-dir", text_corpus, "--model.depth", "2", "--model.n-embd", "32",
-             "--model.n-head", "2", "--model.block-size", "64", "--seq-len", "32", "--device-batch-size", "4", "--max-steps", "600", "--eval-every", "0",
-             "--eval-tokens", "512", "--save-every", "20", "--log-every", "1", "--no-compile", "--run-name", "killed"]
+    program = (
+        "import sys, pathlib; from codechat.runs import run; from codechat.runs import paths as rundirs; run.ROOT = rundirs.ROOT = pathlib.Path(sys.argv.pop(1)); "
+        "from codechat import cli; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    flags = [
+        sys.executable,
+        "-c",
+        program,
+        str(home),
+        "pretrain",
+        "--data-dir",
+        text_corpus,
+        "--model.depth",
+        "2",
+        "--model.n-embd",
+        "32",
+        "--model.n-head",
+        "2",
+        "--model.block-size",
+        "64",
+        "--seq-len",
+        "32",
+        "--device-batch-size",
+        "4",
+        "--max-steps",
+        "600",
+        "--eval-every",
+        "0",
+        "--eval-tokens",
+        "512",
+        "--save-every",
+        "20",
+        "--log-every",
+        "1",
+        "--no-compile",
+        "--run-name",
+        "killed",
+    ]
     process = subprocess.Popen(flags, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.time() + 90
     while not (run.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
@@ -202,19 +317,27 @@ def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, hom
     program = home / "ranks.py"
     # one process group for the three: a second one in the same process would meet the first one's keys in torchrun's store
     program.write_text(
-        "import pathlib\nfrom codechat import config, dist, pretrain, reinforce, rundirs, sft\n"
+        "import pathlib\nfrom codechat.core import config; from codechat.distributed import dist; from codechat import pretrain; from codechat import reinforce; from codechat.runs import paths as rundirs; from codechat import sft\n"
         f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
         "loops = {pretrain: pretrain.PretrainConfig, sft: sft.SFTConfig, reinforce: reinforce.ReinforceConfig}\n"
         "with dist.session():\n"
         "    for loop, cls in loops.items():\n"
-        "        loop.train(config.resolve(cls, file=home / f'{loop.__name__[9:]}.json'))\n")
-    one = {"pretrain": pretrain_config(text_corpus, max_steps=4), "sft": sft_config(conversations, max_steps=4),
-           "reinforce": toy_config(max_steps=2, diagnose_groups=0)}
+        "        loop.train(config.resolve(cls, file=home / f'{loop.__name__[9:]}.json'))\n"
+    )
+    one = {
+        "pretrain": pretrain_config(text_corpus, max_steps=4),
+        "sft": sft_config(conversations, max_steps=4),
+        "reinforce": toy_config(max_steps=2, diagnose_groups=0),
+    }
     for name, cfg in one.items():
         changed = replace(cfg, device_batch_size=cfg.device_batch_size // 2, run_name=f"{name}-two")
         (home / f"{name}.json").write_text(json.dumps(config.to_dict(changed)))
-    ranks = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    ranks = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         _, err = ranks.communicate(timeout=200)
     finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
@@ -223,18 +346,50 @@ def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, hom
     assert ranks.returncode == 0, err.decode()[-3000:]
     for name, train in (("pretrain", pretrain.train), ("sft", sft.train)):
         alone = train(replace(one[name], run_name=f"{name}-one"))
-        for (_, a), (_, b) in zip(curve(alone, "train_loss"), curve(run.Run.open(f"{name}-two"), "train_loss"), strict=True):
+        for (_, a), (_, b) in zip(
+            curve(alone, "train_loss"), curve(run.Run.open(f"{name}-two"), "train_loss"), strict=True
+        ):
             assert a == pytest.approx(b, abs=2e-5)
     assert run.Run.open("reinforce-two").status["status"] == "finished"
 
 
 def test_reinforce_logs_the_behaviour_probes_beside_its_scores(home: Path) -> None:
-    data.main(["calls", "--out", str(home / "calls"), "--tokenizer", "bytes", "--max-examples", "8", "--problems", "6", "--copies", "0", "--eval-examples", "4", "--probes", "2",
-               "--no-call-share", "0", "--negatives-share", "0"])
+    command.main(
+        [
+            "calls",
+            "--out",
+            str(home / "calls"),
+            "--tokenizer",
+            "bytes",
+            "--max-examples",
+            "8",
+            "--problems",
+            "6",
+            "--copies",
+            "0",
+            "--eval-examples",
+            "4",
+            "--probes",
+            "2",
+            "--no-call-share",
+            "0",
+            "--negatives-share",
+            "0",
+        ]
+    )
     problems = (home / "calls/funcall.train.jsonl").read_text().splitlines()
     assert all(json.loads(row)["gold"] for row in problems), "no problem wants no call"
     shape = GPTConfig(depth=1, n_embd=16, n_head=1, block_size=512, vocab_size=257)
-    cfg = toy_config(task="funcall", data_dir=str(home / "calls"), model=shape, max_steps=1, group_size=2, device_batch_size=2, max_new_tokens=4, diagnose_groups=0)
+    cfg = toy_config(
+        task="funcall",
+        data_dir=str(home / "calls"),
+        model=shape,
+        max_steps=1,
+        group_size=2,
+        device_batch_size=2,
+        max_new_tokens=4,
+        diagnose_groups=0,
+    )
     plain = reinforce.train(replace(cfg, run_name="plain")).evals()
     probed = reinforce.train(replace(cfg, run_name="probed", probe_examples=2)).evals()
     assert not [c for c in plain if c.startswith("probe/")]

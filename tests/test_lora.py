@@ -10,10 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from codechat import checkpoint, config, export, grpo, lora, preference, reinforce, tokenizer
-from codechat.config import CheckpointError, ConfigError, MissingFile
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat import grpo, preference, reinforce
+from codechat.core import config
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+from codechat.models import export, loading, lora
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
+from codechat.text import tokenizer
 
 SHAPE = GPTConfig(depth=2, n_embd=32, n_head=4, n_kv_head=2, block_size=32, vocab_size=58, mlp="swiglu")
 IDS = torch.randint(58, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -61,7 +66,8 @@ def test_the_formula_and_merging_by_hand() -> None:
 
 
 def test_sampling_uses_the_adapters() -> None:
-    from codechat import generate
+    from codechat.models import generate
+
     model = moved(lora.attach(made(replace(SHAPE, vocab_size=250)), 4, 16.0, lora.TARGETS)).eval()
     a, b = (generate.sample(m, [[1, 2, 3]], max_new_tokens=12, temperature=0) for m in (model, lora.merged(model)))
     assert a[0].ids == b[0].ids
@@ -72,15 +78,30 @@ def test_peft_files_hold_the_documented_names_shapes_and_settings(tmp_path: Path
     model = moved(lora.attach(made(), 3, 6.0, ("qkv", "out", "gate")))
     lora.save_peft(model, tmp_path / "adapter", base="my-export")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    names = {f"base_model.model.model.layers.{i}.{where}_proj.lora_{part}.weight" for i in (0, 1) for part in "AB"
-             for where in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate")}
+    names = {
+        f"base_model.model.model.layers.{i}.{where}_proj.lora_{part}.weight"
+        for i in (0, 1)
+        for part in "AB"
+        for where in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate")
+    }
     assert set(tensors) == names
     stem = "base_model.model.model.layers.1.self_attn."
-    assert tensors[stem + "q_proj.lora_A.weight"].shape == (3, 32) and tensors[stem + "q_proj.lora_B.weight"].shape == (32, 3)
+    assert tensors[stem + "q_proj.lora_A.weight"].shape == (3, 32) and tensors[stem + "q_proj.lora_B.weight"].shape == (
+        32,
+        3,
+    )
     assert tensors[stem + "k_proj.lora_B.weight"].shape == (16, 3)
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert about["peft_type"] == "LORA" and (about["r"], about["lora_alpha"]) == (3, 6.0) and about["base_model_name_or_path"] == "my-export"
-    assert about["target_modules"] == ["gate_proj", "k_proj", "o_proj", "q_proj", "v_proj"] and about["bias"] == "none" and not about["fan_in_fan_out"]
+    assert (
+        about["peft_type"] == "LORA"
+        and (about["r"], about["lora_alpha"]) == (3, 6.0)
+        and about["base_model_name_or_path"] == "my-export"
+    )
+    assert (
+        about["target_modules"] == ["gate_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
+        and about["bias"] == "none"
+        and not about["fan_in_fan_out"]
+    )
     # what peft computes: each projection's own W + (alpha / r) B A
     own = model.blocks[1].attn.qkv
     q = own.base.weight[:32] + 2.0 * tensors[stem + "q_proj.lora_B.weight"] @ tensors[stem + "q_proj.lora_A.weight"]
@@ -96,14 +117,23 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     transformers, peft = (pytest.importorskip(name, reason="needs the test extra") for name in ("transformers", "peft"))
     model = moved(lora.attach(made(replace(SHAPE, vocab_size=300)), 3, 6.0, lora.TARGETS)).eval()
     base = Run.create("base", {}, kind="test")
-    checkpoint.save(base.path, 1, model=made(replace(SHAPE, vocab_size=300)), meta={"tokenizer": tokenizer.load("gpt2:299").to_dict(), "tags": "text"})
+    checkpoint.save(
+        base.path,
+        1,
+        model=made(replace(SHAPE, vocab_size=300)),
+        meta={"tokenizer": tokenizer.load("gpt2:299").to_dict(), "tags": "text"},
+    )
     base.finish()
     export.export(export.ExportConfig(ckpt="base", out=tmp_path / "out", dtype="float32"))
     lora.save_peft(model, tmp_path / "adapter")
-    theirs = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"), tmp_path / "adapter").eval()
+    theirs = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"), tmp_path / "adapter"
+    ).eval()
     torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=1e-4)
     theirs.save_pretrained(tmp_path / "again")
-    torch.testing.assert_close(lora.load_peft(made(replace(SHAPE, vocab_size=300)), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        lora.load_peft(made(replace(SHAPE, vocab_size=300)), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -113,23 +143,45 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         lora.load_peft(made(), tmp_path)
     lora.save_peft(lora.attach(made(), 2), tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
-    save_file({k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}, tmp_path / "adapter_model.safetensors")
+    save_file(
+        {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}, tmp_path / "adapter_model.safetensors"
+    )
     with pytest.raises(CheckpointError, match=r"layers\.7.*no place"):
         lora.load_peft(made(), tmp_path)
     with pytest.raises(CheckpointError, match="do not fit.*--lora-rank"):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))
-    for how, message in ((dict(rank=-1), "lora_rank -1"), (dict(rank=2, alpha=0.0), "alpha above 0"), (dict(rank=2, targets=("q",)), "some of qkv out")):
+    for how, message in (
+        (dict(rank=-1), "lora_rank -1"),
+        (dict(rank=2, alpha=0.0), "alpha above 0"),
+        (dict(rank=2, targets=("q",)), "some of qkv out"),
+    ):
         with pytest.raises(ConfigError, match=message):
             lora.attach(made(), **how)
 
 
 @pytest.mark.parametrize("loop", ["reinforce", "grpo", "preference"])
-def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, cls = dict(reinforce=(reinforce, reinforce.ReinforceConfig), grpo=(grpo, grpo.GRPOConfig), preference=(preference, preference.PreferenceConfig))[loop]
+def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, cls = dict(
+        reinforce=(reinforce, reinforce.ReinforceConfig),
+        grpo=(grpo, grpo.GRPOConfig),
+        preference=(preference, preference.PreferenceConfig),
+    )[loop]
     base = dict(max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start") | (
-        dict(sample_groups=8) if loop == "preference" else dict(diagnose_groups=0))
-    reinforce.train(config.resolve(reinforce.ReinforceConfig, "toy", overrides=dict(max_steps=1, diagnose_groups=0, run_name="start"), presets=reinforce.RUN_PRESETS))
-    whole = module.train(config.resolve(cls, "toy", overrides=base | dict(run_name="whole"), presets=module.RUN_PRESETS))
+        dict(sample_groups=8) if loop == "preference" else dict(diagnose_groups=0)
+    )
+    reinforce.train(
+        config.resolve(
+            reinforce.ReinforceConfig,
+            "toy",
+            overrides=dict(max_steps=1, diagnose_groups=0, run_name="start"),
+            presets=reinforce.RUN_PRESETS,
+        )
+    )
+    whole = module.train(
+        config.resolve(cls, "toy", overrides=base | dict(run_name="whole"), presets=module.RUN_PRESETS)
+    )
     saved = checkpoint.save
 
     class Killed(Exception):
@@ -151,11 +203,13 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: str
     assert all(torch.equal(a[n], b[n]) for n in a)
     changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
     assert changed == {"qkv", "up"}
-    checkpoint.load_model("whole")
+    loading.load_model("whole")
     lora.save_peft(lora.of_checkpoint("whole"), home / "adapter")  # the start and the adapter are the trained model
-    again = lora.load_peft(checkpoint.load_model("start").model, home / "adapter").state_dict()
+    again = lora.load_peft(loading.load_model("start").model, home / "adapter").state_dict()
     for name, tensor in a.items():
         torch.testing.assert_close(again[name], tensor, atol=1e-6, rtol=1e-5)
     with pytest.raises(CheckpointError, match="holds no adapters"):
         lora.of_checkpoint("start")
-    assert set(checkpoint.load(whole.path).extra["lora"]) == {f"blocks.{i}.{m}.{p}" for i in (0, 1) for m in ("attn.qkv", "mlp.up") for p in "ab"}
+    assert set(checkpoint.load(whole.path).extra["lora"]) == {
+        f"blocks.{i}.{m}.{p}" for i in (0, 1) for m in ("attn.qkv", "mlp.up") for p in "ab"
+    }

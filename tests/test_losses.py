@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from codechat.advantages import group_advantages, zero_variance
-from codechat.config import ConfigError
-from codechat.losses import kl_estimate, masked_mean, masked_sum, policy_gradient_loss
+from codechat.core.errors import ConfigError
+from codechat.rl.advantages import group_advantages, zero_variance
+from codechat.rl.losses import kl_estimate, masked_mean, masked_sum, policy_gradient_loss
 
 LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 ADVANTAGES = torch.tensor([[2.0], [-1.0]])
@@ -54,9 +54,7 @@ def test_policy_gradient_by_hand() -> None:
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_step_raises_what_was_good_and_lowers_what_was_bad(advantage: float) -> None:
     logits = torch.zeros(1, 1, 3, requires_grad=True)
-    policy_gradient_loss(
-        logits.log_softmax(-1)[..., 1], torch.tensor([[advantage]]), torch.ones(1, 1)
-    ).backward()
+    policy_gradient_loss(logits.log_softmax(-1)[..., 1], torch.tensor([[advantage]]), torch.ones(1, 1)).backward()
     after = (logits - 0.1 * logits.grad).softmax(-1)[0, 0]
     assert (after[1] > 1 / 3) == (advantage > 0)
     assert after.argmax().item() == 1 or advantage < 0
@@ -88,14 +86,9 @@ def test_accumulated_microbatches_equal_the_whole_batch() -> None:
     """The two rows have 2 and 3 tokens: the mean of their own means would be another number."""
     whole = policy_gradient_loss(LOGPROBS, ADVANTAGES, MASK)
     count = MASK.sum()
-    parts = [
-        policy_gradient_loss(LOGPROBS[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1], count)
-        for i in (0, 1)
-    ]
+    parts = [policy_gradient_loss(LOGPROBS[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1], count) for i in (0, 1)]
     torch.testing.assert_close(sum(parts), whole)
-    alone = [
-        policy_gradient_loss(LOGPROBS[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1]) for i in (0, 1)
-    ]
+    alone = [policy_gradient_loss(LOGPROBS[i : i + 1], ADVANTAGES[i : i + 1], MASK[i : i + 1]) for i in (0, 1)]
     assert abs(sum(alone) / 2 - whole) > 0.1
 
 
@@ -148,9 +141,7 @@ def test_estimators_by_hand() -> None:
     new, old = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0 + math.log(2), -1.0 - math.log(2)]])
     torch.testing.assert_close(kl_estimate(new, old, "k1"), torch.tensor([[-math.log(2), math.log(2)]]))
     torch.testing.assert_close(kl_estimate(new, old, "k2"), torch.full((1, 2), math.log(2) ** 2 / 2))
-    torch.testing.assert_close(
-        kl_estimate(new, old, "k3"), torch.tensor([[1 - math.log(2), -0.5 + math.log(2)]])
-    )
+    torch.testing.assert_close(kl_estimate(new, old, "k3"), torch.tensor([[1 - math.log(2), -0.5 + math.log(2)]]))
 
 
 def test_an_unknown_estimator_is_refused() -> None:

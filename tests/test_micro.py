@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from codechat import chat, tasks, tokenizer
-from codechat.config import ConfigError
+from codechat import tasks
+from codechat.core.errors import ConfigError
 from codechat.sandbox import SandboxUnavailable
 from codechat.tasks.base import SPLITS, Problem
 from codechat.tasks.micro import FAMILIES, LEVELS, dialogues, problems
 from codechat.tasks.micro.family import every_name
+from codechat.text import chat, tokenizer
 
 BY_NAME = {f.name: f for f in FAMILIES}
 
@@ -58,7 +59,9 @@ def test_the_same_seed_gives_the_same_problems_and_another_gives_others() -> Non
 
 def test_no_parameters_of_a_family_are_in_two_splits() -> None:
     seen = {split: {setting_of(p) for p in problems(split, 120, seed=3)} for split in SPLITS}
-    taught = {(r["meta"]["family"], repr(sorted(r["meta"]["setting"].items()))) for r in dialogues("train", 120, seed=3)}
+    taught = {
+        (r["meta"]["family"], repr(sorted(r["meta"]["setting"].items()))) for r in dialogues("train", 120, seed=3)
+    }
     for family in FAMILIES:
         dealt = [repr(s) for part in ("sft", "train", "select", "test") for s in family.settings(part)]
         assert len(set(dealt)) == len(dealt) == len(family.settings("test_hard"))
@@ -87,14 +90,21 @@ def test_tests_tell_right_programs_from_wrong_ones() -> None:
         family, setting = BY_NAME[problem.meta["family"]], problem.meta["setting"]
         head = problem.gold["code"].split("\n")[0]
         name, arguments = problem.gold["names"][0], head[head.index("(") + 1 : -2].split(", ")
-        wrong = [f"{head}\n    return {problem.gold['tests'][0].rpartition(' == ')[2]}", f"{head}\n    return {arguments[0]}"]
+        wrong = [
+            f"{head}\n    return {problem.gold['tests'][0].rpartition(' == ')[2]}",
+            f"{head}\n    return {arguments[0]}",
+        ]
         for code in wrong:
             assert not passes(problem, code), (problem.id, code)
         for other in family.neighbours(setting):
             tried[family.name] += 1
             survived[family.name] += passes(problem, family.code(name, arguments, other))
     worst = {name: (survived[name], tried[name]) for name in tried if survived[name] > 0.34 * tried[name]}
-    assert not worst and survived.total() < 0.07 * tried.total(), (worst, survived.total() / tried.total(), survived.most_common(12))
+    assert not worst and survived.total() < 0.07 * tried.total(), (
+        worst,
+        survived.total() / tried.total(),
+        survived.most_common(12),
+    )
 
 
 def test_bodies_do_not_use_names_that_arguments_may_have() -> None:

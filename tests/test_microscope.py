@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codechat import microscope as m
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
+from codechat.labs import exact_gradients as m
 
 WORLD = m.World(length=3, reward=lambda text: m.staircase(text, "ab"))
 THETA, REFERENCE = WORLD.policy(seed=1), WORLD.policy(seed=2)
@@ -36,12 +36,23 @@ def test_the_gradient_is_the_expected_score_times_reward() -> None:
     scores = WORLD.scores(THETA).sum(1)
     p = WORLD.probabilities(THETA)
     assert same((p * WORLD.rewards) @ scores, TRUTH) and same(p @ scores, torch.zeros_like(TRUTH))
-    by_difference = [(WORLD.expected_reward(THETA + e) - WORLD.expected_reward(THETA - e)) / 2e-5
-                     for e in (1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[i].view_as(THETA) for i in range(4))]
+    by_difference = [
+        (WORLD.expected_reward(THETA + e) - WORLD.expected_reward(THETA - e)) / 2e-5
+        for e in (1e-5 * torch.eye(THETA.numel(), dtype=torch.float64)[i].view_as(THETA) for i in range(4))
+    ]
     assert [float(x) for x in by_difference] == pytest.approx(TRUTH[:4].tolist(), abs=1e-8)
 
 
-@pytest.mark.parametrize("name, factor", [("no baseline", 1.0), ("leave one out", 1.0), ("group mean", 1 / 2), ("dr_grpo", 1 / 2), ("ppo, exact value", 1.0)])
+@pytest.mark.parametrize(
+    "name, factor",
+    [
+        ("no baseline", 1.0),
+        ("leave one out", 1.0),
+        ("group mean", 1 / 2),
+        ("dr_grpo", 1 / 2),
+        ("ppo, exact value", 1.0),
+    ],
+)
 def test_unbiased_up_to_a_known_factor(name: str, factor: float) -> None:
     """The group's mean holds the completion itself, which costs (G - 1) / G; nothing else does."""
     assert same(mean_of(m.ESTIMATORS[name]), factor * TRUTH)
@@ -80,6 +91,7 @@ def test_baselines_lower_the_variance() -> None:
     def variance(loss: m.Loss) -> float:
         found = m.group_gradients(WORLD, THETA, loss, at)
         return float(p @ (found - p @ found).square().sum(1))
+
     plain, other, critic = (variance(m.ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value"))
     assert critic < plain and other != plain
 
@@ -90,6 +102,7 @@ def test_baselines_lower_the_variance() -> None:
 def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
     """Sampled from another policy: the product of all ratios is what importance sampling asks for; a token's own ratio leaves out what the other
     tokens did, and no ratio at all is worse."""
+
     def exact(groups: m.Groups, logprobs: torch.Tensor) -> torch.Tensor:
         ratio = (logprobs - groups.rows(WORLD.logprobs(groups.old))).sum(1, keepdim=True).detach().exp()
         return -ratio * m.group_advantages(groups.rewards, "none").view(-1, 1) * logprobs / groups.at.shape[1]
@@ -134,7 +147,10 @@ def test_k1_in_the_reward_is_the_gradient_of_the_kl_and_the_others_are_not() -> 
 
 def test_as_values_k1_and_k3_have_the_kl_as_their_mean() -> None:
     p, exact = WORLD.probabilities(THETA), float(WORLD.kl(THETA, REFERENCE))
-    found = {k: float(p @ (m.losses.kl_estimate(WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE), k) * WORLD.mask).sum(1)) for k in ("k1", "k2", "k3")}
+    found = {
+        k: float(p @ (m.losses.kl_estimate(WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE), k) * WORLD.mask).sum(1))
+        for k in ("k1", "k2", "k3")
+    }
     assert found["k1"] == pytest.approx(exact, rel=1e-10) and found["k3"] == pytest.approx(exact, rel=1e-10)
     assert found["k2"] != pytest.approx(exact, rel=1e-2)
 

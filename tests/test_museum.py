@@ -11,12 +11,20 @@ from typing import Any
 import jupytext
 import pytest
 
-from codechat import defects
+from codechat.labs import defects
 
 ROOT = Path(__file__).resolve().parents[1]
 MUSEUM = sorted((ROOT / "nbs_py").glob("2?_museum_*.py"))
-SHOWS = {"F1": "stop-set", "F2": "stop-set", "F3": "bf16-weights", "F4": "quote-parser", "F5": "printed-reward", "F6": "train-on-test",
-         "F7": "k1-drift", "F8": "silent-resume"}
+SHOWS = {
+    "F1": "stop-set",
+    "F2": "stop-set",
+    "F3": "bf16-weights",
+    "F4": "quote-parser",
+    "F5": "printed-reward",
+    "F6": "train-on-test",
+    "F7": "k1-drift",
+    "F8": "silent-resume",
+}
 CHEAP = ("23_museum_quote_parser", "24_museum_printed_reward")
 
 
@@ -49,7 +57,9 @@ def nothing_is_switched(*names: str) -> Iterator[tuple[defects.Defect, ...]]:
 
 
 @pytest.mark.parametrize("name", CHEAP)
-def test_without_its_defect_the_claim_of_a_notebook_does_not_hold(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_its_defect_the_claim_of_a_notebook_does_not_hold(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(defects, "switched_on", nothing_is_switched)
     names = run_all_but_last(name)
     with pytest.raises(AssertionError):

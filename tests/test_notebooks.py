@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from codechat import notebooks
-from codechat.config import DataError, MissingFile
-from codechat.notebooks import NotebookError
+from codechat.core.errors import DataError, MissingFile
+from codechat.reports import notebooks
+from codechat.reports.notebooks import NotebookError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,9 +70,7 @@ def edit(path: Path, change: Callable[[dict], object]) -> None:
 
 def text_outputs(root: Path) -> str:
     notebook = json.loads((root / "notebooks" / "01_adds.ipynb").read_text())
-    return "".join(
-        "".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", [])
-    )
+    return "".join("".join(output["text"]) for cell in notebook["cells"] for output in cell.get("outputs", []))
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -95,9 +93,7 @@ def test_outputs_name_no_machine_and_ran_in_an_empty_folder(built: Path) -> None
 
 
 def test_the_kernel_is_this_python(built: Path) -> None:
-    assert "\n.venv\n" in text_outputs(built), (
-        "its sys.prefix is ours, which the scrubbed output spells .venv"
-    )
+    assert "\n.venv\n" in text_outputs(built), "its sys.prefix is ours, which the scrubbed output spells .venv"
 
 
 def test_a_second_build_changes_no_byte(project: Path) -> None:
@@ -184,9 +180,7 @@ def add_bulk(notebook: dict) -> None:
         (add_bulk, "at most 300000 are allowed"),
     ],
 )
-def test_check_finds_a_notebook_that_is_not_its_source_executed(
-    project: Path, change: Callable, found: str
-) -> None:
+def test_check_finds_a_notebook_that_is_not_its_source_executed(project: Path, change: Callable, found: str) -> None:
     edit(project / "notebooks" / "01_adds.ipynb", change)
     problems = notebooks.check(root=project)
     assert len(problems) == 1 and found in problems[0]
@@ -216,9 +210,7 @@ def test_check_finds_the_lonely_half_of_a_pair(project: Path) -> None:
 # --- copies
 
 
-def test_copies_get_the_parameters_they_define_and_say_which_claims_held(
-    project: Path, tmp_path: Path
-) -> None:
+def test_copies_get_the_parameters_they_define_and_say_which_claims_held(project: Path, tmp_path: Path) -> None:
     (project / "nbs_py" / "02_other.py").write_text(OTHER)
     committed = (project / "notebooks" / "01_adds.ipynb").read_bytes()
     said: list[str] = []
@@ -241,9 +233,15 @@ def test_a_parameter_that_no_notebook_defines_is_refused(project: Path, tmp_path
 
 
 @pytest.fixture(scope="module")
-def executed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[notebooks.NotebookResult]]]:
+def executed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[notebooks.NotebookResult]]]:
     """The walk-throughs that were asked for, two at a time with a thread each: one after the other they are a third of all tests' time."""
-    asked = [item.callspec.params["name"] for item in request.session.items if item.originalname == "test_every_walk_through_executes_in_any_folder_and_its_claim_holds"]
+    asked = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.originalname == "test_every_walk_through_executes_in_any_folder_and_its_claim_holds"
+    ]
     folder = tmp_path_factory.mktemp("copies")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -253,7 +251,9 @@ def executed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in notebooks.names() if not notebooks.is_template(name)])
-def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(name: str, executed: dict[str, Future[notebooks.NotebookResult]]) -> None:
+def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
+    name: str, executed: dict[str, Future[notebooks.NotebookResult]]
+) -> None:
     result = executed[name].result()
     assert result.ok, result.error
     assert result.seconds < 180, "a walk-through takes under 90 s on two free cores"

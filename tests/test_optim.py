@@ -7,16 +7,15 @@ import copy
 import pytest
 import torch
 
-from codechat.config import ConfigError
-from codechat.gpt import GPT, GPTConfig
-from codechat.optim import Muon, build, lr_scale, orthogonalise, set_lr
+from codechat.core.errors import ConfigError
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.models.optim import Muon, build, lr_scale, orthogonalise, set_lr
 
 
 def tiny_model(**options: object) -> GPT:
     return GPT(
-        GPTConfig(
-            depth=2, n_embd=16, n_head=2, block_size=8, vocab_size=50, qkv_bias=True, qk_norm=True, **options
-        )
+        GPTConfig(depth=2, n_embd=16, n_head=2, block_size=8, vocab_size=50, qkv_bias=True, qk_norm=True, **options)
     )
 
 
@@ -45,9 +44,7 @@ def test_schedule_at_key_steps(schedule: str, final: float, expected: dict[int, 
 
 
 def test_decay_share_moves_the_start_of_the_decay() -> None:
-    assert [lr_scale(s, max_steps=100, schedule="wsd", decay_share=0.1) for s in (90, 95)] == pytest.approx(
-        [1.0, 0.5]
-    )
+    assert [lr_scale(s, max_steps=100, schedule="wsd", decay_share=0.1) for s in (90, 95)] == pytest.approx([1.0, 0.5])
 
 
 def test_an_unknown_schedule_is_refused() -> None:
@@ -115,9 +112,7 @@ def test_weight_decay_shrinks_by_rate_times_decay() -> None:
 def test_orthogonalise_levels_singular_values_and_keeps_the_vectors(shape: tuple[int, int]) -> None:
     rng = torch.Generator().manual_seed(0)
     u, _, vh = torch.linalg.svd(torch.randn(3, *shape, generator=rng), full_matrices=False)
-    s = torch.linspace(1.0, 0.05, u.shape[-1]) * torch.tensor(
-        [[1.0], [100.0], [1e-3]]
-    )  # (3, R): three scales
+    s = torch.linspace(1.0, 0.05, u.shape[-1]) * torch.tensor([[1.0], [100.0], [1e-3]])  # (3, R): three scales
     out = orthogonalise(u * s[:, None] @ vh)
     levelled = u.mT @ out @ vh.mT  # diagonal if the singular vectors are kept
     values = levelled.diagonal(dim1=-2, dim2=-1)
@@ -134,9 +129,7 @@ def test_a_muon_step_is_the_orthogonalised_gradient_at_the_rate_of_its_shape() -
         p.grad = torch.randn(p.shape, generator=rng)
     Muon([tall, wide], lr=0.1).step()
     for p, old, scale in zip((tall, wide), before, (2.0, 1.0)):  # sqrt(max(1, 32 / 8)) and 1
-        expected = (
-            old - 0.1 * scale * orthogonalise(p.grad[None])[0]
-        )  # Nesterov's first step points along the gradient
+        expected = old - 0.1 * scale * orthogonalise(p.grad[None])[0]  # Nesterov's first step points along the gradient
         torch.testing.assert_close(p.detach(), expected, atol=1e-5, rtol=1e-5)
 
 

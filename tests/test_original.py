@@ -11,14 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codechat import chat, checkpoint, import_weights, rundirs
-from codechat.config import CheckpointError, ConfigError, MissingFile, Refusal
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile, UserError
+from codechat.models import import_weights, loading
+from codechat.runs import paths
+from codechat.text import chat
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
 CFG = dict(vocab_size=257, depth=2, n_embd=16, n_head=2, block_size=24, dropout=0.0, grad_checkpoint=True)
-GPT2_NAMES = {"tok_emb": "transformer.wte", "pos_emb": "transformer.wpe", "blocks.": "transformer.h.", "ln1": "ln_1", "ln2": "ln_2", "attn.qkv": "attn.c_attn",
-              "attn.proj": "attn.c_proj", "mlp.fc": "mlp.c_fc", "mlp.proj": "mlp.c_proj", "ln_f": "transformer.ln_f", "head": "lm_head"}
+GPT2_NAMES = {
+    "tok_emb": "transformer.wte",
+    "pos_emb": "transformer.wpe",
+    "blocks.": "transformer.h.",
+    "ln1": "ln_1",
+    "ln2": "ln_2",
+    "attn.qkv": "attn.c_attn",
+    "attn.proj": "attn.c_proj",
+    "mlp.fc": "mlp.c_fc",
+    "mlp.proj": "mlp.c_proj",
+    "ln_f": "transformer.ln_f",
+    "head": "lm_head",
+}
 
 
 def original(cfg: dict[str, Any] = CFG, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -26,7 +39,14 @@ def original(cfg: dict[str, Any] = CFG, dtype: torch.dtype = torch.float32) -> d
     D, rng = cfg["n_embd"], torch.Generator().manual_seed(0)
     shapes = {"tok_emb": (cfg["vocab_size"], D), "pos_emb": (cfg["block_size"], D), "ln_f": (D,)}
     for i in range(cfg["depth"]):
-        block = {"ln1": (D,), "attn.qkv": (3 * D, D), "attn.proj": (D, D), "ln2": (D,), "mlp.fc": (4 * D, D), "mlp.proj": (D, 4 * D)}
+        block = {
+            "ln1": (D,),
+            "attn.qkv": (3 * D, D),
+            "attn.proj": (D, D),
+            "ln2": (D,),
+            "mlp.fc": (4 * D, D),
+            "mlp.proj": (D, 4 * D),
+        }
         shapes |= {f"blocks.{i}.{name}": shape for name, shape in block.items()}
     state = {f"{k}.weight": (torch.randn(v, generator=rng) * 0.3 + (len(v) == 1)).to(dtype) for k, v in shapes.items()}
     return state | {"head.weight": state["tok_emb.weight"]}
@@ -40,18 +60,26 @@ def logits(state: dict[str, Tensor], ids: Tensor, heads: int = 2, depth: int = 2
         w = {k.removeprefix(f"blocks.{i}.").removesuffix(".weight"): v for k, v in state.items()}
         q, k, v = (F.rms_norm(x, (D,), w["ln1"]) @ w["attn.qkv"].T).split(D, dim=2)
         q, k, v = (y.view(B, T, heads, D // heads).transpose(1, 2) for y in (q, k, v))
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D) @ w["attn.proj"].T
+        x = (
+            x
+            + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D)
+            @ w["attn.proj"].T
+        )
         x = x + F.gelu(F.rms_norm(x, (D,), w["ln2"]) @ w["mlp.fc"].T) @ w["mlp.proj"].T
     return F.rms_norm(x, (D,), state["ln_f.weight"]) @ state["tok_emb.weight"].T
 
 
-def imported(path: Path, **more: Any) -> checkpoint.LoadedModel:
-    import_weights.import_model(import_weights.ImportConfig(**(dict(source=path, run_name="old", tokenizer="bytes") | more)))
-    return checkpoint.load_model("old")
+def imported(path: Path, **more: Any) -> loading.LoadedModel:
+    import_weights.import_model(
+        import_weights.ImportConfig(**(dict(source=path, run_name="old", tokenizer="bytes") | more))
+    )
+    return loading.load_model("old")
 
 
 def write(path: Path, state: dict[str, Tensor] | None = None, **changes: Any) -> Path:
-    torch.save({"model": original() if state is None else state, "cfg": CFG, "step": 70, "optimizer": None} | changes, path)
+    torch.save(
+        {"model": original() if state is None else state, "cfg": CFG, "step": 70, "optimizer": None} | changes, path
+    )
     return path
 
 
@@ -68,7 +96,10 @@ def test_it_computes_what_it_computed(tmp_path: Path, naming: str) -> None:
             written[name] = tensor
     elif naming == "compiled":
         written = {f"_orig_mod.{name}": tensor for name, tensor in state.items()}
-    loaded, ids = imported(write(tmp_path / "latest.pt", written)), torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    loaded, ids = (
+        imported(write(tmp_path / "latest.pt", written)),
+        torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1)),
+    )
     expected = logits({k: v.float() for k, v in state.items()}, ids)
     found = loaded.model(ids)
     torch.testing.assert_close(found[..., :257], expected, atol=1e-4, rtol=1e-4)
@@ -91,7 +122,10 @@ def test_the_whole_vocabulary_keeps_its_rows(tmp_path: Path) -> None:
     cfg = CFG | dict(vocab_size=50257, depth=1, n_embd=8)
     loaded = imported(write(tmp_path / "a.pt", original(cfg), cfg=cfg), tokenizer=None)
     assert loaded.tokenizer.spec == "gpt2" and loaded.model.cfg.padded_vocab == 50304
-    assert chat.decode(chat.prompt([{"role": "user", "content": "hi"}], loaded.tokenizer, loaded.tags), loaded.tokenizer) == "<|user|>\nhi\n<|end|>\n<|assistant|>\n"
+    assert (
+        chat.decode(chat.prompt([{"role": "user", "content": "hi"}], loaded.tokenizer, loaded.tags), loaded.tokenizer)
+        == "<|user|>\nhi\n<|end|>\n<|assistant|>\n"
+    )
 
 
 class Bomb:
@@ -99,20 +133,31 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(cfg=None), "required is {'model': state, 'cfg': dict, 'step': int}"), (dict(cfg={"n_layer": 2}), "cfg lacks vocab_size, depth"),
-    (dict(cfg=CFG | {"depth": 3}), r"blocks.2.attn_norm.weight is missing"), (dict(cfg=CFG | {"depth": 1}), "not part of a model of this cfg"),
-    (dict(cfg=CFG | {"n_embd": 32}), r"wte.weight is \(257, 16\), cfg makes it \(257, 32\)"),
-    (dict(cfg=CFG | {"vocab_size": 200}), "200 embedding rows, its tokenizer 257 ids"),
-    (dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}), "holds blocks.0.ln1.bias, which the original's model has not"),
-    (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "its head is not its token embedding"),
-    (dict(model=Bomb()), "cannot be read without executing it"),
-], ids=str)
-def test_what_is_not_the_originals_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(cfg=None), "required is {'model': state, 'cfg': dict, 'step': int}"),
+        (dict(cfg={"n_layer": 2}), "cfg lacks vocab_size, depth"),
+        (dict(cfg=CFG | {"depth": 3}), r"blocks.2.attn_norm.weight is missing"),
+        (dict(cfg=CFG | {"depth": 1}), "not part of a model of this cfg"),
+        (dict(cfg=CFG | {"n_embd": 32}), r"wte.weight is \(257, 16\), cfg makes it \(257, 32\)"),
+        (dict(cfg=CFG | {"vocab_size": 200}), "200 embedding rows, its tokenizer 257 ids"),
+        (
+            dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}),
+            "holds blocks.0.ln1.bias, which the original's model has not",
+        ),
+        (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "its head is not its token embedding"),
+        (dict(model=Bomb()), "cannot be read without executing it"),
+    ],
+    ids="no-cfg other-cfg deeper shallower wider more-tokens layer-norm untied-head code".split(),
+)
+def test_what_is_not_the_originals_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         imported(write(tmp_path / "a.pt", **change))
-    assert not rundirs.exists("old") and not (tmp_path / "exploded").exists()
+    assert not paths.exists("old") and not (tmp_path / "exploded").exists()
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -124,5 +169,5 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(MissingFile):
         imported(tmp_path / "c.pt")
     torch.save([1], tmp_path / "d.pt")
-    with pytest.raises(Refusal, match="holds list"):
+    with pytest.raises(UserError, match="holds list"):
         imported(tmp_path / "d.pt")

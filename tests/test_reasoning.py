@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from codechat import checkpoint, cli, tasks, tokenizer
-from codechat.config import ConfigError, DataError, MissingFile
-from codechat.files import read_rows
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
+from codechat import cli, tasks
+from codechat.core.atomic_files import read_rows
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
 from codechat.tasks.base import SPLITS
 from codechat.tasks.reasoning import rewards, stories, templates
 from codechat.tasks.reasoning.rewards import GRADERS
+from codechat.text import tokenizer
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
 
@@ -29,32 +32,55 @@ def xml(text: str, gold: str | None = "7", kind: str = "number") -> rewards.Grad
 # ---------------------------------------------------------------- gradings
 
 
-@pytest.mark.parametrize("text, correctness, integer, strict, soft, tags, outcome", [
-    (GOOD, 2.0, 0.5, 0.5, 0.5, 0.5, "format_and_answer"),
-    (GOOD + "\n", 2.0, 0.5, 0.5, 0.5, 0.5, "format_and_answer"),
-    (GOOD.replace("\n7\n", "\n8\n"), 0, 0.5, 0.5, 0.5, 0.5, "format_only"),
-    (GOOD.replace("\n7\n", "\n7.0\n"), 2.0, 0, 0.5, 0.5, 0.5, "format_and_answer"),
-    (GOOD.replace("\n7\n", "\nseven\n"), 0, 0, 0.5, 0.5, 0.5, "format_only"),
-    ("<reasoning>6 + 1</reasoning> <answer>7</answer>", 2.0, 0.5, 0, 0.5, 0, "format_and_answer"),
-    ("so\n" + GOOD, 2.0, 0.5, 0, 0, 0.5, "answer_only"),
-    ("<answer>7</answer>", 2.0, 0.5, 0, 0, 0, "answer_only"),
-    ("<reasoning>\n6 + 1 = 7\n</reasoning>\n<answer>\n7", 0, 0, 0, 0, 0.375, "neither"),  # cut off before its closing tag
-    ("<reasoning>\n6 + 1 = 7\n", 0, 0, 0, 0, 0.125, "neither"),
-    ("7", 0, 0, 0, 0, 0, "neither"),
-    ("", 0, 0, 0, 0, 0, "neither"),
-    (GOOD + GOOD, 2.0, 0.5, 0, 0.5, 0, "format_and_answer"),  # no tag is there exactly once
-    ("<reasoning>\n<reasoning>\n1\n</reasoning>\n<answer>\n7\n</answer>", 2.0, 0.5, 0, 0, 0.375, "answer_only"),
-])
-def test_xml_terms_by_hand(text: str, correctness: float, integer: float, strict: float, soft: float, tags: float, outcome: str) -> None:
+@pytest.mark.parametrize(
+    "text, correctness, integer, strict, soft, tags, outcome",
+    [
+        (GOOD, 2.0, 0.5, 0.5, 0.5, 0.5, "format_and_answer"),
+        (GOOD + "\n", 2.0, 0.5, 0.5, 0.5, 0.5, "format_and_answer"),
+        (GOOD.replace("\n7\n", "\n8\n"), 0, 0.5, 0.5, 0.5, 0.5, "format_only"),
+        (GOOD.replace("\n7\n", "\n7.0\n"), 2.0, 0, 0.5, 0.5, 0.5, "format_and_answer"),
+        (GOOD.replace("\n7\n", "\nseven\n"), 0, 0, 0.5, 0.5, 0.5, "format_only"),
+        ("<reasoning>6 + 1</reasoning> <answer>7</answer>", 2.0, 0.5, 0, 0.5, 0, "format_and_answer"),
+        ("so\n" + GOOD, 2.0, 0.5, 0, 0, 0.5, "answer_only"),
+        ("<answer>7</answer>", 2.0, 0.5, 0, 0, 0, "answer_only"),
+        (
+            "<reasoning>\n6 + 1 = 7\n</reasoning>\n<answer>\n7",
+            0,
+            0,
+            0,
+            0,
+            0.375,
+            "neither",
+        ),  # cut off before its closing tag
+        ("<reasoning>\n6 + 1 = 7\n", 0, 0, 0, 0, 0.125, "neither"),
+        ("7", 0, 0, 0, 0, 0, "neither"),
+        ("", 0, 0, 0, 0, 0, "neither"),
+        (GOOD + GOOD, 2.0, 0.5, 0, 0.5, 0, "format_and_answer"),  # no tag is there exactly once
+        ("<reasoning>\n<reasoning>\n1\n</reasoning>\n<answer>\n7\n</answer>", 2.0, 0.5, 0, 0, 0.375, "answer_only"),
+    ],
+)
+def test_xml_terms_by_hand(
+    text: str, correctness: float, integer: float, strict: float, soft: float, tags: float, outcome: str
+) -> None:
     found = xml(text)
-    assert found.terms == pytest.approx(dict(correctness=correctness, integer=integer, strict_format=strict, soft_format=soft, tags=tags))
+    assert found.terms == pytest.approx(
+        dict(correctness=correctness, integer=integer, strict_format=strict, soft_format=soft, tags=tags)
+    )
     assert found.reward == pytest.approx(correctness + integer + strict + soft + tags) and found.outcome == outcome
     assert 0 <= found.reward <= rewards.MAXIMUM["xml"] == 4.0
 
 
 def test_the_strict_pattern_takes_reasoning_of_many_lines_and_nothing_behind() -> None:
-    assert xml(GOOD).terms["strict_format"] == xml(GOOD.replace("6 + 3", "\n\n".join("abcdef"))).terms["strict_format"] == 0.5
-    assert xml(GOOD + " and so on").terms["strict_format"] == xml(GOOD.replace("</reasoning>\n", "</reasoning> ")).terms["strict_format"] == 0
+    assert (
+        xml(GOOD).terms["strict_format"]
+        == xml(GOOD.replace("6 + 3", "\n\n".join("abcdef"))).terms["strict_format"]
+        == 0.5
+    )
+    assert (
+        xml(GOOD + " and so on").terms["strict_format"]
+        == xml(GOOD.replace("</reasoning>\n", "</reasoning> ")).terms["strict_format"]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("tail", [" and so on", "x" * 50, "x" * 130, "word " * 500, "x" * 100_000])
@@ -67,27 +93,39 @@ def test_a_tail_costs_something_and_never_makes_a_right_answer_worth_less_than_a
 @pytest.mark.parametrize("gold", [None, "", " ", "\\boxed{}"])
 @pytest.mark.parametrize("grading", GRADERS)
 def test_a_gold_answer_that_cannot_be_read_pays_nobody(grading: str, gold: str | None) -> None:
-    for text in (GOOD, "", "<answer></answer>", "<answer>\n\n</answer>", "\\boxed{}", "x </think> <answer></answer>", "The answer is 7.", "####"):
+    for text in (
+        GOOD,
+        "",
+        "<answer></answer>",
+        "<answer>\n\n</answer>",
+        "\\boxed{}",
+        "x </think> <answer></answer>",
+        "The answer is 7.",
+        "####",
+    ):
         found = GRADERS[grading](text, gold, "number")
         assert not found.correct and found.outcome in ("neither", "format_only")
         assert found.reward <= rewards.MAXIMUM[grading] - 1
 
 
-@pytest.mark.parametrize("grading, text, reward, outcome", [
-    ("r1_zero", "6 + 1 = 7 </think> <answer> 7 </answer>", 1, "format_and_answer"),
-    ("r1_zero", "<think>6 + 1 = 7</think>\n<answer>\\boxed{7}</answer> and so on", 1, "format_and_answer"),
-    ("r1_zero", "6 + 1 </think> <answer> 8 </answer>", 0, "format_only"),
-    ("r1_zero", "6 + 1 = 7 <answer> 7 </answer>", 0, "neither"),
-    ("r1_zero", "6 + 1 </think> <answer> 7", 0, "neither"),
-    ("r1_zero", "</think> <answer> 8 </answer> <answer> 7 </answer>", 0, "format_only"),
-    ("question_only", "6 + 1, so \\boxed{7}", 1, "format_and_answer"),
-    ("question_only", "#### 7", 1, "format_and_answer"),
-    ("question_only", "The answer is 8.", 0, "format_only"),
-    ("question_only", "7", 0, "neither"),
-    ("plain", "6 + 1 makes 7 apples.", 1, "format_and_answer"),
-    ("plain", "7 is not 8", 0, "format_only"),
-    ("plain", "seven", 0, "neither"),
-])
+@pytest.mark.parametrize(
+    "grading, text, reward, outcome",
+    [
+        ("r1_zero", "6 + 1 = 7 </think> <answer> 7 </answer>", 1, "format_and_answer"),
+        ("r1_zero", "<think>6 + 1 = 7</think>\n<answer>\\boxed{7}</answer> and so on", 1, "format_and_answer"),
+        ("r1_zero", "6 + 1 </think> <answer> 8 </answer>", 0, "format_only"),
+        ("r1_zero", "6 + 1 = 7 <answer> 7 </answer>", 0, "neither"),
+        ("r1_zero", "6 + 1 </think> <answer> 7", 0, "neither"),
+        ("r1_zero", "</think> <answer> 8 </answer> <answer> 7 </answer>", 0, "format_only"),
+        ("question_only", "6 + 1, so \\boxed{7}", 1, "format_and_answer"),
+        ("question_only", "#### 7", 1, "format_and_answer"),
+        ("question_only", "The answer is 8.", 0, "format_only"),
+        ("question_only", "7", 0, "neither"),
+        ("plain", "6 + 1 makes 7 apples.", 1, "format_and_answer"),
+        ("plain", "7 is not 8", 0, "format_only"),
+        ("plain", "seven", 0, "neither"),
+    ],
+)
 def test_the_other_gradings_by_hand(grading: str, text: str, reward: float, outcome: str) -> None:
     found = GRADERS[grading](text, "7", "number")
     assert (found.reward, found.outcome) == (reward, outcome)
@@ -95,7 +133,10 @@ def test_the_other_gradings_by_hand(grading: str, text: str, reward: float, outc
 
 def test_letters_are_graded_as_letters() -> None:
     assert xml(GOOD.replace("\n7\n", "\nB\n"), "B", "letter").reward == 4.0
-    assert rewards.grade_plain("The answer is (b).", "B", "letter").correct and not rewards.grade_plain("The answer is A.", "B", "letter").correct
+    assert (
+        rewards.grade_plain("The answer is (b).", "B", "letter").correct
+        and not rewards.grade_plain("The answer is A.", "B", "letter").correct
+    )
     assert not rewards.grade_plain("B or not B", "", "letter").correct
 
 
@@ -116,7 +157,10 @@ def test_every_template_holds_the_question_and_its_own_gold_passes(template: str
 def test_the_prompts_of_the_papers() -> None:
     task = tasks.load("reasoning", template="r1_zero")
     assert task.prompt(task.problems("test", 1)[0])[0]["content"].endswith("\nAssistant: <think>")
-    assert "### Response:\n" in tasks.load("reasoning", template="alpaca").prompt(task.problems("test", 1)[0])[0]["content"]
+    assert (
+        "### Response:\n"
+        in tasks.load("reasoning", template="alpaca").prompt(task.problems("test", 1)[0])[0]["content"]
+    )
 
 
 def test_a_template_may_be_graded_by_another_rule() -> None:
@@ -151,19 +195,28 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
     assert sum(map(len, parts.values())) == len(set().union(*parts.values()))
     assert Counter(q.level for q in stories.questions("test", 300)) == dict.fromkeys(stories.LEVELS, 75)
     other = {q.text for q in stories.questions("worked", 300, seed=2)}
-    assert not other & (parts["train"] | parts["select"] | parts["test"]), "another seed may not move a question to another part"
+    assert not other & (parts["train"] | parts["select"] | parts["test"]), (
+        "another seed may not move a question to another part"
+    )
 
 
 def test_wordings_of_test_hard_are_nowhere_else() -> None:
-    skeleton = {part: {re.sub(r"\d+|\b(?:" + "|".join(stories.PEOPLE + stories.THINGS) + r")\b", "#", q.text) for q in stories.questions(part, 600)}
-                for part in ("worked", "train", "test", "test_hard")}
+    skeleton = {
+        part: {
+            re.sub(r"\d+|\b(?:" + "|".join(stories.PEOPLE + stories.THINGS) + r")\b", "#", q.text)
+            for q in stories.questions(part, 600)
+        }
+        for part in ("worked", "train", "test", "test_hard")
+    }
     assert skeleton["test"] <= skeleton["worked"] | skeleton["train"]
     assert not skeleton["test_hard"] & (skeleton["worked"] | skeleton["train"] | skeleton["test"])
 
 
 def test_the_same_seed_draws_the_same_problems() -> None:
     task = tasks.load("reasoning")
-    assert task.problems("train", 30, seed=3) == task.problems("train", 30, seed=3) != task.problems("train", 30, seed=4)
+    assert (
+        task.problems("train", 30, seed=3) == task.problems("train", 30, seed=3) != task.problems("train", 30, seed=4)
+    )
     assert {p.split for s in SPLITS for p in task.problems(s, 5)} == set(SPLITS)
 
 
@@ -177,7 +230,10 @@ def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def gsm8k(tmp_path: Path) -> Path:
-    rows = [{"question": f"What is {i} + 1?", "answer": f"It is {i} + 1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1:,}"} for i in range(990, 1090)]
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"It is {i} + 1 = <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1:,}"}
+        for i in range(990, 1090)
+    ]
     jsonl(tmp_path / "train.jsonl", rows)
     jsonl(tmp_path / "test.jsonl", rows[:20])
     return tmp_path
@@ -214,7 +270,10 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     jsonl(tmp_path / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
     with pytest.raises(DataError, match="question"):
         tasks.load("gsm8k", source=str(tmp_path)).problems("test")
-    jsonl(tmp_path / "reasoning.train.jsonl", [{"id": "a", "messages": [], "gold": {"answer": "", "steps": ""}, "split": "train"}])
+    jsonl(
+        tmp_path / "reasoning.train.jsonl",
+        [{"id": "a", "messages": [], "gold": {"answer": "", "steps": ""}, "split": "train"}],
+    )
     with pytest.raises(DataError, match="make the file again"):
         tasks.load("reasoning", source=str(tmp_path)).problems("train")
 
@@ -259,9 +318,24 @@ def new_model() -> None:
 
 
 def test_data_writes_solutions_and_problems_that_do_not_meet(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["data", "reasoning", "--out", "made", "--tokenizer", "bytes", "--max-examples", "60", "--problems", "40", "--eval-examples", "20"]
+    words = [
+        "data",
+        "reasoning",
+        "--out",
+        "made",
+        "--tokenizer",
+        "bytes",
+        "--max-examples",
+        "60",
+        "--problems",
+        "40",
+        "--eval-examples",
+        "20",
+    ]
     assert cli.main([*words, "--template", "r1_zero"]) == 0
-    assert {p.name for p in (home / "made").glob("*.jsonl")} == {f"worked.{s}.jsonl" for s in ("train", "select", "test")} | {f"reasoning.{s}.jsonl" for s in SPLITS}
+    assert {p.name for p in (home / "made").glob("*.jsonl")} == {
+        f"worked.{s}.jsonl" for s in ("train", "select", "test")
+    } | {f"reasoning.{s}.jsonl" for s in SPLITS}
     worked = list(read_rows(home / "made" / "worked.train.jsonl"))
     task = tasks.load("reasoning:template=r1_zero", source=str(home / "made"))
     problems = task.problems("train")
@@ -276,34 +350,79 @@ def test_data_writes_solutions_and_problems_that_do_not_meet(home: Path, capsys:
 def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Path) -> None:
     assert cli.main(["data", "reasoning", "--source", str(gsm8k), "--out", "made", "--tokenizer", "bytes"]) == 0
     names = {p.name for p in (home / "made").glob("*.jsonl")}
-    assert names == {"worked.train.jsonl", "worked.select.jsonl", "gsm8k.train.jsonl", "gsm8k.select.jsonl", "gsm8k.test.jsonl"}
+    assert names == {
+        "worked.train.jsonl",
+        "worked.select.jsonl",
+        "gsm8k.train.jsonl",
+        "gsm8k.select.jsonl",
+        "gsm8k.test.jsonl",
+    }
     assert all("<<" not in row["messages"][-1]["content"] for row in read_rows(home / "made" / "worked.train.jsonl"))
     assert len(tasks.load("gsm8k", source="made").problems("test")) == 20
 
 
-def test_an_evaluation_keeps_every_example_and_counts_what_was_cut_off(home: Path, gsm8k: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_keeps_every_example_and_counts_what_was_cut_off(
+    home: Path, gsm8k: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     new_model()
-    assert cli.main(["evaluate", "--ckpt", "new", "--task", "gsm8k", "--data-dir", str(gsm8k), "--n", "2", "--ks", "1", "--limit", "6", "--max-new-tokens", "5"]) == 0
+    assert (
+        cli.main(
+            [
+                "evaluate",
+                "--ckpt",
+                "new",
+                "--task",
+                "gsm8k",
+                "--data-dir",
+                str(gsm8k),
+                "--n",
+                "2",
+                "--ks",
+                "1",
+                "--limit",
+                "6",
+                "--max-new-tokens",
+                "5",
+            ]
+        )
+        == 0
+    )
     found = Run.open("evaluate")
     examples = list(read_rows(found.path / "examples.jsonl"))
-    assert len(examples) == 12 and {"problem", "completion", "reward", "terms", "parts", "tier", "correct", "stop", "gold", "split"} <= examples[0].keys()
+    assert (
+        len(examples) == 12
+        and {"problem", "completion", "reward", "terms", "parts", "tier", "correct", "stop", "gold", "split"}
+        <= examples[0].keys()
+    )
     row = found.evals().iloc[0]
     assert row["format_rate"] == row["exact_match"] == 0 and row["tier/neither"] == 1
     assert sum(e["stop"] != "stop" for e in examples) == round(12 * row["truncated_frac"]) > 0
-    assert [row[f"reward/{term}"] for term in ("correctness", "integer", "strict_format", "soft_format", "tags")] == [0] * 5
-    assert re.search(r"accuracy 0.000, format rate 0.000; of 12 completions: format_and_answer 0, .* neither 12; cut off \d+", capsys.readouterr().out)
+    assert [row[f"reward/{term}"] for term in ("correctness", "integer", "strict_format", "soft_format", "tags")] == [
+        0
+    ] * 5
+    assert re.search(
+        r"accuracy 0.000, format rate 0.000; of 12 completions: format_and_answer 0, .* neither 12; cut off \d+",
+        capsys.readouterr().out,
+    )
 
 
 def test_terms_are_logged_apart_and_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from codechat import evaluate
-    from codechat.generate import Completion
+    from codechat.evaluation import evaluate
+    from codechat.models.generate import Completion
 
     tok, task = tokenizer.load("bytes"), tasks.load("reasoning")
     texts = iter([GOOD, GOOD.replace("7", "8"), "7", GOOD + " tail"])
-    monkeypatch.setattr(evaluate.generate, "sample", lambda model, prompts, **more: [Completion([], [], "stop") for _ in prompts])
+    monkeypatch.setattr(
+        evaluate.generate, "sample", lambda model, prompts, **more: [Completion([], [], "stop") for _ in prompts]
+    )
     monkeypatch.setattr(evaluate.chat, "completion_text", lambda *_: next(texts))
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=400, vocab_size=tok.n_vocab))
     problems = [p for p in task.problems("test", 200) if p.gold["answer"] == "7"][:4]
     row = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1).row()
     assert row["reward_mean"] == pytest.approx(sum(v for k, v in row.items() if k.startswith("reward/")))
-    assert (row["exact_match"], row["format_rate"], row["tier/neither"], row["reward/correctness"]) == (0.5, 0.75, 0.25, 1.0)
+    assert (row["exact_match"], row["format_rate"], row["tier/neither"], row["reward/correctness"]) == (
+        0.5,
+        0.75,
+        0.25,
+        1.0,
+    )

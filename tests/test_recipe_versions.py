@@ -10,22 +10,27 @@ from typing import Any
 
 import pytest
 
-from codechat import config, defects, plan, pretrain, recipe_nano, recipe_versions, recipes, registry, run, rundirs
-from codechat.config import ConfigError
+from codechat import pretrain
+from codechat.core import config, registry
+from codechat.core.errors import ConfigError
 from codechat.grpo import GRPOConfig
-from codechat.recipe_8b import SCALES
-from codechat.recipe_nano import NANO, Stage
-from codechat.recipe_versions import VERSIONS
-from codechat.run import Run
+from codechat.labs import defects
+from codechat.launch import planner
+from codechat.launch.recipes import nano, runner, versions
+from codechat.launch.recipes.nano import NANO, Stage
+from codechat.launch.recipes.scale_8b import SCALES
+from codechat.launch.recipes.versions import VERSIONS
+from codechat.runs import paths, run
+from codechat.runs.run import Run
 
 NAMES = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
 ABLATIONS = ("v7-parts", "v6-claimed")  # nano only: nobody planned them at 8b
 
 
-def bound(name: str, scale: str | None = None, seed: int = 0, broken: tuple[str, ...] = ()) -> dict[str, recipes.Bound]:
-    stages = recipes.RECIPES[name][1]
+def bound(name: str, scale: str | None = None, seed: int = 0, broken: tuple[str, ...] = ()) -> dict[str, runner.Bound]:
+    stages = runner.RECIPES[name][1]
     stages = SCALES[scale].stages(stages) if scale else stages
-    return {b.stage.name: b for b in recipes.bind("nano" if scale is None else f"nano-{scale}", stages, seed, broken)}
+    return {b.stage.name: b for b in runner.bind("nano" if scale is None else f"nano-{scale}", stages, seed, broken)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,13 +42,19 @@ def test_every_version_fits_its_configs(name: str, scale: str | None, seed: int)
     assert all(need in names[:i] for i, b in enumerate(found.values()) for need in b.stage.needs)
     if scale is None or name not in ABLATIONS:
         assert names[-1] == f"{name}-evaluate"
-        assert {s.name for s in recipes.RECIPES[name][1]} - set(found) == ({"ours-over-rl"} if (name, scale) == ("ours", "8b") else set())
+        assert {s.name for s in runner.RECIPES[name][1]} - set(found) == (
+            {"ours-over-rl"} if (name, scale) == ("ours", "8b") else set()
+        )
     if scale:
-        assert all(SCALES[scale].ranks[b.stage.name] for b in found.values() if b.stage.kind in ("pretrain", "sft", "reinforce", "grpo"))
+        assert all(
+            SCALES[scale].ranks[b.stage.name]
+            for b in found.values()
+            if b.stage.kind in ("pretrain", "sft", "reinforce", "grpo")
+        )
 
 
 def test_the_recipes_are_these_and_only_grow() -> None:
-    assert tuple(VERSIONS) == NAMES and list(recipes.RECIPES)[0] == "nano" and "v4" not in recipes.RECIPES
+    assert tuple(VERSIONS) == NAMES and list(runner.RECIPES)[0] == "nano" and "v4" not in runner.RECIPES
 
 
 @pytest.mark.parametrize("scale", [None, "8b"])
@@ -59,44 +70,89 @@ def test_a_name_means_one_stage_in_all_versions_and_shared_ones_are_made_once(sc
                 places.setdefault(run_name, set()).add(b.stage.name)
     assert {n for n, found in hashes.items() if len(found) > 1} == set()
     assert all(len(names) == 1 for names in places.values()), "no two stages write one run"
-    assert users["pretrain"] == users["corpus"] == users["calls"] == 1 + len(NAMES) and users["sft-general"] == len(NAMES) - 1
+    assert (
+        users["pretrain"] == users["corpus"] == users["calls"] == 1 + len(NAMES)
+        and users["sft-general"] == len(NAMES) - 1
+    )
     assert users["sft"] == users["rl"] == 2, "ours is nano's own"
 
 
 def test_all_versions_are_evaluated_alike() -> None:
     cfgs = {name: bound(name)[f"{name}-evaluate"].cfg for name in NAMES}
-    alike = {name: {k: v for k, v in config.to_dict(cfg).items() if k not in ("run_name", "ckpt")} for name, cfg in cfgs.items()}
+    alike = {
+        name: {k: v for k, v in config.to_dict(cfg).items() if k not in ("run_name", "ckpt")}
+        for name, cfg in cfgs.items()
+    }
     assert all(settings == alike["ours"] for settings in alike.values())
-    assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (8, 200, ("test",), "data/nano/sft")
-    assert not any("@best" in ref for name, cfg in cfgs.items() for ref in cfg.ckpt if name != "ours"), "only ours is chosen, on select"
+    assert (cfgs["v5"].n, cfgs["v5"].limit, cfgs["v5"].split, cfgs["v5"].data_dir) == (
+        8,
+        200,
+        ("test",),
+        "data/nano/sft",
+    )
+    assert not any("@best" in ref for name, cfg in cfgs.items() for ref in cfg.ckpt if name != "ours"), (
+        "only ours is chosen, on select"
+    )
 
 
 def test_what_each_version_changed() -> None:
     v1, v2, v3, v5, v6, v7, parts, ours, claimed = map(bound, NAMES)
-    assert claimed["v6-claimed-sft"].cfg.weights == {"calls": 28.0, "programs": 1.0} and claimed["v6-claimed-sft"].cfg.mix_by == "tokens"
+    assert (
+        claimed["v6-claimed-sft"].cfg.weights == {"calls": 28.0, "programs": 1.0}
+        and claimed["v6-claimed-sft"].cfg.mix_by == "tokens"
+    )
     assert isinstance(v1["v1-grpo"].cfg, GRPOConfig)
     for name, reward in (("v1-grpo", "binary"), ("v1-grpo-fraction", "fractional")):
         cfg = v1[name].cfg
-        assert (cfg.task, cfg.group_size, cfg.kl_coef, cfg.kl_kind, cfg.kl_in, cfg.allow_dead) == (f"micro:reward={reward}", 4, 0.02, "k1", "loss", True)
-    assert v2["v2-filter"].cfg.window == (0.05, 0.95) and (v2["v2-grpo"].cfg.group_size, v2["v2-grpo"].cfg.task) == (8, "micro:reward=tiered")
+        assert (cfg.task, cfg.group_size, cfg.kl_coef, cfg.kl_kind, cfg.kl_in, cfg.allow_dead) == (
+            f"micro:reward={reward}",
+            4,
+            0.02,
+            "k1",
+            "loss",
+            True,
+        )
+    assert v2["v2-filter"].cfg.window == (0.05, 0.95) and (v2["v2-grpo"].cfg.group_size, v2["v2-grpo"].cfg.task) == (
+        8,
+        "micro:reward=tiered",
+    )
     assert (v3["v3-gate"].cfg.gate_parseable, v3["v3-gate"].cfg.gate_pass_at_k, v3["v3-gate"].cfg.k) == (0.5, 0.1, 8)
     assert v3["v3-sft-calls"].cfg.init_from == "nano/v3-sft-code" and v5["v5-sft"].cfg.init_from == "nano/sft-general"
-    assert v5["v5-sft"].cfg.weights == {"calls": 1.0} and (v5["v5-rl"].cfg.group_size, v5["v5-rl"].cfg.baseline) == (16, "mean")
+    assert v5["v5-sft"].cfg.weights == {"calls": 1.0} and (v5["v5-rl"].cfg.group_size, v5["v5-rl"].cfg.baseline) == (
+        16,
+        "mean",
+    )
     assert v6["v6-sft"].cfg.mix_by == "rows" and v6["v6-sft"].cfg.weights == {"calls": 5.6, "programs": 1.0}
-    assert v7["v7-sft"].cfg.mix_by == "tokens" and (v7["v7-programs"].cfg.neutral_share, v7["v7-programs"].cfg.negatives_share) == (0.2, 0.1)
-    shares = {n: (parts[f"{n}-programs"].cfg.neutral_share, parts[f"{n}-programs"].cfg.negatives_share) for n in ("plain", "neutral", "negatives")}
+    assert v7["v7-sft"].cfg.mix_by == "tokens" and (
+        v7["v7-programs"].cfg.neutral_share,
+        v7["v7-programs"].cfg.negatives_share,
+    ) == (0.2, 0.1)
+    shares = {
+        n: (parts[f"{n}-programs"].cfg.neutral_share, parts[f"{n}-programs"].cfg.negatives_share)
+        for n in ("plain", "neutral", "negatives")
+    }
     assert shares == {"plain": (0, 0), "neutral": (0.2, 0), "negatives": (0, 0.1)}
-    assert {parts[n].cfg.mix for n in ("v7-mix", "v7-neutral", "v7-negatives", "v7-sft")} == {recipe_versions.SEVERAL}
+    assert {parts[n].cfg.mix for n in ("v7-mix", "v7-neutral", "v7-negatives", "v7-sft")} == {versions.SEVERAL}
     tags = {b.cfg.tags for found in (v1, v2, v3, v5, v6, v7, parts) for b in found.values() if b.stage.kind == "sft"}
     assert tags == {"text"} and ours["sft"].cfg.tags == "reserved"
     for found in (v5, v6, v7):
-        assert found["plain-calls"].cfg.negatives_share == found["plain-calls"].cfg.no_call_share == 0, "every request wants a call"
+        assert found["plain-calls"].cfg.negatives_share == found["plain-calls"].cfg.no_call_share == 0, (
+            "every request wants a call"
+        )
 
 
 PUBLISHED = [  # stage, recipe, steps, learning rate, warm-up: runs.csv of the published figures
-    ("sft-general", "v1", 3000, 5e-5, 100), ("v1-grpo", "v1", 1000, 1e-5, 20), ("v2-sft-calls", "v2", 4000, 3e-5, 200), ("v2-grpo", "v2", 500, 5e-6, 20),
-    ("v3-sft-code", "v3", 2000, 2e-5, 100), ("v3-sft-calls", "v3", 4000, 3e-5, 200), ("v5-sft", "v5", 6000, 3e-5, 200), ("v5-rl", "v5", 283, 5e-7, 0),
-    ("v6-sft", "v6", 8000, 3e-5, 300), ("v6-rl", "v6", 283, 5e-7, 0), ("v7-sft", "v7", 6000, 3e-5, 300),
+    ("sft-general", "v1", 3000, 5e-5, 100),
+    ("v1-grpo", "v1", 1000, 1e-5, 20),
+    ("v2-sft-calls", "v2", 4000, 3e-5, 200),
+    ("v2-grpo", "v2", 500, 5e-6, 20),
+    ("v3-sft-code", "v3", 2000, 2e-5, 100),
+    ("v3-sft-calls", "v3", 4000, 3e-5, 200),
+    ("v5-sft", "v5", 6000, 3e-5, 200),
+    ("v5-rl", "v5", 283, 5e-7, 0),
+    ("v6-sft", "v6", 8000, 3e-5, 300),
+    ("v6-rl", "v6", 283, 5e-7, 0),
+    ("v7-sft", "v7", 6000, 3e-5, 300),
 ]
 
 
@@ -106,7 +162,9 @@ def test_8b_has_the_published_settings(stage: str, recipe: str, steps: int, lr: 
     assert (cfg.max_steps, cfg.lr, cfg.warmup_steps) == (steps, lr, warmup)
     if hasattr(cfg, "grad_accum"):
         assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
-        assert plan.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01), "what is planned is the model that is trained"
+        assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01), (
+            "what is planned is the model that is trained"
+        )
     if stage.endswith("-rl"):
         assert ranks * cfg.device_batch_size * cfg.group_size == 128
     assert cfg.init_from.startswith("nano-8b/") and cfg.run_name == f"nano-8b/{stage}"
@@ -120,18 +178,24 @@ def test_recipe_and_preset_nano_pretrain_alike() -> None:
 
 def test_the_scale_of_nano_is_the_recipe_as_it_is() -> None:
     for name in ("v6", "nano"):
-        assert recipes.prefix_of(name, recipes.RecipeConfig(scale="nano")) == recipes.prefix_of(name, recipes.RecipeConfig()) == "nano"
-        assert recipes.prefix_of(name, recipes.RecipeConfig(scale="8b")) == "nano-8b"
-    assert recipes.scale_of(recipes.RecipeConfig(scale="nano")) is None
+        assert (
+            runner.prefix_of(name, runner.RecipeConfig(scale="nano"))
+            == runner.prefix_of(name, runner.RecipeConfig())
+            == "nano"
+        )
+        assert runner.prefix_of(name, runner.RecipeConfig(scale="8b")) == "nano-8b"
+    assert runner.scale_of(runner.RecipeConfig(scale="nano")) is None
 
 
 def test_the_list_says_what_each_version_changed_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    recipes.main(["--list"])
+    runner.main(["--list"])
     text = " ".join(capsys.readouterr().out.split())
     for name in NAMES:
         assert f"{name}: {VERSIONS[name][0]}" in text
         assert all(f"{s.name} {s.about}" in text for s in VERSIONS[name][1])
-    assert text.count(NANO[0].about) == 1 and "shared: corpus, code, calls, pretrain, plain-code" in text, "what is shared is told once"
+    assert text.count(NANO[0].about) == 1 and "shared: corpus, code, calls, pretrain, plain-code" in text, (
+        "what is shared is told once"
+    )
 
 
 # ---- defects
@@ -142,8 +206,16 @@ def test_a_defect_renames_what_it_reaches_and_what_needs_it() -> None:
     for name in ("pretrain", "plain-calls", "sft-general"):
         assert wrong[name] == right[name]
     for name in ("v1-grpo", "v1-grpo-fraction", "v1-evaluate"):
-        assert wrong[name].cfg.run_name == f"nano/{name}-with-k1-drift" and wrong[name].name == f"{name}-with-k1-drift" and wrong[name].hash != right[name].hash
-    assert wrong["v1-evaluate"].cfg.ckpt == ("nano/sft-general", "nano/v1-grpo-with-k1-drift", "nano/v1-grpo-fraction-with-k1-drift")
+        assert (
+            wrong[name].cfg.run_name == f"nano/{name}-with-k1-drift"
+            and wrong[name].name == f"{name}-with-k1-drift"
+            and wrong[name].hash != right[name].hash
+        )
+    assert wrong["v1-evaluate"].cfg.ckpt == (
+        "nano/sft-general",
+        "nano/v1-grpo-with-k1-drift",
+        "nano/v1-grpo-fraction-with-k1-drift",
+    )
     assert bound("v1", seed=1, broken=("k1-drift",))["v1-grpo"].cfg.run_name == "nano/v1-grpo-s1-with-k1-drift"
 
 
@@ -162,19 +234,22 @@ def test_ours_with_a_defect_reads_the_best_of_the_broken_run() -> None:
 
 def test_defects_are_refused_where_they_cannot_be() -> None:
     with pytest.raises(ConfigError, match="'stop-est'.*stop-set"):
-        recipes.run_recipe("v5", recipes.RecipeConfig(defect=("stop-est",)))
+        runner.run_recipe("v5", runner.RecipeConfig(defect=("stop-est",)))
     with pytest.raises(ConfigError, match="launched process knows nothing"):
-        recipes.run_recipe("v5", recipes.RecipeConfig(defect=("stop-set",), scale="8b"))
+        runner.run_recipe("v5", runner.RecipeConfig(defect=("stop-set",), scale="8b"))
 
 
-@pytest.mark.parametrize("words, expected", [
-    (["--defect", "a", "--seed", "1", "--defect", "b"], ["--seed", "1", "--defect", "a", "b"]),
-    (["--defect", "a", "b"], ["--defect", "a", "b"]),
-    (["--defect=a", "--yes", "--defect=b"], ["--yes", "--defect", "a", "b"]),
-    (["--seed", "1"], ["--seed", "1"]),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--defect", "a", "--seed", "1", "--defect", "b"], ["--seed", "1", "--defect", "a", "b"]),
+        (["--defect", "a", "b"], ["--defect", "a", "b"]),
+        (["--defect=a", "--yes", "--defect=b"], ["--yes", "--defect", "a", "b"]),
+        (["--seed", "1"], ["--seed", "1"]),
+    ],
+)
 def test_a_flag_may_be_repeated(words: list[str], expected: list[str]) -> None:
-    assert recipes.gathered(words, "--defect") == expected
+    assert runner.gathered(words, "--defect") == expected
 
 
 # ---- end to end
@@ -182,7 +257,7 @@ def test_a_flag_may_be_repeated(words: list[str], expected: list[str]) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (run, rundirs, recipe_nano, recipes):
+    for module in (run, paths, nano, runner):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -206,33 +281,52 @@ def note(cfg: Seen) -> None:
         pass
 
 
-def test_a_stage_runs_with_its_defects_on_and_the_others_without(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_runs_with_its_defects_on_and_the_others_without(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = registry.Entry("seen", __name__, "Seen", "note", "seen", "seen", "a stage of this test")
     monkeypatch.setitem(registry.ENTRIES, "seen", seen)
     stages = (
         Stage(name="a", about="not reached", kind="seen", settings=dict(run_name="{runs}/a{s}"), seeded=True),
         Stage(name="b", about="reached", kind="seen", settings=dict(run_name="{runs}/b"), needs=("a",)),
         Stage(name="c", about="needs what is reached", kind="seen", settings=dict(run_name="{runs}/c"), needs=("b",)),
-        Stage(name="d", about="waits", kind="seen", settings=dict(run_name="{runs}/d"), needs=("a",), when="{data}/*.train.jsonl"),
+        Stage(
+            name="d",
+            about="waits",
+            kind="seen",
+            settings=dict(run_name="{runs}/d"),
+            needs=("a",),
+            when="{data}/*.train.jsonl",
+        ),
     )
-    monkeypatch.setitem(recipes.RECIPES, "tiny", ("a test", stages))
-    monkeypatch.setattr(recipes, "reached_as", lambda stage: "grpo" if stage.name == "b" else "other")
+    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", stages))
+    monkeypatch.setattr(runner, "reached_as", lambda stage: "grpo" if stage.name == "b" else "other")
     ON.clear()
-    recipes.main(["tiny", "--defect", "k1-drift"])
-    recipes.main(["tiny"])
+    runner.main(["tiny", "--defect", "k1-drift"])
+    runner.main(["tiny"])
     tail = "-with-k1-drift"
-    assert ON == [("tiny/a", ()), (f"tiny/b{tail}", ("k1-drift",)), (f"tiny/c{tail}", ("k1-drift",)), ("tiny/b", ()), ("tiny/c", ())] and defects.on() == ()
+    assert (
+        ON
+        == [
+            ("tiny/a", ()),
+            (f"tiny/b{tail}", ("k1-drift",)),
+            (f"tiny/c{tail}", ("k1-drift",)),
+            ("tiny/b", ()),
+            ("tiny/c", ()),
+        ]
+        and defects.on() == ()
+    )
     assert "nothing to do: a left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
     (home / "data/tiny").mkdir(parents=True)
     (home / "data/tiny/x.train.jsonl").write_text("")
-    recipes.main(["tiny"])
+    runner.main(["tiny"])
     assert ON[-1] == ("tiny/d", ())
     assert set(json.loads((home / "runs/tiny/stages.json").read_text())) == {"a", "b", "c", "d", f"b{tail}", f"c{tail}"}
 
 
 def small(stage: Stage) -> Stage:
     """The stage with a model and a budget that take a second."""
-    kind = recipes.reached_as(stage)
+    kind = runner.reached_as(stage)
     changes: dict[str, Any] = dict(
         corpus=dict(max_tokens=20_000), data=dict(max_examples=40), data_code=dict(max_examples=40),
         pretrain=dict(model=dict(depth=1, n_embd=16, n_head=1, block_size=512), seq_len=64, device_batch_size=2, max_steps=2, eval_every=0, save_every=0, eval_tokens=256),
@@ -241,22 +335,37 @@ def small(stage: Stage) -> Stage:
         reinforce=dict(max_steps=1, device_batch_size=2, group_size=2, max_new_tokens=4, eval_examples=2, probe_examples=1, eval_every=0, log_rollouts_every=0),
     ).get(kind, {})  # fmt: skip
     if stage.kind == "data.calls":
-        changes = changes | dict(problems=80, eval_examples=8, probes=2) | ({"copies": 20} if stage.settings.get("copies", 1) else {})
+        changes = (
+            changes
+            | dict(problems=80, eval_examples=8, probes=2)
+            | ({"copies": 20} if stage.settings.get("copies", 1) else {})
+        )
     return dataclasses.replace(stage, settings={**stage.settings, **changes})
 
 
 @pytest.mark.slow
-def test_a_version_runs_whole_and_the_next_one_goes_on_from_what_they_share(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_version_runs_whole_and_the_next_one_goes_on_from_what_they_share(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("v5", "v6"):
-        monkeypatch.setitem(recipes.RECIPES, name, (recipes.RECIPES[name][0], tuple(map(small, recipes.RECIPES[name][1]))))
-    recipes.main(["v5", "--scale", "nano"])
+        monkeypatch.setitem(runner.RECIPES, name, (runner.RECIPES[name][0], tuple(map(small, runner.RECIPES[name][1]))))
+    runner.main(["v5", "--scale", "nano"])
     ledger = json.loads((home / "runs/nano/stages.json").read_text())
-    assert set(ledger) == {s.name for s in NANO[:4]} | {"plain-code", "plain-programs", "plain-calls", "sft-general", "v5-sft", "v5-diagnose", "v5-rl", "v5-evaluate"}
+    assert set(ledger) == {s.name for s in NANO[:4]} | {
+        "plain-code",
+        "plain-programs",
+        "plain-calls",
+        "sft-general",
+        "v5-sft",
+        "v5-diagnose",
+        "v5-rl",
+        "v5-evaluate",
+    }
     assert "recipe v5" in capsys.readouterr().out
     rows = Run.open("nano/v5-evaluate").evals()
     assert list(rows["checkpoint"]) == ["nano/v5-sft@2", "nano/v5-rl@1"]
     assert {"pass@1", "pass@2", "heldout_loss/calls", "heldout_nats/code", "probe/code_with_tools/call"} <= set(rows)
     assert "probe/tool_with_tools/call" in Run.open("nano/v5-rl").evals()
-    recipes.main(["v6"])
+    runner.main(["v6"])
     out = capsys.readouterr().out
     assert out.count("finished, skipped") == 8 and Run.open("nano/v6-rl").status["status"] == "finished"

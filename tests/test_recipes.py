@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from codechat import checkpoint, launch, plan, pretrain, recipe_nano, recipes, run, rundirs
-from codechat.config import ConfigError, Refusal, RunError
-from codechat.recipe_8b import SCALES, Scale
-from codechat.recipe_nano import NANO, Stage
+from codechat import pretrain
+from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.launch import launcher, planner
+from codechat.launch.recipes import nano, runner
+from codechat.launch.recipes.nano import NANO, Stage
+from codechat.launch.recipes.scale_8b import SCALES
+from codechat.runs import checkpoint, paths, run
 
 MODEL = dict(depth=1, n_embd=16, n_head=1, block_size=32)
 QUICK = dict(model=MODEL, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
@@ -25,37 +28,58 @@ QUICK = dict(model=MODEL, seq_len=16, device_batch_size=2, max_steps=4, save_eve
 @pytest.fixture
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stage, ...]:
     """A corpus, a pretraining run on it, and a second one from the first; everything below tmp_path."""
-    for module in (run, rundirs, recipe_nano, recipes):
+    for module in (run, paths, nano, runner):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
     made = (
-        Stage(name="corpus", about="text", kind="data.corpus",
-              settings=dict(source=str(tmp_path / "text.txt"), out=str(tmp_path / "corpus"), tokenizer="bytes", val_share=0.2)),
-        Stage(name="first", about="train", needs=("corpus",), kind="pretrain",
-              settings=dict(run_name="{runs}/first", data_dir=str(tmp_path / "corpus"), **QUICK)),
-        Stage(name="second", about="train on", needs=("first",), seeded=True, kind="pretrain",
-              settings=dict(run_name="{runs}/second{s}", init_from="{runs}/first", data_dir=str(tmp_path / "corpus"), **QUICK)),
+        Stage(
+            name="corpus",
+            about="text",
+            kind="data.corpus",
+            settings=dict(
+                source=str(tmp_path / "text.txt"), out=str(tmp_path / "corpus"), tokenizer="bytes", val_share=0.2
+            ),
+        ),
+        Stage(
+            name="first",
+            about="train",
+            needs=("corpus",),
+            kind="pretrain",
+            settings=dict(run_name="{runs}/first", data_dir=str(tmp_path / "corpus"), **QUICK),
+        ),
+        Stage(
+            name="second",
+            about="train on",
+            needs=("first",),
+            seeded=True,
+            kind="pretrain",
+            settings=dict(
+                run_name="{runs}/second{s}", init_from="{runs}/first", data_dir=str(tmp_path / "corpus"), **QUICK
+            ),
+        ),
     )
-    monkeypatch.setitem(recipes.RECIPES, "tiny", ("a test", made))
+    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", made))
     return made
 
 
 def ran(**wish: Any) -> list[str]:
     """Names of the stages that a call runs."""
-    cfg = recipes.RecipeConfig(**wish)
-    bound = recipes.bind("tiny", recipes.RECIPES["tiny"][1], cfg.seed)
-    todo = recipes.pending(bound, recipes.Ledger.read(rundirs.runs_dir() / "tiny" / "stages.json"), cfg)
-    recipes.run_recipe("tiny", cfg)
+    cfg = runner.RecipeConfig(**wish)
+    bound = runner.bind("tiny", runner.RECIPES["tiny"][1], cfg.seed)
+    todo = runner.pending(bound, runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json"), cfg)
+    runner.run_recipe("tiny", cfg)
     return [b.stage.name for b in bound if b.stage.name in todo]
 
 
-def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(
+    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ran() == ["corpus", "first", "second"]
     assert ran() == []
     assert ran(force="second") == ["second"]
     assert ran(from_stage="first") == ["first", "second"]
     changed = replace(stages[1], settings={**stages[1].settings, "lr": 1e-4})
-    monkeypatch.setitem(recipes.RECIPES, "tiny", ("a test", (stages[0], changed, stages[2])))
+    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", (stages[0], changed, stages[2])))
     assert ran() == ["first", "second"]
     assert run.Run.open("tiny/first").config["lr"] == 1e-4
 
@@ -73,7 +97,9 @@ def test_another_seed_shares_what_comes_before(stages: tuple[Stage, ...]) -> Non
     assert ran() == []
 
 
-def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
+    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = checkpoint.save
 
     class Killed(Exception):
@@ -89,7 +115,9 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(stages: tuple[Stage
     monkeypatch.setattr(checkpoint, "save", saved)
     started: list[int] = []
     learn = pretrain.corpus.WindowLoader.load_state
-    monkeypatch.setattr(pretrain.corpus.WindowLoader, "load_state", lambda self, state: (started.append(1), learn(self, state))[1])
+    monkeypatch.setattr(
+        pretrain.corpus.WindowLoader, "load_state", lambda self, state: (started.append(1), learn(self, state))[1]
+    )
     assert ran() == ["first", "second"]
     assert started == [1]
     assert list(run.Run.open("tiny/first").metrics()["step"]) == [4]
@@ -100,20 +128,20 @@ def test_an_interrupted_stage_stops_the_recipe(stages: tuple[Stage, ...], monkey
     monkeypatch.setattr(pretrain.dist, "any", lambda flag: True)
     with pytest.raises(RunError, match="first did not finish: interrupted.*again to continue"):
         ran()
-    ledger = json.loads((rundirs.runs_dir() / "tiny" / "stages.json").read_text())
+    ledger = json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())
     assert set(ledger) == {"corpus"}
 
 
 def test_unknown_names_are_refused_with_the_nearest(stages: tuple[Stage, ...]) -> None:
-    with pytest.raises(Refusal, match="'frist'.*first"):
-        recipes.run_recipe("tiny", recipes.RecipeConfig(from_stage="frist"))
-    with pytest.raises(Refusal, match="'nona'.*nano"):
-        recipes.run_recipe("nona", recipes.RecipeConfig())
+    with pytest.raises(UserError, match="'frist'.*first"):
+        runner.run_recipe("tiny", runner.RecipeConfig(from_stage="frist"))
+    with pytest.raises(UserError, match="'nona'.*nano"):
+        runner.run_recipe("nona", runner.RecipeConfig())
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_nano_recipe_fits_the_configs_it_names(seed: int) -> None:
-    bound = recipes.bind("nano", recipes.RECIPES["nano"][1], seed)
+    bound = runner.bind("nano", runner.RECIPES["nano"][1], seed)
     names = [b.stage.name for b in bound]
     assert all(need in names[:i] for i, b in enumerate(bound) for need in b.stage.needs)
     assert {"pretrain", "sft", "diagnose", "rl", "evaluate"} <= set(names)
@@ -121,11 +149,11 @@ def test_the_nano_recipe_fits_the_configs_it_names(seed: int) -> None:
 
 
 def test_two_seeds_side_by_side_lose_no_entry(tmp_path: Path) -> None:
-    one, other = (recipes.Ledger.read(tmp_path / "stages.json") for _ in range(2))
+    one, other = (runner.Ledger.read(tmp_path / "stages.json") for _ in range(2))
     one.put("sft", {"hash": "a"})
     other.put("sft-s1", {"hash": "b"})
     one.drop("sft")
-    assert recipes.Ledger.read(tmp_path / "stages.json").rows == {"sft-s1": {"hash": "b"}}
+    assert runner.Ledger.read(tmp_path / "stages.json").rows == {"sft-s1": {"hash": "b"}}
 
 
 # ---- larger scales
@@ -135,13 +163,16 @@ def test_the_8b_stages_are_nanos_with_the_published_steps_and_batches() -> None:
     scale = SCALES["8b"]
     stages = scale.stages(NANO)
     assert [s.name for s in stages] == [s.name for s in NANO if s.name not in ("notebooks", "report")]
-    bound = {b.stage.name: b.cfg for b in recipes.bind("nano-8b", stages, 0)}
-    assert bound["sft"].init_from == "nano-8b/pretrain" and bound["pretrain"].data_dir == bound["corpus"].out == "data/nano-8b/corpus"
+    bound = {b.stage.name: b.cfg for b in runner.bind("nano-8b", stages, 0)}
+    assert (
+        bound["sft"].init_from == "nano-8b/pretrain"
+        and bound["pretrain"].data_dir == bound["corpus"].out == "data/nano-8b/corpus"
+    )
     for name, steps, lr in (("pretrain", 30_000, 1.5e-4), ("sft", 8000, 3e-5)):
         cfg = bound[name]
         assert (cfg.max_steps, cfg.lr, cfg.optimizer) == (steps, lr, "adamw")
         assert scale.ranks[name] * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
-        assert plan.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
+        assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01)
     assert scale.ranks["rl"] * bound["rl"].device_batch_size * bound["rl"].group_size == 128
     assert set(scale.ranks) <= set(scale.settings) and bound["rl"].max_steps == 283
 
@@ -150,44 +181,48 @@ def test_the_8b_stages_are_nanos_with_the_published_steps_and_batches() -> None:
 def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The 8b scale of nano with a plan that costs nothing, on a machine of eight GPUs; the names of the stages that are launched."""
     started: list[str] = []
-    peaks = plan.Peaks({"weights": 20 * plan.GIB}, {})
-    monkeypatch.setattr(plan, "measure", lambda step: peaks)
-    monkeypatch.setattr(recipes, "gpus_here", lambda: 8)
-    monkeypatch.setattr(recipes, "launch_stage", lambda settings, ranks: started.append(settings.run_name))
+    peaks = planner.Peaks({"weights": 20 * planner.GIB}, {})
+    monkeypatch.setattr(planner, "measure", lambda step: peaks)
+    monkeypatch.setattr(runner, "gpus_here", lambda: 8)
+    monkeypatch.setattr(runner, "launch_stage", lambda settings, ranks: started.append(settings.run_name))
     monkeypatch.setattr(Stage, "made", lambda self, cfg: True)
-    monkeypatch.setitem(recipes.RECIPES, "nano", ("a test", tuple(s for s in NANO if s.name in ("pretrain", "sft"))))
-    monkeypatch.setattr(recipes, "SCALES", {"8b": replace(SCALES["8b"])})
-    needs_nothing = tuple(replace(s, needs=()) for s in recipes.RECIPES["nano"][1])
-    monkeypatch.setitem(recipes.RECIPES, "nano", ("a test", needs_nothing))
+    monkeypatch.setitem(runner.RECIPES, "nano", ("a test", tuple(s for s in NANO if s.name in ("pretrain", "sft"))))
+    monkeypatch.setattr(runner, "SCALES", {"8b": replace(SCALES["8b"])})
+    needs_nothing = tuple(replace(s, needs=()) for s in runner.RECIPES["nano"][1])
+    monkeypatch.setitem(runner.RECIPES, "nano", ("a test", needs_nothing))
     return started
 
 
-def test_a_larger_scale_prints_its_plan_and_asks(planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg = recipes.RecipeConfig(scale="8b", price=2.0)
+def test_a_larger_scale_prints_its_plan_and_asks(
+    planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = runner.RecipeConfig(scale="8b", price=2.0)
     with pytest.raises(ConfigError, match="--yes launches"):
-        recipes.run_recipe("nano", cfg)
+        runner.run_recipe("nano", cfg)
     text = " ".join(capsys.readouterr().out.split())
     assert "pretrain: fits: 22.5 of 79.2 GiB on 8 x a800-80gb" in text and "cost" in text and "hours on 8 GPUs" in text
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     with pytest.raises(ConfigError, match="not launched"):
-        recipes.run_recipe("nano", cfg)
+        runner.run_recipe("nano", cfg)
     assert planned_8b == []
     monkeypatch.setattr("builtins.input", lambda question: "y")
-    recipes.run_recipe("nano", cfg)
+    runner.run_recipe("nano", cfg)
     assert planned_8b == ["nano-8b/pretrain", "nano-8b/sft"]
-    recipes.run_recipe("nano", cfg)  # finished: neither asked nor launched again
+    runner.run_recipe("nano", cfg)  # finished: neither asked nor launched again
     assert len(planned_8b) == 2
 
 
-def test_a_larger_scale_refuses_what_cannot_run(planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_scale_refuses_what_cannot_run(
+    planned_8b: list[str], runs_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="no scale '9b'.*8b"):
-        recipes.run_recipe("nano", recipes.RecipeConfig(scale="9b"))
+        runner.run_recipe("nano", runner.RecipeConfig(scale="9b"))
     with pytest.raises(ConfigError, match="does not fit: 22.5 of 22.1 GiB"):
-        recipes.run_recipe("nano", recipes.RecipeConfig(scale="8b", yes=True, gpu="l4-24gb"))
-    monkeypatch.setattr(recipes, "gpus_here", lambda: 2)
+        runner.run_recipe("nano", runner.RecipeConfig(scale="8b", yes=True, gpu="l4-24gb"))
+    monkeypatch.setattr(runner, "gpus_here", lambda: 2)
     with pytest.raises(ConfigError, match="needs 8 GPUs and there are 2"):
-        recipes.run_recipe("nano", recipes.RecipeConfig(scale="8b", yes=True))
+        runner.run_recipe("nano", runner.RecipeConfig(scale="8b", yes=True))
     assert planned_8b == []
 
 
@@ -195,8 +230,8 @@ TWO = """
 import sys
 from pathlib import Path
 from codechat import recipes, cli
-from codechat.recipe_8b import Scale
-from codechat.recipe_nano import Stage
+from codechat.launch.recipes.scale_8b import Scale
+from codechat.launch.recipes.nano import Stage
 model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
 quick = dict(model=model, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
 stages = (
@@ -209,20 +244,28 @@ stages = (
 )
 recipes.RECIPES["tiny"] = ("a test", stages)
 recipes.SCALES["two"] = Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(first=2, second=2), None)
-sys.exit(cli.guarded(recipes.main, sys.argv[1:]))
+sys.exit(command.guarded(recipes.main, sys.argv[1:]))
 """
 
 
 @pytest.mark.slow
 def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) -> None:
-    shutil.copytree(Path(recipes.__file__).parent, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(runner.__file__).parent, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
     (tmp_path / "two.py").write_text(TWO)
     env = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}
     words = [sys.executable, "two.py", "tiny", "--scale", "two"]
 
     def go(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*words, *more], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            [*words, *more],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            stdin=subprocess.DEVNULL,
+        )
 
     assert go().returncode == 2 and not (tmp_path / "runs").exists()
     done = go("--yes")
@@ -234,15 +277,21 @@ def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) ->
     assert json.loads((runs / "first/config.json").read_text())["lr"] == 1e-4
     before = (runs / "second/env.json").read_text()
     again = go("--yes")
-    assert again.returncode == 0 and again.stdout.count("finished, skipped") == 3 and (runs / "second/env.json").read_text() == before
+    assert (
+        again.returncode == 0
+        and again.stdout.count("finished, skipped") == 3
+        and (runs / "second/env.json").read_text() == before
+    )
 
 
 def test_an_interrupted_recipe_finds_its_stage_again(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = pretrain.PretrainConfig(run_name="x")
-    assert not recipes.follow_living("x")
-    launch.write(cfg, nproc=2)
-    assert not recipes.follow_living("x")
+    assert not runner.follow_living("x")
+    launcher.write(cfg, nproc=2)
+    assert not runner.follow_living("x")
     followed: list[str] = []
-    monkeypatch.setattr(launch, "lives", lambda path: True)
-    monkeypatch.setattr(launch, "attach", lambda name: followed.append(name) or {"status": "finished", "reason": None})
-    assert recipes.follow_living("x") and followed == ["x"]
+    monkeypatch.setattr(launcher, "lives", lambda path: True)
+    monkeypatch.setattr(
+        launcher, "attach", lambda name: followed.append(name) or {"status": "finished", "reason": None}
+    )
+    assert runner.follow_living("x") and followed == ["x"]

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from codechat import config, recipes, registry
-from codechat.config import ConfigError
-from codechat.recipes import RECIPES, Ledger, RecipeConfig, bind, pending, prefix_of, scale_of
+from codechat.core import config, registry
+from codechat.core.errors import ConfigError
+from codechat.launch.recipes.runner import RECIPES, Ledger, RecipeConfig, bind, pending, prefix_of, scale_of
 
-HASHES = json.loads(Path(__file__).with_name("stage_hashes.json").read_text())  # as ledgers held them before modules moved into rooms
+HASHES = json.loads(
+    Path(__file__).with_name("stage_hashes.json").read_text()
+)  # as ledgers held them before modules moved into rooms
 
 
 @pytest.mark.parametrize("which", HASHES)
-def test_stages_finished_before_a_move_are_still_finished(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_finished_before_a_move_are_still_finished(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, scale, seed, *broken = which.split(" ")
     cfg = RecipeConfig(scale=None if scale == "nano" else scale, seed=int(seed))
     size = scale_of(cfg)
@@ -24,15 +28,23 @@ def test_stages_finished_before_a_move_are_still_finished(which: str, tmp_path: 
     assert {b.name: b.hash for b in bound} == HASHES[which]
     for b in bound:
         monkeypatch.setattr(type(b.stage), "made", lambda self, cfg: True)
-    ledger = Ledger(tmp_path / "stages.json", {name: {"hash": found, "seconds": 1.0} for name, found in HASHES[which].items()})
+    ledger = Ledger(
+        tmp_path / "stages.json", {name: {"hash": found, "seconds": 1.0} for name, found in HASHES[which].items()}
+    )
     assert pending(bound, ledger, RecipeConfig()) == set()
 
 
 @pytest.mark.parametrize("id", registry.ENTRIES)
 def test_every_entry_can_be_loaded(id: str) -> None:
     entry = registry.find(id)
-    assert entry.config_class.__name__ == entry.config and callable(entry.load(entry.function)) and config.describe(entry.config_class)
-    assert (id in registry.LOOPS) == ("run_name" in config.fields_of(entry.config_class) and "lr" in config.fields_of(entry.config_class))
+    assert (
+        entry.config_class.__name__ == entry.config
+        and callable(entry.load(entry.function))
+        and config.describe(entry.config_class)
+    )
+    assert (id in registry.LOOPS) == (
+        "run_name" in config.fields_of(entry.config_class) and "lr" in config.fields_of(entry.config_class)
+    )
 
 
 @pytest.mark.parametrize("id", registry.LOOPS)

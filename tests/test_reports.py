@@ -8,14 +8,25 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from codechat import admission, comparisons, pages, report
-from codechat.config import DataError, MissingFile, RunError
-from codechat.estimates import Interval
-from codechat.probes import CELLS
-from codechat.run import Run
-from codechat.style import colour_of
+from codechat.core.errors import DataError, MissingFile, RunError
+from codechat.evaluation.behaviour_probes import CELLS
+from codechat.evaluation.intervals import Interval
+from codechat.reports import build, comparisons, html, run_checks
+from codechat.reports.style import colour_of
+from codechat.runs.run import Run
 
-EVALUATION = dict(task="funcall", data_dir="d", split=["test"], limit=9, n=8, ks=[1, 8], temperature=1.0, top_k=None, max_new_tokens=64, probe_examples=32)
+EVALUATION = dict(
+    task="funcall",
+    data_dir="d",
+    split=["test"],
+    limit=9,
+    n=8,
+    ks=[1, 8],
+    temperature=1.0,
+    top_k=None,
+    max_new_tokens=64,
+    probe_examples=32,
+)
 
 
 def evaluated(name: str, checkpoints: tuple[str, ...], **changed: object) -> str:
@@ -30,34 +41,43 @@ def evaluated(name: str, checkpoints: tuple[str, ...], **changed: object) -> str
 
 def test_runs_that_were_evaluated_alike_are_admitted_whatever_their_seed(runs_root: Path) -> None:
     names = [evaluated("a/evaluate", ("a/rl@60",), seed=0), evaluated("b/evaluate", ("b/rl@40",), seed=1)]
-    assert list(report.collect(names)["runs"]["run"]) == names
+    assert list(build.collect(names)["runs"]["run"]) == names
 
 
-@pytest.mark.parametrize("setting, value", [("temperature", 0.7), ("n", 4), ("split", ["test_hard"]), ("limit", None), ("data_dir", "other")])
+@pytest.mark.parametrize(
+    "setting, value", [("temperature", 0.7), ("n", 4), ("split", ["test_hard"]), ("limit", None), ("data_dir", "other")]
+)
 def test_a_setting_that_differs_is_named_with_both_values(runs_root: Path, setting: str, value: object) -> None:
     names = [evaluated("a/evaluate", ("a/rl@60",)), evaluated("b/evaluate", ("b/rl@40",), **{setting: value})]
-    with pytest.raises(RunError, match=f"a/evaluate and b/evaluate were evaluated with different {setting}: ") as refusal:
-        report.collect(names)
+    with pytest.raises(
+        RunError, match=f"a/evaluate and b/evaluate were evaluated with different {setting}: "
+    ) as refusal:
+        build.collect(names)
     assert str(value) in str(refusal.value) and str(EVALUATION[setting]) in str(refusal.value)
 
 
 def test_training_settings_may_differ_and_choosing_is_a_kind_of_its_own(runs_root: Path) -> None:
     for name, lr, length in (("a", 1e-3, 256), ("b", 2e-3, 256), ("c", 1e-3, 512)):
-        with Run.create(name, dict(lr=lr, seq_len=length, eval_tokens=9, data_dir='d'), kind="pretrain"):
+        with Run.create(name, dict(lr=lr, seq_len=length, eval_tokens=9, data_dir="d"), kind="pretrain"):
             pass
     evaluated("choose", ("a@1",), split=["select"], limit=3, all_checkpoints=True)
     evaluated("scores", ("a@1",))
-    report.collect(["a", "b", "choose", "scores"])
-    with pytest.raises(RunError, match="b and c were evaluated with different seq_len: 256 and 512|a and c were evaluated"):
-        report.collect(["a", "c"])
+    build.collect(["a", "b", "choose", "scores"])
+    with pytest.raises(
+        RunError, match="b and c were evaluated with different seq_len: 256 and 512|a and c were evaluated"
+    ):
+        build.collect(["a", "c"])
 
 
 def test_several_checkpoints_of_one_run_on_test_are_refused(runs_root: Path) -> None:
     evaluated("scores", ("a/sft@9", "a/rl@20", "a/rl@40"))
-    with pytest.raises(RunError, match="scores evaluated 2 checkpoints of a/rl on test: whichever is quoted was chosen on test; choose with"):
-        report.collect(["scores"])
+    with pytest.raises(
+        RunError,
+        match="scores evaluated 2 checkpoints of a/rl on test: whichever is quoted was chosen on test; choose with",
+    ):
+        build.collect(["scores"])
     evaluated("curve", ("a/rl@20", "a/rl@40"), split=["select"])
-    report.collect(["curve"])
+    build.collect(["curve"])
 
 
 def test_a_best_checkpoint_that_was_chosen_on_test_is_refused(runs_root: Path) -> None:
@@ -65,67 +85,87 @@ def test_a_best_checkpoint_that_was_chosen_on_test_is_refused(runs_root: Path) -
         pass
     evaluated("a/choose", ("a/rl",), split=["select"], all_checkpoints=True)
     scores = evaluated("a/evaluate", ("a/rl@best",))
-    report.collect([scores])
+    build.collect([scores])
     evaluated("a/rechoose", ("a/rl",), split=["test"], all_checkpoints=True)
     with pytest.raises(RunError, match="a/evaluate evaluated a/rl@best, which a/rechoose chose on test"):
-        report.collect([scores])
+        build.collect([scores])
 
 
 def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
-    from codechat import anatomy, evaluate, grpo, pretrain, reinforce, sft, swaps
+    from codechat import grpo, pretrain, reinforce, sft
+    from codechat.evaluation import counterfactuals, evaluate
+    from codechat.labs import reward_ablation
 
-    classes = dict(pretrain=pretrain.PretrainConfig, sft=sft.SFTConfig, reinforce=reinforce.ReinforceConfig, grpo=grpo.GRPOConfig,
-                   evaluate=evaluate.EvaluateConfig, swaps=swaps.SwapsConfig, anatomy=anatomy.AnatomyConfig)
-    assert classes.keys() == admission.SETTINGS.keys()
-    assert not {kind: lost for kind, cls in classes.items() if (lost := set(admission.SETTINGS[kind]) - set(cls.__dataclass_fields__))}
+    classes = dict(
+        pretrain=pretrain.PretrainConfig,
+        sft=sft.SFTConfig,
+        reinforce=reinforce.ReinforceConfig,
+        grpo=grpo.GRPOConfig,
+        evaluate=evaluate.EvaluateConfig,
+        swaps=counterfactuals.SwapsConfig,
+        anatomy=reward_ablation.AnatomyConfig,
+    )
+    assert classes.keys() == run_checks.SETTINGS.keys()
+    assert not {
+        kind: lost
+        for kind, cls in classes.items()
+        if (lost := set(run_checks.SETTINGS[kind]) - set(cls.__dataclass_fields__))
+    }
 
 
-def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_draws_from_frozen_rows_where_there_are_no_runs(
+    runs_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
     with pytest.raises(MissingFile, match="no frozen rows"):
-        report.gather([name], data, frozen=True)
-    kept = report.gather([name], data, drop={"evals": ["split"]})
+        build.gather([name], data, frozen=True)
+    kept = build.gather([name], data, drop={"evals": ["split"]})
     assert "split" not in kept["evals"] and "frozen" not in capsys.readouterr().out
-    pd.testing.assert_frame_equal(report.gather([name], data, frozen=True)["evals"], kept["evals"])
-    assert report.gather(["gone/evaluate"], data)["evals"].equals(kept["evals"])
+    pd.testing.assert_frame_equal(build.gather([name], data, frozen=True)["evals"], kept["evals"])
+    assert build.gather(["gone/evaluate"], data)["evals"].equals(kept["evals"])
     assert "none of the runs is on this machine" in capsys.readouterr().out
     with pytest.raises(MissingFile):  # some of them are here: nothing old is mixed in
-        report.gather([name, "gone/evaluate"], data)
+        build.gather([name, "gone/evaluate"], data)
 
 
 def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
     name, data = evaluated("a/evaluate", ("a/rl@60",)), runs_root / "data"
-    report.gather([name], data)
-    report.headline({"gain": 0.0512345, "n": 3}, data)
-    report.gather([name], data, frozen=True)
-    report.headline({"gain": 0.0512349, "n": 3}, data)
+    build.gather([name], data)
+    build.headline({"gain": 0.0512345, "n": 3}, data)
+    build.gather([name], data, frozen=True)
+    build.headline({"gain": 0.0512349, "n": 3}, data)
     for numbers in ({"gain": 0.0513, "n": 3}, {"gain": 0.05123}, {"gain": 0.05123, "n": 3, "more": 1}):
-        with pytest.raises(RunError, match="the headline does not follow.*(gain is 0.0513 and was 0.05123|n is None and was 3.0|more is 1.0 and was None)"):
-            report.headline(numbers, data)
-    report.gather([name], data)  # new rows, new headline
-    report.headline({"gain": 0.9}, data)
+        with pytest.raises(
+            RunError,
+            match="the headline does not follow.*(gain is 0.0513 and was 0.05123|n is None and was 3.0|more is 1.0 and was None)",
+        ):
+            build.headline(numbers, data)
+    build.gather([name], data)  # new rows, new headline
+    build.headline({"gain": 0.9}, data)
 
 
 def test_published_figures_cannot_be_stacked_under_measured_ones(runs_root: Path) -> None:
     folder = runs_root / "reports" / "published"
     folder.mkdir(parents=True)
     (folder / "runs.csv").write_text("run,loss\nx,0.5\n")
-    found = report.published("runs")
+    found = build.published("runs")
     assert list(found) == ["run (published)", "loss (published)"]
     assert pd.concat([pd.DataFrame({"run": ["y"], "loss": [0.6]}), found])["loss"].count() == 1
     with pytest.raises(MissingFile, match="no published table 'run'.*there are runs"):
-        report.published("run")
+        build.published("run")
 
 
-def test_reports_are_listed_and_an_unknown_one_is_refused_before_any_is_built(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_are_listed_and_an_unknown_one_is_refused_before_any_is_built(
+    runs_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder, name in (("reports", "known.yaml"), ("nbs_py", "91_known.py")):
         (runs_root / folder).mkdir()
         (runs_root / folder / name).write_text("{}\n")
-    report.main([])
+    build.main([])
     assert "known            not executed yet (no frozen rows)" in capsys.readouterr().out
-    assert report.template_of("known") == "91_known"
+    assert build.template_of("known") == "91_known"
     with pytest.raises(MissingFile, match="9x_unknown.py.*reports: known"):
-        report.main(["known", "unknown"])
+        build.main(["known", "unknown"])
     assert not list((runs_root / "reports").glob("*.ipynb"))
 
 
@@ -150,7 +190,9 @@ def test_seeds_are_pooled_by_their_scatter_and_not_by_their_problems() -> None:
 
 
 def test_wrong_calls_leave_the_cell_out_in_which_a_call_is_right() -> None:
-    row = {f"probe/{cell}/{what}": 0.0 for cell in CELLS for what in ("call", "code", "neither")} | {f"probe/{cell}/n": 10 for cell in CELLS}
+    row = {f"probe/{cell}/{what}": 0.0 for cell in CELLS for what in ("call", "code", "neither")} | {
+        f"probe/{cell}/n": 10 for cell in CELLS
+    }
     row |= {"probe/tool_with_tools/call": 0.9, "probe/code_with_tools/call": 0.3, "probe/code_with_tools/code": 0.7}
     assert comparisons.wrong_calls(row) == (3, 40) and comparisons.wanted(row, "tool_with_tools") == (9, 10)
     assert comparisons.wanted(row, "code_with_tools") == (7, 10) and comparisons.wanted({}, "code_with_tools") == (0, 0)
@@ -158,9 +200,17 @@ def test_wrong_calls_leave_the_cell_out_in_which_a_call_is_right() -> None:
 
 
 def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
-    rows = [dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits) for c, hits in (("sft", 0), ("mid", 0), ("rl", 1)) for s in ("test", "select") for i in range(4)]
+    rows = [
+        dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits)
+        for c, hits in (("sft", 0), ("mid", 0), ("rl", 1))
+        for s in ("test", "select")
+        for i in range(4)
+    ]
     frames = {"per_problem": pd.DataFrame(rows)}
-    assert comparisons.gains(frames, ["e"], "test")[0].value == pytest.approx(0.5) and comparisons.gains(frames, ["e"], "test", k=2)[0].value == 1
+    assert (
+        comparisons.gains(frames, ["e"], "test")[0].value == pytest.approx(0.5)
+        and comparisons.gains(frames, ["e"], "test", k=2)[0].value == 1
+    )
     with pytest.raises(MissingFile):
         comparisons.gains(frames, ["other"], "test")
 
@@ -170,13 +220,24 @@ COMMITTED = Path(__file__).resolve().parents[1] / "reports"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in COMMITTED.glob("*.ipynb")))
-def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_numbers(name: str, tmp_path: Path) -> None:
+def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_numbers(
+    name: str, tmp_path: Path
+) -> None:
     shutil.copytree(COMMITTED / name / "data", tmp_path / name / "data")
     before = sorted((path, path.read_bytes()) for path in (tmp_path / name).rglob("*") if path.is_file())
-    page = report.build(name, tmp_path, frozen=True)  # its own last cells assert the headline
-    old, new = (pages.read(folder / f"{name}.ipynb") for folder in (COMMITTED, tmp_path))
-    assert pages.headline(new) == pages.headline(old) and len(pages.headline(new)) > 100
-    shown = [[o.data["image/png"] for c in nb.cells if c.cell_type == "code" for o in c.outputs if "image/png" in o.get("data", {})] for nb in (old, new)]
+    page = build.build(name, tmp_path, frozen=True)  # its own last cells assert the headline
+    old, new = (html.read(folder / f"{name}.ipynb") for folder in (COMMITTED, tmp_path))
+    assert html.headline(new) == html.headline(old) and len(html.headline(new)) > 100
+    shown = [
+        [
+            o.data["image/png"]
+            for c in nb.cells
+            if c.cell_type == "code"
+            for o in c.outputs
+            if "image/png" in o.get("data", {})
+        ]
+        for nb in (old, new)
+    ]
     assert len(shown[0]) == len(shown[1]) > 3 and page.is_file()
     assert before == sorted((p, p.read_bytes()) for p, _ in before)
 
@@ -184,4 +245,4 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_nu
 def test_committed_rows_of_every_report_are_small() -> None:
     for path in COMMITTED.glob("*.yaml"):
         folder = path.with_suffix("") / "data"
-        assert sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) < report.MAX_BYTES, path.stem
+        assert sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) < build.MAX_BYTES, path.stem

@@ -14,19 +14,28 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import checkpoint, config, expert_iteration, ppo, reinforce, run
-from codechat.config import Refusal, RunError
+from codechat import expert_iteration, ppo, reinforce
+from codechat.core import config
+from codechat.core.errors import RunError, UserError
+from codechat.runs import checkpoint, run
 from codechat.tasks import toy
 
-LOOPS: dict[str, tuple[ModuleType, type]] = {"ppo": (ppo, ppo.PPOConfig), "expert": (expert_iteration, expert_iteration.ExpertConfig)}
+LOOPS: dict[str, tuple[ModuleType, type]] = {
+    "ppo": (ppo, ppo.PPOConfig),
+    "expert": (expert_iteration, expert_iteration.ExpertConfig),
+}
 MORE = {"ppo": dict(kl_coef=0.05, whiten=True), "expert": dict(minibatches=2, inner_epochs=2)}
-COLUMNS = {"ppo": ("reward_mean", "policy_loss", "value_loss", "explained_variance", "approx_kl", "kl_ref", "grad_norm"),
-           "expert": ("reward_mean", "train_loss", "kept_frac", "grad_norm")}
+COLUMNS = {
+    "ppo": ("reward_mean", "policy_loss", "value_loss", "explained_variance", "approx_kl", "kl_ref", "grad_norm"),
+    "expert": ("reward_mean", "train_loss", "kept_frac", "grad_norm"),
+}
 
 
 def settings(loop: str, **changes: object) -> Any:
     module, cls = LOOPS.get(loop, (reinforce, reinforce.ReinforceConfig))
-    return config.resolve(cls, "toy", overrides=dict(max_steps=4, save_every=0, diagnose_groups=0) | changes, presets=module.RUN_PRESETS)
+    return config.resolve(
+        cls, "toy", overrides=dict(max_steps=4, save_every=0, diagnose_groups=0) | changes, presets=module.RUN_PRESETS
+    )
 
 
 def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
@@ -74,11 +83,21 @@ def test_resuming_continues_the_same_curve_bitwise(loop: str, home: Path, monkey
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_task_without_signal_is_refused_and_moves_nothing(loop: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_signal_is_refused_and_moves_nothing(
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = LOOPS[loop][0].train
     start = train(settings(loop, run_name="start", max_steps=1, lr=0.0))
-    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(
-        float(text == self.gold(problem)), "all" if text == self.gold(problem) else "none", {}, text == self.gold(problem)))
+    monkeypatch.setattr(
+        toy.ToyTask,
+        "score",
+        lambda self, problem, text: toy.Score(
+            float(text == self.gold(problem)),
+            "all" if text == self.gold(problem) else "none",
+            {},
+            text == self.gold(problem),
+        ),
+    )
     with pytest.raises(RunError, match="DEAD.*--allow-dead"):
         train(settings(loop, run_name="dead", diagnose_groups=8))
     assert not run.exists("dead")
@@ -89,27 +108,46 @@ def test_a_task_without_signal_is_refused_and_moves_nothing(loop: str, home: Pat
 
 def test_ppo_with_lambda_one_and_no_value_is_monte_carlo(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that stays at 0 and lambda 1: every token's advantage is its completion's reward, and one update is a REINFORCE step without baseline."""
-    plain = reinforce.train(settings("reinforce", run_name="plain", baseline="none", max_steps=1, lr=2e-3))  # the lr of PPO's toy preset
-    ours = ppo.train(settings("ppo", run_name="ours", lam=1.0, value_coef=0.0, value_lr=0.0, inner_epochs=1, minibatches=1, max_steps=1))
-    assert float(ours.metrics()["grad_norm"].iloc[0]) == pytest.approx(float(plain.metrics()["grad_norm"].iloc[0]), rel=1e-4)
+    plain = reinforce.train(
+        settings("reinforce", run_name="plain", baseline="none", max_steps=1, lr=2e-3)
+    )  # the lr of PPO's toy preset
+    ours = ppo.train(
+        settings(
+            "ppo", run_name="ours", lam=1.0, value_coef=0.0, value_lr=0.0, inner_epochs=1, minibatches=1, max_steps=1
+        )
+    )
+    assert float(ours.metrics()["grad_norm"].iloc[0]) == pytest.approx(
+        float(plain.metrics()["grad_norm"].iloc[0]), rel=1e-4
+    )
     moved = torch.cat([(a - b).abs().flatten() for a, b in zip(weights(plain).values(), weights(ours).values())])
     assert float(moved.mean()) < 1e-6
     assert ours.metrics()["adv_abs_mean"].iloc[0] == pytest.approx(ours.metrics()["reward_mean"].iloc[0], rel=1e-5)
     assert float(ours.metrics()["explained_variance"].iloc[0]) <= 0  # a value of 0 explains nothing
-    other = ppo.train(settings("ppo", run_name="other", lam=0.5, value_coef=0.0, value_lr=0.0, inner_epochs=1, minibatches=1, max_steps=1))
+    other = ppo.train(
+        settings(
+            "ppo", run_name="other", lam=0.5, value_coef=0.0, value_lr=0.0, inner_epochs=1, minibatches=1, max_steps=1
+        )
+    )
     assert float(other.metrics()["grad_norm"].iloc[0]) < 0.9 * float(ours.metrics()["grad_norm"].iloc[0])
 
 
 def test_the_value_learns_what_a_prompt_is_worth(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and the value comes to predict it."""
-    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(
-        float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False))
+    monkeypatch.setattr(
+        toy.ToyTask,
+        "score",
+        lambda self, problem, text: toy.Score(
+            float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False
+        ),
+    )
     found = ppo.train(settings("ppo", run_name="worth", max_steps=40, lr=1e-3))
     assert found.metrics()["explained_variance"].iloc[0] <= 0
     assert found.metrics()["explained_variance"].iloc[-1] > 0.8
 
 
-def test_ppo_pays_for_stopping_where_asked_to_and_logs_the_reward_as_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ppo_pays_for_stopping_where_asked_to_and_logs_the_reward_as_it_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task that pays nobody, in which completions may stop: without the penalty nothing moves, with it the only lesson is to stop."""
     monkeypatch.setattr(toy.ToyTask, "no_stop", False)
     monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(0.0, "none", {}, False))
@@ -121,7 +159,10 @@ def test_ppo_pays_for_stopping_where_asked_to_and_logs_the_reward_as_it_is(home:
     asked = ppo.train(settings("ppo", run_name="asked", non_stop_penalty=1.0, **more)).metrics()
     assert (free["grad_norm"] == 0).all() and (asked["grad_norm"] > 0).any()
     assert (asked["reward_mean"] == 0).all() and (asked["reward_std"] == 0).all()
-    assert asked["truncated_frac"].iloc[0] > 0.2 and asked["truncated_frac"].iloc[-1] < 0.5 * asked["truncated_frac"].iloc[0]
+    assert (
+        asked["truncated_frac"].iloc[0] > 0.2
+        and asked["truncated_frac"].iloc[-1] < 0.5 * asked["truncated_frac"].iloc[0]
+    )
 
 
 def test_kept_completions_by_hand() -> None:
@@ -134,20 +175,30 @@ def test_kept_completions_by_hand() -> None:
     assert expert_iteration.kept_completions(Batch, "correct").sum() == 1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("loop, changes, message", [
-    ("ppo", dict(lam=1.2), "lam 1.2"), ("ppo", dict(gamma=0.0), "gamma 0.0"), ("ppo", dict(value_coef=-1.0), "value_coef is -1.0"),
-    ("ppo", dict(non_stop_penalty=-1.0), "non_stop_penalty is -1.0"),
-    ("ppo", dict(minibatches=3), "minibatches 3 must divide"), ("expert", dict(group_size=1), "group_size 1"), ("expert", dict(temperature=0.0), "temperature 0.0"),
-])
+@pytest.mark.parametrize(
+    "loop, changes, message",
+    [
+        ("ppo", dict(lam=1.2), "lam 1.2"),
+        ("ppo", dict(gamma=0.0), "gamma 0.0"),
+        ("ppo", dict(value_coef=-1.0), "value_coef is -1.0"),
+        ("ppo", dict(non_stop_penalty=-1.0), "non_stop_penalty is -1.0"),
+        ("ppo", dict(minibatches=3), "minibatches 3 must divide"),
+        ("expert", dict(group_size=1), "group_size 1"),
+        ("expert", dict(temperature=0.0), "temperature 0.0"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(loop: str, changes: dict, message: str) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UserError, match=message):
         settings(loop, **changes)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_one_completion_per_problem_is_enough_where_no_group_is_needed(loop: str, home: Path) -> None:
     more = dict(keep="correct") if loop == "expert" else {}
-    assert LOOPS[loop][0].train(settings(loop, run_name="one", group_size=1, max_steps=2, **more)).status["status"] == "finished"
+    assert (
+        LOOPS[loop][0].train(settings(loop, run_name="one", group_size=1, max_steps=2, **more)).status["status"]
+        == "finished"
+    )
 
 
 @pytest.mark.slow
@@ -156,15 +207,30 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, for both loops in one process group."""
     ones = {loop: settings(loop, run_name=f"{loop}-one", max_steps=3, **MORE[loop]) for loop in LOOPS}
     for loop, cfg in ones.items():
-        (home / f"{loop}.json").write_text(json.dumps(config.to_dict(replace(cfg, run_name=f"{loop}-two", device_batch_size=2))))
+        (home / f"{loop}.json").write_text(
+            json.dumps(config.to_dict(replace(cfg, run_name=f"{loop}-two", device_batch_size=2)))
+        )
     (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat import config, dist, expert_iteration, ppo, rundirs\n"
+        "import pathlib\nfrom codechat.core import config; from codechat.distributed import dist; from codechat import expert_iteration; from codechat import ppo; from codechat.runs import paths as rundirs\n"
         f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
         "with dist.session():\n"
         "    ppo.train(config.resolve(ppo.PPOConfig, file=home / 'ppo.json'))\n"
-        "    expert_iteration.train(config.resolve(expert_iteration.ExpertConfig, file=home / 'expert.json'))\n")
-    ranks = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(home / "ranks.py")],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        "    expert_iteration.train(config.resolve(expert_iteration.ExpertConfig, file=home / 'expert.json'))\n"
+    )
+    ranks = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(home / "ranks.py"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     try:
         _, err = ranks.communicate(timeout=200)
     finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codechat import advantages, generate, losses, rollout, tokenizer
-from codechat.gpt import GPT, GPTConfig
+from codechat.models import generate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import advantages, losses, rollout
 from codechat.tasks.base import Problem, Score
+from codechat.text import tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +40,14 @@ class Letters:
 def batch(policy: GPT) -> rollout.RolloutBatch:
     problems = [Problem(str(i), [{"role": "user", "content": "x" * (3 + 5 * i)}], None, "train") for i in range(3)]
     with torch.no_grad():
-        return rollout.collect(policy, Letters(), problems, tokenizer.load("bytes"), "reserved", group_size=4, max_new_tokens=7, seed=3)
+        return rollout.collect(
+            policy, Letters(), problems, tokenizer.load("bytes"), "reserved", group_size=4, max_new_tokens=7, seed=3
+        )
 
 
-def plain_gradient(policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
+def plain_gradient(
+    policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor
+) -> tuple[float, list[torch.Tensor]]:
     """The same loss, one unpacked sequence at a time."""
     policy.zero_grad()
     total = 0.0
@@ -50,13 +57,17 @@ def plain_gradient(policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Te
         targets = torch.full_like(ids[:, 1:], -100)
         targets[:, len(prompt) - 1 :] = ids[:, len(prompt) :]
         logprobs, _ = policy.token_logprobs(ids[:, :-1], targets)
-        loss = losses.policy_gradient_loss(logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens)
+        loss = losses.policy_gradient_loss(
+            logprobs, advantage.view(-1)[i].expand_as(logprobs), targets >= 0, count=batch.n_tokens
+        )
         loss.backward()
         total += loss.item()
     return total, [p.grad.clone() for p in policy.parameters()]
 
 
-def packed_gradient(policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor, **how: int) -> tuple[float, list[torch.Tensor]]:
+def packed_gradient(
+    policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor, **how: int
+) -> tuple[float, list[torch.Tensor]]:
     policy.zero_grad()
     total = 0.0
     for packed in rollout.pack(batch, advantage, **how):
@@ -67,9 +78,14 @@ def packed_gradient(policy: GPT, batch: rollout.RolloutBatch, advantage: torch.T
     return total, [p.grad.clone() for p in policy.parameters()]
 
 
-@pytest.mark.parametrize("how", [dict(row_tokens=512, rows=8), dict(row_tokens=64, rows=1), dict(row_tokens=40, rows=2)],
-                         ids=["one row", "a row per group", "groups split over rows"])
-def test_packing_changes_neither_loss_nor_gradient(policy: GPT, batch: rollout.RolloutBatch, how: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [dict(row_tokens=512, rows=8), dict(row_tokens=64, rows=1), dict(row_tokens=40, rows=2)],
+    ids=["one row", "a row per group", "groups split over rows"],
+)
+def test_packing_changes_neither_loss_nor_gradient(
+    policy: GPT, batch: rollout.RolloutBatch, how: dict[str, int]
+) -> None:
     advantage = advantages.group_advantages(batch.rewards)
     assert advantage.abs().max() > 0.05
     loss, gradient = plain_gradient(policy, batch, advantage)
@@ -123,10 +139,15 @@ def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT,
 def test_group_order_changes_nothing(policy: GPT, batch: rollout.RolloutBatch) -> None:
     advantage = advantages.group_advantages(batch.rewards)
     order, G = [2, 0, 1], batch.group_size
-    moved = rollout.RolloutBatch([batch.problems[p] for p in order], [batch.prompts[p] for p in order],
-                                 [batch.completions[p * G + g] for p in order for g in range(G)],
-                                 [batch.texts[p * G + g] for p in order for g in range(G)],
-                                 [batch.scores[p * G + g] for p in order for g in range(G)], batch.rewards[order], G)
+    moved = rollout.RolloutBatch(
+        [batch.problems[p] for p in order],
+        [batch.prompts[p] for p in order],
+        [batch.completions[p * G + g] for p in order for g in range(G)],
+        [batch.texts[p * G + g] for p in order for g in range(G)],
+        [batch.scores[p * G + g] for p in order for g in range(G)],
+        batch.rewards[order],
+        G,
+    )
     _, a = packed_gradient(policy, batch, advantage, row_tokens=128, rows=4)
     _, b = packed_gradient(policy, moved, advantage[order], row_tokens=128, rows=4)
     for x, y in zip(a, b):
@@ -147,5 +168,7 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: rollo
             found = packed.unpack(packed.old_logprobs)
             assert torch.equal(found, sampled[packed.rows(), : found.shape[1]])
             assert torch.equal(packed.unpack(packed.completion >= 0), batch.mask()[packed.rows(), : found.shape[1]])
-        torch.testing.assert_close(rollout.score_logprobs(policy, batch, temperature=1.0, **how), sampled, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            rollout.score_logprobs(policy, batch, temperature=1.0, **how), sampled, atol=1e-5, rtol=0
+        )
     assert batch.take([2, 0]).texts == batch.texts[8:] + batch.texts[:4]

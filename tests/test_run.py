@@ -21,12 +21,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from codechat import planned, provenance, rundirs
-from codechat.config import CheckpointError, ConfigError, MissingFile, RunError, opt
-from codechat.metrics import METRICS
-from codechat.run import (
+from codechat.core import provenance
+from codechat.core.config import opt
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError
+from codechat.runs import paths, planned
+from codechat.runs.metrics import METRICS
+from codechat.runs.run import (
     Run,
-    StopSignal,
     compare_configs,
     exists,
     find_checkpoint,
@@ -64,9 +65,7 @@ def fake_checkpoint(run: Run, step: int, latest: bool = True) -> Path:
 
 def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
     """A process with the run root of this test."""
-    head = (
-        "import pathlib, sys, time\nfrom codechat import rundirs\nfrom codechat.run import Run, StopSignal\n"
-    )
+    head = "import pathlib, sys, time\nfrom codechat.runs import paths as rundirs\nfrom codechat.runs.run import Run, StopSignal\n"
     head += f"rundirs.ROOT = pathlib.Path({str(root)!r})\n"
     repository = Path(__file__).resolve().parents[1]
     return subprocess.Popen(
@@ -136,9 +135,7 @@ def test_what_is_not_finite_is_null_and_named() -> None:
     run.log(1, train_loss=math.nan, grad_norm=torch.tensor(math.inf), lr=0.1)
     run.finish({"worst": -math.inf})
     row = json.loads((run.path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
-    assert (
-        row["train_loss"] is None and row["nonfinite"] == "train_loss=nan grad_norm=inf" and row["lr"] == 0.1
-    )
+    assert row["train_loss"] is None and row["nonfinite"] == "train_loss=nan grad_norm=inf" and row["lr"] == 0.1
     assert run.status["summary"] == {"worst": None} and run.status["nonfinite"] == "summary.worst=-inf"
 
 
@@ -254,9 +251,7 @@ print('left', flush=True)
 def test_a_name_in_use_is_refused_resumed_or_replaced() -> None:
     with new() as run:
         run.log(1, lr=1.0)
-    with pytest.raises(
-        RunError, match="'r' is in use \\(finished\\); set --resume to continue it, --overwrite"
-    ):
+    with pytest.raises(RunError, match="'r' is in use \\(finished\\); set --resume to continue it, --overwrite"):
         new()
     with pytest.raises(ConfigError, match="exclude each other"):
         new(resume=True, overwrite=True)
@@ -378,7 +373,7 @@ def test_damage_in_the_middle_is_not_passed_over() -> None:
 def test_a_full_disk_while_logging_is_a_refusal_and_loses_no_whole_row(runs_root: Path) -> None:
     program = f"""
 import resource
-from codechat.config import RunError
+from codechat.core.errors import RunError
 run = Run.create('full', {{}}, kind='t')
 run._show = lambda row: None
 run.log(1, lr=1.0)
@@ -397,9 +392,7 @@ run.log(step, lr=2.0)
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
-def test_an_interrupted_replacement_leaves_the_former_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "status.json"
     write_atomic(path, "former")
     monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
@@ -468,10 +461,7 @@ def test_the_parent_is_recorded() -> None:
     run = new("rl", parent="sft@10")
     origin = run.env["parent"]
     assert (origin["ref"], origin["run"], origin["step"]) == ("sft@10", "sft", 10)
-    assert (
-        origin["path"] == "runs/sft/checkpoints/step_000010"
-        and origin["config_hash"] == parent.env["config_hash"]
-    )
+    assert origin["path"] == "runs/sft/checkpoints/step_000010" and origin["config_hash"] == parent.env["config_hash"]
     parent.finish()
     with pytest.raises(ConfigError, match="would delete sft"):
         new("sft", parent="sft", overwrite=True)
@@ -489,11 +479,7 @@ def test_lists_and_comparisons() -> None:
     assert table.loc["nano/a", "step"] == 10 and table.loc["b", "reason"] == "out of memory"
     Run.create("c", replace(Settings(), lr=0.5, ks=(1,)), kind="test")
     found = compare_configs("b", "c")
-    assert (
-        isinstance(found, pd.DataFrame)
-        and found.loc["lr"].tolist() == [0.1, 0.5]
-        and found.loc["ks", "b"] == [1]
-    )
+    assert isinstance(found, pd.DataFrame) and found.loc["lr"].tolist() == [0.1, 0.5] and found.loc["ks", "b"] == [1]
     assert compare_configs(run, Settings(run_name="nano/a")).empty
 
 
@@ -551,13 +537,11 @@ def test_without_git_or_outside_a_repository(tmp_path: Path, monkeypatch: pytest
     assert new().env["commit"] == "unknown"
 
 
-def test_a_repository_of_another_user_gives_no_commit(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_of_another_user_gives_no_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # git's own switch for testing this: it then takes every repository for somebody else's
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setattr(rundirs, "ROOT", repository)
+    monkeypatch.setattr(paths, "ROOT", repository)
     env = new().env
     assert env["commit"] == "unknown" and "dubious ownership" in env["reason"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from codechat import cli
-from codechat.run import Run
-from codechat.runs import tracker_rows
+from codechat.runs.command import tracker_rows
+from codechat.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -47,9 +47,7 @@ def test_list_has_a_line_per_run(run: Run, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_show_has_settings_last_values_with_units_and_evaluations(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_has_settings_last_values_with_units_and_evaluations(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "show", "nano/rl")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert code == 0
@@ -83,9 +81,7 @@ def test_compare_names_only_what_differs(run: Run, capsys: pytest.CaptureFixture
         (["export", "nano/rl"], "add --wandb"),
     ],
 )
-def test_wrong_words_are_refused(
-    run: Run, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
-) -> None:
+def test_wrong_words_are_refused(run: Run, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     code, out, err = said(capsys, *argv)
     assert (code, out) == (2, "") and message in err
 
@@ -119,9 +115,7 @@ def test_export_replays_every_row(run: Run, tracker: Tracker, capsys: pytest.Cap
     code, out, _ = said(capsys, "export", "nano/rl", "--wandb", "--offline")
     settings = tracker.calls[0][1]
     assert code == 0 and "4 rows" in out and "wandb sync" in out
-    assert (
-        settings["config"] == run.config and settings["mode"] == "offline" and settings["name"] == "nano/rl"
-    )
+    assert settings["config"] == run.config and settings["mode"] == "offline" and settings["name"] == "nano/rl"
     assert [row for name, (row, *_) in tracker.calls[2:-1]] == [
         {"step": 1, "reward_mean": 0.25, "lr": 0.5},
         {"step": 2, "verdict": "LIVE"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -18,11 +17,22 @@ from pathlib import Path
 
 import pytest
 
-from codechat.config import ConfigError, DataError, Refusal, RunError
-from codechat.sandbox import (
-    Pool, Program, SandboxUnavailable, Stdio, Verdict, check, child, codec, entry_points_of, kernel, layers, nursery,
-    run_tests, wire, zygote,
-)  # fmt: skip
+from codechat.core.errors import ConfigError, DataError, RunError, UserError
+from codechat.sandbox import (  # fmt: skip
+    Pool,
+    Program,
+    SandboxUnavailable,
+    Stdio,
+    Verdict,
+    check,
+    entry_points_of,
+    kernel,
+    layers,
+    nursery,
+    run_tests,
+    wire,
+    zygote,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 ADD = "def add(a, b):\n    return a + b\n"
@@ -153,7 +163,10 @@ def test_objects_of_a_class_are_used_as_in_one_process(pool: Pool) -> None:
     assert verdict.passed, verdict.results
 
 
-@pytest.mark.parametrize("operation", ["x + 1", "1 + x", "abs(x)", "x < 1", "3 in [x]", "x == 1", "hash(x) == 1", "float(x)", "x.__class__ is int"])
+@pytest.mark.parametrize(
+    "operation",
+    ["x + 1", "1 + x", "abs(x)", "x < 1", "3 in [x]", "x == 1", "hash(x) == 1", "float(x)", "x.__class__ is int"],
+)
 def test_an_object_is_not_asked_what_would_show_the_answer(operation: str, pool: Pool) -> None:
     code = """
     class X:
@@ -177,7 +190,9 @@ def test_arguments_that_a_program_changes_are_changed(pool: Pool) -> None:
 
 def test_a_function_of_the_test_can_be_passed(pool: Pool) -> None:
     code = "def apply(f, xs): return [f(x) for x in xs]"
-    assert judged(pool, code, "assert apply(lambda x: x * 2, [1, 2]) == [2, 4]", "assert apply(str, [1]) == ['1']").passed
+    assert judged(
+        pool, code, "assert apply(lambda x: x * 2, [1, 2]) == [2, 4]", "assert apply(str, [1]) == ['1']"
+    ).passed
     assert judged(pool, code, "assert apply(lambda x: apply(len, x), [['a', 'bc']]) == [[1, 2]]").passed
 
 
@@ -198,13 +213,17 @@ def test_check_style(pool: Pool) -> None:
     program = Program(code=prompt + "    return helper(helper(x))", tests=tests, setup=prompt, entry_points=("f",))
     assert pool.run(program).passed
     lie = "def helper(x): return None\n" + prompt.replace("x + 1", "None") + "    return 3 if x == 1 else None"
-    assert not pool.run(Program(code=lie, tests=tests, setup=prompt, entry_points=("f",))).passed, "its own helper was used"
+    assert not pool.run(Program(code=lie, tests=tests, setup=prompt, entry_points=("f",))).passed, (
+        "its own helper was used"
+    )
     with pytest.raises(DataError, match="entry_points"):
         pool.run(Program(code="", tests=tests))
 
 
 def test_stdio_style(pool: Pool) -> None:
-    code = "import sys\nn = int(input())\nprint(n * 2, end='  \\n\\n')\nfor line in sys.stdin: print(line.strip()[::-1])"
+    code = (
+        "import sys\nn = int(input())\nprint(n * 2, end='  \\n\\n')\nfor line in sys.stdin: print(line.strip()[::-1])"
+    )
     tests = [Stdio("2\nab\ncd", "4\n\nba\ndc\n"), Stdio("3", "6"), Stdio("x", ""), Stdio("4", "9")]
     verdict = pool.run(Program(code=code, tests=tests, timeout_s=2.0))
     assert [r.passed for r in verdict.results] == [True, True, False, False]
@@ -237,11 +256,11 @@ def test_scripts_in_many_shapes(code: str, passes: bool, pool: Pool) -> None:
         "print('noise' * 10**6)\ndef f(): print('more'); return 1",
         "import sys\nsys.stdin.read()\nprint('x', file=sys.stderr)\ndef f(): return 1",
         "import threading\ndef f():\n    out = []\n    ts = [threading.Thread(target=out.append, args=(1,)) for _ in range(8)]\n"
-            "    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]",
+        "    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]",
         "from concurrent.futures import ThreadPoolExecutor\ndef f():\n    with ThreadPoolExecutor(4) as e: return sum(e.map(int, ['1', '0']))",
         "import asyncio\nasync def g(): await asyncio.sleep(0.01); return 1\ndef f(): return asyncio.run(g())",
         "import signal\ndef f():\n    got = []\n    signal.signal(signal.SIGALRM, lambda *a: got.append(1))\n"
-            "    signal.raise_signal(signal.SIGALRM)\n    return got[0]",
+        "    signal.raise_signal(signal.SIGALRM)\n    return got[0]",
         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nimport pickle\ndef f(): return pickle.loads(pickle.dumps(P(1))).x",
         "import sys\nsys.setrecursionlimit(20000)\ndef d(n): return 1 if n == 0 else d(n - 1)\ndef f(): return d(9000)",
         "import sqlite3\ndef f(): return sqlite3.connect(':memory:').execute('select 1').fetchone()[0]",
@@ -264,7 +283,7 @@ def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
     "code",
     [
         "import tempfile\ndef f():\n    with tempfile.TemporaryDirectory() as d:\n        open(d + '/a', 'w').write('1')\n"
-            "        return int(open(d + '/a').read())",
+        "        return int(open(d + '/a').read())",
         "import tempfile\ndef f():\n    with tempfile.NamedTemporaryFile('w+') as t:\n        t.write('1'); t.seek(0)\n        return int(t.read())",
         "def f():\n    with open('file.txt', 'w') as t: t.write('1')\n    return int(open('file.txt').read())",
     ],
@@ -297,7 +316,9 @@ def test_a_program_stands_in_for_nothing_else(pool: Pool) -> None:
     assert not judged(pool, code, "assert abs(f() - 4) == 0").passed
     assert not judged(pool, code, "assert f() == 5 and math.pi == 0").passed
     shadow = "def sum(a, b): return a - b"
-    assert judged(pool, shadow, "assert sum(5, 2) == 3", entry_points=("sum",)).passed, "a reference may define a builtin's name"
+    assert judged(pool, shadow, "assert sum(5, 2) == 3", entry_points=("sum",)).passed, (
+        "a reference may define a builtin's name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -319,7 +340,7 @@ def test_nothing_runs_where_isolation_cannot_be_had(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("codechat.sandbox.pool._default", {})
     with pytest.raises(SandboxUnavailable, match="full: not allowed here; landlock: .*--sandbox none") as refusal:
         Pool(1)
-    assert isinstance(refusal.value, Refusal)
+    assert isinstance(refusal.value, UserError)
     with pytest.raises(SandboxUnavailable):
         run_tests(ADD, ["assert add(1, 2) == 3"])
     layers.choose.cache_clear()
@@ -388,10 +409,26 @@ def test_works_for_an_ordinary_user() -> None:
         "from codechat.sandbox import check, layers\n"
         "assert check.check('auto'); print(layers.choose('auto'))"
     )
-    reach = ["/usr/bin/python3", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import codechat; assert sys.version_info > (3, 11)"]
-    if not os.path.exists(reach[0]) or subprocess.run(reach, user=65534, group=65534, cwd="/", capture_output=True).returncode:
+    reach = [
+        "/usr/bin/python3",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import codechat; assert sys.version_info > (3, 11)",
+    ]
+    if (
+        not os.path.exists(reach[0])
+        or subprocess.run(reach, user=65534, group=65534, cwd="/", capture_output=True).returncode
+    ):
         pytest.skip("no Python 3.11 and project that an ordinary user could read")
-    done = subprocess.run([reach[0], "-c", code], user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [reach[0], "-c", code],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split()[-1] == layers.choose("auto")
 
@@ -403,7 +440,11 @@ def test_a_wall_that_fails_lets_no_program_in() -> None:
         call = kernel.prepared(number, *args)
         return functools.partial(lambda n: done.append(name) or call(), *call.args[:1])
 
-    steps = (step("first", "prctl", 3, 0, 0, 0, 0), step("fails", "close", 1 << 20), step("last", "prctl", 3, 0, 0, 0, 0))
+    steps = (
+        step("first", "prctl", 3, 0, 0, 0, 0),
+        step("fails", "close", 1 << 20),
+        step("last", "prctl", 3, 0, 0, 0, 0),
+    )
     judge, own = socket.socketpair()
     with judge, own:
         wire.send(judge, b'[1, "len", ["", ""]]')
@@ -420,8 +461,19 @@ def test_every_wall_is_among_the_steps() -> None:
         level: [kernel.NAMES[s.args[0].value] for s in zygote.own_walls(level, 1, -1 if level == "none" else 9, 8)]
         for level in ("full", "landlock", "none")
     }
-    assert names["full"] == ["prctl", "close", "chdir", "prlimit64", "capset", "landlock_restrict_self", "close", "seccomp"]
-    assert names["landlock"] == ["prctl", "prlimit64", "capset", "landlock_restrict_self", "close"], "its filter is made later"
+    assert names["full"] == [
+        "prctl",
+        "close",
+        "chdir",
+        "prlimit64",
+        "capset",
+        "landlock_restrict_self",
+        "close",
+        "seccomp",
+    ]
+    assert names["landlock"] == ["prctl", "prlimit64", "capset", "landlock_restrict_self", "close"], (
+        "its filter is made later"
+    )
     assert names["none"] == ["prctl", "prlimit64"]
 
 

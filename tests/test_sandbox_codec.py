@@ -60,7 +60,9 @@ def damage(data: bytes, rng: random.Random) -> bytes:
         if choice < 0.3 and out:
             out[min(at, len(out) - 1)] = rng.choice(b'[]{}",:0123456789.eE-tdszbacriDQqyhkf\\ \xff\x00')
         elif choice < 0.6:
-            out[at:at] = rng.choice([b"[", b"{", b"}", b"]", b'"', b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"-", b"9" * 30])
+            out[at:at] = rng.choice(
+                [b"[", b"{", b"}", b"]", b'"', b'{"h": 1}', b'{"i": "0x1"}', b"1e999", b"NaN", b"-", b"9" * 30]
+            )
         elif choice < 0.8:
             del out[at : at + rng.randint(1, 9)]
         else:
@@ -72,7 +74,28 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 def grown(rng: random.Random, depth: int = 0) -> Any:
     """Json of the codec's shapes with the wrong things in them."""
     if depth > 3 or rng.random() < 0.3:
-        return rng.choice([None, True, 0, -1, 2**63, 0.5, 1e308, "", "0x", "-0x1f", "nan", "int", "1E+99999", "sNaN", "\ud800", "\xff\u0100", [], {}])
+        return rng.choice(
+            [
+                None,
+                True,
+                0,
+                -1,
+                2**63,
+                0.5,
+                1e308,
+                "",
+                "0x",
+                "-0x1f",
+                "nan",
+                "int",
+                "1E+99999",
+                "sNaN",
+                "\ud800",
+                "\xff\u0100",
+                [],
+                {},
+            ]
+        )
     if rng.random() < 0.3:
         return [grown(rng, depth + 1) for _ in range(rng.randint(0, 4))]
     tags = [*codec.UNPACKERS, "h", "k", "?", "__class__"]
@@ -198,7 +221,9 @@ def test_the_filter_lets_through_what_is_listed_and_nothing_else() -> None:
 
 
 def test_the_filter_looks_at_arguments() -> None:
-    assert both(seccomp.CLONE, 0x3D0F00) and not both(seccomp.CLONE, 0x11) and not both(seccomp.CLONE, 0x3D0F00 | 1 << 32)
+    assert (
+        both(seccomp.CLONE, 0x3D0F00) and not both(seccomp.CLONE, 0x11) and not both(seccomp.CLONE, 0x3D0F00 | 1 << 32)
+    )
     assert not both(seccomp.CLONE, 0x3D0F00 | 0x10000000), "a user namespace"
     assert both(seccomp.KILL_NR, 7, 9) and not both(seccomp.KILL_NR, 1, 9) and not both(seccomp.TGKILL, 1, 1, 9)
     assert both(seccomp.SOCKETPAIR, 1) and not both(seccomp.SOCKETPAIR, 2) and not both(41, 2), "socket"

@@ -203,7 +203,9 @@ REACHES = [
 def run_naively(host: Host, code: str) -> None:
     script = host.fill(code) + "\nassert attempt() == 'done'\n"
     home = {"HOME": str(host.folder / "home"), "PATH": "/usr/bin:/bin"}
-    subprocess.run([python(), "-c", script], timeout=20, cwd=host.folder, env=home, check=True, capture_output=True, **as_user())
+    subprocess.run(
+        [python(), "-c", script], timeout=20, cwd=host.folder, env=home, check=True, capture_output=True, **as_user()
+    )
 
 
 def skip_where_it_cannot_be_shown(reach: Reach) -> None:

@@ -165,15 +165,16 @@ PROTOCOL = {
     "answers in advance": CHANNEL + "def add(a, b):\n    for n in range(9): say([n, 'ok', [True, None]])\n    return 0",
     "answers while it loads": CHANNEL + "for n in range(9): say([n, 'ok', [['add', 3]]])",
     "claims a message of 4 GB": "import os\ndef add(a, b):\n    for fd in range(3, 16):\n        try: os.write(fd, b'\\xff' * 4)\n"
-        "        except OSError: pass",
+    "        except OSError: pass",
     "sends rubbish": "import os\ndef add(a, b):\n    for fd in range(3, 16):\n        try: os.write(fd, bytes([0, 0, 0, 9]) + b'{\"x\": [[]')\n"
-        "        except OSError: pass",
+    "        except OSError: pass",
     "sends a call back to no function": CHANNEL + "def add(a, b): say([0, 'callback', 7, {'t': []}, {'d': []}])",
     "sends a function of the test": CHANNEL + "def add(a, b): say([2, 'ok', [{'k': 0}, None]])",
     "closes its sockets": "import os\ndef add(a, b): os.closerange(3, 64)",
-    "gives a wrong write-back": CHANNEL + "def add(a, b): say([2, 'ok', [3, [[1], [2], [3]]]]); say([3, 'ok', [3, 'x']])",
+    "gives a wrong write-back": CHANNEL
+    + "def add(a, b): say([2, 'ok', [3, [[1], [2], [3]]]]); say([3, 'ok', [3, 'x']])",
     "replaces the encoder": "import sys\nfor m in list(sys.modules.values()):\n"
-        "    if hasattr(m, 'PACKERS'): m.encode = lambda *a: b'[1, \"ok\", true]'\ndef add(a, b): return 0",
+    "    if hasattr(m, 'PACKERS'): m.encode = lambda *a: b'[1, \"ok\", true]'\ndef add(a, b): return 0",
     "nests deeply": "def add(a, b):\n    x = []\n    for _ in range(100000): x = [x]\n    return x",
     "contains itself": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "returns 20 MB": "def add(a, b): return 'x' * (20 << 20)",
@@ -184,7 +185,9 @@ PROTOCOL = {
 # Inherent to any executor: they are expected to pass.
 INHERENT = {
     "a hard-coded answer": Attack("", "def add(a, b): return {(1, 2): 3, (100, 150): 250}[a, b]"),
-    "NaN against a weak test": Attack("", "def f(x): return float('nan')", ("assert not abs(f(1) - 2) > 1e-6",), entry=("f",)),
+    "NaN against a weak test": Attack(
+        "", "def f(x): return float('nan')", ("assert not abs(f(1) - 2) > 1e-6",), entry=("f",)
+    ),
 }
 
 
@@ -207,7 +210,9 @@ def forged_naively(attack: Attack, folder: Path) -> bool:
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if attack.naive == "results":
         return last.startswith("[") and all(json.loads(last))
-    return done.returncode == 0 and {"exit": True, "print": last == "PASSED", "nonce": last == "PASSED a4f1"}[attack.naive]
+    return (
+        done.returncode == 0 and {"exit": True, "print": last == "PASSED", "nonce": last == "PASSED a4f1"}[attack.naive]
+    )
 
 
 def program(attack: Attack) -> Program:

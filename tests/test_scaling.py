@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codechat import scaling
-from codechat.config import DataError
-from codechat.estimates import share_difference
-from codechat.gpt import GPTConfig
-from codechat.recipe_scaling import BATCH, BUDGETS, LENGTH, SCALING, SHAPES
+from codechat.core.errors import DataError
+from codechat.evaluation.intervals import share_difference
+from codechat.labs import scaling_law
+from codechat.launch.recipes.scaling import BATCH, BUDGETS, LENGTH, SCALING, SHAPES
+from codechat.models.config import GPTConfig
 
 N = np.array([1e5, 3e5, 1e6, 3e6, 1e7] * 2)
 D = np.concatenate([1e11 / N[:5], 1e13 / N[5:]])
@@ -20,7 +20,7 @@ def law(n: np.ndarray, d: np.ndarray) -> np.ndarray:
 
 
 def test_a_law_that_made_the_points_is_found_again() -> None:
-    found = scaling.fit(N, D, law(N, D))
+    found = scaling_law.fit(N, D, law(N, D))
     assert found.rmse < 0.01 and np.abs(found.predict(2e6, 5e6) - law(np.array(2e6), np.array(5e6))) < 0.02
     assert abs(found.a - 0.4) <= 0.1 and abs(found.b - 0.3) <= 0.1 and abs(found.E - 1.6) < 0.2
     assert found.region["a"][0] <= found.a <= found.region["a"][1]
@@ -28,31 +28,34 @@ def test_a_law_that_made_the_points_is_found_again() -> None:
 
 
 def test_noise_widens_the_region_and_points_at_one_size_identify_no_exponent_of_size() -> None:
-    exact = scaling.fit(N, D, law(N, D))
-    noisy = scaling.fit(N, D, law(N, D) + np.random.default_rng(0).normal(0, 0.1, len(N)))
+    exact = scaling_law.fit(N, D, law(N, D))
+    noisy = scaling_law.fit(N, D, law(N, D) + np.random.default_rng(0).normal(0, 0.1, len(N)))
     assert all(noisy.region[p][1] - noisy.region[p][0] > exact.region[p][1] - exact.region[p][0] for p in "ab")
     same = np.full(10, 1e6)
-    assert "a" not in scaling.fit(same, D, law(same, D)).identified
+    assert "a" not in scaling_law.fit(same, D, law(same, D)).identified
 
 
 def test_no_term_is_negative_and_a_term_can_be_left_out() -> None:
-    rising = scaling.fit(N, D, 3 + 0.1 * np.log(N))  # more parameters, more loss: no A explains that
+    rising = scaling_law.fit(N, D, 3 + 0.1 * np.log(N))  # more parameters, more loss: no A explains that
     assert rising.A >= 0 and rising.B >= 0
-    assert scaling.fit(N, D, law(N, D), floor=False).E == 0 and "E" not in scaling.fit(N, D, law(N, D), floor=False).identified
-    assert scaling.fit(N, D, law(N, D), size=False).A == 0
+    assert (
+        scaling_law.fit(N, D, law(N, D), floor=False).E == 0
+        and "E" not in scaling_law.fit(N, D, law(N, D), floor=False).identified
+    )
+    assert scaling_law.fit(N, D, law(N, D), size=False).A == 0
 
 
 def test_a_left_out_point_is_judged_by_a_law_that_has_not_seen_it() -> None:
     loss = law(N, D)
     loss[4] += 0.5
-    errors = scaling.left_out(N, D, loss)
+    errors = scaling_law.left_out(N, D, loss)
     assert np.abs(errors).argmax() == 4 and errors[4] > 0.3
 
 
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(DataError, match="at least 6 points"):
-        scaling.fit(N[:5], D[:5], law(N[:5], D[:5]))
-    assert scaling.fit(N[:5], D[:5], law(N[:5], D[:5]), size=False, floor=False).A == 0
+        scaling_law.fit(N[:5], D[:5], law(N[:5], D[:5]))
+    assert scaling_law.fit(N[:5], D[:5], law(N[:5], D[:5]), size=False, floor=False).A == 0
 
 
 def test_every_run_of_the_recipe_spends_its_budget() -> None:

@@ -12,15 +12,28 @@ from typing import Any
 import pytest
 import torch
 
-from codechat import generate, tokenizer
-from codechat.checkpoint import LoadedModel
-from codechat.config import ConfigError, RunError
-from codechat.generate import Truncation, row_key
-from codechat.gpt import GPT, GPTConfig
-from codechat.serving.engine import Engine, Job, Overloaded, Request
+from codechat.core.errors import ConfigError, RunError
+from codechat.inference.batching import Engine, Job, Overloaded, Request
+from codechat.models import generate
+from codechat.models.config import GPTConfig
+from codechat.models.generate import Truncation, row_key
+from codechat.models.gpt import GPT
+from codechat.models.loading import LoadedModel
+from codechat.text import tokenizer
 
-ARCHITECTURES = [dict(), dict(pos="learned", mlp="gelu"), dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False), dict(attention="mla")]
-HOWS = [Truncation(), Truncation(temperature=0), Truncation(temperature=0.7, top_k=5), Truncation(top_p=0.6), Truncation(temperature=1.5)]
+ARCHITECTURES = [
+    dict(),
+    dict(pos="learned", mlp="gelu"),
+    dict(n_kv_head=1, mlp="swiglu", qk_norm=True, tied=False),
+    dict(attention="mla"),
+]
+HOWS = [
+    Truncation(),
+    Truncation(temperature=0),
+    Truncation(temperature=0.7, top_k=5),
+    Truncation(top_p=0.6),
+    Truncation(temperature=1.5),
+]
 
 
 def loaded(**options: Any) -> LoadedModel:
@@ -52,8 +65,17 @@ def finished(jobs: list[Job]) -> list[Job]:
 
 def alone(model: GPT, request: Request, seed: int) -> generate.Completion:
     how = request.how
-    return generate.sample(model, [request.prompt], max_new_tokens=request.max_new_tokens, temperature=how.temperature, top_k=how.top_k,
-                           top_p=how.top_p, stop=request.stop, seed=seed, on_overflow="stop")[0]
+    return generate.sample(
+        model,
+        [request.prompt],
+        max_new_tokens=request.max_new_tokens,
+        temperature=how.temperature,
+        top_k=how.top_k,
+        top_p=how.top_p,
+        stop=request.stop,
+        seed=seed,
+        on_overflow="stop",
+    )[0]
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
@@ -62,7 +84,15 @@ def test_tokens_are_those_of_sample_whatever_the_company(options: dict[str, Any]
     requests = []
     for seed in range(12):
         prompt = torch.randint(90, (int(torch.randint(1, 40, (), generator=rng)),), generator=rng).tolist()
-        requests.append(asked(prompt, n=1 + 4 * seed, seed=seed, how=HOWS[seed % len(HOWS)], stop=tuple((s,) for s in range(0, 90, 9)) if seed % 2 else ()))
+        requests.append(
+            asked(
+                prompt,
+                n=1 + 4 * seed,
+                seed=seed,
+                how=HOWS[seed % len(HOWS)],
+                stop=tuple((s,) for s in range(0, 90, 9)) if seed % 2 else (),
+            )
+        )
     expected = [alone(model.model, request, seed) for seed, request in enumerate(requests)]
     with Engine(model, max_rows=5) as engine:
         jobs: list[Job] = []
@@ -92,9 +122,13 @@ def test_rows_join_a_running_batch_and_leave_before_others() -> None:
 def test_a_prompt_of_many_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = loaded(), []
     hidden = model.model.hidden
-    monkeypatch.setattr(model.model, "hidden", lambda ids, **more: prompts.append(tuple(ids.shape)) or hidden(ids, **more))
+    monkeypatch.setattr(
+        model.model, "hidden", lambda ids, **more: prompts.append(tuple(ids.shape)) or hidden(ids, **more)
+    )
     with Engine(model, max_rows=8) as engine:
-        jobs = finished(engine.submit([Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, s)) for s in range(6)]))
+        jobs = finished(
+            engine.submit([Request(prompt=[3, 4, 5], max_new_tokens=4, draws=row_key(9, 0, s)) for s in range(6)])
+        )
     assert prompts[0] == (1, 3)
     right = generate.sample(model.model, [[3, 4, 5]], max_new_tokens=4, seed=9, samples_per_prompt=6)
     assert [job.ids for job in jobs] == [c.ids for c in right]
@@ -116,7 +150,9 @@ def test_details_are_of_the_distribution_drawn_from() -> None:
                 right = -(p[p > 0] * p[p > 0].log()).sum()
                 assert detail.entropy == pytest.approx(float(right), abs=1e-3)
                 assert dict(detail.top)[job.ids[t]] == pytest.approx(job.logprobs[t], abs=1e-4)
-                assert sum(math.exp(lp) for _, lp in detail.top) == pytest.approx(1, abs=0.1 if how.temperature else 0.3)
+                assert sum(math.exp(lp) for _, lp in detail.top) == pytest.approx(
+                    1, abs=0.1 if how.temperature else 0.3
+                )
     assert len(job.details) == 6
 
 
@@ -194,7 +230,9 @@ def test_weights_that_cannot_come_in_change_nothing() -> None:
         with pytest.raises(ConfigError, match="another shape"):
             engine.exchange({name: p[:1] for name, p in state.items()}, "new")
         running.cancel()
-        assert finished(engine.submit([asked([1], n=2)]))[0].version == engine.version == "", "what was withdrawn does not come in later"
+        assert finished(engine.submit([asked([1], n=2)]))[0].version == engine.version == "", (
+            "what was withdrawn does not come in later"
+        )
         engine.exchange(state, "new", timeout_s=30)
         assert finished(engine.submit([asked([1], n=2)]))[0].version == "new"
     with pytest.raises(RunError, match="has ended"):
@@ -237,9 +275,16 @@ def test_a_defect_is_told_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
             engine.submit([asked([1])])
 
 
-@pytest.mark.parametrize("request_, why", [
-    (asked([]), "0 tokens"), (asked([1] * 64), "64 tokens"), (asked([96]), "knows 0..95"), (asked([-1]), "-1..-1"), (asked([1], n=0), "max_new_tokens 0"),
-])
+@pytest.mark.parametrize(
+    "request_, why",
+    [
+        (asked([]), "0 tokens"),
+        (asked([1] * 64), "64 tokens"),
+        (asked([96]), "knows 0..95"),
+        (asked([-1]), "-1..-1"),
+        (asked([1], n=0), "max_new_tokens 0"),
+    ],
+)
 def test_what_the_model_cannot_read_is_refused(request_: Request, why: str) -> None:
     with Engine(loaded()) as engine, pytest.raises(ConfigError, match=why):
         engine.submit([asked([1]), request_])
@@ -251,6 +296,8 @@ def test_a_reader_hears_of_the_first_token_and_of_the_end() -> None:
     with Engine(loaded(block_size=500)) as engine:
         for streams in (False, True):
             box.clear(), heard.clear()
-            box += engine.submit([asked([1], n=150)], heard=lambda: heard.append(len(box[0].ids) if box else 0), streams=streams)
+            box += engine.submit(
+                [asked([1], n=150)], heard=lambda: heard.append(len(box[0].ids) if box else 0), streams=streams
+            )
             finished(box)
             assert heard[-1] == 150 and (len(heard) == 1 if not streams else heard[0] <= 1 and 2 < len(heard) < 150)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from browser import CHROMIUM, Browser
-from codechat import chat
-from codechat.serving import engine
 from test_serving import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
+
+from codechat.inference import batching
+from codechat.text import chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 SETTLED = "running === null && messages.length > 1"
@@ -46,7 +46,9 @@ def tell(page: Browser, text: str) -> None:
 def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> None:
     tell(page, REQUEST)
     page.until(SETTLED)
-    assert page.ask("[...document.querySelectorAll('.card code, .card .state, .card dt, .card dd')].map(n => n.textContent)") == ["square", "done", "x", "12", "result", "144"]
+    assert page.ask(
+        "[...document.querySelectorAll('.card code, .card .state, .card dt, .card dd')].map(n => n.textContent)"
+    ) == ["square", "done", "x", "12", "result", "144"]
     assert page.ask("[...document.querySelectorAll('.assistant .body')].map(n => n.textContent)") == ["", ANSWER]
     roles = [m["role"] for m in json.loads(page.ask("JSON.stringify(messages)"))]
     assert roles == ["user", "assistant", "tool", "assistant"]
@@ -55,7 +57,9 @@ def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> No
         assert page.ask(OVERFLOW) == 0
         page.shot(tmp_path / f"{width}.png")
         assert (tmp_path / f"{width}.png").stat().st_size > 5000
-        assert page.ask("['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })")
+        assert page.ask(
+            "['view', 'more', 'fresh', 'say', 'send'].every(id => { const r = $(id).getBoundingClientRect(); return r.width > 20 && r.right <= innerWidth && r.bottom <= innerHeight; })"
+        )
 
 
 def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
@@ -64,7 +68,9 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     page.until(SETTLED)
     assert page.ask("document.querySelector('.assistant .body').textContent") == CODE
     page.press("t", 84, modifiers=1)
-    assert page.ask("document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden")
+    assert page.ask(
+        "document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden"
+    )
     entries = page.ask("[...document.querySelectorAll('.tokens span')].map(n => n.entry)")
     assert [e["token_id"] for e in entries] == chat.completion_ids(CODE, TOK)
     shown = page.ask("document.querySelector('.tokens').textContent")
@@ -79,9 +85,13 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     assert page.ask("$('inspector').hidden")
 
 
-def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Running, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    positions = engine.SlotCache.positions
-    monkeypatch.setattr(engine.SlotCache, "positions", lambda self, new: time.sleep(0.02) or positions(self, new))
+def test_stopping_keeps_what_was_said_and_frees_the_server(
+    page: Browser,
+    up: Running,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    positions = batching.SlotCache.positions
+    monkeypatch.setattr(batching.SlotCache, "positions", lambda self, new: time.sleep(0.02) or positions(self, new))
     page.ask("$('temperature').value = 10; $('seed').value = 1")
     tell(page, "hello")
     page.until("document.querySelectorAll('.tokens span').length > 3 && !$('stop').hidden")
@@ -97,7 +107,7 @@ def test_stopping_keeps_what_was_said_and_frees_the_server(page: Browser, up: Ru
 
 
 def test_text_never_becomes_markup(page: Browser) -> None:
-    hostile = "<img src=x onerror=\"window.hit=1\"><script>window.hit=1</script>"
+    hostile = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
     page.ask("$('max_tokens').value = 2")
     tell(page, hostile)
     page.until(SETTLED)

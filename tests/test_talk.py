@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from codechat import chat, checkpoint, cli, rundirs, talk, tokenizer, tool_talk
-from codechat.config import ConfigError, DataError, MissingFile, from_dict
-from codechat.executors import load_executors
-from codechat.gpt import GPT, GPTConfig
-from codechat.run import Run
-from codechat.talk import TalkConfig, Voice, settled
-from codechat.tool_talk import LONGEST_RESULT, Toolkit, ToolTalk, ToolTalkConfig
-
 from by_heart import learn
+
+from codechat import cli
+from codechat.core.config import from_dict
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.inference import chat_command, tools_command
+from codechat.inference.chat_command import TalkConfig, Voice, settled
+from codechat.inference.tools_command import LONGEST_RESULT, Toolkit, ToolTalk, ToolTalkConfig
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
+from codechat.tasks.tool_functions import load_executors
+from codechat.text import chat, tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "my_tools.py"
 BLOCK = 384
@@ -43,7 +47,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def lessons() -> list[list[dict[str, str]]]:
-    square = tool_talk.gather(ToolTalkConfig(ckpt="", tools=("square",))).schemas
+    square = tools_command.gather(ToolTalkConfig(ckpt="", tools=("square",))).schemas
     own = [e.schema for e in load_executors(EXAMPLE).values()]
     helpful = {"role": "system", "content": "You are a helpful assistant."}
     return [
@@ -73,7 +77,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root, threads = tmp_path_factory.mktemp("root"), torch.get_num_threads()
     torch.set_num_threads(1)  # a model this small only waits for a second one
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rundirs, "ROOT", root)
+        patch.setattr(paths, "ROOT", root)
         torch.manual_seed(0)
         model = GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=BLOCK, vocab_size=TOK.n_vocab))
         learn(model, TOK, lessons())
@@ -125,7 +129,7 @@ def test_a_checkpoint_has_many_names(said, root: Path, where: str) -> None:
 
 def test_pieces_add_up_and_never_hold_half_a_character(root: Path) -> None:
     voice = Voice(TalkConfig(ckpt="tiny/sft", temperature=0.0))
-    pieces = list(voice.say([*talk.opening("You are a helpful assistant."), *exchange("code")]))
+    pieces = list(voice.say([*chat_command.opening("You are a helpful assistant."), *exchange("code")]))
     assert "".join(pieces) == CODE == voice.last_turn()
     assert len(pieces) > 10 and not any("\ufffd" in piece for piece in pieces)
 
@@ -139,8 +143,7 @@ def test_text_is_held_back_while_it_may_still_change() -> None:
 
 def test_same_seed_same_answer(said) -> None:
     first, again, other = (
-        said("talk", "--ckpt", "tiny/sft", "--user", "?", "--temperature", "3", "--seed", seed)[1]
-        for seed in "112"
+        said("talk", "--ckpt", "tiny/sft", "--user", "?", "--temperature", "3", "--seed", seed)[1] for seed in "112"
     )
     assert first == again != other
 
@@ -161,7 +164,7 @@ def test_new_forgets_the_conversation(said, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_oldest_exchanges_give_way(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     voice = Voice(TalkConfig(ckpt="tiny/sft", max_new_tokens=100))
-    first = talk.opening("Be brief.")
+    first = chat_command.opening("Be brief.")
     messages = [*first, *exchange("one " * 50, "1"), *exchange("two " * 50, "2"), *exchange("three")]
     kept = voice.fitted(messages)
     assert kept[0] == first[0] and kept[-1] == messages[-1] and messages[1] not in kept
@@ -181,11 +184,11 @@ def test_stopping_an_answer_takes_back_the_turn(monkeypatch: pytest.MonkeyPatch)
         return [*messages, {"role": "assistant", "content": "ok"}]
 
     piped(monkeypatch, ["a", "stop", "refuse", "b"], person=True)
-    talk.converse([], reply)
+    chat_command.converse([], reply)
     assert seen[-1] == ["a", "ok", "b"]
     piped(monkeypatch, ["refuse", "b"])
     with pytest.raises(ConfigError, match="too long"):
-        talk.converse([], reply)
+        chat_command.converse([], reply)
 
 
 def test_a_text_is_continued_as_it_stands(said) -> None:
@@ -198,9 +201,7 @@ def test_a_text_is_continued_as_it_stands(said) -> None:
 
 def test_answers_longer_than_the_block_are_refused(said) -> None:
     code, out, err = said("talk", "--ckpt", "tiny/sft", "--user", "x", "--max-new-tokens", "384")
-    assert (
-        (code, out) == (2, "") and err.startswith("error: --max-new-tokens 384 does not fit") and "192" in err
-    )
+    assert (code, out) == (2, "") and err.startswith("error: --max-new-tokens 384 does not fit") and "192" in err
     code, out, err = said("talk", "--ckpt", "tiny/sft", "--user", "x " * 300, "--max-new-tokens", "200")
     assert (code, out) == (2, "") and "block of 384 tokens" in err and err.count("\n") == 0
 
@@ -254,9 +255,7 @@ def test_functions_of_a_file_are_run(said) -> None:
 
 
 def test_what_a_function_raises_is_its_response(said) -> None:
-    code, out, _ = said(
-        "tools", "--ckpt", "tiny/sft", "--executors", str(EXAMPLE), "--user", "Send 40 kg home"
-    )
+    code, out, _ = said("tools", "--ckpt", "tiny/sft", "--executors", str(EXAMPLE), "--user", "Send 40 kg home")
     assert code == 0 and '[shipping_cost: {"error": "ValueError: a parcel of 40 kg cannot be sent;' in out
     assert out.endswith("Too heavy.\n")
 
@@ -281,13 +280,13 @@ def test_rounds_are_limited(said) -> None:
 
 
 def test_schemas_of_a_file_are_offered(said, tmp_path: Path) -> None:
-    schema = tool_talk.gather(ToolTalkConfig(ckpt="", tools=("square",))).schemas[0]
+    schema = tools_command.gather(ToolTalkConfig(ckpt="", tools=("square",))).schemas[0]
     path = tmp_path / "tools.json"
     path.write_text(json.dumps([{"type": "function", "function": schema}]))
     flags = ["--tools-file", str(path), "--user", SQUARE]
     assert said("tools", "--ckpt", "tiny/sft", *flags)[1].endswith("12 squared is 144.\n")
     path.write_text(json.dumps([schema | {"name": "unheard_of"}]))
-    kit = tool_talk.gather(ToolTalkConfig(ckpt="", tools_file=path))
+    kit = tools_command.gather(ToolTalkConfig(ckpt="", tools_file=path))
     assert kit.names == ["unheard_of"]
     assert not kit.can_run(chat.Call("unheard_of", {"x": 1}, "object"))
     assert kit.can_run(chat.Call("another", {}, "object"))  # to be told that it does not exist
@@ -349,18 +348,18 @@ def test_bad_schema_files_are_refused(tmp_path: Path, content: str, message: str
     path = tmp_path / "tools.json"
     path.write_text(content)
     with pytest.raises(DataError, match=message):
-        tool_talk.gather(ToolTalkConfig(ckpt="", tools_file=path))
+        tools_command.gather(ToolTalkConfig(ckpt="", tools_file=path))
     with pytest.raises(MissingFile, match="not a file"):
-        tool_talk.gather(ToolTalkConfig(ckpt="", tools_file=tmp_path / "absent.json"))
+        tools_command.gather(ToolTalkConfig(ckpt="", tools_file=tmp_path / "absent.json"))
 
 
 def test_an_unknown_function_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown function 'squar'; did you mean 'square'"):
-        tool_talk.gather(ToolTalkConfig(ckpt="", tools=("squar",)))
+        tools_command.gather(ToolTalkConfig(ckpt="", tools=("squar",)))
 
 
 def test_default_functions_exist() -> None:
-    assert len(tool_talk.gather(ToolTalkConfig(ckpt="")).schemas) == len(tool_talk.DEFAULT_TOOLS)
+    assert len(tools_command.gather(ToolTalkConfig(ckpt="")).schemas) == len(tools_command.DEFAULT_TOOLS)
 
 
 def test_a_system_text_comes_before_the_functions(root: Path) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tiktoken.load
 
-from codechat import python_vocabulary, tokenizer
-from codechat.config import ConfigError, DataError, MissingFile, Refusal
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
+from codechat.text import python_vocabulary, tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 SPECS = ("gpt2", "gpt2:4096", "gpt2:257", "python:4096", "bytes")
@@ -138,13 +138,11 @@ def test_loading_opens_no_connection_and_leaves_no_files(tmp_path: Path) -> None
         "import socket\n"
         "def refuse(*a, **k): raise SystemExit('a connection was opened')\n"
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "from codechat import tokenizer\n"
+        "from codechat.text import tokenizer\n"
         "print(tokenizer.load('gpt2').encode('hello'), tokenizer.load('gpt2:4096').n_vocab)\n"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", program], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, env=environment)
     assert done.stdout == "[31373] 4096\n", done.stderr
     assert not list(tmp_path.rglob("*"))
 
@@ -211,9 +209,7 @@ def test_pickled_tokenizers_are_the_same_object(spec: str) -> None:
     assert tokenizer.from_dict(tok.to_dict()) is tok
 
 
-@pytest.mark.parametrize(
-    "spec", ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "chars:", "bytes:2", ""]
-)
+@pytest.mark.parametrize("spec", ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "chars:", "bytes:2", ""])
 def test_unknown_specs_are_refused_with_what_is_known(spec: str) -> None:
     with pytest.raises(ConfigError, match="gpt2"):
         tokenizer.load(spec)
@@ -255,7 +251,7 @@ def test_a_changed_file_gives_another_alphabet(tmp_path: Path) -> None:
 def test_files_without_an_alphabet_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(data)
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UserError, match=message):
         tokenizer.load(f"chars:{path}")
 
 

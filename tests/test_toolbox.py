@@ -12,13 +12,13 @@ from collections import Counter
 
 import pytest
 
-from codechat import chat, tokenizer
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
 from codechat.tasks import toolbox
 from codechat.tasks.base import SPLITS
 from codechat.tasks.toolbox import TOOLS, ToolError, execute, family
 from codechat.tasks.toolbox.tool import check
 from codechat.tasks.toolbox.values import is_shared
+from codechat.text import chat, tokenizer
 
 SEEN = [t for t in TOOLS.values() if not t.held_out]
 HELD_OUT = [t for t in TOOLS.values() if t.held_out]
@@ -31,8 +31,9 @@ def could_ask(name, text):
         words = {slot.say(rng, value) for value in slot.schema.get("enum", ()) for _ in range(20)}
         patterns[key] = "|".join(map(re.escape, words)) or ".+"
     asks = (re.split(r"\{(\w+)\}", ask) for ask in TOOLS[name].asks)
-    filled = ("".join(f"({patterns[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
-              for parts in asks)
+    filled = (
+        "".join(f"({patterns[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)) for parts in asks
+    )
     return any(re.fullmatch(pattern, text) for pattern in filled)
 
 
@@ -77,57 +78,87 @@ def test_sampled_arguments_run_and_are_deterministic(tool, split):
         assert tool.report(arguments, result["result"]).strip()
 
 
-@pytest.mark.parametrize("name, arguments, result", [
-    ("is_prime", {"n": 97}, True), ("is_prime", {"n": 91}, False),
-    ("factorize", {"n": 360}, [2, 2, 2, 3, 3, 5]), ("gcd", {"a": 48, "b": 36}, 12),
-    ("power", {"base": 2, "exponent": 8}, 256), ("digit_sum", {"n": 1234}, 10),
-    ("convert_length", {"value": 26.2, "unit": "mi", "to": "km"}, 42.1648),
-    ("convert_degrees", {"value": 100, "unit": "C", "to": "F"}, 212),
-    ("to_seconds", {"value": 2, "unit": "h"}, 7200), ("weekday", {"date": "2024-02-29"}, "Thursday"),
-    ("is_leap_year", {"year": 1900}, False),
-    ("days_between", {"start": "2024-02-28", "end": "2024-03-01"}, 2),
-    ("month_days", {"month": 2, "year": 2024}, 29),
-    ("add_minutes", {"time": "23:30", "minutes": 45}, "00:15"),
-    ("twelve_hour", {"time": "00:05"}, "12:05 am"), ("edit_distance", {"a": "kitten", "b": "sitting"}, 3),
-    ("are_anagrams", {"a": "listen", "b": "Silent"}, True), ("is_palindrome", {"word": "Level"}, True),
-    ("acronym", {"text": "big blue book"}, "BBB"),
-    ("replace_word", {"text": "red car", "old": "red", "new": "blue"}, "blue car"),
-    ("median", {"numbers": [5, 1, 4, 2]}, 3),
-    ("sort_numbers", {"numbers": [2, 3, 1], "order": "down"}, [3, 2, 1]),
-    ("percentage", {"part": 30, "whole": 120}, 25), ("combinations", {"n": 5, "k": 2}, 10),
-    ("hypotenuse", {"a": 3, "b": 4}, 5), ("circle_area", {"radius": 1}, 3.1416),
-    ("polygon_angle", {"sides": 6}, 120), ("hex_to_rgb", {"color": "#f0a"}, [255, 0, 170]),
-    ("rgb_to_hex", {"red": 255, "green": 0, "blue": 16}, "#ff0010"),
-    ("contrast", {"first": "#000", "second": "#ffffff"}, 21), ("to_roman", {"n": 1994}, "MCMXCIV"),
-    ("to_base", {"n": 255, "base": 16}, "ff"), ("encode", {"text": "hi", "scheme": "base64"}, "aGk="),
-    ("caesar", {"text": "xyz", "shift": 3}, "abc"),
-    ("checksum", {"text": "abc", "method": "crc32"}, "352441c2"),
-    ("to_morse", {"word": "sos"}, "... --- ..."), ("savings", {"amount": 100, "rate": 10, "years": 2}, 121),
-    ("loan_payment", {"amount": 1200, "rate": 12, "months": 12}, 106.62),
-    ("split_bill", {"amount": 10, "people": 4}, 2.5),
-    ("greet_in", {"name": "Ada", "language": "fr"}, "Bonjour, Ada!"),
-    ("slug", {"text": "Big House!"}, "big-house"),
-])
+@pytest.mark.parametrize(
+    "name, arguments, result",
+    [
+        ("is_prime", {"n": 97}, True),
+        ("is_prime", {"n": 91}, False),
+        ("factorize", {"n": 360}, [2, 2, 2, 3, 3, 5]),
+        ("gcd", {"a": 48, "b": 36}, 12),
+        ("power", {"base": 2, "exponent": 8}, 256),
+        ("digit_sum", {"n": 1234}, 10),
+        ("convert_length", {"value": 26.2, "unit": "mi", "to": "km"}, 42.1648),
+        ("convert_degrees", {"value": 100, "unit": "C", "to": "F"}, 212),
+        ("to_seconds", {"value": 2, "unit": "h"}, 7200),
+        ("weekday", {"date": "2024-02-29"}, "Thursday"),
+        ("is_leap_year", {"year": 1900}, False),
+        ("days_between", {"start": "2024-02-28", "end": "2024-03-01"}, 2),
+        ("month_days", {"month": 2, "year": 2024}, 29),
+        ("add_minutes", {"time": "23:30", "minutes": 45}, "00:15"),
+        ("twelve_hour", {"time": "00:05"}, "12:05 am"),
+        ("edit_distance", {"a": "kitten", "b": "sitting"}, 3),
+        ("are_anagrams", {"a": "listen", "b": "Silent"}, True),
+        ("is_palindrome", {"word": "Level"}, True),
+        ("acronym", {"text": "big blue book"}, "BBB"),
+        ("replace_word", {"text": "red car", "old": "red", "new": "blue"}, "blue car"),
+        ("median", {"numbers": [5, 1, 4, 2]}, 3),
+        ("sort_numbers", {"numbers": [2, 3, 1], "order": "down"}, [3, 2, 1]),
+        ("percentage", {"part": 30, "whole": 120}, 25),
+        ("combinations", {"n": 5, "k": 2}, 10),
+        ("hypotenuse", {"a": 3, "b": 4}, 5),
+        ("circle_area", {"radius": 1}, 3.1416),
+        ("polygon_angle", {"sides": 6}, 120),
+        ("hex_to_rgb", {"color": "#f0a"}, [255, 0, 170]),
+        ("rgb_to_hex", {"red": 255, "green": 0, "blue": 16}, "#ff0010"),
+        ("contrast", {"first": "#000", "second": "#ffffff"}, 21),
+        ("to_roman", {"n": 1994}, "MCMXCIV"),
+        ("to_base", {"n": 255, "base": 16}, "ff"),
+        ("encode", {"text": "hi", "scheme": "base64"}, "aGk="),
+        ("caesar", {"text": "xyz", "shift": 3}, "abc"),
+        ("checksum", {"text": "abc", "method": "crc32"}, "352441c2"),
+        ("to_morse", {"word": "sos"}, "... --- ..."),
+        ("savings", {"amount": 100, "rate": 10, "years": 2}, 121),
+        ("loan_payment", {"amount": 1200, "rate": 12, "months": 12}, 106.62),
+        ("split_bill", {"amount": 10, "people": 4}, 2.5),
+        ("greet_in", {"name": "Ada", "language": "fr"}, "Bonjour, Ada!"),
+        ("slug", {"text": "Big House!"}, "big-house"),
+    ],
+)
 def test_known_results(name, arguments, result):
     assert execute(name, arguments) == {"result": result}
 
 
-@pytest.mark.parametrize("name, arguments, complaint", [
-    ("no_such_tool", {}, "no function"), ("square", {}, "missing x"),
-    ("square", {"x": 1, "y": 2}, "unknown y"), ("square", {"x": "5"}, "number"),
-    ("square", {"x": True}, "number"), ("square", {"x": math.nan}, "number"),
-    ("square", {"x": math.inf}, "number"), ("square", {"x": 10**400}, "number"), ("square", [1], "object"),
-    ("is_prime", {"n": 2.5}, "integer"), ("is_prime", {"n": 10**13}, "at most"),
-    ("modulo", {"a": 5, "b": 0}, "zero"), ("sqrt", {"x": -1}, "negative"),
-    ("power", {"base": 9, "exponent": 10**6}, "exponent"), ("power", {"base": 0, "exponent": -1}, "power"),
-    ("mean", {"numbers": []}, "list"), ("mean", {"numbers": [1, "2"]}, r"numbers\[1\]"),
-    ("mean", {"numbers": [1] * 1001}, "list"),
-    ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, "one of"),
-    ("weekday", {"date": "2023-02-29"}, "date"), ("twelve_hour", {"time": "25:00"}, "time"),
-    ("hex_to_rgb", {"color": "red"}, "colour"), ("to_morse", {"word": "7"}, "Morse"),
-    ("repeat_text", {"text": "a", "times": 10**9}, "times"), ("uppercase", {"text": "x" * 1001}, "string"),
-    ("circle_area", {"radius": 0}, "above 0"),
-])
+@pytest.mark.parametrize(
+    "name, arguments, complaint",
+    [
+        ("no_such_tool", {}, "no function"),
+        ("square", {}, "missing x"),
+        ("square", {"x": 1, "y": 2}, "unknown y"),
+        ("square", {"x": "5"}, "number"),
+        ("square", {"x": True}, "number"),
+        ("square", {"x": math.nan}, "number"),
+        ("square", {"x": math.inf}, "number"),
+        ("square", {"x": 10**400}, "number"),
+        ("square", [1], "object"),
+        ("is_prime", {"n": 2.5}, "integer"),
+        ("is_prime", {"n": 10**13}, "at most"),
+        ("modulo", {"a": 5, "b": 0}, "zero"),
+        ("sqrt", {"x": -1}, "negative"),
+        ("power", {"base": 9, "exponent": 10**6}, "exponent"),
+        ("power", {"base": 0, "exponent": -1}, "power"),
+        ("mean", {"numbers": []}, "list"),
+        ("mean", {"numbers": [1, "2"]}, r"numbers\[1\]"),
+        ("mean", {"numbers": [1] * 1001}, "list"),
+        ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, "one of"),
+        ("weekday", {"date": "2023-02-29"}, "date"),
+        ("twelve_hour", {"time": "25:00"}, "time"),
+        ("hex_to_rgb", {"color": "red"}, "colour"),
+        ("to_morse", {"word": "7"}, "Morse"),
+        ("repeat_text", {"text": "a", "times": 10**9}, "times"),
+        ("uppercase", {"text": "x" * 1001}, "string"),
+        ("circle_area", {"radius": 0}, "above 0"),
+    ],
+)
 def test_bad_arguments_are_refused_with_a_message(name, arguments, complaint):
     with pytest.raises(ToolError, match=complaint):
         execute(name, arguments)
@@ -136,14 +167,16 @@ def test_bad_arguments_are_refused_with_a_message(name, arguments, complaint):
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
 def test_no_argument_of_a_fitting_type_makes_a_tool_crash(tool):
-    wild = {"integer": [0, -1, 10**15, -(10**15)], "number": [0, -2.5, 1e15, 1e-300], "boolean": [True,
-                                                                                                  False],
-            "string": ["", " ", "\u00e9\ud800", "0" * 1000, "2024-13-01"], "array": [[0], [0, 0], [-1e15,
-                                                                                                   1e15]]}
+    wild = {
+        "integer": [0, -1, 10**15, -(10**15)],
+        "number": [0, -2.5, 1e15, 1e-300],
+        "boolean": [True, False],
+        "string": ["", " ", "\u00e9\ud800", "0" * 1000, "2024-13-01"],
+        "array": [[0], [0, 0], [-1e15, 1e15]],
+    }
     rng = random.Random(tool.name)
     for _ in range(100):
-        arguments = {k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]]) for k,
-                     s in tool.slots.items()}
+        arguments = {k: rng.choice(s.schema.get("enum") or wild[s.schema["type"]]) for k, s in tool.slots.items()}
         try:
             result = execute(tool.name, arguments)
         except ToolError:
@@ -159,8 +192,7 @@ def open_values(tool, arguments):
     """The values that must not be shared between splits."""
     for key, value in arguments.items():
         if tool.slots[key].unseen:
-            yield from (str(v).lower() for v in (value if isinstance(value,
-                                                                     list) else [value]) if not is_shared(v))
+            yield from (str(v).lower() for v in (value if isinstance(value, list) else [value]) if not is_shared(v))
 
 
 def test_argument_values_and_tuples_are_disjoint_between_splits():
@@ -271,8 +303,16 @@ def test_same_seed_same_rows_and_longer_lists_extend_shorter_ones():
 def test_probes_fill_every_cell():
     rows = toolbox.probes("select", 50, 0, ["Write a function that adds."])
     cells = Counter((r["asked"], r["tools_present"], r["suitable"]) for r in rows)
-    assert cells == dict.fromkeys([("tool", True, True), ("tool", True, False), ("tool", False, False),
-                                   ("code", True, False), ("code", False, False)], 10)
+    assert cells == dict.fromkeys(
+        [
+            ("tool", True, True),
+            ("tool", True, False),
+            ("tool", False, False),
+            ("code", True, False),
+            ("code", False, False),
+        ],
+        10,
+    )
     for row in rows:
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
         assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
@@ -283,8 +323,11 @@ def test_probes_fill_every_cell():
 
 def test_other_tools_of_a_probe_cannot_serve_the_request():
     """The tool that is meant is the one whose wording made the request: no offered tool may be of its family."""
-    asked = [r["messages"] for r in toolbox.probes("test", 300, 1, ["c"]) if r["asked"] == "tool" and
-             r["tools_present"] and not r["suitable"]]
+    asked = [
+        r["messages"]
+        for r in toolbox.probes("test", 300, 1, ["c"])
+        if r["asked"] == "tool" and r["tools_present"] and not r["suitable"]
+    ]
     assert len(asked) == 60
     for system, user in asked:
         offered = [line.partition("(")[0] for line in system["content"].splitlines()[1:]]
@@ -296,9 +339,10 @@ def test_prompts_and_calls_are_short():
     tok = tokenizer.load("python:4096")
     problems = toolbox.problems("train", 600)
     prompts = [len(chat.prompt(p.messages, tok, "reserved")) for p in problems]
-    calls = [chat.render([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}], tok,
-                         "reserved")
-             for p in problems]
+    calls = [
+        chat.render([*p.messages, {"role": "assistant", "content": chat.format_call(**p.gold)}], tok, "reserved")
+        for p in problems
+    ]
     assert statistics.mean(prompts) <= 110
     assert statistics.mean(sum(c.loss_mask) for c in calls) <= 35
 

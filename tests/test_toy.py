@@ -7,7 +7,7 @@ import random
 import pytest
 
 from codechat import tasks
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
 from codechat.tasks.toy import CLASSES, COMPLETION_LENGTH, ToyTask
 
 task = ToyTask()
@@ -30,10 +30,19 @@ def test_one_answer_for_all_prompts_stays_at_a_quarter():
         assert sum(rewards) / len(rewards) == 0.25
 
 
-@pytest.mark.parametrize("text, share", [
-    ("abcdefgh", 1), ("abcd", 0.5), ("", 0), ("abcdefgh" * 2, 1), ("ABCDefgh", 0.5),
-    ("abcdefgh!!!!!!!!", 0.5), ("<|endoftext|>" * 8, 0), ("<|user|>abcdefg", 7 / 8),
-])
+@pytest.mark.parametrize(
+    "text, share",
+    [
+        ("abcdefgh", 1),
+        ("abcd", 0.5),
+        ("", 0),
+        ("abcdefgh" * 2, 1),
+        ("ABCDefgh", 0.5),
+        ("abcdefgh!!!!!!!!", 0.5),
+        ("<|endoftext|>" * 8, 0),
+        ("<|user|>abcdefg", 7 / 8),
+    ],
+)
 def test_share_of_characters(text, share):
     problem = next(p for p in task.problems("train") if p.gold == "lower")
     assert task.score(problem, text).reward == share

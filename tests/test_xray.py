@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from codechat import chat, tokenizer
-from codechat.config import ConfigError, DataError
-from codechat.gpt import GPT, GPTConfig
-from codechat.token_view import LINE_END, XRay, token_texts, visible
-from codechat.xray import gradient_share, main, xray_mask, xray_values
+from codechat.core.errors import ConfigError, DataError
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.reports.token_attribution import gradient_share, main, xray_mask, xray_values
+from codechat.text import chat, tokenizer
+from codechat.text.token_view import LINE_END, XRay, token_texts, visible
 
 CALL = '<functioncall> {"name": "square", "arguments": {"x": 12}}'
 CODE = "def f(a, b):\n    return a < b | b > 0  # end 日本 🎉\n"
@@ -84,9 +85,7 @@ def test_every_view_colours_exactly_the_supervised_text(spec: str, tags: str) ->
     assert "".join(re.findall(r"\[\[(.*?)\]\]", str(image), re.DOTALL)[1:]) == SUPERVISED  # 1: the legend
 
 
-def test_views_hold_the_whole_text_of_the_conversation(
-    tok: tokenizer.Tokenizer, rendered: chat.Rendered
-) -> None:
+def test_views_hold_the_whole_text_of_the_conversation(tok: tokenizer.Tokenizer, rendered: chat.Rendered) -> None:
     image, text = xray_mask(MESSAGES, tok), chat.decode(rendered.ids, tok)
     assert "".join(image.texts) == text
     assert "".join(span[0] for span in Spans(image.html()).spans) == text
@@ -152,17 +151,13 @@ def test_values_that_cannot_be_shown_are_refused(tok: tokenizer.Tokenizer) -> No
 # ---- gradient
 
 
-def test_gradient_at_the_predictions_lies_on_supervised_tokens_alone(
-    model: GPT, rendered: chat.Rendered
-) -> None:
+def test_gradient_at_the_predictions_lies_on_supervised_tokens_alone(model: GPT, rendered: chat.Rendered) -> None:
     shares = gradient_share(model, rendered.ids, rendered.loss_mask)
     assert sum(shares) == pytest.approx(1, abs=1e-6)
     assert [share > 0 for share in shares] == [bool(m) for m in rendered.loss_mask]
 
 
-def test_gradient_at_the_inputs_ends_before_the_last_supervised_token(
-    model: GPT, rendered: chat.Rendered
-) -> None:
+def test_gradient_at_the_inputs_ends_before_the_last_supervised_token(model: GPT, rendered: chat.Rendered) -> None:
     shares = gradient_share(model, rendered.ids, rendered.loss_mask, at="embedding")
     last = max(i for i, m in enumerate(rendered.loss_mask) if m)
     assert sum(shares) == pytest.approx(1, abs=1e-6)
@@ -190,9 +185,7 @@ def test_share_follows_the_advantage(model: GPT, rendered: chat.Rendered) -> Non
     assert uneven[first] / uneven[other] == pytest.approx(4 * even[first] / even[other], rel=1e-4)
 
 
-def test_no_advantage_means_no_gradient(
-    model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer
-) -> None:
+def test_no_advantage_means_no_gradient(model: GPT, rendered: chat.Rendered, tok: tokenizer.Tokenizer) -> None:
     for shares in (
         gradient_share(model, rendered.ids, advantages=[0.0] * len(rendered.ids)),
         gradient_share(model, rendered.ids, rendered.loss_mask, [0.0] * len(rendered.ids)),

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from codechat import config, provenance
-from codechat.config import ConfigError
-from codechat.files import write_json
+from codechat.core import config, errors, provenance
+from codechat.core.atomic_files import write_json
+from codechat.core.errors import ConfigError
 
 KINDS = {
     "train": ("TrainBench", "training steps: tokens/s, MFU, peak memory"),
@@ -36,13 +36,19 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
         print("usage: codechat bench [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
-        print("\n".join(f"  {name:<9}{about}" for name, (_, about) in KINDS.items()) + "\n\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
+        print(
+            "\n".join(f"  {name:<9}{about}" for name, (_, about) in KINDS.items())
+            + "\n\n"
+            + (__doc__ or "").partition("\n\n")[2].rstrip()
+        )
         return 0
     if words and not words[0].startswith("-") and words[0] not in KINDS:
-        raise ConfigError(f"unknown kind of work {words[0]!r}{config.nearest(words[0], KINDS)}")
+        raise ConfigError(f"unknown kind of work {words[0]!r}{errors.nearest(words[0], KINDS)}")
     chosen, rest = ((words[0],), words[1:]) if words and words[0] in KINDS else (DEFAULT, words)
     if len(chosen) > 1 and rest:
-        raise ConfigError(f"{rest[0]} without a kind of work; say which one it is for: codechat bench train {' '.join(rest)}")
+        raise ConfigError(
+            f"{rest[0]} without a kind of work; say which one it is for: codechat bench train {' '.join(rest)}"
+        )
     for kind in chosen:
         run_kind(kind, rest)
     return 0
@@ -51,8 +57,20 @@ def main(argv: list[str] | None = None) -> int:
 def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
     """Parse, measure, print, and write --json; returns the figures."""
     part = importlib.import_module(f"codechat.bench.{kind}")
-    cfg = config.parse(getattr(part, KINDS[kind][0]), argv, presets=part.RUN_PRESETS, prog=f"codechat bench {kind}", epilog=part.__doc__)
-    figures = {"kind": kind, "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"}, "machine": {**provenance.hardware(), **provenance.versions()}, "time": provenance.now(), **part.bench(cfg)}
+    cfg = config.parse(
+        getattr(part, KINDS[kind][0]),
+        argv,
+        presets=part.RUN_PRESETS,
+        prog=f"codechat bench {kind}",
+        epilog=part.__doc__,
+    )
+    figures = {
+        "kind": kind,
+        "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"},
+        "machine": {**provenance.hardware(), **provenance.versions()},
+        "time": provenance.now(),
+        **part.bench(cfg),
+    }
     if cfg.json:
         write_json(Path(cfg.json), figures)
     return figures

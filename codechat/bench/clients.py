@@ -18,7 +18,13 @@ def ask(order: dict[str, Any], prompt: list[int], seed: int, out: list[tuple[int
     """One request on a fresh connection: (tokens, seconds to the first token) is appended to `out`."""
     link = http.client.HTTPConnection(urlsplit(order["url"]).netloc, timeout=600)
     link.connect()
-    body = {"model": "bench", "prompt": prompt, "max_tokens": order["max_tokens"], "seed": seed, "stream": order["stream"]}
+    body = {
+        "model": "bench",
+        "prompt": prompt,
+        "max_tokens": order["max_tokens"],
+        "seed": seed,
+        "stream": order["stream"],
+    }
     body |= {"stream_options": {"include_usage": True}} if order["stream"] else {}
     began = time.perf_counter()
     link.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})

@@ -1,7 +1,7 @@
 """Preparing and loading data: text to shards beside tiktoken's own batch encoder, and what a training step waits for its batch.
 
-    codechat bench data                         the embedded corpus, GPT-2's tokenizer
-    codechat bench data --megabytes 64 --path some.parquet
+codechat bench data                         the embedded corpus, GPT-2's tokenizer
+codechat bench data --megabytes 64 --path some.parquet
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from typing import Any
 import tiktoken
 import torch
 
-from codechat import conversions, corpus, dist, optim, sources, tokenizer
 from codechat.bench import measure
-from codechat.config import opt
-from codechat.gpt import GPT, PRESETS, GPTConfig
-from codechat.sources import Document, Ledger
+from codechat.core.config import opt
+from codechat.data import corpus, public_rows, sources
+from codechat.data.sources import Document, Ledger
+from codechat.distributed import dist
+from codechat.models import optim
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
+from codechat.text import tokenizer
 
 STEPS = 10  # training steps in which the loader's share is measured
 
@@ -42,8 +46,8 @@ RUN_PRESETS: dict[str, dict[str, Any]] = {}
 def documents(path: str | None) -> list[Document]:
     """The documents of a path, or the embedded ones."""
     name = "embedded" if path is None else Path(path).name
-    ledger = Ledger(name, dict.fromkeys(conversions.DOCUMENT_REASONS, sources.LARGEST_LOSS))
-    return list(sources.embedded_python(ledger) if path is None else conversions.path_documents(Path(path), ledger))
+    ledger = Ledger(name, dict.fromkeys(public_rows.DOCUMENT_REASONS, sources.LARGEST_LOSS))
+    return list(sources.embedded_python(ledger) if path is None else public_rows.path_documents(Path(path), ledger))
 
 
 def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
@@ -56,11 +60,19 @@ def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
             break
     known = tokenizer.load(cfg.tokenizer)
     texts = [document.text for document in chosen]
-    ranks = {token: rank for token, rank in tokenizer.merged_ranks(known.spec.partition(":")[0]).items() if rank < known.n_vocab - 1}
+    ranks = {
+        token: rank
+        for token, rank in tokenizer.merged_ranks(known.spec.partition(":")[0]).items()
+        if rank < known.n_vocab - 1
+    }
     plain = tiktoken.Encoding("plain", pat_str=tokenizer.GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
     return [
         measure.Contestant("codechat", lambda: corpus.write_corpus(chosen, out, known), n_bytes / 1e6),
-        measure.Contestant("tiktoken's batch encoder", lambda: plain.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1), n_bytes / 1e6),
+        measure.Contestant(
+            "tiktoken's batch encoder",
+            lambda: plain.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1),
+            n_bytes / 1e6,
+        ),
     ]
 
 
@@ -92,5 +104,7 @@ def bench(cfg: DataBench) -> dict[str, Any]:
         title = f"tokenising and sharding, {cfg.tokenizer}, {os.cpu_count()} threads"
         measure.show(title, "MB", timings)
         share = loader_share(Path(folder), tokenizer.load(cfg.tokenizer))
-    print(f"codechat reaches {timings[1].ratio:.0%} of tiktoken's rate; a nano step waits {share:.2%} of its time for the loader")
+    print(
+        f"codechat reaches {timings[1].ratio:.0%} of tiktoken's rate; a nano step waits {share:.2%} of its time for the loader"
+    )
     return {"title": title, "timings": measure.rows(timings), "loader_share": share}

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from codechat.config import RunError
+from codechat.core.errors import RunError
 
 MEMORY_STEPS = 2
 
@@ -59,7 +59,9 @@ class Timing:
 def race(contestants: Sequence[Contestant], rounds: int, peak_flops: float | None = None) -> list[Timing]:
     """Timings in the order given; the first contestant is what the others are compared with. Raises RunError without one."""
     if not contestants:
-        raise RunError("no contestant to time; install the peers with pip install -e '.[bench]', or choose others with --vs")
+        raise RunError(
+            "no contestant to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
+        )
     warm_up = [_seconds(c) for c in contestants]
     seconds = [[0.0] * rounds for _ in contestants]
     gc.collect()
@@ -123,12 +125,28 @@ def _peak_so_far() -> float:
 
 def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict[str, str]] | None = None) -> None:
     """Print the table; extra: more columns {heading: {contestant: text}}."""
-    table = Table("", f"{unit}/s, median", "slowest to fastest", f"{timings[0].name} is faster by", "MFU", "first run, s", *(extra or {}), title=title)
+    table = Table(
+        "",
+        f"{unit}/s, median",
+        "slowest to fastest",
+        f"{timings[0].name} is faster by",
+        "MFU",
+        "first run, s",
+        *(extra or {}),
+        title=title,
+    )
     for t in timings:
         ratio = "" if t is timings[0] else f"{t.ratio:.2f} x"
         mfu = "" if t.mfu is None else f"{t.mfu:.0%}"
-        table.add_row(t.name, f"{t.rate:,.4g}" if t.rate < 100 else f"{t.rate:,.0f}", f"{t.slowest:,.4g} to {t.fastest:,.4g}", ratio, mfu, f"{t.warm_up_s:.1f}",
-                      *(column.get(t.name, "") for column in (extra or {}).values()))
+        table.add_row(
+            t.name,
+            f"{t.rate:,.4g}" if t.rate < 100 else f"{t.rate:,.0f}",
+            f"{t.slowest:,.4g} to {t.fastest:,.4g}",
+            ratio,
+            mfu,
+            f"{t.warm_up_s:.1f}",
+            *(column.get(t.name, "") for column in (extra or {}).values()),
+        )
     Console(width=140).print(table)
 
 

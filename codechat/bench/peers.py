@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from codechat.config import MissingFile
-from codechat.gpt import GPTConfig
+from codechat.core.errors import MissingFile
+from codechat.models.config import GPTConfig
 
 
 def require(package: str) -> ModuleType:
@@ -25,7 +25,9 @@ def require(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise MissingFile(f"{package} cannot be imported ({error}); install the peers with pip install -e '.[bench]', or pass --vs plain") from None
+        raise MissingFile(
+            f"{package} cannot be imported ({error}); install the peers with pip install -e '.[bench]', or pass --vs plain"
+        ) from None
 
 
 class PlainGPT(nn.Module):
@@ -37,13 +39,24 @@ class PlainGPT(nn.Module):
         self.n_head = cfg.n_head
         self.wte, self.wpe = nn.Embedding(cfg.padded_vocab, D), nn.Embedding(cfg.block_size, D)
         self.blocks = nn.ModuleList(
-            nn.ModuleDict(dict(norm1=nn.LayerNorm(D, bias=False), qkv=nn.Linear(D, 3 * D, bias=False), out=nn.Linear(D, D, bias=False),
-                               norm2=nn.LayerNorm(D, bias=False), up=nn.Linear(D, 4 * D, bias=False), down=nn.Linear(4 * D, D, bias=False)))
-            for _ in range(cfg.depth))
+            nn.ModuleDict(
+                dict(
+                    norm1=nn.LayerNorm(D, bias=False),
+                    qkv=nn.Linear(D, 3 * D, bias=False),
+                    out=nn.Linear(D, D, bias=False),
+                    norm2=nn.LayerNorm(D, bias=False),
+                    up=nn.Linear(D, 4 * D, bias=False),
+                    down=nn.Linear(4 * D, D, bias=False),
+                )
+            )
+            for _ in range(cfg.depth)
+        )
         self.norm = nn.LayerNorm(D, bias=False)
         for name, p in self.named_parameters():
             if p.ndim == 2:
-                nn.init.normal_(p, std=0.02 / (2 * cfg.depth) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 0.02)
+                nn.init.normal_(
+                    p, std=0.02 / (2 * cfg.depth) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 0.02
+                )
 
     def forward(self, ids: Tensor) -> Tensor:
         """(B, T) ids -> (B, T, V) logits."""
@@ -64,10 +77,28 @@ def huggingface(kind: str, cfg: GPTConfig) -> Any:
     transformers = require("transformers")
     torch.manual_seed(0)
     if kind == "gpt2":
-        shape = transformers.GPT2Config(vocab_size=cfg.padded_vocab, n_positions=cfg.block_size, n_embd=cfg.n_embd, n_layer=cfg.depth, n_head=cfg.n_head,
-                                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        shape = transformers.GPT2Config(
+            vocab_size=cfg.padded_vocab,
+            n_positions=cfg.block_size,
+            n_embd=cfg.n_embd,
+            n_layer=cfg.depth,
+            n_head=cfg.n_head,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
         return transformers.GPT2LMHeadModel(shape)
-    shape = transformers.ArceeConfig(vocab_size=cfg.padded_vocab, hidden_size=cfg.n_embd, intermediate_size=cfg.hidden_width, num_hidden_layers=cfg.depth,
-                                     num_attention_heads=cfg.n_head, num_key_value_heads=cfg.kv_heads, max_position_embeddings=cfg.block_size,
-                                     head_dim=cfg.head_dim, rms_norm_eps=cfg.norm_eps, tie_word_embeddings=cfg.tied, rope_theta=cfg.rope_theta)
+    shape = transformers.ArceeConfig(
+        vocab_size=cfg.padded_vocab,
+        hidden_size=cfg.n_embd,
+        intermediate_size=cfg.hidden_width,
+        num_hidden_layers=cfg.depth,
+        num_attention_heads=cfg.n_head,
+        num_key_value_heads=cfg.kv_heads,
+        max_position_embeddings=cfg.block_size,
+        head_dim=cfg.head_dim,
+        rms_norm_eps=cfg.norm_eps,
+        tie_word_embeddings=cfg.tied,
+        rope_theta=cfg.rope_theta,
+    )
     return transformers.ArceeForCausalLM(shape)

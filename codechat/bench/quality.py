@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +24,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from codechat import config, corpus, dist, optim, recipe_nano, tokenizer
 from codechat.bench import data, peers
-from codechat.config import opt
-from codechat.gpt import GPT, GPTConfig
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.data import corpus
+from codechat.distributed import dist
+from codechat.launch.recipes import nano
+from codechat.models import optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig, bits_per_byte
+from codechat.text import tokenizer
 
 HOLD_OUT_EVERY = 50
 TICKS = 1_000_000  # the schedule's resolution: a step number is the share of the time that is over
@@ -56,23 +62,40 @@ RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     """Write the corpus in the tokens of `spec`; returns its manifest."""
-    return corpus.write_corpus(data.documents(cfg.path), out, tokenizer.load(spec), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY)
+    return corpus.write_corpus(
+        data.documents(cfg.path), out, tokenizer.load(spec), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY
+    )
 
 
-def contestant(name: str, vocab: int, device: torch.device, asked: QualityBench) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
+def contestant(
+    name: str, vocab: int, device: torch.device, asked: QualityBench
+) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
-        stage = next(s for s in recipe_nano.NANO if s.name == "pretrain")
+        stage = next(s for s in nano.NANO if s.name == "pretrain")
         model_of = dict(stage.settings["model"], vocab_size=vocab)
         cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": model_of})
         model: Any = GPT(cfg.model, seed=asked.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
-        cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, lr=1e-3, optimizer="adamw", weight_decay=0.1, schedule="cosine", final_lr_share=0.1)
+        cfg = PretrainConfig(
+            model=shape,
+            seq_len=256,
+            device_batch_size=16,
+            lr=1e-3,
+            optimizer="adamw",
+            weight_decay=0.1,
+            schedule="cosine",
+            final_lr_share=0.1,
+        )
         torch.manual_seed(asked.seed)
         model = peers.PlainGPT(shape)
     model = model.to(device)
-    return model, optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay), cfg
+    return (
+        model,
+        optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay),
+        cfg,
+    )
 
 
 def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iterator[dict[str, float]]:
@@ -83,8 +106,16 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
     spent, tokens, due = 0.0, 0, 1
     while due <= cfg.evaluations:
         began = time.perf_counter()
-        optim.set_lr(optimizers, optim.lr_scale(int(TICKS * min(1.0, spent / cfg.seconds)), max_steps=TICKS, warmup_steps=int(TICKS * WARMUP_SHARE),
-                                                schedule=how.schedule, final=how.final_lr_share))
+        optim.set_lr(
+            optimizers,
+            optim.lr_scale(
+                int(TICKS * min(1.0, spent / cfg.seconds)),
+                max_steps=TICKS,
+                warmup_steps=int(TICKS * WARMUP_SHARE),
+                schedule=how.schedule,
+                final=how.final_lr_share,
+            ),
+        )
         ids, targets = (x.to(device) for x in loader.next())
         with dist.autocast(device):
             loss = model.loss(ids, targets)
@@ -98,7 +129,11 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
         spent, tokens = spent + time.perf_counter() - began, tokens + ids.numel()
         if spent >= cfg.seconds * due / cfg.evaluations:
             due += 1
-            yield {"seconds": spent, "tokens": tokens, **bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device)}
+            yield {
+                "seconds": spent,
+                "tokens": tokens,
+                **bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device),
+            }
 
 
 def bench(cfg: QualityBench) -> dict[str, Any]:
@@ -113,7 +148,19 @@ def bench(cfg: QualityBench) -> dict[str, Any]:
     table = Table("", "tokenizer", "seconds", "tokens seen", "tokens/s", "bits per byte", "lowest", title=title)
     for name, rows in found.items():
         for row in rows:
-            table.add_row(name, specs[name], f"{row['seconds']:.0f}", f"{row['tokens']:,}", f"{row['tokens'] / row['seconds']:,.0f}", f"{row['val_bpb']:.4f}",
-                          f"{min(r['val_bpb'] for r in rows):.4f}" if row is rows[-1] else "")
+            table.add_row(
+                name,
+                specs[name],
+                f"{row['seconds']:.0f}",
+                f"{row['tokens']:,}",
+                f"{row['tokens'] / row['seconds']:,.0f}",
+                f"{row['val_bpb']:.4f}",
+                f"{min(r['val_bpb'] for r in rows):.4f}" if row is rows[-1] else "",
+            )
     Console(width=120).print(table)
-    return {"title": title, "tokenizers": specs, "curves": found, "lowest": {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()}}
+    return {
+        "title": title,
+        "tokenizers": specs,
+        "curves": found,
+        "lowest": {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()},
+    }

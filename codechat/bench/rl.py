@@ -9,19 +9,18 @@ first step warms up.
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat import dist, reinforce
+from codechat import reinforce
 from codechat.bench import measure, peers
-from codechat.config import opt
-from codechat.gpt import GPTConfig
+from codechat.core.config import opt
+from codechat.distributed import dist
+from codechat.models.config import GPTConfig
 from codechat.tasks.toy import CLASSES, ToyTask
-from codechat.tokenizer import load
+from codechat.text.tokenizer import load
 
 RUN_NAME = "bench/rl"
 STEPS = 3  # of each training; the last one is timed
@@ -55,8 +54,21 @@ def _ours(cfg: RLBench, rollouts: int) -> measure.Contestant:
 
     def run() -> None:
         settings = reinforce.ReinforceConfig(
-            run_name=RUN_NAME, overwrite=True, task="toy", model=cfg.model, tokenizer="gpt2", device_batch_size=cfg.problems, group_size=cfg.group_size,
-            max_steps=STEPS, max_new_tokens=cfg.max_new_tokens, diagnose_groups=0, eval_every=0, eval_examples=1, save_every=0, log_rollouts_every=0)
+            run_name=RUN_NAME,
+            overwrite=True,
+            task="toy",
+            model=cfg.model,
+            tokenizer="gpt2",
+            device_batch_size=cfg.problems,
+            group_size=cfg.group_size,
+            max_steps=STEPS,
+            max_new_tokens=cfg.max_new_tokens,
+            diagnose_groups=0,
+            eval_every=0,
+            eval_examples=1,
+            save_every=0,
+            log_rollouts_every=0,
+        )
         seconds.append(reinforce.train(settings).metrics()["step_s"].iloc[-1])
 
     return measure.Contestant("codechat reinforce", run, rollouts, seconds=lambda: seconds[-1])
@@ -74,7 +86,9 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
             seconds.append(time.perf_counter() - began[0])
 
     task, words = ToyTask(), list(CLASSES)
-    prompts = datasets.Dataset.from_dict({"prompt": [" ".join([words[i % len(words)]] * 8) for i in range(cfg.problems * STEPS)]})
+    prompts = datasets.Dataset.from_dict(
+        {"prompt": [" ".join([words[i % len(words)]] * 8) for i in range(cfg.problems * STEPS)]}
+    )
 
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [task.score(task.problems("train")[0], text).reward for text in completions]
@@ -82,11 +96,30 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
     def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
             how = trl.GRPOConfig(
-                output_dir=folder, max_steps=STEPS, per_device_train_batch_size=rollouts, num_generations=cfg.group_size, max_completion_length=cfg.max_new_tokens,
-                beta=0.0, learning_rate=1e-4, report_to=[], save_strategy="no", logging_steps=1000, disable_tqdm=True, gradient_checkpointing=False,
-                use_cpu=dist.device().type == "cpu", bf16=str(dist.compute_dtype()) == "torch.bfloat16", dataloader_pin_memory=False)
-            trl.GRPOTrainer(model=peers.huggingface("arcee", cfg.model), reward_funcs=reward, args=how, train_dataset=prompts,
-                            processing_class=_tokenizer(transformers), callbacks=[Clock()]).train()
+                output_dir=folder,
+                max_steps=STEPS,
+                per_device_train_batch_size=rollouts,
+                num_generations=cfg.group_size,
+                max_completion_length=cfg.max_new_tokens,
+                beta=0.0,
+                learning_rate=1e-4,
+                report_to=[],
+                save_strategy="no",
+                logging_steps=1000,
+                disable_tqdm=True,
+                gradient_checkpointing=False,
+                use_cpu=dist.device().type == "cpu",
+                bf16=str(dist.compute_dtype()) == "torch.bfloat16",
+                dataloader_pin_memory=False,
+            )
+            trl.GRPOTrainer(
+                model=peers.huggingface("arcee", cfg.model),
+                reward_funcs=reward,
+                args=how,
+                train_dataset=prompts,
+                processing_class=_tokenizer(transformers),
+                callbacks=[Clock()],
+            ).train()
 
     return measure.Contestant("trl GRPOTrainer", run, rollouts, seconds=lambda: seconds[-1])
 
@@ -101,13 +134,17 @@ def _tokenizer(transformers: Any) -> Any:
     words = {("<pad>" if i == known.eot_id else text): i for text, i in words.items()}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<pad>", unk_token="<0>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<pad>", unk_token="<0>"
+    )
 
 
 def bench(cfg: RLBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     timings = measure.race(contestants(cfg), cfg.rounds)
-    title = (f"one RL step: {cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters, {cfg.problems} problems x {cfg.group_size} "
-             f"completions of {cfg.max_new_tokens} tokens, {str(dist.compute_dtype()).removeprefix('torch.')}")
+    title = (
+        f"one RL step: {cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters, {cfg.problems} problems x {cfg.group_size} "
+        f"completions of {cfg.max_new_tokens} tokens, {str(dist.compute_dtype()).removeprefix('torch.')}"
+    )
     measure.show(title, "rollouts", timings)
     return {"title": title, "timings": measure.rows(timings)}

@@ -1,7 +1,7 @@
 """Sampling: tokens per second of new text from random prompts of one length.
 
-    codechat bench sample                       codechat beside transformers' generate, and beside a full forward per token
-    codechat bench sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
+codechat bench sample                       codechat beside transformers' generate, and beside a full forward per token
+codechat bench sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from codechat import config, dist, generate, hardware
 from codechat.bench import measure, peers
-from codechat.config import ConfigError, opt
-from codechat.gpt import GPT, PRESETS, GPTConfig
-
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.distributed import dist
+from codechat.models import generate
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,10 @@ class SampleBench:
 
     def __post_init__(self) -> None:
         if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                              f"{self.model.block_size}; lower them or set --model.block-size")
+            raise ConfigError(
+                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
+                f"{self.model.block_size}; lower them or set --model.block-size"
+            )
 
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
@@ -43,7 +47,9 @@ RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 def contestants(cfg: SampleBench) -> list[measure.Contestant]:
     """codechat first, then the peers."""
     device = dist.device()
-    prompts = torch.randint(cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0))
+    prompts = torch.randint(
+        cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0)
+    )
     model = GPT(cfg.model).to(device).eval()
     units = cfg.prompts * cfg.max_new_tokens
 
@@ -63,7 +69,13 @@ def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
     """transformers' generate on weights in the compute dtype, which is how it is fastest."""
     model = peers.huggingface("arcee", cfg.model).to(prompts.device, dist.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
-    how = dict(do_sample=True, top_k=cfg.top_k or 0, max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)
+    how = dict(
+        do_sample=True,
+        top_k=cfg.top_k or 0,
+        max_new_tokens=cfg.max_new_tokens,
+        min_new_tokens=cfg.max_new_tokens,
+        pad_token_id=0,
+    )
     mask = torch.ones_like(prompts)
 
     def run() -> None:
@@ -82,7 +94,9 @@ def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
         ids = prompts
         with torch.no_grad(), dist.autocast(prompts.device):
             for _ in range(cfg.max_new_tokens):
-                logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())[:, : cfg.model.owned].float()
+                logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())[
+                    :, : cfg.model.owned
+                ].float()
                 if cfg.top_k:
                     least = logits.topk(cfg.top_k)[0][:, -1:]
                     logits = logits.masked_fill(logits < least, -torch.inf)
@@ -93,7 +107,9 @@ def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
 
 def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
     """Seconds of the second half of the new tokens over seconds of the first half, prefill not counted; 1 = flat."""
-    prompts = torch.randint(cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = torch.randint(
+        cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0)
+    ).tolist()
 
     def part(tokens: int) -> measure.Contestant:
         def run() -> None:
@@ -110,8 +126,10 @@ def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
 def bench(cfg: SampleBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     timings = measure.race(contestants(cfg), cfg.rounds)
-    title = (f"sampling: {cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
-             f"{cfg.max_new_tokens} new, top-k {cfg.top_k}, {str(dist.compute_dtype()).removeprefix('torch.')}")
+    title = (
+        f"sampling: {cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
+        f"{cfg.max_new_tokens} new, top-k {cfg.top_k}, {str(dist.compute_dtype()).removeprefix('torch.')}"
+    )
     measure.show(title, "tokens", timings)
     late = cost_of_late_tokens(GPT(cfg.model).to(dist.device()).eval(), cfg)
     print(f"the second half of the new tokens costs {late:.2f} x the first half")

@@ -24,12 +24,17 @@ from typing import Any
 
 import torch
 
-from codechat import checkpoint, config, dist, generate, serve, tokenizer
 from codechat.bench import measure
-from codechat.checkpoint import LoadedModel
-from codechat.config import ConfigError, RunError, opt
-from codechat.gpt import GPT, PRESETS, GPTConfig
-from codechat.serving.engine import Engine, Request
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, RunError
+from codechat.distributed import dist
+from codechat.inference import serve
+from codechat.inference.batching import Engine, Request
+from codechat.models import generate, loading
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
+from codechat.models.loading import LoadedModel
+from codechat.text import tokenizer
 
 START_S = 60
 
@@ -49,8 +54,10 @@ class ServeBench:
 
     def __post_init__(self) -> None:
         if not self.ckpt and self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                              f"{self.model.block_size}; lower them or set --model.block-size")
+            raise ConfigError(
+                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
+                f"{self.model.block_size}; lower them or set --model.block-size"
+            )
 
 
 RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
@@ -58,7 +65,7 @@ RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 def load(cfg: ServeBench) -> LoadedModel:
     if cfg.ckpt:
-        return checkpoint.load_model(cfg.ckpt, dist.device())
+        return loading.load_model(cfg.ckpt, dist.device())
     words = tokenizer.load(f"gpt2:{cfg.model.vocab_size}")
     return LoadedModel(GPT(cfg.model).to(dist.device()).eval(), words, "reserved", {"run": "random"}, Path())
 
@@ -74,7 +81,9 @@ def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
     settings = serve.ServeConfig(ckpt="", port=0, name="bench", max_batch=cfg.clients, timeout_s=600)
     box: list[Any] = []
     with serve.listen("127.0.0.1", 0) as sock:
-        thread = threading.Thread(target=serve.answer, args=(settings, loaded, sock, lambda *found: box.extend(found)), daemon=True)
+        thread = threading.Thread(
+            target=serve.answer, args=(settings, loaded, sock, lambda *found: box.extend(found)), daemon=True
+        )
         thread.start()
         end = time.monotonic() + START_S
         while not (box and box[0].started):
@@ -92,7 +101,9 @@ class Crowd:
     """The process of the clients; each line that it is sent is one order: url, prompts, and how to ask."""
 
     def __enter__(self) -> Crowd:
-        self.process = subprocess.Popen([sys.executable, "-m", "codechat.bench.clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "codechat.bench.clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -109,7 +120,9 @@ class Crowd:
         return json.loads(line)
 
 
-def race(cfg: ServeBench, loaded: LoadedModel, prompts: list[list[int]], crowd: Crowd, url: str) -> list[measure.Timing]:
+def race(
+    cfg: ServeBench, loaded: LoadedModel, prompts: list[list[int]], crowd: Crowd, url: str
+) -> list[measure.Timing]:
     """generate.sample first, then the engine, then the server for whole and for streamed answers."""
     last: dict[str, float] = {}
     device, units = dist.device(), cfg.clients * cfg.max_new_tokens
@@ -120,7 +133,10 @@ def race(cfg: ServeBench, loaded: LoadedModel, prompts: list[list[int]], crowd: 
 
     def engine() -> None:
         with Engine(loaded, max_rows=cfg.clients) as running_engine:
-            requests = [Request(prompt=p, max_new_tokens=cfg.max_new_tokens, draws=generate.row_key(0, i, 0)) for i, p in enumerate(prompts)]
+            requests = [
+                Request(prompt=p, max_new_tokens=cfg.max_new_tokens, draws=generate.row_key(0, i, 0))
+                for i, p in enumerate(prompts)
+            ]
             for job in running_engine.submit(requests):
                 job.wait()
 
@@ -128,13 +144,21 @@ def race(cfg: ServeBench, loaded: LoadedModel, prompts: list[list[int]], crowd: 
         def run() -> None:
             got = crowd.ask(url=url, prompts=prompts, max_tokens=cfg.max_new_tokens, stream=stream)
             if got["tokens"] < 0.95 * units:
-                raise RunError(f"{got['tokens']} of {units} tokens came; the model ends its answers early, so choose other weights")
+                raise RunError(
+                    f"{got['tokens']} of {units} tokens came; the model ends its answers early, so choose other weights"
+                )
             last["seconds"] = got["seconds"]
 
         return run
 
-    made = [measure.Contestant("generate.sample", plain, units), measure.Contestant("engine", engine, units),
-            *(measure.Contestant(f"server, {name}", http(stream), units, seconds=lambda: last["seconds"]) for name, stream in (("whole", False), ("streamed", True)))]
+    made = [
+        measure.Contestant("generate.sample", plain, units),
+        measure.Contestant("engine", engine, units),
+        *(
+            measure.Contestant(f"server, {name}", http(stream), units, seconds=lambda: last["seconds"])
+            for name, stream in (("whole", False), ("streamed", True))
+        ),
+    ]
     return measure.race(made, cfg.rounds)
 
 
@@ -158,8 +182,12 @@ def bench(cfg: ServeBench) -> dict[str, Any]:
         timings = race(cfg, loaded, prompts, crowd, url)
         prefill, first = first_token(cfg, loaded, prompts[0], crowd, url)
     shape = loaded.model.cfg
-    title = (f"serving: {shape.depth} x {shape.n_embd}, vocabulary {shape.vocab_size:,}, {cfg.clients} clients, prompts of {cfg.prompt_tokens} tokens, "
-             f"{cfg.max_new_tokens} new, {str(dist.compute_dtype()).removeprefix('torch.')}")
+    title = (
+        f"serving: {shape.depth} x {shape.n_embd}, vocabulary {shape.vocab_size:,}, {cfg.clients} clients, prompts of {cfg.prompt_tokens} tokens, "
+        f"{cfg.max_new_tokens} new, {str(dist.compute_dtype()).removeprefix('torch.')}"
+    )
     measure.show(title, "tokens", timings)
-    print(f"first token on an idle server {1e3 * first:.1f} ms, one prefill {1e3 * prefill:.1f} ms: {first / prefill:.1f} x (median of {cfg.first_tokens})")
+    print(
+        f"first token on an idle server {1e3 * first:.1f} ms, one prefill {1e3 * prefill:.1f} ms: {first / prefill:.1f} x (median of {cfg.first_tokens})"
+    )
     return {"title": title, "timings": measure.rows(timings), "prefill_s": prefill, "first_token_s": first}

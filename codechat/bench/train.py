@@ -1,8 +1,8 @@
 """Training steps: forward, backward, gradient clipping, AdamW, on random ids, in the machine's compute dtype.
 
-    codechat bench train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
-    codechat bench train --vs plain --rounds 3
-    codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --checkpoint-blocks     one step of 2b on a GPU
+codechat bench train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
+codechat bench train --vs plain --rounds 3
+codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --checkpoint-blocks     one step of 2b on a GPU
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from codechat import config, dist, hardware, optim
 from codechat.bench import measure, peers
-from codechat.config import ConfigError, opt
-from codechat.gpt import GPT, PRESETS, GPTConfig
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.distributed import dist, hardware
+from codechat.models import optim
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.gpt import GPT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,9 @@ class TrainBench:
 
     def __post_init__(self) -> None:
         if self.seq_len > self.model.block_size:
-            raise ConfigError(f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size")
+            raise ConfigError(
+                f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size"
+            )
 
 
 RUN_PRESETS = {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()}
@@ -54,11 +60,21 @@ def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
 
     def ours(name: str, wish: bool) -> measure.Contestant:
         model = GPT(cfg.model).to(device)
-        return _contestant(cfg, name, model, hardware.maybe_compile(model.loss, wish, device, dtype), optim.build(model, lr=1e-3))
+        return _contestant(
+            cfg, name, model, hardware.maybe_compile(model.loss, wish, device, dtype), optim.build(model, lr=1e-3)
+        )
 
     def theirs(peer: str, mode: str) -> measure.Contestant:
-        model = (peers.PlainGPT(cfg.model) if peer == "plain" else peers.huggingface(peer, cfg.model)).to(device).train()
-        return _contestant(cfg, f"{peer}, {mode}", model, _loss_of(model, peer, mode), [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)])
+        model = (
+            (peers.PlainGPT(cfg.model) if peer == "plain" else peers.huggingface(peer, cfg.model)).to(device).train()
+        )
+        return _contestant(
+            cfg,
+            f"{peer}, {mode}",
+            model,
+            _loss_of(model, peer, mode),
+            [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)],
+        )
 
     made = {"codechat": partial(ours, "codechat", compiled)}
     other = f"codechat, {'eager' if compiled else 'compiled'}"
@@ -67,8 +83,13 @@ def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
     return made | {f"{peer}, {mode}": partial(theirs, peer, mode) for peer in cfg.vs for mode in cfg.modes}
 
 
-def _contestant(cfg: TrainBench, name: str, model: torch.nn.Module, loss: Callable[[Tensor, Tensor], Tensor],
-                optimizers: list[torch.optim.Optimizer]) -> measure.Contestant:
+def _contestant(
+    cfg: TrainBench,
+    name: str,
+    model: torch.nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizers: list[torch.optim.Optimizer],
+) -> measure.Contestant:
     device, rng = dist.device(), torch.Generator().manual_seed(0)
     tokens = torch.randint(cfg.model.vocab_size, (cfg.device_batch_size, cfg.seq_len + 1), generator=rng).to(device)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -99,12 +120,21 @@ def bench(cfg: TrainBench) -> dict[str, Any]:
     timings = measure.race([build() for build in builders(cfg).values()], cfg.rounds, peak)
     plain = config.to_dict(replace(cfg, memory=False, json=None))
     memory = {t.name: measure.peak_memory(__name__, plain, t.name) for t in timings if cfg.memory}
-    shown = {name: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step" for name, m in memory.items()}
+    shown = {
+        name: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step"
+        for name, m in memory.items()
+    }
     params = cfg.model.n_params / 1e6
     title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(dtype)}"
     measure.show(title, "tokens", timings, {"peak memory": shown} if shown else None)
     print(f"MFU of {peak / 1e9:,.0f} GFLOP/s ({source})")
-    return {"title": title, "timings": measure.rows(timings), "memory": memory, "peak_flops": peak, "peak_source": source}
+    return {
+        "title": title,
+        "timings": measure.rows(timings),
+        "memory": memory,
+        "peak_flops": peak,
+        "peak_source": source,
+    }
 
 
 def _word(dtype: torch.dtype) -> str:

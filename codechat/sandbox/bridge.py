@@ -25,14 +25,26 @@ Answer = Callable[[str, dict[str, Any]], tuple[bool, Any]]
 _mine = threading.local()
 
 
-def run(source: str, tools: Mapping[str, Sequence[str]], answer: Answer, *, timeout_s: float = TIMEOUT_S, memory_mb: int = MEMORY_MB,
-        isolation: str = "auto") -> tuple[str, str]:
+def run(
+    source: str,
+    tools: Mapping[str, Sequence[str]],
+    answer: Answer,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    memory_mb: int = MEMORY_MB,
+    isolation: str = "auto",
+) -> tuple[str, str]:
     """(what the program printed, why it failed or nothing).
 
     tools: name -> names of its parameters, in order. answer: (name, arguments) -> (True, result as json data) or (False, why not).
     SandboxUnavailable where the isolation cannot be had."""
-    job = {"style": "errand", "code": source, "tools": {name: list(parameters) for name, parameters in tools.items()}, "timeout_s": timeout_s,
-           "memory_mb": memory_mb}
+    job = {
+        "style": "errand",
+        "code": source,
+        "tools": {name: list(parameters) for name, parameters in tools.items()},
+        "timeout_s": timeout_s,
+        "memory_mb": memory_mb,
+    }
     judge = _judge(isolation)
     try:
         found = judge.ask(job | {"tests": []}, answer)

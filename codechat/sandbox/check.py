@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from codechat import config
-from codechat.config import opt
+from codechat.core import config
+from codechat.core.config import opt
 from codechat.sandbox import layers
 from codechat.sandbox.layers import Layer
 from codechat.sandbox.pool import Pool
@@ -61,6 +61,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from codechat.cli import run_main
+    from codechat.core.command import run_main
 
     run_main(main)

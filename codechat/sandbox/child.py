@@ -79,7 +79,9 @@ class Program:
         """The reply to a request, whatever the program raises; a result that cannot cross is an error too."""
         try:
             return codec.encode([number, "ok", getattr(self, f"do_{op}")(*rest)], self.to_ref)
-        except BaseException as error:  # the program's own: SystemExit and the like are its answer too, and must not end its process
+        except (
+            BaseException
+        ) as error:  # the program's own: SystemExit and the like are its answer too, and must not end its process
             return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
 
     # ---- requests
@@ -166,9 +168,7 @@ class Opaque:
 
 def known_name(error: BaseException) -> str:
     """The name of the nearest builtin exception."""
-    return next(
-        (t.__name__ for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t), "BaseException"
-    )
+    return next((t.__name__ for t in type(error).__mro__ if getattr(builtins, t.__name__, None) is t), "BaseException")
 
 
 def describe(error: BaseException) -> str:

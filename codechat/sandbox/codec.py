@@ -132,7 +132,6 @@ def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
         raise CodecError(f"not a value: {type(error).__name__}") from None
 
 
-
 def _unpack(j: Any, from_ref: FromRef, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise CodecError(f"nested deeper than {MAX_DEPTH}")

@@ -16,7 +16,7 @@ from codechat.sandbox.handles import Handle, Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery
 
 # Runs in the program's process, before the program; nothing of it is trusted once the program has run.
-STUB = '''
+STUB = """
 import contextlib, io
 
 class Refused(Exception):
@@ -50,7 +50,7 @@ def run(source, tools, call):
         except BaseException as error:
             problem = f"{type(error).__name__}: {error}"
     return [output.getvalue()[:10000], problem[:300]]
-'''
+"""
 
 
 def judge(job: dict[str, Any], nursery: Nursery, control: socket.socket) -> dict[str, Any]:
@@ -58,7 +58,9 @@ def judge(job: dict[str, Any], nursery: Nursery, control: socket.socket) -> dict
     waiting = [False]
 
     def call(name: Any, arguments: Any) -> Any:
-        request = json.dumps({"call": [str(name), arguments]}).encode()  # TypeError for what is no data is the program's to see
+        request = json.dumps(
+            {"call": [str(name), arguments]}
+        ).encode()  # TypeError for what is no data is the program's to see
         waiting[0] = True
         wire.send(control, request)
         answer = json.loads(wire.receive(control, wire.TRUSTED))
@@ -82,7 +84,11 @@ def judge(job: dict[str, Any], nursery: Nursery, control: socket.socket) -> dict
 def carry_out(job: dict[str, Any], session: Session, call: Any) -> tuple[str, str]:
     most = [job["memory_mb"], TOTAL * job["timeout_s"]]
     found = session.request("load", STUB, ["run"], "", most)
-    run = found[0][1] if type(found) is list and len(found) == 1 and type(found[0]) is list and len(found[0]) == 2 else None
+    run = (
+        found[0][1]
+        if type(found) is list and len(found) == 1 and type(found[0]) is list and len(found[0]) == 2
+        else None
+    )
     said = run(job["code"], job["tools"], call) if type(run) is Handle else None
     if type(said) is not list or len(said) != 2 or not all(type(part) is str for part in said):
         session.lose("an answer of the wrong shape")

@@ -134,7 +134,9 @@ class Trial:
             with at_most(left):
                 step()
             reason = ""
-        except BaseException as error:  # a test may raise anything at all, SystemExit too: it has failed then, and the next one is tried
+        except (
+            BaseException
+        ) as error:  # a test may raise anything at all, SystemExit too: it has failed then, and the next one is tried
             reason = explain(error)
         lost = self.session.lost
         if reason == OUT_OF_TIME or lost:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from codechat.config import ConfigError, RunError, nearest
+from codechat.core.errors import ConfigError, RunError, nearest
 from codechat.sandbox import nursery, seccomp, wire
 
 LEVELS = ("full", "landlock")
@@ -45,7 +45,9 @@ def choose(isolation: str) -> str:
     if isolation not in CHOICES:
         raise ConfigError(f"unknown isolation {isolation!r}{nearest(isolation, CHOICES)}")
     if sys.platform != "linux":
-        raise SandboxUnavailable(f"untrusted programs run on Linux only, and this is {sys.platform}; use a Linux machine")
+        raise SandboxUnavailable(
+            f"untrusted programs run on Linux only, and this is {sys.platform}; use a Linux machine"
+        )
     problems = []
     for level in LEVELS if isolation == "auto" else (isolation,):
         if not (problem := problem_of(level)):

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from codechat.config import RunError
+from codechat.core.errors import RunError
 from codechat.sandbox import layers, nursery, programs, wire
 from codechat.sandbox.clock import TOTAL
 from codechat.sandbox.programs import Program, Result, Verdict
@@ -239,9 +239,7 @@ def run_tests(
 
     SandboxUnavailable where the isolation cannot be had; DataError for tests that are no Python."""
     names = None if entry_points is None else tuple(entry_points)
-    program = Program(
-        code=code, tests=tests, setup=setup, entry_points=names, timeout_s=timeout_s, memory_mb=memory_mb
-    )
+    program = Program(code=code, tests=tests, setup=setup, entry_points=names, timeout_s=timeout_s, memory_mb=memory_mb)
     if isolation not in _default:
         _default[isolation] = Pool(1, isolation=isolation)
     return _default[isolation].run(program)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from codechat.config import DataError
+from codechat.core.errors import DataError
 
 TIMEOUT_S, MEMORY_MB = 5.0, 512
 

@@ -8,21 +8,32 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from codechat.config import ConfigError, Refusal, nearest
+from codechat.core.errors import ConfigError, UserError, nearest
 from codechat.tasks.apps import AppsTask
-from codechat.tasks.appworld import AppWorldTask
+from codechat.tasks.appworld.task import AppWorldTask
 from codechat.tasks.base import SPLITS, Gate, Problem, Score, Task, gold_gate, score_all
-from codechat.tasks.bfcl import BfclTask
-from codechat.tasks.coding import HumanEvalTask, MbppTask
-from codechat.tasks.funcall import FuncallTask
+from codechat.tasks.bfcl.task import BfclTask
+from codechat.tasks.coding.task import HumanEvalTask, MbppTask
+from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.micro import MicroTask
 from codechat.tasks.reasoning import Gsm8kTask, MmluTask, ReasoningTask
 from codechat.tasks.toy import ToyTask
 
 __all__ = ["SPLITS", "TASKS", "Gate", "Problem", "Score", "Task", "gold_gate", "load", "score_all"]
 
-TASKS: dict[str, Callable[..., Task]] = {"apps": AppsTask, "appworld": AppWorldTask, "bfcl": BfclTask, "funcall": FuncallTask, "gsm8k": Gsm8kTask,
-                                         "humaneval": HumanEvalTask, "mbpp": MbppTask, "micro": MicroTask, "mmlu": MmluTask, "reasoning": ReasoningTask, "toy": ToyTask}
+TASKS: dict[str, Callable[..., Task]] = {
+    "apps": AppsTask,
+    "appworld": AppWorldTask,
+    "bfcl": BfclTask,
+    "funcall": FuncallTask,
+    "gsm8k": Gsm8kTask,
+    "humaneval": HumanEvalTask,
+    "mbpp": MbppTask,
+    "micro": MicroTask,
+    "mmlu": MmluTask,
+    "reasoning": ReasoningTask,
+    "toy": ToyTask,
+}
 
 
 def load(name: str, **options: Any) -> Task:
@@ -39,7 +50,7 @@ def load(name: str, **options: Any) -> Task:
             raise ConfigError(f"task {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
     try:
         return TASKS[name](**options)
-    except Refusal:
+    except UserError:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task {name!r} cannot be made with {options} ({error}); mend the value") from None

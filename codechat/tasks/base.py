@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from codechat.config import DataError
+from codechat.core.errors import DataError
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")
@@ -112,14 +112,18 @@ class Gate:
     def require(self) -> Gate:
         """Itself when every gold answer passes; DataError with the counts otherwise."""
         if not self.n and not self.unknown:
-            raise DataError(f"the gold gate of task {self.task} saw no problems; at least one is required; "
-                            "check the split, the path and the limit")
+            raise DataError(
+                f"the gold gate of task {self.task} saw no problems; at least one is required; "
+                "check the split, the path and the limit"
+            )
         if not self.ok:
-            counts = ", ".join(f"{reason}: {n} (such as {self.examples[reason][0]})"
-                               for reason, n in self.reasons.most_common())
+            counts = ", ".join(
+                f"{reason}: {n} (such as {self.examples[reason][0]})" for reason, n in self.reasons.most_common()
+            )
             raise DataError(
                 f"{self.n - self.passed} of {self.n} gold answers of task {self.task} do not score the "
-                f"maximum: {counts}; every one must; mend the task's reader or its reward before training")
+                f"maximum: {counts}; every one must; mend the task's reader or its reward before training"
+            )
         return self
 
 

@@ -21,9 +21,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from codechat import sources, tokenizer
-from codechat.config import ConfigError, DataError
-from codechat.tokenizer import Tokenizer
+from codechat.core.errors import ConfigError, DataError
+from codechat.data import sources
+from codechat.text import tokenizer
+from codechat.text.tokenizer import Tokenizer
 
 # the hub keeps a parquet copy of every data set that only ships a loading script, on a branch of its own; "train" is nine tenths of the plays
 HUB = ("karpathy/tiny_shakespeare@refs/convert/parquet", "default/train/*.parquet")
@@ -58,19 +59,23 @@ class Text:
 
 def _starts(ids: Tensor, length: int) -> int:
     if len(ids) < length:
-        raise DataError(f"a part of the text has {len(ids)} symbols; a window takes {length}; give a longer text, or lower --horizon")
+        raise DataError(
+            f"a part of the text has {len(ids)} symbols; a window takes {length}; give a longer text, or lower --horizon"
+        )
     return len(ids) - length + 1
 
 
 def load(source: str, symbols: str | Tokenizer) -> Text:
     """The text of `source` (embedded, hub, or a file), cut at a line near its last tenth.
 
-    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises Refusal: no such file, not
+    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises UserError: no such file, not
     UTF-8, no network, a character that the tokenizer lacks, or a text of fewer than two lines."""
     text = read_text(source)
     cut = text.rfind("\n", 0, int(len(text) * (1 - HELD_OUT))) + 1
     if not cut:
-        raise DataError(f"the text of {source} has {len(text)} characters and no line to be cut at; it must have several lines; give another --source")
+        raise DataError(
+            f"the text of {source} has {len(text)} characters and no line to be cut at; it must have several lines; give another --source"
+        )
     if symbols == "chars":
         symbols = tokenizer.from_dict({"spec": "chars", "alphabet": "".join(sorted(set(text)))})
     tok = tokenizer.load(symbols) if isinstance(symbols, str) else symbols
@@ -83,6 +88,7 @@ def read_text(source: str) -> str:
     UTF-8 file, or of a parquet or jsonl file with a column `text`."""
     if source == "embedded":
         from pydoc_data.topics import topics
+
         return "\n\n".join(topics[name] for name in sorted(topics))
     if source == "hub":
         return _joined(sources.hub_rows(HUB[0], files=HUB[1]), HUB[0])
@@ -100,7 +106,9 @@ def _joined(rows: Iterable[dict[str, Any]], origin: str) -> str:
 # ---------------------------------------------------------------- reward
 
 
-def dense_rewards(drawn: Tensor, truth: Tensor, mode: RewardMode = "plus1", *, partial: float = 0.0, credit: Tensor | None = None) -> Tensor:
+def dense_rewards(
+    drawn: Tensor, truth: Tensor, mode: RewardMode = "plus1", *, partial: float = 0.0, credit: Tensor | None = None
+) -> Tensor:
     """The reward of each drawn symbol, float32: 1 where it is the text's own, else 0 (plus1) or -1 (plusminus1), and `partial` x credit.
 
     credit: log-probabilities in nats, shape as the draws, broadcast. The group's baseline takes the -1 away again: under any group advantage
@@ -140,5 +148,3 @@ class Bigram:
     def to(self, device: torch.device) -> Bigram:
         self.pairs, self.counts, self.before = (x.to(device) for x in (self.pairs, self.counts, self.before))
         return self
-
-

@@ -15,20 +15,34 @@ import re
 import string
 from typing import Any
 
-from codechat import chat
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
 from codechat.tasks.base import SPLITS, Message, Problem, Score
-from codechat.tokenizer import END_OF_TEXT
+from codechat.text import chat
+from codechat.text.tokenizer import END_OF_TEXT
 
 COMPLETION_LENGTH = 8
-CLASSES = {"lower": string.ascii_lowercase, "upper": string.ascii_uppercase, "punct": string.punctuation,
-           "digit": string.digits}
+CLASSES = {
+    "lower": string.ascii_lowercase,
+    "upper": string.ascii_uppercase,
+    "punct": string.punctuation,
+    "digit": string.digits,
+}
 # One token that is no byte is one miss; spelled out, its letters would be an easy reward for `lower`.
 _MARK = re.compile("|".join(map(re.escape, (*chat.TAGS, END_OF_TEXT))))
 TOY_MODEL: dict[str, Any] = {"depth": 2, "n_embd": 64, "n_head": 2, "block_size": 64}
 # What every RL loop's `--preset toy` sets: the task and a model of its size; the algorithm keeps its defaults.
-TOY_RUN: dict[str, Any] = {"task": "toy", "tokenizer": "bytes", "model": TOY_MODEL, "max_new_tokens": COMPLETION_LENGTH, "lr": 4e-3,
-                           "device_batch_size": 4, "max_steps": 120, "warmup_steps": 1, "eval_every": 0, "eval_examples": 4}
+TOY_RUN: dict[str, Any] = {
+    "task": "toy",
+    "tokenizer": "bytes",
+    "model": TOY_MODEL,
+    "max_new_tokens": COMPLETION_LENGTH,
+    "lr": 4e-3,
+    "device_batch_size": 4,
+    "max_steps": 120,
+    "warmup_steps": 1,
+    "eval_every": 0,
+    "eval_examples": 4,
+}
 
 
 class ToyTask:
@@ -45,8 +59,10 @@ class ToyTask:
             raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
         names = list(CLASSES)
         picked = [names[(i + seed) % len(names)] for i in range(len(names) if limit is None else limit)]
-        return [Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split)
-                for i, name in enumerate(picked)]
+        return [
+            Problem(f"toy-{split}-{i}", [{"role": "user", "content": name}], name, split)
+            for i, name in enumerate(picked)
+        ]
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages

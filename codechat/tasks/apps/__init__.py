@@ -1,18 +1,27 @@
 """Pocket apps: mail, calendar, contacts, notes, shop and files with state, 78 tools, and requests of five levels that are judged by what has changed.
 
-    task = AppsTask(levels=[1, 2])                   problems made as they are asked for
-    task = AppsTask("data/apps")                     problems of apps.SPLIT.jsonl, made by `codechat data apps`
-    world = task.environment(); world.reset(task.problems("train", 1)[0], seed=0); world.step({"role": "assistant", "content": "..."})
+task = AppsTask(levels=[1, 2])                   problems made as they are asked for
+task = AppsTask("data/apps")                     problems of apps.SPLIT.jsonl, made by `codechat data apps`
+world = task.environment(); world.reset(task.problems("train", 1)[0], seed=0); world.step({"role": "assistant", "content": "..."})
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 from codechat.tasks.apps.catalogue import TOOLS
 from codechat.tasks.apps.environment import TIERS, AppsEnvironment, score_changes
 from codechat.tasks.apps.generator import DOMAIN, LEVELS, dialogues, gold_steps, problems, trajectory
 from codechat.tasks.apps.task import AppsTask
 
-__all__ = ["DOMAIN", "LEVELS", "TIERS", "TOOLS", "AppsEnvironment", "AppsTask", "dialogues", "gold_steps", "problems", "score_changes", "trajectory"]
+__all__ = [
+    "DOMAIN",
+    "LEVELS",
+    "TIERS",
+    "TOOLS",
+    "AppsEnvironment",
+    "AppsTask",
+    "dialogues",
+    "gold_steps",
+    "problems",
+    "score_changes",
+    "trajectory",
+]

@@ -22,7 +22,10 @@ class App:
     def _find(self, query: str, *columns: str) -> list[Row]:
         """Rows whose key holds the query, without regard to case; `id`, the key and further columns of each."""
         names = ("id", self.key, *columns)
-        rows = self.store.all(f"SELECT {', '.join(names)} FROM {self.table} WHERE instr(lower({self.key}), lower(?)) ORDER BY id", query.strip())
+        rows = self.store.all(
+            f"SELECT {', '.join(names)} FROM {self.table} WHERE instr(lower({self.key}), lower(?)) ORDER BY id",
+            query.strip(),
+        )
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _get(self, id: int) -> Row:

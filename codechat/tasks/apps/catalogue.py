@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from codechat.calls import TAGS
-from codechat.executors import schema_of
 from codechat.tasks.apps.app import App
 from codechat.tasks.apps.people import Contacts, Mail
 from codechat.tasks.apps.plans import Calendar, Notes
 from codechat.tasks.apps.store import AppError, Store
 from codechat.tasks.apps.things import Files, Shop
+from codechat.tasks.tool_functions import schema_of
+from codechat.text.tool_calls import TAGS
 
 KINDS: dict[str, type] = {"string": str, "integer": int}
 LONGEST = 2000  # characters of an argument, and of a result
@@ -37,7 +37,15 @@ class Task(App):
         return "ok"
 
 
-APPS: dict[str, type[App]] = {"mail": Mail, "calendar": Calendar, "contacts": Contacts, "notes": Notes, "shop": Shop, "files": Files, "task": Task}
+APPS: dict[str, type[App]] = {
+    "mail": Mail,
+    "calendar": Calendar,
+    "contacts": Contacts,
+    "notes": Notes,
+    "shop": Shop,
+    "files": Files,
+    "task": Task,
+}
 CLOSING = ("task_answer", "task_decline")
 
 

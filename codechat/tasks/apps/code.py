@@ -39,7 +39,9 @@ def block_of(text: str) -> str | None:
     return "\n".join(found) if found else None
 
 
-def run(source: str, offered: Mapping[str, Sequence[str]], call: Callable[[str, dict[str, Any]], Any]) -> tuple[str, str]:
+def run(
+    source: str, offered: Mapping[str, Sequence[str]], call: Callable[[str, dict[str, Any]], Any]
+) -> tuple[str, str]:
     """(what it printed, why it failed or nothing). offered: the names of each tool's parameters."""
 
     def answer(name: str, arguments: dict[str, Any]) -> tuple[bool, Any]:

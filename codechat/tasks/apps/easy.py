@@ -55,64 +55,205 @@ class Ask(NamedTuple):
 
 
 DIRECT = (
-    Direct("contacts_add", ("Add {name} with phone {phone} to my contacts.", "New contact: {name}, phone {phone}."), {"name": "name", "phone": "phone"}),
-    Direct("contacts_set_phone", ("Contact {id} has the new phone {phone}.", "Set the phone of contact {id} to {phone}."),
-           {"id": "contacts.id", "phone": "phone"}),
+    Direct(
+        "contacts_add",
+        ("Add {name} with phone {phone} to my contacts.", "New contact: {name}, phone {phone}."),
+        {"name": "name", "phone": "phone"},
+    ),
+    Direct(
+        "contacts_set_phone",
+        ("Contact {id} has the new phone {phone}.", "Set the phone of contact {id} to {phone}."),
+        {"id": "contacts.id", "phone": "phone"},
+    ),
     Direct("contacts_delete", ("Delete contact {id}.", "Remove contact {id}."), {"id": "contacts.id"}),
-    Direct("notes_add", ("Write a note {title}: {text}", "New note with title {title} and text {text}"), {"title": "word", "text": "phrase"}),
+    Direct(
+        "notes_add",
+        ("Write a note {title}: {text}", "New note with title {title} and text {text}"),
+        {"title": "word", "text": "phrase"},
+    ),
     Direct("notes_delete", ("Delete note {id}.", "Throw note {id} away."), {"id": "notes.id"}),
     Direct("notes_pin", ("Pin note {id}.", "Note {id} should be pinned."), {"id": "notes.id"}),
-    Direct("notes_set_tag", ("Tag note {id} with {tag}.", "Give note {id} the tag {tag}."), {"id": "notes.id", "tag": "word"}),
-    Direct("calendar_add", ("Add {title} on {day} at {start} to my calendar.", "New event: {title}, {day}, {start}."),
-           {"title": "word", "day": "day", "start": "clock"}),
+    Direct(
+        "notes_set_tag",
+        ("Tag note {id} with {tag}.", "Give note {id} the tag {tag}."),
+        {"id": "notes.id", "tag": "word"},
+    ),
+    Direct(
+        "calendar_add",
+        ("Add {title} on {day} at {start} to my calendar.", "New event: {title}, {day}, {start}."),
+        {"title": "word", "day": "day", "start": "clock"},
+    ),
     Direct("calendar_delete", ("Delete event {id}.", "Cancel event {id}."), {"id": "events.id"}),
-    Direct("calendar_move", ("Move event {id} to {day}.", "Event {id} is on {day} now."), {"id": "events.id", "day": "day"}),
-    Direct("calendar_set_place", ("Event {id} is at {place}.", "Set the place of event {id} to {place}."), {"id": "events.id", "place": "name"}),
-    Direct("mail_send", ("Mail to {to}, subject {subject}: {body}", "Send {to} a mail about {subject} that says {body}"),
-           {"to": "email", "subject": "word", "body": "phrase"}),
+    Direct(
+        "calendar_move", ("Move event {id} to {day}.", "Event {id} is on {day} now."), {"id": "events.id", "day": "day"}
+    ),
+    Direct(
+        "calendar_set_place",
+        ("Event {id} is at {place}.", "Set the place of event {id} to {place}."),
+        {"id": "events.id", "place": "name"},
+    ),
+    Direct(
+        "mail_send",
+        ("Mail to {to}, subject {subject}: {body}", "Send {to} a mail about {subject} that says {body}"),
+        {"to": "email", "subject": "word", "body": "phrase"},
+    ),
     Direct("mail_star", ("Star mail {id}.", "Put a star on mail {id}."), {"id": "mails.id"}),
     Direct("mail_delete", ("Delete mail {id}.", "Throw mail {id} away."), {"id": "mails.id"}),
-    Direct("mail_move", ("Move mail {id} to {folder}.", "Mail {id} belongs into {folder}."), {"id": "mails.id", "folder": "folder"}),
-    Direct("shop_add_to_cart", ("Put {quantity} of product {product} into the cart.", "Add product {product} to my cart, {quantity} of it."),
-           {"product": "products.id", "quantity": "quantity"}),
-    Direct("shop_wish", ("Put product {product} on my wish list.", "I wish for product {product}."), {"product": "products.id"}),
+    Direct(
+        "mail_move",
+        ("Move mail {id} to {folder}.", "Mail {id} belongs into {folder}."),
+        {"id": "mails.id", "folder": "folder"},
+    ),
+    Direct(
+        "shop_add_to_cart",
+        ("Put {quantity} of product {product} into the cart.", "Add product {product} to my cart, {quantity} of it."),
+        {"product": "products.id", "quantity": "quantity"},
+    ),
+    Direct(
+        "shop_wish",
+        ("Put product {product} on my wish list.", "I wish for product {product}."),
+        {"product": "products.id"},
+    ),
     Direct("shop_cancel_order", ("Cancel order {id}.", "I do not want order {id} any more."), {"id": "orders.id"}),
-    Direct("files_write", ("Write {text} into the new file {path}", "New file {path} with the text {text}"), {"path": "path", "text": "phrase"}),
+    Direct(
+        "files_write",
+        ("Write {text} into the new file {path}", "New file {path} with the text {text}"),
+        {"path": "path", "text": "phrase"},
+    ),
     Direct("files_delete", ("Delete the file {path}", "Remove {path}"), {"path": "files.path"}),
-    Direct("files_move", ("Move {path} to {to}", "Rename the file {path} to {to}"), {"path": "files.path", "to": "path"}),
+    Direct(
+        "files_move", ("Move {path} to {to}", "Rename the file {path} to {to}"), {"path": "files.path", "to": "path"}
+    ),
 )
 
 LOOKUPS = (
-    Lookup("contacts_search", "contacts.name", "contacts_set_phone", ("{key} has the new phone {phone}.", "Set the phone of {key} to {phone}."),
-           {"phone": "phone"}),
-    Lookup("contacts_search", "contacts.name", "contacts_delete", ("Delete my contact {key}.", "Remove {key} from my contacts."), {}),
-    Lookup("contacts_search", "contacts.name", "contacts_set_circle", ("Put {key} into the circle {circle}.", "{key} belongs to the circle {circle}."),
-           {"circle": "word"}),
+    Lookup(
+        "contacts_search",
+        "contacts.name",
+        "contacts_set_phone",
+        ("{key} has the new phone {phone}.", "Set the phone of {key} to {phone}."),
+        {"phone": "phone"},
+    ),
+    Lookup(
+        "contacts_search",
+        "contacts.name",
+        "contacts_delete",
+        ("Delete my contact {key}.", "Remove {key} from my contacts."),
+        {},
+    ),
+    Lookup(
+        "contacts_search",
+        "contacts.name",
+        "contacts_set_circle",
+        ("Put {key} into the circle {circle}.", "{key} belongs to the circle {circle}."),
+        {"circle": "word"},
+    ),
     Lookup("notes_search", "notes.title", "notes_delete", ("Delete the note {key}.", "Throw the note {key} away."), {}),
     Lookup("notes_search", "notes.title", "notes_pin", ("Pin the note {key}.", "The note {key} should be pinned."), {}),
-    Lookup("notes_search", "notes.title", "notes_set_tag", ("Tag the note {key} with {tag}.", "Give the note {key} the tag {tag}."), {"tag": "word"}),
-    Lookup("notes_search", "notes.title", "notes_append", ("Add to the note {key}: {text}", "The note {key} should also say {text}"), {"text": "phrase"}),
-    Lookup("calendar_search", "events.title", "calendar_delete", ("Delete the event {key}.", "Cancel the event {key}."), {}),
-    Lookup("calendar_search", "events.title", "calendar_move", ("Move the event {key} to {day}.", "The event {key} is on {day} now."), {"day": "day"}),
-    Lookup("calendar_search", "events.title", "calendar_set_place", ("The event {key} is at {place}.", "Set the place of the event {key} to {place}."),
-           {"place": "name"}),
-    Lookup("calendar_search", "events.title", "calendar_set_length", ("The event {key} takes {minutes} minutes.", "Make the event {key} {minutes} minutes."),
-           {"minutes": "minutes"}),
-    Lookup("mail_search", "mails.subject", "mail_star", ("Star the mail about {key}.", "Put a star on the mail about {key}."), {}),
-    Lookup("mail_search", "mails.subject", "mail_delete", ("Delete the mail about {key}.", "Throw the mail about {key} away."), {}),
-    Lookup("mail_search", "mails.subject", "mail_reply", ("Answer the mail about {key}: {body}", "Reply {body} to the mail about {key}"), {"body": "phrase"}),
-    Lookup("mail_search", "mails.subject", "mail_move", ("Move the mail about {key} to {folder}.", "The mail about {key} belongs into {folder}."),
-           {"folder": "folder"}),
-    Lookup("shop_search", "products.name", "shop_add_to_cart", ("Put {quantity} {key} into the cart.", "Add {key} to my cart, {quantity} of it."),
-           {"quantity": "quantity"}, "product"),
-    Lookup("shop_search", "products.name", "shop_wish", ("Put {key} on my wish list.", "I wish for {key}."), {}, "product"),
+    Lookup(
+        "notes_search",
+        "notes.title",
+        "notes_set_tag",
+        ("Tag the note {key} with {tag}.", "Give the note {key} the tag {tag}."),
+        {"tag": "word"},
+    ),
+    Lookup(
+        "notes_search",
+        "notes.title",
+        "notes_append",
+        ("Add to the note {key}: {text}", "The note {key} should also say {text}"),
+        {"text": "phrase"},
+    ),
+    Lookup(
+        "calendar_search", "events.title", "calendar_delete", ("Delete the event {key}.", "Cancel the event {key}."), {}
+    ),
+    Lookup(
+        "calendar_search",
+        "events.title",
+        "calendar_move",
+        ("Move the event {key} to {day}.", "The event {key} is on {day} now."),
+        {"day": "day"},
+    ),
+    Lookup(
+        "calendar_search",
+        "events.title",
+        "calendar_set_place",
+        ("The event {key} is at {place}.", "Set the place of the event {key} to {place}."),
+        {"place": "name"},
+    ),
+    Lookup(
+        "calendar_search",
+        "events.title",
+        "calendar_set_length",
+        ("The event {key} takes {minutes} minutes.", "Make the event {key} {minutes} minutes."),
+        {"minutes": "minutes"},
+    ),
+    Lookup(
+        "mail_search",
+        "mails.subject",
+        "mail_star",
+        ("Star the mail about {key}.", "Put a star on the mail about {key}."),
+        {},
+    ),
+    Lookup(
+        "mail_search",
+        "mails.subject",
+        "mail_delete",
+        ("Delete the mail about {key}.", "Throw the mail about {key} away."),
+        {},
+    ),
+    Lookup(
+        "mail_search",
+        "mails.subject",
+        "mail_reply",
+        ("Answer the mail about {key}: {body}", "Reply {body} to the mail about {key}"),
+        {"body": "phrase"},
+    ),
+    Lookup(
+        "mail_search",
+        "mails.subject",
+        "mail_move",
+        ("Move the mail about {key} to {folder}.", "The mail about {key} belongs into {folder}."),
+        {"folder": "folder"},
+    ),
+    Lookup(
+        "shop_search",
+        "products.name",
+        "shop_add_to_cart",
+        ("Put {quantity} {key} into the cart.", "Add {key} to my cart, {quantity} of it."),
+        {"quantity": "quantity"},
+        "product",
+    ),
+    Lookup(
+        "shop_search", "products.name", "shop_wish", ("Put {key} on my wish list.", "I wish for {key}."), {}, "product"
+    ),
 )
 
 ASKS = (
-    Ask("contacts_search", "contacts.name", "contacts_get", "phone", ("What is the phone of {key}?", "Which phone does {key} have?")),
-    Ask("calendar_search", "events.title", "calendar_get", "day", ("On which day is the event {key}?", "When is the event {key}? Give the day.")),
-    Ask("notes_search", "notes.title", "notes_read", None, ("What does the note {key} say?", "Read me the note {key}.")),
-    Ask("mail_search", "mails.subject", "mail_read", "sender", ("Who wrote the mail about {key}?", "Who sent me the mail about {key}?")),
+    Ask(
+        "contacts_search",
+        "contacts.name",
+        "contacts_get",
+        "phone",
+        ("What is the phone of {key}?", "Which phone does {key} have?"),
+    ),
+    Ask(
+        "calendar_search",
+        "events.title",
+        "calendar_get",
+        "day",
+        ("On which day is the event {key}?", "When is the event {key}? Give the day."),
+    ),
+    Ask(
+        "notes_search", "notes.title", "notes_read", None, ("What does the note {key} say?", "Read me the note {key}.")
+    ),
+    Ask(
+        "mail_search",
+        "mails.subject",
+        "mail_read",
+        "sender",
+        ("Who wrote the mail about {key}?", "Who sent me the mail about {key}?"),
+    ),
     Ask("shop_search", "products.name", "shop_get", "price", ("What does {key} cost?", "What is the price of {key}?")),
 )
 
@@ -138,7 +279,9 @@ def one_call(draw: Draw, rows: Rows, apps: Collection[str] = ()) -> Draft:
     """Level 1: a call whose arguments all stand in the request."""
     kind = draw.rng.choice(within(DIRECT, apps))
     arguments = filled(kind.slots, draw, rows)
-    return Draft(draw.rng.choice(kind.says).format(**arguments), (kind.tool,), lambda call: call(kind.tool, **arguments))
+    return Draft(
+        draw.rng.choice(kind.says).format(**arguments), (kind.tool,), lambda call: call(kind.tool, **arguments)
+    )
 
 
 def look_up(draw: Draw, rows: Rows, apps: Collection[str] = (), *, there: bool = True) -> Draft:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from codechat import chat
 from codechat.tasks.apps import code
 from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk, as_text
 from codechat.tasks.apps.store import AppError, Change, Store, compare
 from codechat.tasks.base import Message, Problem, Score
+from codechat.text import chat
 
 TIERS = ("harm", "idle", "partial", "collateral", "done")
 MOST_CALLS = 16  # of one message
@@ -33,7 +33,9 @@ def score_changes(required: list[Change], found: list[Change]) -> Score:
         return Score(1.0, "done", parts, True)
     if not matched:
         return Score(0.0, "harm" if collateral else "idle", parts, False)
-    return Score(0.5 * matched / len(required) * 0.5 ** len(collateral), "partial" if missing else "collateral", parts, False)
+    return Score(
+        0.5 * matched / len(required) * 0.5 ** len(collateral), "partial" if missing else "collateral", parts, False
+    )
 
 
 class AppsEnvironment:
@@ -50,7 +52,11 @@ class AppsEnvironment:
     def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
         """The problem holds its whole world; the seed changes nothing."""
         self.problem, self.closed = problem, False
-        self.offered = {name: tuple(TOOLS[name].schema["parameters"]["properties"]) for name in problem.meta["tools"] if name in TOOLS}
+        self.offered = {
+            name: tuple(TOOLS[name].schema["parameters"]["properties"])
+            for name in problem.meta["tools"]
+            if name in TOOLS
+        }
         self.store.reset(problem.gold["world"])
         self._judge()
         return problem.messages

@@ -16,15 +16,15 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from codechat import chat
-from codechat.config import ConfigError
-from codechat.sources import digest
+from codechat.core.errors import ConfigError
+from codechat.data.sources import digest
 from codechat.tasks.apps import code, easy, hard
 from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk
 from codechat.tasks.apps.environment import AppsEnvironment
 from codechat.tasks.apps.store import Store
 from codechat.tasks.apps.world import Draw, Rows
 from codechat.tasks.base import SPLITS, Message, Problem
+from codechat.text import chat
 
 LEVELS = (1, 2, 3, 4, 5)
 MAKERS = {1: easy.one_call, 2: easy.look_up, 3: hard.across, 4: hard.distracted, 5: hard.impossible}
@@ -35,8 +35,15 @@ DONE = "Done."
 DOMAIN = "episodes"
 
 
-def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "call", only: Collection[str] = (),
-             part: str = "") -> list[Problem]:
+def problems(
+    split: str,
+    n: int,
+    seed: int = 0,
+    levels: Sequence[int] = LEVELS,
+    actions: str = "call",
+    only: Collection[str] = (),
+    part: str = "",
+) -> list[Problem]:
     """n different problems, the levels in turn; one that is given twice comes twice as often. only: the apps that levels 1 and 2 keep to. part:
     another set of the same split.
 
@@ -48,7 +55,9 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, 
     if set(only) - set(EASY):
         raise ConfigError(f"apps {list(only)}; give some of {', '.join(EASY)}")
     if only and max(levels) > 2:
-        raise ConfigError(f"levels {list(levels)} in {', '.join(only)}: from level 3 on all apps are needed; give levels 1 and 2, or no apps")
+        raise ConfigError(
+            f"levels {list(levels)} in {', '.join(only)}: from level 3 on all apps are needed; give levels 1 and 2, or no apps"
+        )
     rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
     made: dict[str, Problem] = {}
     while len(made) < n:
@@ -58,7 +67,9 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, 
     return list(made.values())
 
 
-def make(level: int, split: str, rng: random.Random, store: Store, actions: str = "call", only: Collection[str] = ()) -> Problem:
+def make(
+    level: int, split: str, rng: random.Random, store: Store, actions: str = "call", only: Collection[str] = ()
+) -> Problem:
     """One problem, and its expert's calls and changes, in `store`."""
     draw = Draw(rng, split)
     rows = Rows(draw, SIZES[level])
@@ -71,13 +82,26 @@ def make(level: int, split: str, rng: random.Random, store: Store, actions: str 
         return desk.call(tool, arguments)
 
     draft.expert(call)
-    others = [name for name, tool in TOOLS.items() if name not in draft.tools and name not in CLOSING and (not only or tool.app in only)]
+    others = [
+        name
+        for name, tool in TOOLS.items()
+        if name not in draft.tools and name not in CLOSING and (not only or tool.app in only)
+    ]
     offered = [*draft.tools, *rng.sample(others, OFFERED[level])]
     rng.shuffle(offered)
-    messages = [{"role": "system", "content": system([*offered, *CLOSING], actions)}, {"role": "user", "content": draft.request}]
+    messages = [
+        {"role": "system", "content": system([*offered, *CLOSING], actions)},
+        {"role": "user", "content": draft.request},
+    ]
     gold = {"world": rows.tables, "calls": calls, "changes": store.diff()}
     number = digest(f"{draft.request}{rows.tables}")[:12]
-    return Problem(f"apps-{level}-{number}", messages, gold, split, {"level": level, "tools": [*offered, *CLOSING], "actions": actions})
+    return Problem(
+        f"apps-{level}-{number}",
+        messages,
+        gold,
+        split,
+        {"level": level, "tools": [*offered, *CLOSING], "actions": actions},
+    )
 
 
 def system(tools: Sequence[str], actions: str) -> str:
@@ -108,7 +132,9 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
     return messages
 
 
-def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "call", only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+def dialogues(
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "call", only: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
     """n conversations {"id", "messages", "domain", "meta"} of experts, of problems that `problems` does not give for training."""
     world = AppsEnvironment(actions)
     for problem in problems(split, n, seed, levels, actions, only, part="expert" if split == "train" else ""):

@@ -7,8 +7,14 @@ from typing import Any
 from codechat.tasks.apps.easy import Caller, Draft, look_up
 from codechat.tasks.apps.world import Draw, Rows
 
-TALK = ("It rains and I slept badly.", "My sister says hello.", "Yesterday I lost my keys, but that is another story.", "I am on the train.",
-        "Do not worry about the shop today.", "First coffee, then work.")
+TALK = (
+    "It rains and I slept badly.",
+    "My sister says hello.",
+    "Yesterday I lost my keys, but that is another story.",
+    "I am on the train.",
+    "Do not worry about the shop today.",
+    "First coffee, then work.",
+)
 
 
 def _id(call: Caller, tool: str, query: str) -> int:
@@ -16,6 +22,7 @@ def _id(call: Caller, tool: str, query: str) -> int:
 
 
 # ------------------------------------------------------------------ level 3
+
 
 def mail_a_contact(draw: Draw, rows: Rows) -> Draft:
     name, subject, body = rows.pick("contacts")["name"], draw.word(), draw.phrase()
@@ -34,8 +41,11 @@ def place_from_note(draw: Draw, rows: Rows) -> Draft:
         place = call("notes_read", id=_id(call, "notes_search", note))
         call("calendar_set_place", id=_id(call, "calendar_search", event), place=place)
 
-    return Draft(f"The note {note} says where the event {event} is. Set its place.",
-                 ("notes_search", "notes_read", "calendar_search", "calendar_set_place"), expert)
+    return Draft(
+        f"The note {note} says where the event {event} is. Set its place.",
+        ("notes_search", "notes_read", "calendar_search", "calendar_set_place"),
+        expert,
+    )
 
 
 def mail_to_file(draw: Draw, rows: Rows) -> Draft:
@@ -44,7 +54,9 @@ def mail_to_file(draw: Draw, rows: Rows) -> Draft:
     def expert(call: Caller) -> None:
         call("files_write", path=path, text=call("mail_read", id=_id(call, "mail_search", subject))["body"])
 
-    return Draft(f"Save the text of the mail about {subject} as {path}", ("mail_search", "mail_read", "files_write"), expert)
+    return Draft(
+        f"Save the text of the mail about {subject} as {path}", ("mail_search", "mail_read", "files_write"), expert
+    )
 
 
 def file_to_note(draw: Draw, rows: Rows) -> Draft:
@@ -63,8 +75,11 @@ def invite_a_contact(draw: Draw, rows: Rows) -> Draft:
         email = call("contacts_get", id=_id(call, "contacts_search", name))["email"]
         call("calendar_invite", id=_id(call, "calendar_search", event), guest=email)
 
-    return Draft(f"Invite {name} to the event {event}, by mail address.",
-                 ("contacts_search", "contacts_get", "calendar_search", "calendar_invite"), expert)
+    return Draft(
+        f"Invite {name} to the event {event}, by mail address.",
+        ("contacts_search", "contacts_get", "calendar_search", "calendar_invite"),
+        expert,
+    )
 
 
 def wish_what_a_note_says(draw: Draw, rows: Rows) -> Draft:
@@ -75,7 +90,11 @@ def wish_what_a_note_says(draw: Draw, rows: Rows) -> Draft:
         name = call("notes_read", id=_id(call, "notes_search", note["title"]))
         call("shop_wish", product=_id(call, "shop_search", name))
 
-    return Draft(f"The note {note['title']} names a product. Put it on my wish list.", ("notes_search", "notes_read", "shop_search", "shop_wish"), expert)
+    return Draft(
+        f"The note {note['title']} names a product. Put it on my wish list.",
+        ("notes_search", "notes_read", "shop_search", "shop_wish"),
+        expert,
+    )
 
 
 def keep_a_sender(draw: Draw, rows: Rows) -> Draft:
@@ -85,11 +104,22 @@ def keep_a_sender(draw: Draw, rows: Rows) -> Draft:
         sender = call("mail_read", id=_id(call, "mail_search", subject))["sender"]
         call("contacts_add", name=name, phone=phone, email=sender)
 
-    return Draft(f"The mail about {subject} is from {name}, phone {phone}. Add the sender to my contacts, with the mail address.",
-                 ("mail_search", "mail_read", "contacts_add"), expert)
+    return Draft(
+        f"The mail about {subject} is from {name}, phone {phone}. Add the sender to my contacts, with the mail address.",
+        ("mail_search", "mail_read", "contacts_add"),
+        expert,
+    )
 
 
-ACROSS = (mail_a_contact, place_from_note, mail_to_file, file_to_note, invite_a_contact, wish_what_a_note_says, keep_a_sender)
+ACROSS = (
+    mail_a_contact,
+    place_from_note,
+    mail_to_file,
+    file_to_note,
+    invite_a_contact,
+    wish_what_a_note_says,
+    keep_a_sender,
+)
 
 
 def across(draw: Draw, rows: Rows) -> Draft:
@@ -98,6 +128,7 @@ def across(draw: Draw, rows: Rows) -> Draft:
 
 
 # ------------------------------------------------------------------ level 4
+
 
 def _matching(call: Caller, search: str, get: str, query: str, column: str, value: Any) -> int:
     """The id of the found row whose `column` shows `value`."""
@@ -108,28 +139,50 @@ def one_of_two_events(draw: Draw, rows: Rows) -> Draft:
     event, _ = rows.twin("events", day=draw.day(), start=draw.clock())
 
     def expert(call: Caller) -> None:
-        call("calendar_delete", id=_matching(call, "calendar_search", "calendar_get", event["title"], "day", event["day"]))
+        call(
+            "calendar_delete",
+            id=_matching(call, "calendar_search", "calendar_get", event["title"], "day", event["day"]),
+        )
 
-    return Draft(f"Delete the event {event['title']} that is on {event['day']}.", ("calendar_search", "calendar_get", "calendar_delete"), expert)
+    return Draft(
+        f"Delete the event {event['title']} that is on {event['day']}.",
+        ("calendar_search", "calendar_get", "calendar_delete"),
+        expert,
+    )
 
 
 def one_of_two_contacts(draw: Draw, rows: Rows) -> Draft:
     (contact, _), phone = rows.twin("contacts", phone=draw.phone(), email=draw.email()), draw.phone()
 
     def expert(call: Caller) -> None:
-        call("contacts_set_phone", id=_matching(call, "contacts_search", "contacts_get", contact["name"], "email", contact["email"]), phone=phone)
+        call(
+            "contacts_set_phone",
+            id=_matching(call, "contacts_search", "contacts_get", contact["name"], "email", contact["email"]),
+            phone=phone,
+        )
 
-    return Draft(f"{contact['name']} with the address {contact['email']} has the new phone {phone}.",
-                 ("contacts_search", "contacts_get", "contacts_set_phone"), expert)
+    return Draft(
+        f"{contact['name']} with the address {contact['email']} has the new phone {phone}.",
+        ("contacts_search", "contacts_get", "contacts_set_phone"),
+        expert,
+    )
 
 
 def one_of_two_mails(draw: Draw, rows: Rows) -> Draft:
     (mail, _), body = rows.twin("mails", sender=draw.email(), body=draw.phrase()), draw.phrase()
 
     def expert(call: Caller) -> None:
-        call("mail_reply", id=_matching(call, "mail_search", "mail_read", mail["subject"], "sender", mail["sender"]), body=body)
+        call(
+            "mail_reply",
+            id=_matching(call, "mail_search", "mail_read", mail["subject"], "sender", mail["sender"]),
+            body=body,
+        )
 
-    return Draft(f"Answer the mail about {mail['subject']} from {mail['sender']}: {body}", ("mail_search", "mail_read", "mail_reply"), expert)
+    return Draft(
+        f"Answer the mail about {mail['subject']} from {mail['sender']}: {body}",
+        ("mail_search", "mail_read", "mail_reply"),
+        expert,
+    )
 
 
 def one_of_two_products(draw: Draw, rows: Rows) -> Draft:
@@ -139,8 +192,11 @@ def one_of_two_products(draw: Draw, rows: Rows) -> Draft:
         found = _matching(call, "shop_search", "shop_get", product["name"], "price", product["price"])
         call("shop_wish", product=found)
 
-    return Draft(f"Put the {product['name']} that costs {product['price']} on my wish list, not the other one.",
-                 ("shop_search", "shop_get", "shop_wish"), expert)
+    return Draft(
+        f"Put the {product['name']} that costs {product['price']} on my wish list, not the other one.",
+        ("shop_search", "shop_get", "shop_wish"),
+        expert,
+    )
 
 
 def talk(draw: Draw, rows: Rows) -> Draft:
@@ -159,6 +215,7 @@ def distracted(draw: Draw, rows: Rows) -> Draft:
 
 # ------------------------------------------------------------------ level 5
 
+
 def not_there(draw: Draw, rows: Rows) -> Draft:
     return look_up(draw, rows, there=False)
 
@@ -171,7 +228,9 @@ def too_many(draw: Draw, rows: Rows) -> Draft:
         if call("shop_get", id=_id(call, "shop_search", product["name"]))["stock"] < wanted:
             call("task_decline")
 
-    return Draft(f"Put {wanted} {product['name']} into the cart.", ("shop_search", "shop_get", "shop_add_to_cart"), expert)
+    return Draft(
+        f"Put {wanted} {product['name']} into the cart.", ("shop_search", "shop_get", "shop_add_to_cart"), expert
+    )
 
 
 def nothing_known(draw: Draw, rows: Rows) -> Draft:
@@ -192,7 +251,9 @@ def no_file(draw: Draw, rows: Rows) -> Draft:
         if not call("files_search", query=path):
             call("task_decline")
 
-    return Draft(f"Make a note {title} with the text of the file {path}", ("files_search", "files_read", "notes_add"), expert)
+    return Draft(
+        f"Make a note {title} with the text of the file {path}", ("files_search", "files_read", "notes_add"), expert
+    )
 
 
 IMPOSSIBLE = (not_there, not_there, too_many, nothing_known, no_file)

@@ -86,12 +86,16 @@ class Mail(App):
     def reply(self, id: int, body: str) -> int:
         """Answer a mail"""
         mail = self._get(id)
-        return self.store.insert("mails", folder="sent", recipient=self._address(mail["sender"]), subject=f"Re: {mail['subject']}", body=body)
+        return self.store.insert(
+            "mails", folder="sent", recipient=self._address(mail["sender"]), subject=f"Re: {mail['subject']}", body=body
+        )
 
     def forward(self, id: int, to: str) -> int:
         """Forward a mail"""
         mail = self._get(id)
-        return self.store.insert("mails", folder="sent", recipient=self._address(to), subject=f"Fwd: {mail['subject']}", body=mail["body"])
+        return self.store.insert(
+            "mails", folder="sent", recipient=self._address(to), subject=f"Fwd: {mail['subject']}", body=mail["body"]
+        )
 
     def delete(self, id: int) -> str:
         """Delete a mail"""

@@ -41,7 +41,10 @@ class AppError(Exception):
 
 
 def _create(table: str) -> str:
-    columns = (f"{name} {'INTEGER' if isinstance(value, int) else 'TEXT'} NOT NULL DEFAULT {value!r}" for name, value in TABLES[table].items())
+    columns = (
+        f"{name} {'INTEGER' if isinstance(value, int) else 'TEXT'} NOT NULL DEFAULT {value!r}"
+        for name, value in TABLES[table].items()
+    )
     return f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(columns)})"
 
 
@@ -50,7 +53,9 @@ class Store:
 
     def __init__(self) -> None:
         self.db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=512)
-        self.db.executescript(";".join(map(_create, TABLES)))  # before the transaction: one that has made tables rolls back ten times slower
+        self.db.executescript(
+            ";".join(map(_create, TABLES))
+        )  # before the transaction: one that has made tables rolls back ten times slower
         self.db.execute("BEGIN")
         self.db.execute("SAVEPOINT empty")
         self.start: dict[str, dict[int, tuple[Any, ...]]] = {}
@@ -61,7 +66,10 @@ class Store:
         for table, rows in world.items():
             defaults, names = TABLES[table], COLUMNS[table]
             full = [({"id": i} | defaults | row) for i, row in enumerate(rows, 1)]
-            self.db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", [tuple(row[n] for n in names) for row in full])
+            self.db.executemany(
+                f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})",
+                [tuple(row[n] for n in names) for row in full],
+            )
         self.start = self.dump()
 
     def snapshot(self) -> None:
@@ -87,7 +95,12 @@ class Store:
     def insert(self, table: str, **values: Any) -> int:
         """The id of the new row."""
         marks = ", ".join("?" * len(values))
-        return self.db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())).lastrowid or 0
+        return (
+            self.db.execute(
+                f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+            ).lastrowid
+            or 0
+        )
 
     def row(self, table: str, id: int) -> Row:
         """The row of this id. AppError where there is none."""
@@ -98,7 +111,9 @@ class Store:
 
     def set(self, table: str, id: int, **values: Any) -> None:
         """Change columns of a row. AppError where there is none."""
-        if not self.db.execute(f"UPDATE {table} SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?", (*values.values(), id)).rowcount:
+        if not self.db.execute(
+            f"UPDATE {table} SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?", (*values.values(), id)
+        ).rowcount:
             raise AppError(f"nothing has id {id} in {table}")
 
     def remove(self, table: str, id: int) -> None:
@@ -114,7 +129,12 @@ class Store:
 
     def diff(self) -> list[Change]:
         """What has changed since the reset, tables and rows in order."""
-        return [change for table, now in self.dump().items() if now != self.start[table] for change in _changes(table, self.start[table], now)]
+        return [
+            change
+            for table, now in self.dump().items()
+            if now != self.start[table]
+            for change in _changes(table, self.start[table], now)
+        ]
 
 
 def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, tuple[Any, ...]]) -> Iterable[Change]:
@@ -125,13 +145,21 @@ def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, t
         elif id not in was:
             yield ["added", table, dict(zip(names[1:], now[id][1:], strict=True))]
         else:
-            yield from (["set", table, id, name, new] for name, old, new in zip(names, was[id], now[id], strict=True) if old != new)
+            yield from (
+                ["set", table, id, name, new]
+                for name, old, new in zip(names, was[id], now[id], strict=True)
+                if old != new
+            )
 
 
 def compare(required: Iterable[Change], found: Iterable[Change]) -> tuple[int, list[str], list[str]]:
     """(how many of the required changes were made, those that are missing, those that nobody asked for), the latter two in words."""
     due, made = (Counter(map(_key, changes)) for changes in (required, found))
-    return (due & made).total(), sorted(map(describe, (due - made).elements())), sorted(map(describe, (made - due).elements()))
+    return (
+        (due & made).total(),
+        sorted(map(describe, (due - made).elements())),
+        sorted(map(describe, (made - due).elements())),
+    )
 
 
 def _key(change: Change) -> tuple[Any, ...]:

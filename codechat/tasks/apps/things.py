@@ -92,10 +92,16 @@ class Shop(App):
         return "ok"
 
     def _table(self, table: str, *names: str) -> list[Row]:
-        return [dict(zip(names, row, strict=True)) for row in self.store.all(f"SELECT {', '.join(names)} FROM {table} ORDER BY id")]
+        return [
+            dict(zip(names, row, strict=True))
+            for row in self.store.all(f"SELECT {', '.join(names)} FROM {table} ORDER BY id")
+        ]
 
     def _held(self, table: str, product: int) -> tuple[int, ...] | None:
-        return self.store.one(f"SELECT * FROM (SELECT id, {'quantity' if table == 'cart' else '1'} FROM {table} WHERE product = ?)", product)
+        return self.store.one(
+            f"SELECT * FROM (SELECT id, {'quantity' if table == 'cart' else '1'} FROM {table} WHERE product = ?)",
+            product,
+        )
 
     def _required(self, table: str, product: int) -> int:
         held = self._held(table, product)
@@ -123,7 +129,9 @@ class Files(App):
 
     def list(self, folder: str = "") -> list[str]:
         """Paths in a folder"""
-        return [path for (path,) in self.store.all("SELECT path FROM files WHERE instr(path, ?) = 1 ORDER BY path", folder)]
+        return [
+            path for (path,) in self.store.all("SELECT path FROM files WHERE instr(path, ?) = 1 ORDER BY path", folder)
+        ]
 
     def search(self, query: str) -> list[str]:
         """Find files by path"""

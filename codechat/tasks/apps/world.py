@@ -128,5 +128,12 @@ def _files(draw: Draw, rows: Rows) -> Iterator[Row]:
 
 
 MAKERS: dict[str, Callable[[Draw, Rows], Iterator[Row]]] = {
-    "contacts": _contacts, "mails": _mails, "events": _events, "notes": _notes, "products": _products, "orders": _orders, "cart": _cart,
-    "files": _files}
+    "contacts": _contacts,
+    "mails": _mails,
+    "events": _events,
+    "notes": _notes,
+    "products": _products,
+    "orders": _orders,
+    "cart": _cart,
+    "files": _files,
+}

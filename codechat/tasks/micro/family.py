@@ -16,7 +16,28 @@ from typing import Any
 LEVELS = (1, 2, 3, 4, 5)
 MOST_SETTINGS = 200
 PARTS = ("sft", "train", "sft", "train", "sft", "train", "sft", "train", "select", "test")
-NAMES = ("f", "g", "solve", "calc", "run", "apply", "make", "get", "task", "do", "go", "answer", "result", "compute", "work", "step", "build", "change", "check", "func")
+NAMES = (
+    "f",
+    "g",
+    "solve",
+    "calc",
+    "run",
+    "apply",
+    "make",
+    "get",
+    "task",
+    "do",
+    "go",
+    "answer",
+    "result",
+    "compute",
+    "work",
+    "step",
+    "build",
+    "change",
+    "check",
+    "func",
+)
 ARGUMENTS = {
     "int": ("n", "x", "num", "value", "number", "a", "k"),
     "ints": ("xs", "nums", "values", "items", "numbers", "data"),
@@ -103,7 +124,12 @@ def _words(rng: random.Random, numbers: Sequence[int], texts: Sequence[str]) -> 
     return [_word(rng, numbers, texts) for _ in range(rng.randint(3, 4))]
 
 
-_DRAW: dict[str, Callable[[random.Random, Sequence[int], Sequence[str]], Any]] = {"int": _int, "ints": _ints, "word": _word, "words": _words}
+_DRAW: dict[str, Callable[[random.Random, Sequence[int], Sequence[str]], Any]] = {
+    "int": _int,
+    "ints": _ints,
+    "word": _word,
+    "words": _words,
+}
 LETTERS = tuple(ascii_lowercase)
 
 

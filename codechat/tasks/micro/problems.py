@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from codechat.config import ConfigError
-from codechat.questions import row as conversation
-from codechat.sources import digest
-from codechat.tasks import coding_sources
+from codechat.core.errors import ConfigError
+from codechat.data.sources import digest
+from codechat.data.synthetic import row as conversation
 from codechat.tasks.base import SPLITS, Problem
-from codechat.tasks.coding import CodingTask
+from codechat.tasks.coding import sources
+from codechat.tasks.coding.task import CodingTask
 from codechat.tasks.micro.family import LEVELS, NAMES, Family, names_for
 from codechat.tasks.micro.lists import LISTS
 from codechat.tasks.micro.numbers import NUMBERS
@@ -70,10 +70,14 @@ def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Ran
     gold = {"code": code, "tests": [f"assert {call}" for call in calls], "setup": "", "names": [name], "stub": ""}
     meta = {"family": family.name, "level": family.level, "setting": dict(setting)}
     prompt = f"Write this Python function.\n\n{stub}"
-    return Problem(f"micro-{family.name}-{digest(prompt)[:10]}", [{"role": "user", "content": prompt}], gold, split, meta)
+    return Problem(
+        f"micro-{family.name}-{digest(prompt)[:10]}", [{"role": "user", "content": prompt}], gold, split, meta
+    )
 
 
-def _calls(family: Family, setting: Mapping[str, Any], name: str, arguments: Sequence[str], rng: random.Random) -> list[str]:
+def _calls(
+    family: Family, setting: Mapping[str, Any], name: str, arguments: Sequence[str], rng: random.Random
+) -> list[str]:
     """The example and TESTS other calls, as `f(1) == 2`. Tests are picked so that programs that are nearly right fail:
     a parameter off by one, the argument given back, always the same answer."""
     solve, *rivals = (_function(family.code(name, arguments, s), name) for s in (setting, *family.neighbours(setting)))
@@ -115,10 +119,16 @@ class MicroTask(CodingTask):
     """source: "micro" samples problems, any number of them; a path reads micro.SPLIT.jsonl. levels: of the problems,
     a level given twice is drawn twice as often."""
 
-    def __init__(self, source: str = "micro", levels: Sequence[int] = LEVELS, reward: str = "tiered", timeout_s: float = 3.0,
-                 isolation: str = "auto") -> None:
+    def __init__(
+        self,
+        source: str = "micro",
+        levels: Sequence[int] = LEVELS,
+        reward: str = "tiered",
+        timeout_s: float = 3.0,
+        isolation: str = "auto",
+    ) -> None:
         self.sampled, self.levels = str(source) == "micro", tuple(levels)
-        rows = [] if self.sampled else coding_sources.read("micro", str(source))
+        rows = [] if self.sampled else sources.read("micro", str(source))
         super().__init__("micro", rows, reward, timeout_s, 0, isolation)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:

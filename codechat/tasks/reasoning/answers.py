@@ -24,10 +24,22 @@ MAX_CHARS, MAX_BITS, MAX_EXPONENT = 200, 8192, 64
 TOLERANCE = 1e-9
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _LAST = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")  # the minus of 48-24 is no sign
-_UNITS = frozenset("m g s h l L N J W V A K C F".split())  # one letter behind a space: a unit, where it would else be a variable
-_UNIT = re.compile(rf"(-?(?:{NUMBER}(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)")
+_UNITS = frozenset(
+    "m g s h l L N J W V A K C F".split()
+)  # one letter behind a space: a unit, where it would else be a variable
+_UNIT = re.compile(
+    rf"(-?(?:{NUMBER}(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
+)
 _HEDGES = frozenset({"or", "and", "to"})  # "18 or 20" is not 18
-_FUNCTIONS = {"sqrt": cmath.sqrt, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "ln": cmath.log, "log": cmath.log10, "exp": cmath.exp}
+_FUNCTIONS = {
+    "sqrt": cmath.sqrt,
+    "sin": cmath.sin,
+    "cos": cmath.cos,
+    "tan": cmath.tan,
+    "ln": cmath.log,
+    "log": cmath.log10,
+    "exp": cmath.exp,
+}
 _TOKEN = re.compile(rf"\s*(?:(\d*\.?\d+)|({'|'.join(_FUNCTIONS)}|pi)|([A-Za-z])|(\*\*|[-+*/()]))")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
 _POINTS = ((3, 7), (11, 13), (-5, 9))  # letter number i is a + i / b: no zero, no one, none twice
@@ -197,7 +209,9 @@ def compile_expression(text: str) -> ast.expr:
             if number and words[-1] != ")":
                 raise Unreadable("two numbers in a row")
             words.append("*")
-        words.append(match[0].strip() if not number else f"0{number}" if number.startswith(".") else number.lstrip("0") or "0")
+        words.append(
+            match[0].strip() if not number else f"0{number}" if number.startswith(".") else number.lstrip("0") or "0"
+        )
         if number and "." in number:
             words[-1] = f"({int(number.replace('.', ''))}/{10 ** len(number.split('.')[1])})"  # exact
         ends = bool(number or letter or name == "pi" or sign == ")")
@@ -219,7 +233,12 @@ def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
         return -value if isinstance(tree.op, ast.USub) else value
     if isinstance(tree, ast.BinOp):
         return _bounded(_applied(tree.op, value_at(tree.left, point), value_at(tree.right, point)))
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 1 and tree.func.id in _FUNCTIONS:
+    if (
+        isinstance(tree, ast.Call)
+        and isinstance(tree.func, ast.Name)
+        and len(tree.args) == 1
+        and tree.func.id in _FUNCTIONS
+    ):
         value = value_at(tree.args[0], point)
         return _root(value) if tree.func.id == "sqrt" else _FUNCTIONS[tree.func.id](complex(value))
     raise Unreadable(type(tree).__name__)
@@ -260,5 +279,3 @@ def _bounded(x: Value) -> Value:
     if isinstance(x, Fraction) and _bits(x) > MAX_BITS:
         raise Unreadable("a number too large")
     return x
-
-

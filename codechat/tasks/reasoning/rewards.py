@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from codechat.config import ConfigError, nearest
+from codechat.core.errors import ConfigError, nearest
 from codechat.tasks.reasoning import answers
 
 OUTCOMES = ("neither", "format_only", "answer_only", "format_and_answer")
@@ -29,7 +29,10 @@ _INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag within a tag
 # DOTALL: reasoning of more than one line is the point. The line end behind </answer> belongs to the turn, not to the content.
 _STRICT = re.compile(rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE}\n</answer>\n?", re.DOTALL)
 _SOFT = re.compile(rf"\s*<reasoning>{_INSIDE}</reasoning>\s*<answer>{_INSIDE}</answer>", re.DOTALL)
-_R1 = re.compile(r"\s*(?:<think>)?(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>((?:(?!</?(?:think|answer)>).)*)</answer>", re.DOTALL)
+_R1 = re.compile(
+    r"\s*(?:<think>)?(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>((?:(?!</?(?:think|answer)>).)*)</answer>",
+    re.DOTALL,
+)
 _INTEGER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)")
 
 
@@ -62,8 +65,13 @@ def grade_xml(text: str, gold: str | None, kind: str) -> Graded:
     correct = _same(answer, gold, kind)
     of_kind = answer is not None and bool((_INTEGER if kind == "number" else re.compile("[A-D]")).fullmatch(answer))
     strict, soft = bool(_STRICT.fullmatch(text)), bool(_SOFT.match(text))
-    terms = {"correctness": CORRECTNESS * correct, "integer": KIND * of_kind, "strict_format": STRICT * strict, "soft_format": SOFT * soft,
-             "tags": _tags(text)}
+    terms = {
+        "correctness": CORRECTNESS * correct,
+        "integer": KIND * of_kind,
+        "strict_format": STRICT * strict,
+        "soft_format": SOFT * soft,
+        "tags": _tags(text),
+    }
     return Graded(terms, soft, correct, answer)
 
 
@@ -71,7 +79,9 @@ def _tags(text: str) -> float:
     """0.125 for each of four tags that is there exactly once, in its place; what follows the last takes from the two of the answer."""
     tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
     lost = TAIL * tail
-    found = [TAG * (text.count(tag) == 1) for tag in ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")]
+    found = [
+        TAG * (text.count(tag) == 1) for tag in ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
+    ]
     return sum(found[:2]) + sum(max(0.0, share - lost) for share in found[2:])
 
 
@@ -105,7 +115,11 @@ def _same(answer: str | None, gold: str | None, kind: str) -> bool:
 
 
 GRADERS: dict[str, Callable[[str, str | None, str], Graded]] = {
-    "xml": grade_xml, "r1_zero": grade_r1_zero, "question_only": grade_question_only, "plain": grade_plain}
+    "xml": grade_xml,
+    "r1_zero": grade_r1_zero,
+    "question_only": grade_question_only,
+    "plain": grade_plain,
+}
 MAXIMUM = {"xml": CORRECTNESS + KIND + STRICT + SOFT + 4 * TAG, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
 
 

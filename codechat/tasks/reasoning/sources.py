@@ -17,17 +17,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codechat.config import ConfigError, DataError, MissingFile
-from codechat.sources import digest, fraction, hub_rows, local_rows, require_columns, row_format
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data.sources import digest, fraction, hub_rows, local_rows, require_columns, row_format
 from codechat.tasks.base import SPLITS, Problem
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
 Row = dict[str, Any]
-HUB = {"gsm8k": ("openai/gsm8k", {"train": "main/train-*.parquet", "test": "main/test-*.parquet"}),
-       "mmlu": ("cais/mmlu", {"validation": "all/validation-*.parquet", "test": "all/test-*.parquet"})}
+HUB = {
+    "gsm8k": ("openai/gsm8k", {"train": "main/train-*.parquet", "test": "main/test-*.parquet"}),
+    "mmlu": ("cais/mmlu", {"validation": "all/validation-*.parquet", "test": "all/test-*.parquet"}),
+}
 COLUMNS = {"gsm8k": ("question", "answer"), "mmlu": ("question", "choices", "answer")}
 OWN = ("id", "messages", "gold", "split")
-FILES = {"gsm8k": {"train": "train", "select": "train", "test": "test"}, "mmlu": {"select": "validation", "test": "test"}}  # split -> file
+FILES = {
+    "gsm8k": {"train": "train", "select": "train", "test": "test"},
+    "mmlu": {"select": "validation", "test": "test"},
+}  # split -> file
 SELECT_SHARE = 1 / 16
 _NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
@@ -46,9 +51,11 @@ class Asked(NamedTuple):
 def read(name: str, source: str, split: str) -> list[Asked | Problem]:
     """What `source` ("hub" or a path) holds of a split, in its order; Problems where the directory is our own.
 
-    Only the file of that split is read. MissingFile and DataError for what cannot be read, Refusal for a hub out of reach."""
+    Only the file of that split is read. MissingFile and DataError for what cannot be read, UserError for a hub out of reach."""
     if source == "embedded":
-        raise ConfigError(f"{name} is not embedded; give source=hub or a path to its parquet or jsonl files (--data-dir), or take --task reasoning")
+        raise ConfigError(
+            f"{name} is not embedded; give source=hub or a path to its parquet or jsonl files (--data-dir), or take --task reasoning"
+        )
     file = FILES.get(name, {}).get(split)
     if source == "hub":
         hub, files = HUB[name]
@@ -56,7 +63,9 @@ def read(name: str, source: str, split: str) -> list[Asked | Problem]:
     path = Path(source)
     if not path.exists():
         hub_too = ", or from the hub (source=hub)" if name in HUB else ""
-        raise MissingFile(f"{source} does not exist; {name} is read from a parquet or jsonl file or a directory of them{hub_too}")
+        raise MissingFile(
+            f"{source} does not exist; {name} is read from a parquet or jsonl file or a directory of them{hub_too}"
+        )
     if path.is_dir() and (own := path / f"{name}.{split}.jsonl").is_file():
         return [problem_of(row) for row in require_columns(local_rows(own), [OWN], own.name)]
     if path.is_dir() and any(path.glob(f"{name}.*.jsonl")):
@@ -84,8 +93,14 @@ def _asked(name: str, rows: Iterable[Row], file: str, split: str) -> list[Asked 
         try:
             asked = _MAKE[name](row, f"{name}-{file}-{number}", split)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise DataError(f"{name}, {file}, row {number + 1}: {error}; mend the row, or fetch the file again") from None
-        if name != "gsm8k" or file == "test" or (fraction(digest(asked.question)) < SELECT_SHARE) == (split == "select"):
+            raise DataError(
+                f"{name}, {file}, row {number + 1}: {error}; mend the row, or fetch the file again"
+            ) from None
+        if (
+            name != "gsm8k"
+            or file == "test"
+            or (fraction(digest(asked.question)) < SELECT_SHARE) == (split == "select")
+        ):
             made.append(asked)
     return made
 
@@ -112,12 +127,25 @@ _MAKE: dict[str, Callable[[Row, str, str], Asked]] = {"gsm8k": _gsm8k, "mmlu": _
 def problem_of(row: Row) -> Problem:
     """A row of our own files. DataError where a field is missing or has the wrong type."""
     gold, split = row["gold"], row["split"]
-    if split not in SPLITS or not isinstance(gold, dict) or not {"answer", "steps"} <= gold.keys() or not str(gold["answer"]).strip():
-        raise DataError(f"problem {row['id']!r} has split {split!r} and gold {str(gold)[:60]!r}; a known split, and an answer and steps are needed; "
-                        "make the file again")
+    if (
+        split not in SPLITS
+        or not isinstance(gold, dict)
+        or not {"answer", "steps"} <= gold.keys()
+        or not str(gold["answer"]).strip()
+    ):
+        raise DataError(
+            f"problem {row['id']!r} has split {split!r} and gold {str(gold)[:60]!r}; a known split, and an answer and steps are needed; "
+            "make the file again"
+        )
     return Problem(str(row["id"]), list(row["messages"]), dict(gold), split, dict(row.get("meta") or {}))
 
 
 def row_of(problem: Problem) -> Row:
     """The row that `problem_of` reads."""
-    return {"id": problem.id, "messages": problem.messages, "gold": problem.gold, "split": problem.split, "meta": dict(problem.meta)}
+    return {
+        "id": problem.id,
+        "messages": problem.messages,
+        "gold": problem.gold,
+        "split": problem.split,
+        "meta": dict(problem.meta),
+    }

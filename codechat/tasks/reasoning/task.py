@@ -15,16 +15,29 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from codechat.config import ConfigError
-from codechat.sources import digest
+from codechat.core.errors import ConfigError
+from codechat.data.sources import digest
 from codechat.tasks.base import SPLITS, Message, Problem, Score
 from codechat.tasks.reasoning import rewards, sources, stories, templates
 
 DEFAULT_LIMIT = 500
 # What the RL loops' `--preset lora` sets: adapters on an imported checkpoint, whose own chat template stays around the prompt.
-LORA_RUN: dict[str, Any] = {"task": "gsm8k", "lora_rank": 16, "lora_alpha": 64.0, "lora_targets": ("qkv", "out", "gate", "up", "down"), "group_size": 16,
-                            "device_batch_size": 4, "lr": 5e-6, "schedule": "cosine", "max_steps": 500, "warmup_steps": 50, "max_new_tokens": 256,
-                            "row_tokens": 1024, "eval_every": 50, "save_every": 50}
+LORA_RUN: dict[str, Any] = {
+    "task": "gsm8k",
+    "lora_rank": 16,
+    "lora_alpha": 64.0,
+    "lora_targets": ("qkv", "out", "gate", "up", "down"),
+    "group_size": 16,
+    "device_batch_size": 4,
+    "lr": 5e-6,
+    "schedule": "cosine",
+    "max_steps": 500,
+    "warmup_steps": 50,
+    "max_new_tokens": 256,
+    "row_tokens": 1024,
+    "eval_every": 50,
+    "save_every": 50,
+}
 
 
 class AnswerTask:
@@ -73,7 +86,13 @@ class ReasoningTask(AnswerTask):
 
     name = "reasoning"
 
-    def __init__(self, source: str = "embedded", levels: Sequence[int] = stories.LEVELS, template: str = "xml", reward: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str = "embedded",
+        levels: Sequence[int] = stories.LEVELS,
+        template: str = "xml",
+        reward: str | None = None,
+    ) -> None:
         super().__init__(source, template, reward)
         self.levels = tuple(levels)
 
@@ -87,8 +106,10 @@ class ReasoningTask(AnswerTask):
 
     def sampled(self, part: str, split: str, n: int, seed: int) -> list[Problem]:
         """Problems of a part of the questions (`stories.PARTS`)."""
-        return [self._problem(f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, stories.about(q))
-                for q in stories.questions(part, n, seed, self.levels)]
+        return [
+            self._problem(f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, stories.about(q))
+            for q in stories.questions(part, n, seed, self.levels)
+        ]
 
 
 class Gsm8kTask(AnswerTask):

@@ -14,19 +14,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codechat.config import ConfigError, nearest
+from codechat.core.errors import ConfigError, nearest
 from codechat.tasks.base import Message
 
 XML_SYSTEM = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
-R1_ZERO = ("A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant first thinks about the "
-           "reasoning process in the mind and then provides the User with the answer. The reasoning process is enclosed within <think> </think> and "
-           "answer is enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
-           "User: {question}\nAssistant: <think>")
-ALPACA = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-          "### Instruction:\n{question}\n\n### Response:\n")
-ZERO_SHOT_SYSTEM = {"number": 'Solve the problem step by step. End with the sentence "The answer is N.", where N is a number.',
-                    "letter": 'Answer the question with one of the choices. End with the sentence "The answer is X.", where X is A, B, C or D.'}
-GRADING = {"xml": "xml", "r1_zero": "r1_zero", "question_only": "question_only", "alpaca": "plain", "zero_shot": "plain"}
+R1_ZERO = (
+    "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant first thinks about the "
+    "reasoning process in the mind and then provides the User with the answer. The reasoning process is enclosed within <think> </think> and "
+    "answer is enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
+    "User: {question}\nAssistant: <think>"
+)
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{question}\n\n### Response:\n"
+)
+ZERO_SHOT_SYSTEM = {
+    "number": 'Solve the problem step by step. End with the sentence "The answer is N.", where N is a number.',
+    "letter": 'Answer the question with one of the choices. End with the sentence "The answer is X.", where X is A, B, C or D.',
+}
+GRADING = {
+    "xml": "xml",
+    "r1_zero": "r1_zero",
+    "question_only": "question_only",
+    "alpaca": "plain",
+    "zero_shot": "plain",
+}
 
 
 def messages(template: str, question: str, kind: str) -> list[Message]:

@@ -11,9 +11,24 @@ ambiguous.
 from __future__ import annotations
 
 from codechat.tasks.toolbox.catalogue import FAMILIES, THEMES, TOOLS, execute, family, respond
-from codechat.tasks.toolbox.copying import copy_dialogues
 from codechat.tasks.toolbox.conversations import dialogues, neutral_system, probes, problems, tools_system
+from codechat.tasks.toolbox.copying import copy_dialogues
 from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError
 
-__all__ = ["FAMILIES", "LEVELS", "THEMES", "TOOLS", "Tool", "ToolError", "copy_dialogues", "dialogues", "execute", "family",
-           "neutral_system", "probes", "problems", "respond", "tools_system"]
+__all__ = [
+    "FAMILIES",
+    "LEVELS",
+    "THEMES",
+    "TOOLS",
+    "Tool",
+    "ToolError",
+    "copy_dialogues",
+    "dialogues",
+    "execute",
+    "family",
+    "neutral_system",
+    "probes",
+    "problems",
+    "respond",
+    "tools_system",
+]

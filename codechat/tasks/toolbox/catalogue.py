@@ -18,20 +18,34 @@ from codechat.tasks.toolbox import (
     text,
     units,
 )
-from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError
+from codechat.tasks.toolbox.tool import Tool, ToolError
 
 THEMES = (arithmetic, units, dates, text, statistics, geometry, colours, encodings, money, names)
 TOOLS: dict[str, Tool] = {t.name: t for theme in THEMES for t in vars(theme).values() if isinstance(t, Tool)}
 # Tools that could serve each other's requests are never offered together: the right call would be ambiguous.
-FAMILIES: tuple[frozenset[str], ...] = tuple(frozenset(names.split()) for names in (
-    "add total", "double multiply square cube power rectangle_area", "halve split_bill", "to_binary to_base",
-    "uppercase change_case", "to_metres convert_length", "initials acronym", "greet greet_in",
-    "is_prime factorize",
-    "reverse_text is_palindrome", "tip discount add_tax percentage", "hex_to_rgb color_channel",
-    "slug url_escape",
-    "largest smallest sort_numbers median", "total mean", "circle_area circumference", "user_name email_for",
-    "is_leap_year month_days",
-))
+FAMILIES: tuple[frozenset[str], ...] = tuple(
+    frozenset(names.split())
+    for names in (
+        "add total",
+        "double multiply square cube power rectangle_area",
+        "halve split_bill",
+        "to_binary to_base",
+        "uppercase change_case",
+        "to_metres convert_length",
+        "initials acronym",
+        "greet greet_in",
+        "is_prime factorize",
+        "reverse_text is_palindrome",
+        "tip discount add_tax percentage",
+        "hex_to_rgb color_channel",
+        "slug url_escape",
+        "largest smallest sort_numbers median",
+        "total mean",
+        "circle_area circumference",
+        "user_name email_for",
+        "is_leap_year month_days",
+    )
+)
 
 
 def execute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

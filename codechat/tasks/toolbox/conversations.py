@@ -16,25 +16,38 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from codechat import chat
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
 from codechat.tasks.base import SPLITS, Message, Problem
 from codechat.tasks.toolbox.catalogue import TOOLS, execute, family, respond
 from codechat.tasks.toolbox.tool import LEVELS, Tool
+from codechat.text import chat
 
 MAX_DISTRACTORS = 3
 SECOND_REQUEST_SHARE = 0.3
-NEUTRAL = ("You are a helpful assistant.", "You are CodeChat.", "Answer the user.", "Help the user.",
-           "Be brief.",
-           "You write Python.", "You are a coding assistant.", "Answer in a few words.")
+NEUTRAL = (
+    "You are a helpful assistant.",
+    "You are CodeChat.",
+    "Answer the user.",
+    "Help the user.",
+    "Be brief.",
+    "You write Python.",
+    "You are a coding assistant.",
+    "Answer in a few words.",
+)
 NO_FUNCTION = ("I have no function for that.", "None of my functions can do that.")
 NO_TOOLS = ("I have no functions here.", "There is no function that I could call.")
-SMALL_TALK = (("Hello!", "Hello! What can I do for you?"), ("Hi there.", "Hi! How can I help?"),
-              ("Thanks!", "You are welcome."), ("Thank you very much.", "You are welcome."),
-              ("Good morning!", "Good morning! What can I do for you?"), ("Bye!", "Goodbye!"),
-              ("Who are you?", "I am CodeChat, a small language model."), 
-              ("Are you there?", "Yes, I am here."),
-              ("What is your name?", "I am CodeChat."), ("Nice work.", "Thank you!"))
+SMALL_TALK = (
+    ("Hello!", "Hello! What can I do for you?"),
+    ("Hi there.", "Hi! How can I help?"),
+    ("Thanks!", "You are welcome."),
+    ("Thank you very much.", "You are welcome."),
+    ("Good morning!", "Good morning! What can I do for you?"),
+    ("Bye!", "Goodbye!"),
+    ("Who are you?", "I am CodeChat, a small language model."),
+    ("Are you there?", "Yes, I am here."),
+    ("What is your name?", "I am CodeChat."),
+    ("Nice work.", "Thank you!"),
+)
 # What a negative is; the share of each among negatives follows from its repetitions.
 NEGATIVES = ("unsuitable", "unsuitable", "absent", "absent", "chat")
 # What a probe asks for, and the tools beside it: all that there may be, only others than the one asked for, none.
@@ -51,9 +64,15 @@ class Request:
     hard: str | None
 
 
-def dialogues(split: str, n: int, seed: int = 0, *, multi_turn_share: float = 0.25,
-              negatives_share: float = 0.15,
-              levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
+def dialogues(
+    split: str,
+    n: int,
+    seed: int = 0,
+    *,
+    multi_turn_share: float = 0.25,
+    negatives_share: float = 0.15,
+    levels: Sequence[int] = LEVELS,
+) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain", "meta"}; a level that is repeated in `levels` is drawn more often.
 
     meta: tools_present, asked ("tool" or "chat"), tools (names offered), level (0 for negatives), hard, and
@@ -72,8 +91,9 @@ def dialogues(split: str, n: int, seed: int = 0, *, multi_turn_share: float = 0.
         yield {"id": f"toolbox-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
 
 
-def problems(split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVELS,
-             negatives_share: float = 0.0) -> list[Problem]:
+def problems(
+    split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVELS, negatives_share: float = 0.0
+) -> list[Problem]:
     """n single requests. gold: {"name", "arguments"}, or None where no call is right."""
     rng = _generator("problems", split, seed, levels)
     made = []
@@ -106,8 +126,14 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
         elif tools == "other":
             offered = _others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
         messages[0] = _message("system", neutral_system(rng) if tools == "none" else _offer(offered))
-        rows.append({"messages": messages, "asked": asked, "tools_present": tools != "none",
-                     "suitable": (asked, tools) == ("tool", "tools")})
+        rows.append(
+            {
+                "messages": messages,
+                "asked": asked,
+                "tools_present": tools != "none",
+                "suitable": (asked, tools) == ("tool", "tools"),
+            }
+        )
     return rows
 
 
@@ -137,8 +163,7 @@ def _pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple
     return tuple(t for t in wanted if (t.held_out if held_out else hard or not t.held_out))
 
 
-def _request(rng: random.Random, split: str, levels: Sequence[int],
-             pool: Sequence[Tool] | None = None) -> Request:
+def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequence[Tool] | None = None) -> Request:
     """In test_hard half of the requests are for held-out tools, half say a known tool in new words."""
     hard, level = None, rng.choice(levels)
     if split == "test_hard":
@@ -148,8 +173,7 @@ def _request(rng: random.Random, split: str, levels: Sequence[int],
     return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
 
 
-def _positive(rng: random.Random, split: str,
-              levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
+def _positive(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
     """A request, the tools offered for it, and the prompt."""
     request = _request(rng, split, levels)
     offered = [request.tool, *_others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
@@ -168,8 +192,7 @@ def _others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> li
     return others
 
 
-def _multi_turn(rng: random.Random, split: str,
-                levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
     """Request, call, response, answer; sometimes a second request for one of the offered tools."""
     request, offered, messages = _positive(rng, split, levels)
     meta = _meta(offered, request, "multi_turn")
@@ -194,8 +217,14 @@ def _negative(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[li
     if kind == "chat":
         text, answer = rng.choice(SMALL_TALK)
     messages = [_message("system", system), _message("user", text), _message("assistant", answer)]
-    meta = {"tools_present": bool(offered), "asked": "chat" if kind == "chat" else "tool",
-            "tools": [t.name for t in offered], "level": 0, "hard": request.hard, "kind": kind}
+    meta = {
+        "tools_present": bool(offered),
+        "asked": "chat" if kind == "chat" else "tool",
+        "tools": [t.name for t in offered],
+        "level": 0,
+        "hard": request.hard,
+        "kind": kind,
+    }
     return messages, meta
 
 
@@ -203,8 +232,11 @@ def _served(request: Request) -> list[Message]:
     """The call, what the tool returned, and the answer."""
     name, arguments = request.tool.name, request.arguments
     result = execute(name, arguments)["result"]
-    return [_call(request), _message("function", respond(name, arguments)),
-            _message("assistant", request.tool.report(arguments, result))]
+    return [
+        _call(request),
+        _message("function", respond(name, arguments)),
+        _message("assistant", request.tool.report(arguments, result)),
+    ]
 
 
 def _call(request: Request) -> Message:
@@ -220,6 +252,12 @@ def _message(role: str, content: str) -> Message:
 
 
 def _meta(offered: Sequence[Tool], request: Request, kind: str) -> dict[str, Any]:
-    return {"tools_present": True, "asked": "tool", "tools": [t.name for t in offered],
-            "level": request.tool.level,
-            "hard": request.hard, "kind": kind, "tool": request.tool.name}
+    return {
+        "tools_present": True,
+        "asked": "tool",
+        "tools": [t.name for t in offered],
+        "level": request.tool.level,
+        "hard": request.hard,
+        "kind": kind,
+        "tool": request.tool.name,
+    }

@@ -10,13 +10,34 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from codechat.config import ConfigError
+from codechat.core.errors import ConfigError
 from codechat.tasks.base import SPLITS
 from codechat.tasks.toolbox.values import Slot, clock, colour, date, integer, name, number, phrase, word
 
-SLOTS: tuple[Slot, ...] = (word(), word(), name(), name(), phrase(1, 4), integer(1, 99_999), number(1, 999), date(), colour(), clock())
-ASKS = ("Repeat: {}", 'Say "{}".', "Echo {}", "Write {} again.", "Copy this: {}", "{} - say that again.", 'What did I say? "{}"',
-        "Please repeat {}.", "Type {}", 'Quote "{}".')
+SLOTS: tuple[Slot, ...] = (
+    word(),
+    word(),
+    name(),
+    name(),
+    phrase(1, 4),
+    integer(1, 99_999),
+    number(1, 999),
+    date(),
+    colour(),
+    clock(),
+)
+ASKS = (
+    "Repeat: {}",
+    'Say "{}".',
+    "Echo {}",
+    "Write {} again.",
+    "Copy this: {}",
+    "{} - say that again.",
+    'What did I say? "{}"',
+    "Please repeat {}.",
+    "Type {}",
+    'Quote "{}".',
+)
 
 
 def copy_dialogues(split: str, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -27,5 +48,9 @@ def copy_dialogues(split: str, n: int, seed: int = 0) -> Iterator[dict[str, Any]
     for i in range(n):
         text = " ".join(str(rng.choice(SLOTS).sample(rng, split)) for _ in range(rng.choice((1, 1, 2, 3))))
         messages = [{"role": "user", "content": rng.choice(ASKS).format(text)}, {"role": "assistant", "content": text}]
-        yield {"id": f"copy-{split}-{seed}-{i}", "messages": messages, "domain": "copy",
-               "meta": {"tools_present": False, "asked": "chat", "split": split}}
+        yield {
+            "id": f"copy-{split}-{seed}-{i}",
+            "messages": messages,
+            "domain": "copy",
+            "meta": {"tools_present": False, "asked": "chat", "split": split},
+        }

@@ -46,9 +46,15 @@ class Tool:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """{"name", "description", "parameters": JSON schema}."""
-        return {"name": self.name, "description": self.description, "parameters": {
-            "type": "object", "properties": {k: dict(s.schema) for k, s in self.slots.items()},
-            "required": list(self.slots)}}
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": {
+                "type": "object",
+                "properties": {k: dict(s.schema) for k, s in self.slots.items()},
+                "required": list(self.slots),
+            },
+        }
 
     @cached_property
     def level(self) -> int:
@@ -132,13 +138,19 @@ def say(value: Any) -> str:
     return ", ".join(say(v) for v in value) if isinstance(value, list) else str(value)
 
 
-def tool(description: str, *, asks: Sequence[str], hard: Sequence[str], answer: str, held_out: bool = False,
-         adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None,
-         **slots: Slot) -> Callable[[Callable[..., Any]], Tool]:
+def tool(
+    description: str,
+    *,
+    asks: Sequence[str],
+    hard: Sequence[str],
+    answer: str,
+    held_out: bool = False,
+    adjust: Callable[[random.Random, dict[str, Any]], dict[str, Any]] | None = None,
+    **slots: Slot,
+) -> Callable[[Callable[..., Any]], Tool]:
     """Decorator: a function whose parameters are `slots` becomes a Tool of the same name."""
 
     def build(function: Callable[..., Any]) -> Tool:
-        return Tool(function.__name__, description, slots, function, tuple(asks), tuple(hard), answer,
-                    held_out, adjust)
+        return Tool(function.__name__, description, slots, function, tuple(asks), tuple(hard), answer, held_out, adjust)
 
     return build

@@ -18,8 +18,7 @@ from typing import Any
 from zlib import crc32
 
 # Residues modulo 10 of a value's hash.
-SHARES: dict[str, range] = {
-    "train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
+SHARES: dict[str, range] = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
 SHARED_DIGITS = 2
 ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".split()
 VOWELS = "a e i o u ai ea oo".split()
@@ -170,14 +169,12 @@ def date(first: int = 1950, last: int = 2049) -> Slot:
 
 def clock() -> Slot:
     """A time of day as HH:MM."""
-    return Slot({"type": "string"}, lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}",
-                say_plainly)
+    return Slot({"type": "string"}, lambda rng: f"{rng.randrange(24):02d}:{rng.randrange(60):02d}", say_plainly)
 
 
 def colour() -> Slot:
     """A colour as #rgb."""
-    return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)),
-                say_plainly)
+    return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)), say_plainly)
 
 
 def choice(options: Mapping[Any, str]) -> Slot:
@@ -187,8 +184,7 @@ def choice(options: Mapping[Any, str]) -> Slot:
     schema: dict[str, Any] = {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
     if kind is not bool:
         schema["enum"] = values
-    return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]),
-                unseen=False)
+    return Slot(schema, lambda rng: rng.choice(values), lambda rng, value: rng.choice(spoken[value]), unseen=False)
 
 
 def whole(arguments: Mapping[str, Any], split: str) -> bool:

@@ -1,0 +1,74 @@
+"""Files that are never seen half done, and row files that survive a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from codechat.core.errors import RunError
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` by `text`: readers see the old text or the new, also after a crash."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temp, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temp, path)
+    except OSError:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise RunError(f"{path} cannot be read ({e}); the run is damaged") from e
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a jsonl file. A last line that was cut is left out; damage elsewhere raises RunError
+    with its line."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as f:
+        cut = 0
+        for number, line in enumerate(f, 1):
+            if cut:
+                raise RunError(f"{path} line {cut} is not json; delete that line to read the rest")
+            try:
+                yield json.loads(line)
+            except ValueError:
+                cut = number
+
+
+def trim_cut_line(path: Path) -> None:
+    """A row appended after half a line would be lost with it."""
+    with open(path, "rb+") as f:
+        size = end = f.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
+            f.seek(start)
+            newline = f.read(end - start).rfind(b"\n")
+            end = start
+            if newline >= 0:
+                end = start + newline + 1
+                break
+        if end < size:
+            f.truncate(end)
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    if path.is_file():
+        kept = [row for row in read_rows(path) if row.get("step", 0) <= step]
+        write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))

@@ -1,0 +1,73 @@
+"""How a command ends: the one place where an exception becomes a line on stderr and an exit code.
+
+Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An exception that nobody expected keeps its
+traceback: it is a defect, and worth more than a friendly line about it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from codechat.core.errors import UserError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+STORAGE_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space and run it again; what was saved is intact",
+    errno.EDQUOT: "the disk quota is used up; free some space and run it again; what was saved is intact",
+    errno.EROFS: "the file system is read-only; run in a folder that can be written",
+    errno.EACCES: "permission denied; change the owner or the mode, or run in another folder",
+    errno.EPERM: "the operation is not permitted; change the owner or the mode, or run in another folder",
+    errno.EIO: "the disk reports an input/output error; check the device before trusting what it holds",
+    errno.EFBIG: "the file is larger than a limit allows; raise it (ulimit -f) or write elsewhere",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n 4096)",
+}
+
+
+def run_main(command: Callable[[list[str] | None], Any]) -> None:
+    """End the process with the exit code of a module's `main`: what `python -m codechat.X` calls."""
+    sys.exit(guarded(command, sys.argv[1:]))
+
+
+def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
+    """Call `command(argv)`; turn a refusal, an interrupt or a failing disk into one line on stderr and an
+    exit code."""
+    _spell_anything()
+    try:
+        code = command(argv)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except UserError as refusal:
+        return _fail(str(refusal), 2)
+    except KeyboardInterrupt as stop:
+        return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", INTERRUPTED, "")
+    except BrokenPipeError:
+        # the reader (head, less) has what it wanted; Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in STORAGE_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(where + STORAGE_ERRORS[error.errno], 2)
+
+
+def _spell_anything() -> None:
+    """What a model samples may not fit the terminal's encoding: escaped is better than a crash in the middle
+    of an answer."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
+
+
+def _fail(message: str, code: int, prefix: str = "error: ") -> int:
+    sys.stdout.flush()
+    # Ctrl-C leaves the cursor in the middle of a line
+    start = "\n" if code == INTERRUPTED and sys.stderr.isatty() else ""
+    print(f"{start}{prefix}{message}", file=sys.stderr)
+    return code

@@ -1,0 +1,120 @@
+"""A link to a server that speaks json over HTTP: its URL, its key, and what goes wrong as a refusal that says what to do.
+
+    link = Link("http://127.0.0.1:8000", flag="--server")
+    link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
+
+Left out: retries and patience (`engines` has them), connections that stay open between requests.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from codechat.core.errors import ConfigError, MissingFile, RunError
+
+TIMEOUT_S = 300.0  # without a byte from the server
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+
+
+class NoAnswer(RunError):
+    """Nobody listens there, or the answer broke off."""
+
+
+class Refused(ConfigError):
+    """The server's own no. status: of HTTP."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> Any:  # it may travel to other ranks
+        return Refused, (str(self), self.status)
+
+
+def check_url(url: str, flag: str) -> str:
+    """The URL's host. ConfigError where it is no URL of HTTP."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
+    return parts.hostname
+
+
+class Link:
+    """A server by its URL, with or without /v1. flag: what the user set it with; kind, remedy: what it is and how to get one, in the words of
+    refusals."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key_file: Path | None = None,
+        *,
+        flag: str = "--server",
+        kind: str = "server",
+        remedy: str = "start one with codechat serve --ckpt RUN",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        host = check_url(url, flag)
+        self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
+        self.headers = {"Content-Type": "application/json"} | _authorization(api_key_file)
+        # a proxy could not reach this machine's own address
+        self.opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if host in LOOPBACK else []))
+
+    def open(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer, to be read and closed. Without a body a GET, else a POST. Refused where the server says no, NoAnswer where none does."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            return self.opener.open(urllib.request.Request(self.url + path, data, self.headers), timeout=self.timeout_s)
+        except urllib.error.HTTPError as error:
+            raise Refused(
+                f"the {self.kind} at {self.url} refuses {path} ({error.code}): {_complaint(error)}", error.code
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._no_answer(getattr(error, "reason", error)) from None
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The whole answer, read as json where it is not empty."""
+        with self.open(path, body) as answer:
+            try:
+                text = answer.read()
+                return json.loads(text) if text.strip() else None
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise self._no_answer(f"its answer broke off or is no json: {error!r}") from None
+
+    def model(self) -> str:
+        """The name of the first model that is served."""
+        try:
+            return str(self.ask("/v1/models")["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise ConfigError(f"{self.url} lists no model; give the URL of a server such as codechat serve") from None
+
+    def _no_answer(self, reason: object) -> NoAnswer:
+        return NoAnswer(f"no {self.kind} answers at {self.url} ({reason}); {self.remedy}")
+
+
+def _authorization(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() or [""]
+        return {"Authorization": f"Bearer {lines[0].strip()}"}
+    except OSError:
+        raise MissingFile(f"{path} is not a file that can be read; it must hold the server's key") from None
+
+
+def _complaint(error: urllib.error.HTTPError) -> str:
+    try:
+        text = error.read(10_000).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return str(error.reason)
+    try:
+        found = json.loads(text)
+        return str(found["error"]["message"] if "error" in found else found["detail"])[:1000]
+    except (ValueError, KeyError, TypeError):
+        return text[:200] or str(error.reason)

@@ -1,0 +1,107 @@
+"""What can be run: every training loop and every other stage of a recipe, by an id that never changes.
+
+Modules, classes and functions may move and be renamed; the id may not, since finished work is recognised by it: `runs/NAME/status.json`
+holds it as `kind`, and the hash of a recipe's stage covers the `ledger` name. Nothing is imported until it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from codechat.core.errors import ConfigError, nearest
+
+
+class Entry(NamedTuple):
+    """A loop or stage: `function` of `module` takes a `config` (a class of the same module).
+
+    ledger: how hashes of finished stages name it, "module:Class:function" of the day it was added; it never changes."""
+
+    id: str
+    module: str
+    config: str
+    function: str
+    ledger: str
+    command: str  # what the command line calls it
+    about: str
+
+    def load(self, name: str) -> Any:
+        """An attribute of the module, such as the config class or the function."""
+        return getattr(importlib.import_module(self.module), name)
+
+    @property
+    def config_class(self) -> type:
+        return self.load(self.config)
+
+    @property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]:
+        """What --preset takes; empty where there is none."""
+        return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
+
+
+def _loop(id: str, module: str, config: str, about: str, command: str = "") -> Entry:
+    return Entry(id, f"codechat.{module}", config, "train", f"codechat.{id}:{config}:train", command or id, about)
+
+
+def _stage(id: str, module: str, config: str, function: str, ledger: str, about: str) -> Entry:
+    return Entry(
+        id,
+        f"codechat.{module}",
+        config,
+        function,
+        f"codechat.{ledger}:{config}:{function}",
+        id.replace(".", " "),
+        about,
+    )
+
+
+LOOPS = {entry.id: entry for entry in (
+    _loop("pretrain", "pretrain", "PretrainConfig", "train a model from scratch on a corpus"),
+    _loop("sft", "sft", "SFTConfig", "fine-tune on conversations"),
+    _loop("reinforce", "reinforce", "ReinforceConfig", "REINFORCE with a group baseline on a task's reward"),
+    _loop("grpo", "grpo", "GRPOConfig", "GRPO, Dr. GRPO, DAPO or GSPO on a task's reward"),
+    _loop("ppo", "ppo", "PPOConfig", "PPO with a value head on a task's reward"),
+    _loop("expert_iteration", "expert_iteration", "ExpertConfig", "expert iteration: fine-tune on the best of what was sampled", command="expert"),
+    _loop("preference", "preference", "PreferenceConfig", "DPO, IPO, KTO, CPO, ORPO or SimPO on preferences"),
+    _loop("chars", "labs.chars", "CharsConfig", "learn a text symbol by symbol: supervised, GRPO, PPO or denoising"),
+)}  # fmt: skip
+
+PREPARATIONS = {entry.id: entry for entry in (
+    _stage("data.corpus", "data.prepare_corpus", "CorpusConfig", "prepare_corpus", "data", "source text -> shards of token ids for pretraining"),
+    _stage("data.sft", "tasks.coding.prepare", "SftConfig", "prepare_sft", "data", "code questions and plain chat -> conversations"),
+    _stage("data.calls", "tasks.toolbox.prepare", "CallsConfig", "prepare_calls", "data", "function calls -> conversations, problems and behaviour probes"),
+    _stage("data.apps", "tasks.apps.prepare", "AppsConfig", "prepare_apps", "data", "pocket apps -> experts' episodes and problems of several turns"),
+    _stage("data.code", "tasks.coding.prepare", "CodeConfig", "prepare_code", "data", "public sets of instructions and programs -> conversations, filtered"),
+    _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "data", "word problems of our own, or GSM8K -> worked solutions and problems"),
+    _stage("data.micro", "tasks.coding.prepare", "MicroConfig", "prepare_micro", "data", "small code problems of our own -> worked solutions and problems with tests"),
+    _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "data", "episodes of AppWorld that went well -> conversations"),
+)}  # fmt: skip
+
+STAGES = {entry.id: entry for entry in (
+    _stage("diagnose", "evaluation.diagnose", "DiagnoseConfig", "diagnose", "diagnose", "ask before RL whether there is a gradient"),
+    _stage("evaluate", "evaluation.evaluate", "EvaluateConfig", "run_evaluation", "evaluate", "pass@k of a checkpoint on a task, with intervals"),
+    _stage("passk", "evaluation.code_pass_rates", "PasskConfig", "run_passk", "passk", "how often code problems are solved, and whether RL would stall"),
+    _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "filter", "keep the training problems that are solved sometimes"),
+    _stage("notebooks", "reports.notebooks", "CopiesConfig", "run_copies", "notebooks", "execute copies of the walk-throughs on fresh runs"),
+    _stage("report", "reports.build", "ReportConfig", "write", "report", "execute a report over finished runs"),
+)}  # fmt: skip
+
+ENTRIES = LOOPS | PREPARATIONS | STAGES
+
+
+def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:
+    """The entry of an id; ConfigError names the nearest."""
+    if id not in among:
+        raise ConfigError(f"no {id!r}{nearest(id, among)}; there are: {', '.join(among)}")
+    return among[id]
+
+
+def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:
+    """The loop (or other entry) that a configuration belongs to; ConfigError where it is that of none."""
+    for entry in among.values():
+        if (type(cfg).__module__, type(cfg).__name__) == (entry.module, entry.config):
+            return entry
+    raise ConfigError(
+        f"{type(cfg).__name__} is the configuration of no loop; it takes one of {', '.join(among)}, such as SFTConfig"
+    )

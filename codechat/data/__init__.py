@@ -1,0 +1,24 @@
+"""What models read before any reward: the corpus, conversations packed into rows, sources, rows of public data sets, synthetic questions.
+
+Problems with a reward, and their data, are in `tasks`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules=[
+        "command",
+        "conversations",
+        "corpus",
+        "download",
+        "glaive",
+        "prepare_corpus",
+        "prepared",
+        "public_rows",
+        "shards",
+        "sources",
+        "supervised_tokens",
+        "synthetic",
+    ],
+)

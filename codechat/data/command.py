@@ -1,0 +1,49 @@
+"""`codechat data KIND`: prepare what training reads: a corpus, conversations, function calls and their problems.
+
+    codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
+    codechat data sft    --source embedded --out data/sft        code questions and plain chat
+    codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
+    codechat data calls  --source my_glaive_rows.jsonl           a local file in a hub data set's columns
+    codechat data micro  --out data/sft                          small code problems and worked solutions
+    codechat data code   --source hub                            instructions and programs, filtered
+    codechat data apps   --out data/apps --levels 1 2            experts' episodes in the pocket apps, and problems
+    codechat data reasoning --out data/reasoning                 word problems and worked solutions; GSM8K with --source hub
+    codechat data appworld --run-name appworld                   episodes of codechat appworld that went well
+
+Sources: `embedded` needs no network; `hub` streams github-code-clean, python_code_instructions and
+CodeAlpaca, or glaive-function-calling-v2; a path is read by its columns. Each command prints what was kept,
+what a rule left out, and what was lost and why; a loss above --max-lost stops it, and nothing is written.
+
+sft, calls, code, micro, apps, reasoning and appworld may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from codechat.core import config
+from codechat.core.errors import ConfigError, nearest
+from codechat.core.registry import PREPARATIONS
+
+KINDS = {entry.id.removeprefix("data."): entry for entry in PREPARATIONS.values()}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat data corpus|sft|calls|apps|code|micro|reasoning|appworld [OPTIONS]`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: codechat data KIND [OPTIONS]\n\nkinds (each with its own --help):")
+        print("\n".join(f"  {name:<11}{entry.about}" for name, entry in KINDS.items()))
+        print("\n" + (__doc__ or "").partition("\n\n")[2].rstrip())
+        return
+    if words[0] not in KINDS:
+        raise ConfigError(f"unknown kind of data {words[0]!r}{nearest(words[0], KINDS)}")
+    entry = KINDS[words[0]]
+    prepare = entry.load(entry.function)
+    prepare(config.parse(entry.config_class, words[1:], prog=f"codechat data {words[0]}", epilog=__doc__))
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

@@ -1,0 +1,416 @@
+"""Conversations: reading, encoding, packing, mixing.
+
+Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`. `encode` turns one into ids and a
+loss mask through `chat.render`, the only code that knows the protocol. `PackedLoader` puts several
+conversations into a row of T tokens; they cannot see each other (`block_mask`), positions restart, and no
+target crosses from one to the next.
+
+Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain that lags most
+behind its share. The plan of all rows is one sequence that every rank follows and takes turns in, so that
+world size and accumulation do not change what is learned, and the state is small. Each domain is passed over
+in a fresh order per epoch.
+
+The original project's files are read as well: `{input_ids, labels}` (labels aligned with the ids) and
+`{source, conversations}`. Left out: where conversations come from (sources, questions, tasks), truncation
+(half an answer teaches to stop in the middle: a conversation longer than the block is dropped and counted).
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from codechat.core.errors import DataError, MissingFile
+from codechat.data.sources import LARGEST_LOSS, Ledger, read_jsonl
+from codechat.text import chat
+from codechat.text.tokenizer import Tokenizer
+
+IGNORE = -100
+PAD_DOC = -1
+BUFFER = 256
+# A block size is a setting whose cost is known and printed, hence the larger share for conversations beyond
+# it.
+REASONS = {"too_long": 0.2, "no_assistant": LARGEST_LOSS, "tag_in_content": LARGEST_LOSS}
+REMEDY = "raise the block size (--seq-len, --model.block-size), or repair the rows"
+# Names of roles and domains in the original project's conversations.
+ROLES = {"tool": "function"}
+DOMAINS = {"funcall": "calls", "negative": "code"}
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True where the token is to be
+    predicted."""
+
+    ids: np.ndarray
+    loss_mask: np.ndarray
+    domain: str
+
+    def __len__(self) -> int:
+        """Positions that it takes in a row: its last token is only ever a target."""
+        return len(self.ids) - 1
+
+    @property
+    def supervised(self) -> int:
+        return int(np.count_nonzero(self.loss_mask[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 outside the loss.
+    docs: number of the conversation within its row, -1 for padding. positions restart in each conversation.
+    domains: index into the loader's `domains`, -1 for padding."""
+
+    ids: torch.Tensor
+    targets: torch.Tensor
+    docs: torch.Tensor
+    positions: torch.Tensor
+    domains: torch.Tensor
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)))
+
+    @property
+    def supervised(self) -> int:
+        return int((self.targets != IGNORE).sum())
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
+    """Rows of jsonl files, in the project's form or the original's. Raises MissingFile, and DataError that
+    names file and line for an empty or truncated file, wrong columns or a malformed message."""
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        path = Path(path)
+        default = path.name.partition(".")[0]
+        for number, row in read_jsonl(path):
+            yield check_row(row, default, f"{path}:{number}")
+
+
+def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
+    """The row with `messages` and `domain` (`default` where it names none). Raises DataError that begins with
+    `where`."""
+    domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
+    if {"input_ids", "labels"} <= row.keys():
+        _check_labels(row, where)
+        return row | {"domain": domain}
+    messages = row.get("messages", row.get("conversations"))
+    if messages is None:
+        raise DataError(
+            f"{where} has the columns {sorted(row)}; messages (or conversations, or input_ids "
+            "and labels) is needed; convert the file with codechat data"
+        )
+    if not isinstance(messages, list):
+        kind = type(messages).__name__
+        raise DataError(f"{where}: messages is a {kind}; a list of {{role, content}} is needed")
+    return {**row, "domain": domain, "messages": [_checked_message(m, where) for m in messages]}
+
+
+def _checked_message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        got = str(message)[:80]
+        raise DataError(f"{where}: a message is {got!r}; an object with role and content is needed")
+    role = ROLES.get(message.get("role"), message.get("role"))
+    if role not in ("system", "user", "assistant", "function"):
+        raise DataError(f"{where}: role {role!r} is unknown; system, user, assistant or function is needed")
+    return {"role": role, "content": message["content"]}
+
+
+def _check_labels(row: dict[str, Any], where: str) -> None:
+    ids, labels = row["input_ids"], row["labels"]
+    if not (isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)):
+        raise DataError(f"{where}: input_ids and labels must be lists of one length; make the file again")
+    if any(label not in (IGNORE, token) for token, label in zip(ids, labels, strict=True)):
+        raise DataError(f"{where}: a label is neither {IGNORE} nor the id at its place; align them")
+
+
+# ------------------------------------------------------------------ encoding
+
+
+def encode(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int) -> Example | str:
+    """The row as ids and loss mask, or the reason why it cannot be used: a key of `REASONS`.
+
+    Raises DataError for ids that the tokenizer does not have."""
+    if "input_ids" in row:
+        ids, mask = row["input_ids"], [label != IGNORE for label in row["labels"]]
+        limit = tokenizer.n_vocab + chat.N_TAGS
+        if ids and not 0 <= min(ids) <= max(ids) < limit:
+            raise DataError(
+                f"row holds id {max(ids)}; tokenizer {tokenizer.spec} and the tags have {limit}; "
+                "use the tokenizer that wrote the file"
+            )
+    else:
+        if not any(m["role"] == "assistant" and m["content"].strip() for m in row["messages"]):
+            return "no_assistant"
+        try:
+            rendered = chat.render(row["messages"], tokenizer, tags=tags)
+        except DataError:  # content that holds a tag; `read` has seen to everything else that render refuses
+            return "tag_in_content"
+        ids, mask = rendered.ids, rendered.loss_mask
+    if len(ids) > block_size:
+        return "too_long"
+    example = Example(np.array(ids, dtype=np.int32), np.array(mask, dtype=bool), row["domain"])
+    return example if example.supervised else "no_assistant"
+
+
+def encode_all(
+    rows: Iterable[dict[str, Any]],
+    tokenizer: Tokenizer,
+    tags: str,
+    block_size: int,
+    ledger: Ledger,
+    limit: int | None = None,
+) -> list[Example]:
+    """The first `limit` usable rows; the others are counted in `ledger`."""
+    return list(islice(_usable(rows, tokenizer, tags, block_size, ledger), limit))
+
+
+def _usable(
+    rows: Iterable[dict[str, Any]], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger
+) -> Iterator[Example]:
+    for row in rows:
+        found = encode(row, tokenizer, tags, block_size)
+        if isinstance(found, str):
+            ledger.lose(found)
+        else:
+            ledger.keep()
+            yield found
+
+
+def domain_files(directory: Path | str, split: str) -> list[Path]:
+    """The conversation files of a split: `DOMAIN.SPLIT.jsonl` and the original's `SPLIT.jsonl`, without files
+    of problems and probes, which hold a question and no answer. Raises MissingFile when there is none."""
+    directory = Path(directory)
+    found = sorted([*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")])
+    files = [path for path in found if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
+    if not files:
+        raise MissingFile(
+            f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); "
+            f"make them with codechat data sft (and calls) --out {directory}"
+        )
+    return files
+
+
+def load_domains(
+    directory: Path | str,
+    split: str,
+    tokenizer: Tokenizer,
+    tags: str,
+    block_size: int,
+    limit: int | None = None,
+) -> dict[str, list[Example]]:
+    """Encoded conversations of a split by domain, at most `limit` of each file.
+
+    What cannot be used is counted and said on stderr; above the share of its reason (`REASONS`) it is a
+    DataError."""
+    domains: dict[str, list[Example]] = {}
+    for path in domain_files(directory, split):
+        ledger = Ledger(path.name, REASONS, remedy=REMEDY)
+        for example in encode_all(read(path), tokenizer, tags, block_size, ledger, limit):
+            domains.setdefault(example.domain, []).append(example)
+        ledger.check()
+        if ledger.lost:
+            losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
+            kept = f"{path.name}: {ledger.kept} conversations"
+            print(f"{kept}, dropped {losses} (block {block_size})", file=sys.stderr)
+    return domains
+
+
+# ------------------------------------------------------------------ packing
+
+
+class _Buffer:
+    """Conversations waiting for a row. The oldest opens the next row, so that none waits for ever; the
+    largest that still fits comes next, which fills rows to within the shortest waiting conversation."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, tuple[int, int, int]] = {}  # serial -> (length, domain, index), oldest first
+        self.sizes: list[tuple[int, int]] = []  # (length, serial), sorted
+        self.serial = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, length: int, domain: int, index: int) -> None:
+        self.waiting[self.serial] = (length, domain, index)
+        insort(self.sizes, (length, self.serial))
+        self.serial += 1
+
+    def take_row(self, T: int) -> list[tuple[int, int]]:
+        """(domain, index) of conversations whose lengths add up to at most T."""
+        length, oldest = self.waiting[next(iter(self.waiting))][0], next(iter(self.waiting))
+        at = bisect_right(self.sizes, (length, oldest)) - 1
+        row, room = [], T
+        while at >= 0:
+            length, serial = self.sizes.pop(at)
+            row.append(self.waiting.pop(serial)[1:])
+            room -= length
+            at = bisect_right(self.sizes, (room, self.serial)) - 1
+        return row
+
+
+def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
+    """Rows of (domain index, conversation) as a Batch of (len(rows), T)."""
+    ids = np.zeros((len(rows), T), dtype=np.int64)  # (B, T)
+    targets = np.full((len(rows), T), IGNORE, dtype=np.int64)  # (B, T)
+    docs = np.full((len(rows), T), PAD_DOC, dtype=np.int64)  # (B, T)
+    positions = np.zeros((len(rows), T), dtype=np.int64)  # (B, T)
+    domains = np.full((len(rows), T), PAD_DOC, dtype=np.int64)  # (B, T)
+    for b, row in enumerate(rows):
+        start = 0
+        for number, (domain, example) in enumerate(row):
+            span = slice(start, start + len(example))
+            ids[b, span] = example.ids[:-1]
+            targets[b, span] = np.where(example.loss_mask[1:], example.ids[1:], IGNORE)
+            docs[b, span] = number
+            positions[b, span] = np.arange(len(example))
+            domains[b, span] = domain
+            start = span.stop
+    return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
+
+
+def block_mask(docs: torch.Tensor) -> torch.Tensor:
+    """(B, T) -> (B, 1, T, T) bool, True = attend: causal, within one conversation; padding attends to itself
+    only, since a row of the softmax without any key would be NaN."""
+    T = docs.shape[1]
+    same = (docs[:, :, None] == docs[:, None, :]) & (docs >= 0)[:, :, None]  # (B, T, T)
+    causal = torch.ones(T, T, dtype=torch.bool, device=docs.device).tril()
+    itself = torch.eye(T, dtype=torch.bool, device=docs.device)
+    return ((same & causal) | itself)[:, None]
+
+
+def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None = None) -> list[Batch]:
+    """Batches that hold each of the first `limit` conversations exactly once, always the same ones. The last
+    batch may have fewer rows; T grows to the longest conversation. `domains` is 0 throughout."""
+    examples = list(islice(examples, limit))
+    T = max([T, *map(len, examples)])
+    buffer, rows = _Buffer(), []
+    for index, example in enumerate(examples):
+        buffer.add(len(example), 0, index)
+    while len(buffer):
+        rows.append([(0, examples[index]) for _, index in buffer.take_row(T)])
+    return [_pack_rows(rows[i : i + batch], T) for i in range(0, len(rows), batch)]
+
+
+class PackedLoader:
+    """Endless packed batches, mixed by supervised tokens.
+
+    `weights`: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the
+    data; a domain without a weight is left out. Raises DataError for an unknown domain, one without
+    supervised tokens, or a conversation longer than T.
+    """
+
+    def __init__(
+        self,
+        examples: Mapping[str, Sequence[Example]],
+        weights: Mapping[str, float] | None,
+        batch: int,
+        T: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        _check_examples(examples, weights, T)
+        if weights is None:
+            weights = {name: sum(e.supervised for e in rows) for name, rows in examples.items()}
+        self.domains = sorted(name for name, weight in weights.items() if weight > 0)
+        self.weights = [weights[name] / sum(weights.values()) for name in self.domains]
+        self.examples = [examples[name] for name in self.domains]
+        self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
+        self.drawn = [0] * len(self.domains)
+        self.supervised = [0] * len(self.domains)
+        self.buffer = _Buffer()
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}
+
+    def next(self) -> Batch:
+        rows = [self._row() for _ in range(self.batch * self.world)]
+        mine = rows[self.rank * self.batch : (self.rank + 1) * self.batch]
+        return _pack_rows([[(d, self.examples[d][i]) for d, i in row] for row in mine], self.T)
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """Passes over each domain so far."""
+        sizes = map(len, self.examples)
+        return {name: n / size for name, n, size in zip(self.domains, self.drawn, sizes, strict=True)}
+
+    def _row(self) -> list[tuple[int, int]]:
+        while len(self.buffer) < BUFFER:
+            domain = min(range(len(self.domains)), key=lambda d: self.supervised[d] / self.weights[d])
+            index = self._draw(domain)
+            example = self.examples[domain][index]
+            self.supervised[domain] += example.supervised
+            self.buffer.add(len(example), domain, index)
+        return self.buffer.take_row(self.T)
+
+    def _draw(self, domain: int) -> int:
+        epoch, place = divmod(self.drawn[domain], len(self.examples[domain]))
+        if self._orders.get(domain, (None,))[0] != epoch:
+            entropy = [self.seed, zlib.crc32(self.domains[domain].encode()), epoch]
+            order = np.random.default_rng(entropy).permutation(len(self.examples[domain]))
+            self._orders[domain] = (epoch, order)
+        self.drawn[domain] += 1
+        return int(self._orders[domain][1][place])
+
+    def state(self) -> dict[str, Any]:
+        """Plain json; `load_state` continues bitwise, with any number of ranks."""
+        return {
+            "seed": self.seed,
+            "sizes": dict(zip(self.domains, map(len, self.examples), strict=True)),
+            "drawn": list(self.drawn),
+            "supervised": list(self.supervised),
+            "waiting": [[self.domains[d], i] for _, d, i in self.buffer.waiting.values()],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Raises DataError when the seed or the data are not those of the saved state."""
+        mine = {key: self.state()[key] for key in ("seed", "sizes")}
+        saved = {key: state[key] for key in mine}
+        if saved != mine:
+            raise DataError(
+                f"the data cursor was saved over {saved}; this run has {mine}; "
+                "resume with the same data, --mix and --seed"
+            )
+        self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])
+        self.buffer = _Buffer()
+        for name, index in state["waiting"]:
+            domain = self.domains.index(name)
+            self.buffer.add(len(self.examples[domain][index]), domain, index)
+
+
+def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:
+    """Weights by supervised tokens, as the loader takes them, that give a mix in rows: `rows` maps domain -> share of the conversations."""
+    means = {name: sum(e.supervised for e in found) / max(1, len(found)) for name, found in examples.items()}
+    return {name: share * means.get(name, 0.0) for name, share in rows.items()}
+
+
+def _check_examples(examples: Mapping[str, Sequence[Example]], weights: Mapping[str, float] | None, T: int) -> None:
+    unknown = sorted(set(weights or ()) - examples.keys())
+    if unknown:
+        raise DataError(
+            f"weights name the domains {unknown}; the data hold {sorted(examples)}; change --mix or prepare them"
+        )
+    used = examples if weights is None else [name for name, weight in weights.items() if weight > 0]
+    if not used:
+        raise DataError("no domain has a positive weight; at least one is needed; change --mix")
+    for name in used:
+        if not sum(example.supervised for example in examples[name]):
+            raise DataError(
+                f"domain {name} holds no supervised token in {len(examples[name])} rows; at "
+                "least one is needed; prepare the data again"
+            )
+        longest = max(map(len, examples[name]))
+        if longest > T:
+            raise DataError(
+                f"a conversation of domain {name} takes {longest} tokens; a row has {T}; "
+                "encode with that block size, or raise --seq-len"
+            )

@@ -1,0 +1,432 @@
+"""Source text -> flat shards of token ids, and the loaders that read them.
+
+A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by
+the end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`.
+Documents are deduplicated and held out for validation by the hash of their text, so that the same input gives
+the same bytes anywhere. The last, partial shard is kept.
+
+`WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps
+take turns in one sequence of windows, hence one rank with 8 microbatches sees what 8 ranks see, and the state
+is one number.
+
+The original project's directories (`*.bin` without a manifest) are read too: the last shard is then the
+validation part (of a single shard the last 2 %). Left out: where texts come from (sources), downloading,
+shuffling of documents.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from codechat.core.errors import DataError, MissingFile
+from codechat.data.shards import ShardWriter, Tally, write_atomic
+from codechat.data.sources import Document, Ledger, digest, fraction
+from codechat.text import tokenizer as tokenizers
+
+MANIFEST = "manifest.json"
+TOKEN_BYTES = "token_bytes.npy"
+IGNORE = -100
+VAL_SHARE = 0.02
+# Enough documents that a 2 % hash split of them is not empty by chance (0.98 ** 512 is 3e-5).
+FEW_DOCUMENTS = 512
+CHUNK_CHARS = 1 << 20
+Chunk = list[tuple[Document, str]]
+AGAIN = "prepare the corpus again with codechat data corpus"
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_corpus(
+    documents: Iterable[Document | str],
+    out_dir: Path | str,
+    tokenizer: tokenizers.Tokenizer,
+    *,
+    ledger: Ledger | None = None,
+    max_tokens: int | None = None,
+    max_bytes: int | None = None,
+    val_share: float = VAL_SHARE,
+    val_every: int | None = None,
+    shard_tokens: int = 1 << 24,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Tokenise the documents into `out_dir` and return the manifest.
+
+    Stops after the document that reaches `max_tokens` or `max_bytes` (both counted over train and val
+    together). `val_every` holds out every n-th document in the order given, instead of a share by hash.
+    `progress` is told the tokens of each document. A corpus already in `out_dir` is replaced only
+    once the new one is complete. Raises DataError: ids beyond uint16, no text, disk full, or a loss above its
+    share (`Ledger.check`).
+    """
+    if tokenizer.n_vocab > 1 << 16:
+        raise DataError(
+            f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards hold uint16, "
+            "at most 65536; choose another --tokenizer"
+        )
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    ledger = ledger or Ledger("text")
+    unique = _unique(documents, ledger)
+    parts = _every(unique, val_every) if val_every else _assign(unique, val_share)
+    writers = {split: ShardWriter(out, split, shard_tokens) for split in ("train", "val")}
+    tally = Tally()
+    try:
+        for document, split, ids in _encoded(parts, tokenizer):
+            full = tally.reached(max_tokens, max_bytes)
+            if full and split != "val":
+                continue  # a small limit may come before the first held-out document, and there must be one
+            writers[split].append(ids)
+            tally.add(document, split, len(ids))
+            ledger.keep()
+            if progress:
+                progress(len(ids))
+            if tally.reached(max_tokens, max_bytes) and writers["val"].files:
+                break
+        ledger.check()
+        manifest = _manifest(tokenizer, [f for w in writers.values() for f in w.close()], tally, ledger)
+        _publish(out, manifest, tokenizer, writers.values())
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DataError(f"disk full at {out}; nothing was written; free space or change --out") from None
+    finally:
+        for writer in writers.values():
+            writer.discard()
+    return manifest
+
+
+def _unique(documents: Iterable[Document | str], ledger: Ledger) -> Iterator[tuple[Document, str]]:
+    seen: set[str] = set()
+    for document in documents:
+        document = Document(document) if isinstance(document, str) else document
+        name = digest(document.text)
+        if not document.text.strip():
+            ledger.skip("empty")
+        elif name in seen:
+            ledger.skip("duplicate")
+        else:
+            seen.add(name)
+            yield document, name
+
+
+def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[tuple[Document, str]]:
+    """(document, split). Few documents may hold none below the threshold: then the one with the smallest hash
+    is held out, and of a single document its tail."""
+    head = list(islice(documents, FEW_DOCUMENTS))
+    if len(head) == 1:
+        yield from _cut(head[0][0], share)
+        return
+    limit = share
+    if head and len(head) < FEW_DOCUMENTS:
+        limit = max(share, min(fraction(name) for _, name in head) + 2**-33)
+    for document, name in chain(head, documents):
+        yield document, "val" if fraction(name) < limit else "train"
+
+
+def _every(documents: Iterator[tuple[Document, str]], n: int) -> Iterator[tuple[Document, str]]:
+    for i, (document, _) in enumerate(documents):
+        yield document, "train" if i % n else "val"
+
+
+def _cut(document: Document, share: float) -> Iterator[tuple[Document, str]]:
+    at = int(len(document.text) * (1 - share))
+    at = document.text.rfind("\n", 0, at) + 1 or at
+    yield replace(document, text=document.text[:at]), "train"
+    yield replace(document, text=document.text[at:]), "val"
+
+
+def _encoded(
+    parts: Iterator[tuple[Document, str]], tokenizer: tokenizers.Tokenizer
+) -> Iterator[tuple[Document, str, np.ndarray]]:
+    """The parts with their ids. The next chunk is encoded while this one is hashed and written."""
+    with ThreadPoolExecutor(1) as ahead:
+        waiting: list[tuple[Chunk, Future[list[np.ndarray]]]] = []
+        for chunk in _chunks(parts):
+            waiting.append((chunk, ahead.submit(tokenizer.encode_arrays, [document.text for document, _ in chunk])))
+            if len(waiting) > 1:
+                yield from _finished(*waiting.pop(0), tokenizer.eot_id)
+        for chunk, ids in waiting:
+            yield from _finished(chunk, ids, tokenizer.eot_id)
+
+
+def _chunks(parts: Iterator[tuple[Document, str]]) -> Iterator[Chunk]:
+    chunk: Chunk = []
+    chars = 0
+    for part in parts:
+        chunk.append(part)
+        chars += len(part[0].text)
+        if chars >= CHUNK_CHARS:
+            yield chunk
+            chunk, chars = [], 0
+    if chunk:
+        yield chunk
+
+
+def _finished(
+    chunk: Chunk, encoded: Future[list[np.ndarray]], eot_id: int
+) -> Iterator[tuple[Document, str, np.ndarray]]:
+    for (document, split), ids in zip(chunk, encoded.result(), strict=True):
+        yield document, split, np.append(ids, eot_id).astype("<u2")
+
+
+def _manifest(
+    tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: Tally, ledger: Ledger
+) -> dict[str, Any]:
+    return {
+        "hash": hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest(),
+        "tokenizer": tokenizer.spec,
+        "tokenizer_state": tokenizer.to_dict(),
+        "n_vocab": tokenizer.n_vocab,
+        "eot_id": tokenizer.eot_id,
+        **tally.totals(),
+        "kept": ledger.kept,
+        "dropped": dict(sorted(ledger.lost.items())),
+        "skipped": dict(sorted(ledger.skipped.items())),
+        "sources": {name: dict(counts) for name, counts in sorted(tally.sources.items())},
+        "files": files,
+    }
+
+
+def _publish(
+    out: Path, manifest: dict[str, Any], tokenizer: tokenizers.Tokenizer, writers: Iterable[ShardWriter]
+) -> None:
+    """The manifest goes first: a kill between the renames leaves a corpus that `open_corpus` refuses by its
+    sizes or missing files, never one that is quietly mixed from two."""
+    lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.uint16)
+    lengths[tokenizer.eot_id] = 0  # the end-of-text id stands for no byte of any text
+    old = {p.name for p in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
+    write_atomic(out / MANIFEST, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
+    buffer = io.BytesIO()
+    np.save(buffer, lengths)
+    write_atomic(out / TOKEN_BYTES, buffer.getvalue())
+    for writer in writers:
+        writer.publish()
+    for name in old - {file["name"] for file in manifest["files"]}:
+        (out / name).unlink()
+
+
+# ------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An opened corpus: one memory-mapped array of ids per shard of one split."""
+
+    manifest: dict[str, Any]
+    split: str
+    shards: tuple[np.ndarray, ...]
+    directory: Path
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(map(len, self.shards))
+
+    def token_bytes(self) -> np.ndarray:
+        """(n_vocab,) int64: bytes of text that each id stands for."""
+        path = self.directory / TOKEN_BYTES
+        if path.exists():
+            return np.load(path).astype(np.int64)
+        known = tokenizers.load(self.manifest["tokenizer"])
+        lengths = np.array([len(known.token_bytes(i)) for i in range(known.n_vocab)], dtype=np.int64)
+        lengths[known.eot_id] = 0
+        return lengths
+
+
+def read_manifest(directory: Path | str) -> dict[str, Any]:
+    """The manifest of a corpus; for a directory of bare `*.bin` shards one is made up, with a `note` that
+    says so. Raises MissingFile, DataError."""
+    directory = Path(directory)
+    path = directory / MANIFEST
+    if not path.exists():
+        return _foreign_manifest(directory)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); {AGAIN}") from None
+    if not isinstance(manifest, dict) or not {"files", "tokenizer", "train_tokens"} <= manifest.keys():
+        raise DataError(f"{path} is not the manifest of a corpus; codechat data corpus --out DIR makes one")
+    return manifest
+
+
+def _foreign_manifest(directory: Path) -> dict[str, Any]:
+    paths = sorted(directory.glob("*.bin"))
+    if not paths:
+        raise MissingFile(
+            f"{directory} holds neither {MANIFEST} nor *.bin shards; make a corpus with "
+            f"codechat data corpus --out {directory}"
+        )
+    sizes = [p.stat().st_size for p in paths]
+    files = [
+        {"name": path.name, "tokens": size // 2, "bytes": size, "split": "train"}
+        for path, size in zip(paths, sizes, strict=True)
+    ]
+    held_out = f"the last shard, {paths[-1].name}, is"
+    if len(files) > 1:
+        files[-1]["split"] = "val"
+    else:
+        tokens = files[0]["tokens"]
+        cut = tokens - max(1, int(tokens * VAL_SHARE))
+        files = [
+            {**files[0], "tokens": cut, "start": 0},
+            {**files[0], "tokens": tokens - cut, "start": cut, "split": "val"},
+        ]
+        held_out = f"the last {VAL_SHARE:.0%} of the only shard, {paths[0].name}, are"
+    totals = {f"{s}_tokens": sum(f["tokens"] for f in files if f["split"] == s) for s in ("train", "val")}
+    note = f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; {held_out} held out for validation"
+    return {"tokenizer": "gpt2", "n_vocab": 50257, "eot_id": 50256, **totals, "files": files, "note": note}
+
+
+def open_corpus(directory: Path | str, split: str) -> Corpus:
+    """Map the shards of a split. Raises MissingFile for an absent shard, DataError for one of another
+    size."""
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    shards = [_map(directory, file) for file in manifest["files"] if file["split"] == split]
+    if not shards:
+        known = sorted({file["split"] for file in manifest["files"]})
+        raise DataError(f"corpus {directory} has no split {split!r}; it has {known}")
+    return Corpus(manifest, split, tuple(shards), directory)
+
+
+def _map(directory: Path, file: dict[str, Any]) -> np.ndarray:
+    path = directory / file["name"]
+    if not path.exists():
+        raise MissingFile(f"{path} is absent; {MANIFEST} names it; {AGAIN}")
+    size = path.stat().st_size
+    if size != file["bytes"]:
+        raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
+    start = file.get("start", 0)
+    return np.memmap(path, dtype="<u2", mode="r")[start : start + file["tokens"]]
+
+
+def verify(directory: Path | str) -> None:
+    """Read every shard and compare its sha256 with the manifest. Raises DataError for the first that
+    differs."""
+    for file in read_manifest(directory)["files"]:
+        path = Path(directory) / file["name"]
+        if "sha256" in file and hashlib.sha256(path.read_bytes()).hexdigest() != file["sha256"]:
+            raise DataError(f"{path} was changed: its sha256 is not the one of {MANIFEST}; {AGAIN}")
+
+
+class WindowLoader:
+    """Endless random windows of T ids over the shards of a split.
+
+    `next()` -> ids (B, T) int64, targets (B, T) int64, the ids shifted by one. A window lies within one
+    shard, every start is equally likely. Raises DataError when the corpus holds no window of T + 1 ids.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        split: str,
+        batch: int,
+        T: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.corpus = open_corpus(directory, split)
+        if rank == 0 and "note" in self.corpus.manifest:
+            print(self.corpus.manifest["note"], file=sys.stderr)
+        starts = np.array([max(0, len(shard) - T) for shard in self.corpus.shards], dtype=np.int64)
+        if not starts.any():
+            raise DataError(
+                f"corpus {directory} holds {self.corpus.n_tokens} {split} tokens; a block of {T} "
+                f"needs {T + 1} in one shard; prepare more text or lower block_size"
+            )
+        self.ends = np.cumsum(starts)  # window numbers below ends[i] start in shard i or before
+        self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
+        self.windows = 0
+
+    @property
+    def epoch(self) -> float:
+        """Tokens drawn by all ranks over the tokens of the split."""
+        return self.windows * self.T / self.corpus.n_tokens
+
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self.windows + self.rank * self.batch
+        draws = _mix(self.seed, np.arange(first, first + self.batch, dtype=np.uint64))
+        rows = np.stack([self._window(int(draw)) for draw in draws % np.uint64(self.ends[-1])])  # (B, T + 1)
+        self.windows += self.batch * self.world
+        tokens = torch.from_numpy(rows.astype(np.int64))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def _window(self, number: int) -> np.ndarray:
+        shard = int(np.searchsorted(self.ends, number, side="right"))
+        start = number - (int(self.ends[shard - 1]) if shard else 0)
+        return self.corpus.shards[shard][start : start + self.T + 1]
+
+    def state(self) -> dict[str, int]:
+        return {"windows": self.windows, "seed": self.seed}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        """Continue where `state()` was taken, with any number of ranks. Raises DataError for another seed."""
+        if state["seed"] != self.seed:
+            saved = state["seed"]
+            raise DataError(
+                f"the data cursor was saved with seed {saved}; this run has {self.seed}; resume with --seed {saved}"
+            )
+        self.windows = state["windows"]
+
+
+def _mix(seed: int, counters: np.ndarray) -> np.ndarray:
+    """(n,) uint64 from (n,) counters: splitmix64 (Steele et al. 2014), a bijection of the counter for each
+    seed. Modulo the number of windows its bias is below 2^-30, far under what sampling shows."""
+    with np.errstate(over="ignore"):
+        z = counters + np.uint64(seed % 2**32) * np.uint64(0x100000001) + np.uint64(1)
+        z = z * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def val_windows(
+    directory: Path | str,
+    T: int,
+    limit: int | None = None,
+    *,
+    batch: int = 1,
+    split: str = "val",
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+    """(ids (B, T), targets (B, T), bytes of text behind the targets), each token of the split a target
+    exactly once but the very first. `limit` counts windows of all ranks; batches are dealt to ranks in turn.
+    The last row is padded with target -100, the last batch may have fewer rows.
+    """
+    corpus = open_corpus(directory, split)
+    lengths = corpus.token_bytes()
+    stream = np.concatenate(corpus.shards)
+    count = -(-(len(stream) - 1) // T)
+    if count < 1:
+        have = f"corpus {directory} holds {len(stream)} {split} tokens"
+        raise DataError(f"{have}; at least 2 are needed; prepare more text")
+    count = count if limit is None else min(limit, count)
+    for first in range(rank * batch, count, batch * world):
+        rows = range(first, min(first + batch, count))
+        ids, targets = _val_rows(stream, rows, T, corpus.manifest["eot_id"])
+        n_bytes = int(lengths[targets[targets != IGNORE]].sum())
+        yield torch.from_numpy(ids), torch.from_numpy(targets), n_bytes
+
+
+def _val_rows(stream: np.ndarray, rows: range, T: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.full((len(rows), T), pad, dtype=np.int64)  # (B, T)
+    targets = np.full((len(rows), T), IGNORE, dtype=np.int64)  # (B, T)
+    for i, row in enumerate(rows):
+        part = stream[row * T : row * T + T + 1].astype(np.int64)
+        ids[i, : len(part) - 1] = part[:-1]
+        targets[i, : len(part) - 1] = part[1:]
+    return ids, targets

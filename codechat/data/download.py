@@ -1,0 +1,118 @@
+"""`codechat download`: a model or data set of the Hugging Face hub into a directory, by huggingface_hub.
+
+    codechat download Qwen/Qwen2.5-0.5B-Instruct
+    codechat download openai/openai_humaneval --out data/humaneval
+    HF_ENDPOINT=https://a-mirror codechat download Qwen/Qwen3-0.6B
+
+Files arrive in OUT.partial, which becomes OUT when all are there; a connection that breaks is taken up where it broke, and the same command
+after an interruption keeps the files that are whole. Of a model only what `codechat import` reads is fetched (safetensors, json, templates), of
+a data set everything. Without a network it fails within seconds. Names are looked up among models
+first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME mean what they mean to huggingface_hub.
+
+Left out: single files, uploads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from codechat.core import config
+from codechat.core.config import REQUIRED, opt
+from codechat.core.errors import ConfigError, UserError
+from codechat.data import sources
+from codechat.runs import paths
+
+TRANSPORTS = {"httpx", "httpx2", "requests"}
+MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadConfig:
+    """What is fetched and where to."""
+
+    name: str = opt(REQUIRED, "OWNER/NAME on the hub", positional=True)
+    out: Path | None = opt(None, "directory to make; none = data/hub/NAME")
+    kind: Literal["any", "model", "dataset"] = opt("any", "where the name is looked up; any = models, then data sets")
+    revision: str | None = opt(None, "branch, tag or commit; none = main")
+
+
+def download(cfg: DownloadConfig) -> Path:
+    """Fetch into the directory; returns its path. UserError within seconds where the hub does not answer."""
+    out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
+    if out.exists():
+        raise ConfigError(
+            f"{out} is there already; a free name is required; remove it to fetch {cfg.name} again, or set --out"
+        )
+    sources.probe_hub(
+        cfg.name, remedy="connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here by other means"
+    )
+    partial = out.with_name(out.name + ".partial")
+    kind = _fetch(cfg, partial)
+    os.rename(partial, out)
+    print(f"{out}: {kind} {cfg.name}, {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 2**20:.1f} MiB")
+    return out
+
+
+def _fetch(cfg: DownloadConfig, partial: Path) -> str:
+    """The kind under which the name was found."""
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    for kind in ("model", "dataset") if cfg.kind == "any" else (cfg.kind,):
+        try:
+            huggingface_hub.snapshot_download(
+                cfg.name,
+                repo_type=kind,
+                revision=cfg.revision,
+                local_dir=partial,
+                allow_patterns=MODEL_FILES if kind == "model" else None,
+            )
+            return kind
+        except HFValidationError as error:
+            raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); it is written OWNER/NAME") from None
+        except GatedRepoError:
+            raise UserError(f"{cfg.name} is gated; accept its terms on its page, then set HF_TOKEN") from None
+        except RevisionNotFoundError:
+            raise ConfigError(
+                f"{kind} {cfg.name} has no revision {cfg.revision!r}; name a branch, tag or commit"
+            ) from None
+        except RepositoryNotFoundError:
+            continue
+        except (
+            Exception
+        ) as error:  # which package carries it, and so what it raises, changes between versions of huggingface_hub
+            if not _is_transport(error):
+                raise
+            reason = (str(error).splitlines() or ["no reason given"])[0][:200]
+            raise UserError(
+                f"{cfg.name} did not arrive whole ({type(error).__name__}: {reason}); "
+                f"what is there waits in {partial}; run the same command to go on"
+            ) from error
+    what = "model or data set" if cfg.kind == "any" else cfg.kind
+    raise UserError(f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
+
+
+def _is_transport(error: Exception) -> bool:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return isinstance(error, (OSError, HfHubHTTPError)) or any(
+        c.__module__.partition(".")[0] in TRANSPORTS for c in type(error).__mro__
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`codechat download`; 0 when the directory is there."""
+    download(
+        config.parse(DownloadConfig, sys.argv[1:] if argv is None else argv, prog="codechat download", epilog=__doc__)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

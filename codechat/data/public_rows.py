@@ -1,0 +1,260 @@
+"""Rows of public data sets -> documents and conversations, by their columns.
+
+    documents       {code} (github-code-clean), {content} (the-stack), {text}
+    conversations   {instruction, input, output} (Alpaca), {prompt, completion}, {text or prompt, code}
+                    (MBPP), {messages}
+    calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style), {messages}
+
+`refuse_evaluation` looks at every row first: a benchmark's rows are never written as training data, whatever
+file they come in. Left out: problems that a task reads from a file directly (tasks.call_sources).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from codechat.core.errors import DataError, MissingFile
+from codechat.data import glaive
+from codechat.data.conversations import check_row
+from codechat.data.sources import (  # fmt: skip
+    Document,
+    Ledger,
+    digest,
+    embedded_python,
+    local_rows,
+    read_text_file,
+    require_columns,
+    row_format,
+    text_rule,
+)
+from codechat.data.synthetic import parsed, split_of
+from codechat.data.synthetic import row as conversation
+from codechat.text import chat
+
+Row = dict[str, Any]
+
+DOCUMENT_COLUMNS = ("code", "content", "text")
+INSTRUCTION_COLUMNS = (
+    ("instruction", "output"),
+    ("prompt", "completion"),
+    ("text", "code", "test_list"),
+    ("prompt", "code", "test_list"),
+    ("messages",),
+)
+CALL_COLUMNS = (glaive.COLUMNS, ("question", "functions", "ground_truth"), ("messages",))
+CALL_REASONS = (*glaive.REASONS, "bad_row")
+NO_CALL = "I have no function for that."
+DOCUMENT_REASONS = ("not_utf8", "unreadable", "no_text")
+INSTRUCTION_REASONS = ("no_instruction", "no_answer")
+# Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
+MBPP_HELD_OUT = range(11, 601)
+BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
+_PYTHON = re.compile(r"^\s*(def |class |import |from |for |while |if |with |print\(|return |@\w+|\w+ = )", re.MULTILINE)
+_OTHER_CODE = re.compile(
+    r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
+    re.MULTILINE,
+)
+_FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
+
+
+def evaluation_set(row: Row) -> str | None:
+    """The benchmark that a row belongs to, or None."""
+    keys, name = row.keys(), str(row.get("id", row.get("task_id", "")))
+    if "question" in keys and keys & {"ground_truth", "function"} and "source" not in keys and BFCL_ID.match(name):
+        return "the Berkeley Function Calling Leaderboard"
+    if name.startswith("HumanEval/"):
+        return "HumanEval"
+    if {"task_id", "code", "test_list"} <= keys and row["task_id"] in MBPP_HELD_OUT:
+        return "the test and validation splits of MBPP"
+    if {"question", "choices", "answer"} <= keys:
+        return "MMLU"
+    if {"question", "answer"} <= keys and "####" in str(row["answer"]):
+        return "GSM8K, whose test split cannot be told from its training split by a row"
+    return None
+
+
+def refuse_evaluation(rows: Iterable[Row], origin: str) -> Iterator[Row]:
+    """The rows, messages checked; DataError at the first one of a benchmark, or with a malformed message."""
+    for number, row in enumerate(rows, 1):
+        benchmark = evaluation_set(row)
+        if benchmark:
+            raise DataError(
+                f"{origin}, row {number}, is evaluation data ({benchmark}); training on it would "
+                "make every score on it worthless; choose another --source"
+            )
+        yield check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
+
+
+# ------------------------------------------------------------------ documents
+
+
+def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
+    """Documents of a parquet or jsonl file, a .py or .txt file, or a directory of either kind."""
+    if not path.exists():
+        raise MissingFile(f"{path} does not exist; --source takes embedded, hub, or a file or directory")
+    if row_format(path) or (path.is_dir() and any(map(row_format, path.iterdir()))):
+        yield from row_documents(local_rows(path), path.name, ledger)
+    elif path.is_dir():
+        yield from embedded_python(ledger, [(path.name, path)])
+        for text in sorted(path.rglob("*.txt")):
+            yield from _documents(text, text.relative_to(path).as_posix(), ledger)
+    elif path.suffix in (".py", ".txt"):
+        yield from _documents(path, path.name, ledger)
+    else:
+        raise DataError(
+            f"{path} has the ending {path.suffix!r}; .parquet, .jsonl, .jsonl.gz, .py, .txt or a "
+            "directory of such files is needed; convert or rename it"
+        )
+
+
+def _documents(path: Path, name: str, ledger: Ledger) -> Iterator[Document]:
+    document = read_text_file(path, name, "files", ledger)
+    if document is not None:
+        yield document
+
+
+def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
+    """Documents of rows that hold source text under `code`, `content` or `text`; other languages are skipped
+    by rule."""
+    rows = require_columns(refuse_evaluation(rows, origin), [(c,) for c in DOCUMENT_COLUMNS], origin)
+    for number, row in enumerate(rows):
+        text = next((row[c] for c in DOCUMENT_COLUMNS if c in row), None)
+        language = str(row.get("language", row.get("lang", "Python"))).lower()
+        rule = "other_language" if language != "python" else None
+        if not isinstance(text, str):
+            ledger.lose("no_text")
+        elif rule := rule or text_rule(text):
+            ledger.skip(rule)
+        else:
+            yield Document(text.replace("\r\n", "\n"), str(row.get("path", number)), origin)
+
+
+# ------------------------------------------------------------------ conversations
+
+
+def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Row]:
+    """One-turn conversations of rows with an instruction and an answer, in domain "code" where the answer is
+    Python and "chat" where it is prose. Code in other languages and repeats are skipped by rule."""
+    seen: set[str] = set()
+    for row in require_columns(refuse_evaluation(rows, origin), INSTRUCTION_COLUMNS, origin):
+        found = instruction_row(row)
+        if isinstance(found, str):
+            ledger.lose(found)
+        elif found["domain"] == "other":
+            ledger.skip("other_language")
+        elif found["id"] in seen:
+            ledger.skip("duplicate")
+        else:
+            seen.add(found["id"])
+            ledger.keep()
+            yield found
+
+
+def instruction_row(row: Row) -> Row | str:
+    """A conversation, its domain "other" for code that is not Python; or a reason of
+    `INSTRUCTION_REASONS`."""
+    if "messages" in row:
+        return _from_messages(row)
+    user = _text(row, "instruction", "prompt", "text")
+    extra = _text(row, "input")
+    answer = _text(row, "output", "completion", "code")
+    if not user or not answer:
+        return "no_answer" if user else "no_instruction"
+    if extra and extra.lower() not in ("n/a", "none", "<noinput>", "no input"):
+        user += f"\n\n{extra}"
+    return conversation(user, answer, domain_of(answer))
+
+
+def _from_messages(row: Row) -> Row | str:
+    turns = [m for m in row["messages"] if m["role"] != "system"]
+    if not turns or turns[0]["role"] != "user":
+        return "no_instruction"
+    answers = [m["content"] for m in turns if m["role"] == "assistant"]
+    if not any(answer.strip() for answer in answers):
+        return "no_answer"
+    domain = row["domain"] or domain_of(answers[0])
+    made = conversation(turns[0]["content"], "\n".join(answers), domain)
+    return made | {"messages": row["messages"]}
+
+
+def _text(row: Row, *columns: str) -> str:
+    value = next((row[c] for c in columns if isinstance(row.get(c), str)), "")
+    return value.replace("\r\n", "\n").strip()
+
+
+def domain_of(answer: str) -> str:
+    """ "code" for Python, fenced or bare; "other" for what looks like another language; else "chat"."""
+    fenced = _FENCE.findall(answer)
+    code = "\n".join(fenced) or answer
+    if fenced or _PYTHON.search(code):
+        return "code" if parsed(code) else "other"
+    return "other" if _OTHER_CODE.search(code) or "```" in answer else "chat"
+
+
+# ------------------------------------------------------------------ function calls
+
+
+def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str) -> Iterator[Row]:
+    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages; the split follows the
+    hash of the request and the tools. Every call is in canonical form."""
+    seen: set[str] = set()
+    for row in require_columns(refuse_evaluation(rows, origin), CALL_COLUMNS, origin):
+        messages = _call_messages(row, tools_style)
+        if isinstance(messages, str):
+            ledger.lose(messages)
+            continue
+        name = digest(repr(messages))
+        if name in seen:
+            ledger.skip("duplicate")
+            continue
+        seen.add(name)
+        ledger.keep()
+        meta = {
+            "tools_present": "functions" in row or "{" in str(row.get("system")),
+            "asked": "tool",
+            "split": split_of(digest(repr(messages[: _answer_at(messages)]))),
+        }
+        yield {"id": f"calls-{name[:16]}", "messages": messages, "domain": "calls", "meta": meta}
+
+
+def _call_messages(row: Row, tools_style: str) -> list[dict[str, str]] | str:
+    if "chat" in row:
+        return glaive.conversation(row, tools_style)
+    if "messages" in row:
+        assistant = any(m["role"] == "assistant" for m in row["messages"])
+        return row["messages"] if assistant else "no_assistant"
+    try:
+        question, functions, calls = (_loaded(row[k]) for k in CALL_COLUMNS[1])
+        given = [f"\n\n{m['content']}" for m in question if m["role"] == "system"]
+        system = chat.tools_prompt(functions, tools_style) + "".join(given)
+        answer = "\n".join(chat.format_call(call["name"], call["arguments"]) for call in calls) or NO_CALL
+        turns = [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
+    except (ValueError, KeyError, TypeError):
+        return "bad_row"
+    return [{"role": "system", "content": system}, *turns, {"role": "assistant", "content": answer}]
+
+
+def _loaded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _answer_at(messages: list[dict[str, str]]) -> int:
+    """Index of the assistant turn that is asked for: the first that calls, else the first."""
+    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    return next((i for i in answers if glaive.CALL in messages[i]["content"]), answers[0])
+
+
+def call_problem(row: Row) -> Row | None:
+    """The problem in a conversation of `call_rows`: everything before its first call, and that call, or None
+    where no call is right. None for several calls at once, which the task does not judge."""
+    at = _answer_at(row["messages"])
+    calls = chat.parse_calls(row["messages"][at]["content"])
+    if len(calls) > 1:
+        return None
+    gold = {"name": calls[0].name, "arguments": calls[0].arguments} if calls else None
+    meta, split = {"tools_present": row["meta"]["tools_present"]}, row["meta"]["split"]
+    return {"id": row["id"], "messages": row["messages"][:at], "gold": gold, "split": split, "meta": meta}

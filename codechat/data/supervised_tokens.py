@@ -1,0 +1,116 @@
+"""How many supervised tokens the conversations of a file hold, with and without a limit on their length: what a mix is really made of.
+
+    python -m codechat.data.supervised_tokens --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2 --limit 2049
+
+Rows are {messages}, or {system, chat} as glaive has them. A run with a row per file: conversations, how many are longer than the limit, supervised
+tokens in all and per conversation, before and after cutting. Rows that are cut keep what lies before the limit, as the original did; our own
+preparation drops them.
+
+Left out: the order and repetition of training (an SFT run logs the supervised tokens it has seen).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import conversations, glaive
+from codechat.data.sources import local_rows
+from codechat.runs.run import Run
+from codechat.text import tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisionConfig:
+    """Which files are counted, and how."""
+
+    run_name: str = opt("supervision", "name of the run directory under runs/", identity=False)
+    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    files: tuple[str, ...] = opt(config.REQUIRED, "files of conversations, DOMAIN=PATH each")
+    tokenizer: str = opt("gpt2", "tokenizer")
+    tags: Literal["reserved", "text"] = opt("text", "turn tags as plain text, or as single reserved ids")
+    limit: int = opt(2049, "longest row, tokens; what is longer is cut")
+    rows: int | None = opt(None, "rows per file; none = all")
+
+    def __post_init__(self) -> None:
+        for file in self.files:
+            name, equals, path = file.partition("=")
+            if not (name and equals and path):
+                raise ConfigError(f"{file!r} names no domain; give DOMAIN=PATH, such as calls=glaive.jsonl")
+
+
+def masks(path: Path, cfg: SupervisionConfig) -> Iterator[list[int]]:
+    """The loss mask of each usable conversation of a file, uncut."""
+    tok = tokenizer.load(cfg.tokenizer)
+    for number, row in enumerate(local_rows(path)):
+        if number == cfg.rows:
+            return
+        messages: Any = row.get("messages") or (glaive.conversation(row) if {"system", "chat"} <= row.keys() else None)
+        if messages is None:
+            raise DataError(
+                f"{path} row {number + 1} has {', '.join(row)[:80]}; required are messages, or system and chat"
+            )
+        found = (
+            None
+            if isinstance(messages, str)
+            else conversations.encode({"messages": messages, "domain": ""}, tok, cfg.tags, 1 << 30)
+        )
+        if isinstance(found, conversations.Example):
+            yield found.loss_mask[1:].astype(int).tolist()
+
+
+def count(found: Iterator[list[int]], limit: int) -> dict[str, Any]:
+    """Conversations, cut ones, and supervised tokens of loss masks (n,) that predict n tokens each; a row of `limit` ids predicts limit - 1."""
+    rows = [(len(mask) + 1, sum(mask), sum(mask[: limit - 1])) for mask in found]
+    if not rows:
+        return dict(conversations=0, cut=0, supervised=0, supervised_uncut=0, most=0)
+    mean = sum(kept for _, _, kept in rows) / len(rows)
+    return dict(
+        conversations=len(rows),
+        sd=(sum((kept - mean) ** 2 for _, _, kept in rows) / max(1, len(rows) - 1)) ** 0.5,
+        cut=sum(n > limit for n, _, _ in rows),
+        supervised=sum(kept for _, _, kept in rows),
+        supervised_uncut=sum(whole for _, whole, _ in rows),
+        tokens=sum(min(n, limit) for n, _, _ in rows),
+        most=max(kept for _, _, kept in rows),
+    )
+
+
+def run_supervision(cfg: SupervisionConfig) -> Run:
+    """Count every file. MissingFile before anything is written."""
+    places = {file.partition("=")[0]: Path(file.partition("=")[2]) for file in cfg.files}
+    for path in places.values():
+        if not path.is_file():
+            raise MissingFile(f"{path} does not exist; give a jsonl or parquet file of conversations")
+    with Run.create(cfg.run_name, cfg, kind="supervision", overwrite=cfg.overwrite) as run:
+        for domain, path in places.items():
+            row = dict(domain=domain, limit=cfg.limit, tokenizer=cfg.tokenizer, **count(masks(path, cfg), cfg.limit))
+            run.log_eval(0, row)
+            print(
+                f"{domain}: {row['conversations']} conversations, {row['supervised']:,} supervised tokens, {row['cut']} cut at {cfg.limit}"
+            )
+    return run
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m codechat.data.supervised_tokens`."""
+    run_supervision(
+        config.parse(
+            SupervisionConfig,
+            sys.argv[1:] if argv is None else argv,
+            prog="python -m codechat.data.supervised_tokens",
+            epilog=__doc__,
+        )
+    )
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

@@ -1,0 +1,255 @@
+"""Ranks that fall out of step are named: before the first collective, at the first that differs (debug mode), or when a wait has to end.
+
+- `agree` compares code and settings through the store, which needs no collective.
+- `Watch` lets every rank say every few seconds where it is; a wait that fails becomes an error with the rank and the call.
+- `Trace`, switched on by torch's own TORCH_DISTRIBUTED_DEBUG=INFO (or DETAIL), compares the operation, shapes and call site of every
+  collective over the ranks of its group before it runs, and raises on all of them with both places, instead of hanging until the timeout.
+
+Left out: point-to-point operations; collectives of the thread that writes checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as td
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import codechat
+from codechat.core.config import differences
+from codechat.core.errors import RunError
+
+PACKAGE = Path(codechat.__file__).resolve().parent
+PLUMBING = {str(Path(__file__).resolve().with_name(name)) for name in ("desync.py", "dist.py")}
+SIGN_OF_LIFE_S = 5.0
+SILENT_AFTER_S = 4 * SIGN_OF_LIFE_S
+
+_sessions = 0
+
+# ---- before the first collective
+
+
+def join_store(timeout_s: float) -> tuple[td.Store, int, int]:
+    """(store, rank, size) that torchrun's variables describe.
+
+    Keys of an attempt before a restart, or of an earlier session of this process, are still in the store; met again they hang the group.
+    Over several hosts a restart's number is not the same everywhere: there torchrun's own rendezvous must be new (README)."""
+    global _sessions
+    store, rank, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_host else "0"
+    _sessions += 1
+    return td.PrefixStore(f"codechat/{attempt}/{_sessions}", store), rank, size
+
+
+def code_digest() -> str:
+    """12 hex digits of the library's sources and torch's version."""
+    found = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any], remedy: str) -> None:
+    """RunError on every rank where `mine` is not the same on all; names the first rank that differs, and in what. No collective."""
+    store.set(f"{what}/{rank}", json.dumps([platform.node(), mine], sort_keys=True))
+    try:
+        found = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
+    except td.DistError as e:
+        raise RunError(
+            f"rank {rank} waited for the {what} of the other ranks in vain ({e}); see the first error above"
+        ) from e
+    for r, (host, other) in enumerate(found):
+        if other != found[0][1]:
+            listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(found[0][1], other).items())[:3])
+            raise RunError(f"rank 0 on {found[0][0]} and rank {r} on {host} have different {what}: {listed}; {remedy}")
+
+
+# ---- where a rank is
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return (
+        name not in PLUMBING
+        and not name.startswith("<")
+        and not re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
+    )
+
+
+def call_site(frame: FrameType | None) -> str:
+    """The innermost line of this project or of a script that uses it: "pretrain.py:150 in train"."""
+    ours = next((f for f in _frames(frame) if _is_ours(f)), None)
+    return (
+        "outside the project"
+        if ours is None
+        else f"{Path(ours.f_code.co_filename).name}:{ours.f_lineno} in {ours.f_code.co_name}"
+    )
+
+
+class Watch(threading.Thread):
+    """Tells the other ranks, through the store, where this rank's main thread is; a daemon that costs one small message every few seconds."""
+
+    def __init__(self, store: td.Store, rank: int, size: int, every_s: float = SIGN_OF_LIFE_S) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.store, self.rank, self.size, self.every_s = store.clone(), rank, size, every_s
+        self.main, self.ended = threading.main_thread().ident, threading.Event()
+        self.where, self.since = "", time.time()
+
+    def run(self) -> None:
+        while not self.ended.wait(self.every_s):
+            try:
+                self.tell()
+            except (td.DistError, RuntimeError):  # the store is gone, and with it those who would ask
+                return
+
+    def tell(self) -> None:
+        frame = sys._current_frames().get(self.main)
+        where = f"{call_site(frame)}, {frame.f_code.co_name}" if frame else "ended"
+        if where != self.where:
+            self.where, self.since = where, time.time()
+        self.store.set(
+            f"watch/{self.rank}", json.dumps([self.where, self.since, time.time(), os.getpid(), platform.node()])
+        )
+
+    def others(self) -> str:
+        """Where each other rank was last seen; at most eight, silent ones first."""
+        found = []
+        for r in (r for r in range(self.size) if r != self.rank):
+            if not self.store.check([f"watch/{r}"]):
+                found.append((0, f"rank {r} never gave a sign of life"))
+                continue
+            where, since, told, pid, host = json.loads(self.store.get(f"watch/{r}"))
+            silent = time.time() - told
+            late = f", no sign of life for {silent:.0f} s" if silent > SILENT_AFTER_S else ""
+            found.append(
+                (
+                    0 if late else 1,
+                    f"rank {r} (process {pid} on {host}) at {where}, since {time.time() - since:.0f} s{late}",
+                )
+            )
+        found.sort()
+        return "; ".join(text for _, text in found[:8])
+
+    def stop(self) -> None:
+        self.ended.set()
+        self.join(timeout=2 * self.every_s)
+
+
+GROUP_FAILURE = re.compile(r"gloo|nccl|Connection (closed|reset|refused)|Timed out|Broken pipe", re.I)
+
+
+def explained(error: BaseException | None, watch: Watch | None) -> BaseException | None:
+    """A failed collective as a RunError with this rank's call and where the others are; anything else as it is."""
+    if watch is None or not isinstance(error, RuntimeError) or isinstance(error, RunError):
+        return error
+    if not isinstance(error, td.DistError) and not GROUP_FAILURE.search(str(error)):
+        return error
+    frame = error.__traceback__
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.tb_next
+    ours = [t for t in frames if _is_ours(t.tb_frame)]
+    site = f"{Path(ours[-1].tb_frame.f_code.co_filename).name}:{ours[-1].tb_lineno}" if ours else "an unknown place"
+    call = frames[-1].tb_frame.f_code.co_name if frames else "a collective"
+    try:
+        others = watch.others()
+    except (td.DistError, RuntimeError):
+        others = "the store is gone, and with it the process that held it"
+    first = re.sub(r"^\[[^]]*\] *", "", str(error).partition("\n")[0])[:200] or type(error).__name__
+    return RunError(
+        f"rank {watch.rank} waited in {call} at {site} in vain ({first}); {others}; continue from the last checkpoint with --resume"
+    )
+
+
+# ---- the first collective that differs
+
+ONE_SIDED = ("gather_", "scatter_")  # only the root passes the large argument
+POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
+
+
+def tracing_wanted() -> bool:
+    return os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() != "OFF"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _tensors(v)
+
+
+def _group_of(args: tuple[Any, ...]) -> td.ProcessGroup | None:
+    """The group that a collective names; None for operators that only wait for one or wrap its result."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            return td.ProcessGroup.unbox(arg)
+    name = next((arg for arg in reversed(args) if isinstance(arg, str)), None)
+    return None if name is None else td.distributed_c10d._resolve_process_group(name)
+
+
+class Trace(TorchDispatchMode):
+    """Compares each collective with that of the other ranks of its group before it runs; RunError at the first that differs."""
+
+    def __init__(self, store: td.Store, rank: int) -> None:
+        super().__init__()
+        self.store, self.rank, self.counts = store, rank, Counter[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(t is DTensor for t in types):
+            return NotImplemented  # DTensor first; the collectives that it takes apart into come by again
+        if (
+            func.namespace in ("c10d", "_c10d_functional")
+            and func._opname not in POINT_TO_POINT
+            and (group := _group_of(args))
+        ):
+            self.compare(func._opname, group, args)
+        return func(*args, **(kwargs or {}))
+
+    def compare(self, op: str, group: td.ProcessGroup, args: tuple[Any, ...]) -> None:
+        ranks, name = td.get_process_group_ranks(group), group.group_name
+        shapes = (
+            ""
+            if op in ONE_SIDED
+            else " ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in _tensors(args))
+        )
+        mine = f"{op.strip('_')} {shapes} at {call_site(sys._getframe(1))}"
+        number = self.counts[name]
+        self.counts[name] += 1
+        self.store.set(f"trace/{name}/{number}/{self.rank}", mine)
+        for r in ranks:
+            other = self.store.get(f"trace/{name}/{number}/{r}").decode()
+            if other != mine:
+                raise RunError(
+                    f"ranks fell out of step at collective {number} of group {name}: rank {self.rank} calls {mine}; rank {r} calls {other}; "
+                    "all ranks must call the same, in the same order"
+                )
+        if number > 1:  # all have passed the one before the last
+            self.store.delete_key(f"trace/{name}/{number - 2}/{self.rank}")

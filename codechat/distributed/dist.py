@@ -1,0 +1,294 @@
+"""Processes: the group as a context manager, sums and agreements over ranks, this machine's numeric type.
+
+    with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
+        dist.sum_(loss); stopping = dist.any(stop.requested)
+
+Every function is a collective where there are several ranks: all ranks call it, the same number of times, in
+the same order. With one process each returns its input at once.
+
+Left out: where the weights lie (`sharding`), and how ranks that fall out of step are found (`lockstep`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as td
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from codechat.core.config import plain
+from codechat.core.errors import ConfigError, RunError
+from codechat.distributed import desync
+
+TIMEOUT_S = 600.0  # longest that a rank waits for another
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among its peers."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def _grouped() -> bool:
+    return td.is_available() and td.is_initialized()
+
+
+def rank() -> int:
+    return td.get_rank() if _grouped() else 0
+
+
+def world_size() -> int:
+    return td.get_world_size() if _grouped() else 1
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def device() -> torch.device:
+    """This rank's device: its GPU where there is CUDA, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def _check_devices(local_size: int) -> None:
+    """NCCL hangs, rather than fails, where two ranks share a GPU."""
+    if torch.cuda.is_available() and local_size > torch.cuda.device_count():
+        raise RunError(f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; lower --nproc-per-node")
+
+
+_watch: desync.Watch | None = None
+
+
+@contextmanager
+def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[World]:
+    """The process group for the time of the block. Inside another session it joins that one.
+
+    settings: a configuration that must be the same on all ranks; it and the library's code are compared before the first collective.
+    RunError where they differ, and where a collective fails or does not come about within `timeout_s`: which rank waited in which
+    call, and where the others are."""
+    where = device()
+    if where.type == "cuda":
+        _check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        torch.cuda.set_device(where)
+    joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
+    with nullcontext() if joins else _group(where, settings, timeout_s):
+        yield World(rank(), world_size(), int(os.environ.get("LOCAL_RANK", "0")), where)
+
+
+@contextmanager
+def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[None]:
+    global _watch
+    store, me, size = desync.join_store(timeout_s)
+    desync.agree(
+        store,
+        me,
+        size,
+        "code",
+        {"sources and torch": desync.code_digest()},
+        "start all ranks from the same checkout and environment",
+    )
+    desync.agree(
+        store,
+        me,
+        size,
+        "settings",
+        plain({} if settings is None else settings),
+        "start all ranks with the same command and config file",
+    )
+    gpu = where.type == "cuda"
+    # gloo beside nccl: python objects and agreements travel without the GPU
+    td.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu else "gloo",
+        store=store,
+        rank=me,
+        world_size=size,
+        device_id=where if gpu else None,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    _watch = desync.Watch(store, me, size)
+    _watch.start()
+    try:
+        with desync.Trace(store.clone(), me) if desync.tracing_wanted() else nullcontext():
+            yield
+            td.barrier()  # without it a rank may tear down while another still reads from it
+    except RuntimeError as e:
+        if (better := explained(e)) is not e:
+            raise better from e
+        raise
+    finally:
+        _watch.stop()
+        _watch = None
+        td.destroy_process_group()
+
+
+def explained(error: BaseException | None) -> BaseException | None:
+    """A collective that failed, as a RunError that names ranks and calls; other errors as they are."""
+    return desync.explained(error, _watch)
+
+
+def barrier() -> None:
+    if _grouped():
+        td.barrier()
+
+
+def sum_(tensor: Tensor) -> Tensor:
+    """All-reduce in place; returns its argument."""
+    if _grouped():
+        td.all_reduce(tensor)
+    return tensor
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on
+    that rank."""
+    if not _grouped():
+        return
+    bucket: list[Tensor] = []
+    for p in model.parameters():
+        if p.requires_grad and not isinstance(p, DTensor):  # those of a sharded one were added in the backward pass
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            bucket.append(p.grad)
+            if sum(g.numel() for g in bucket) >= 1 << 24:
+                _sum_bucket(bucket)
+                bucket = []
+    _sum_bucket(bucket)
+
+
+def _sum_bucket(grads: list[Tensor]) -> None:
+    if grads:
+        flat = sum_(torch.cat([g.reshape(-1) for g in grads]))
+        for g, total in zip(grads, flat.split([g.numel() for g in grads])):
+            g.copy_(total.view_as(g))
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> float:
+    """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before. A collective where
+    the model is sharded."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def mean(values: dict[str, float]) -> dict[str, float]:
+    """The mean over ranks of each value; every rank passes the same names."""
+    if not _grouped():
+        return dict(values)
+    names = sorted(values)
+    total = sum_(torch.tensor([float(values[n]) for n in names], dtype=torch.float64))
+    return {n: total[i].item() / world_size() for i, n in enumerate(names)}
+
+
+def most(count: int) -> int:
+    """The largest count of all ranks."""
+    found = torch.tensor(count)
+    if _grouped():
+        td.all_reduce(found, td.ReduceOp.MAX)
+    return int(found)
+
+
+def any(flag: bool) -> bool:  # noqa: A001
+    """True on every rank if it is true on one."""
+    return bool(sum_(torch.tensor(int(flag))).item())
+
+
+def all(flag: bool) -> bool:  # noqa: A001
+    """True on every rank if it is true on each."""
+    return not any(not flag)
+
+
+def broadcast_object(value: Any, source: int = 0) -> Any:
+    """The picklable `value` of rank `source`, on every rank."""
+    if not _grouped():
+        return value
+    box = [value]
+    td.broadcast_object_list(box, src=source, device=torch.device("cpu"))
+    return box[0]
+
+
+def all_gather_objects(value: Any) -> list[Any]:
+    """The picklable values of all ranks, by rank, on every rank."""
+    found: list[Any] = [value] * world_size()
+    if _grouped():
+        td.all_gather_object(found, value)
+    return found
+
+
+def raise_together(problem: Exception | None) -> None:
+    """Raise on every rank what was found on one of them (the first, by rank)."""
+    if found := next((p for p in all_gather_objects(problem) if p is not None), None):
+        raise found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of a tensor lies on this rank: all of it, unless it is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """The picklable values of all ranks, by rank; on other ranks than the first, an empty list."""
+    if not _grouped():
+        return [value]
+    found: list[Any] = [None] * world_size()
+    td.gather_object(value, found if is_main() else None)
+    return found if is_main() else []
+
+
+def _cpu_has_bf16() -> bool:
+    """avx512_bf16 or amx_bf16 on x86, bf16 on ARM; emulated bf16 is slower than float32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return False
+    line = next((x for x in flags.splitlines() if x.lower().startswith(("flags", "features"))), "")
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(line.split())
+
+
+@cache
+def _dtype(kind: str, wish: str | None) -> torch.dtype:
+    if wish not in (None, "", "float32", "bfloat16"):
+        raise ConfigError(f"CODECHAT_DTYPE={wish!r}; it takes float32 or bfloat16")
+    native = (
+        _cpu_has_bf16() if kind == "cpu" else kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+    dtype = getattr(torch, wish) if wish else torch.bfloat16 if native else torch.float32
+    why = "CODECHAT_DTYPE" if wish else "native" if native else f"this {kind} has no native bfloat16"
+    if is_main():
+        print(
+            f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32",
+            file=sys.stderr,
+        )
+    return dtype
+
+
+def compute_dtype(where: torch.device | None = None) -> torch.dtype:
+    """bfloat16 where the processor has it, else float32, unless CODECHAT_DTYPE says otherwise; printed once
+    per process."""
+    return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE"))
+
+
+def autocast(where: torch.device | None = None) -> AbstractContextManager[Any]:
+    """Matrix products in the compute dtype; weights stay float32."""
+    where = where or device()
+    dtype = compute_dtype(where)
+    return nullcontext() if dtype == torch.float32 else torch.autocast(where.type, dtype=dtype)

@@ -1,0 +1,74 @@
+"""What this machine can do: its peak in matrix products (the denominator of MFU), and whether compiling pays.
+
+`gpus` holds the stated peaks; an unknown GPU is measured.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from codechat.distributed import gpu_specs, sharding
+
+STATED_PEAK = {
+    gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()
+}  # dense bf16 FLOP/s from the vendors' data sheets
+
+
+EXPECTED_MFU, WORTH_COMPILING_S = 0.5, 150.0
+
+
+@cache
+def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """(FLOP/s, source): the data sheet's figure for a known GPU, else the best of a few 1,024-wide products measured now (0.1 s)."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if peak := gpu_specs.stated_peak(name):
+            return peak, f"{name}, data sheet, dense bf16"
+    n = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(8):
+        began = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * n**3 / best, f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
+
+
+def compiles(wish: bool | None, device: torch.device, dtype: torch.dtype, flops: float = 0.0) -> bool:
+    """Whether to compile a training of so many FLOPs. With no wish: on GPUs, on CPUs with native bf16, and in float32 on a CPU where it
+    takes minutes: compiling costs about 25 s there and makes a step 1.1 to 1.3 times faster."""
+    if wish is not None:
+        return wish
+    return (
+        device.type == "cuda"
+        or dtype == torch.bfloat16
+        or flops / (EXPECTED_MFU * peak_flops(device, dtype)[0]) > WORTH_COMPILING_S
+    )
+
+
+def maybe_compile(
+    fn: Callable[..., Any],
+    wish: bool | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    flops: float = 0.0,
+    say: Callable[[str], None] = print,
+) -> Callable[..., Any]:
+    """torch.compile(fn) where `compiles` says so; of a sharded model's method, each block. Without a C++ compiler a CPU runs eagerly, said in one line."""
+    wanted = compiles(wish, device, dtype, flops)
+    if wanted and device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
+        say("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
+        return fn
+    if wanted and sharding.is_sharded(model := getattr(fn, "__self__", None)):
+        for block in model.blocks:  # between them weights are gathered, which does not compile
+            block.compile()
+        return fn
+    return torch.compile(fn) if wanted else fn

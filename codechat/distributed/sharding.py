@@ -1,0 +1,150 @@
+"""Where the weights lie: whole on every rank, or split over ranks with `fully_shard` (FSDP2).
+
+    model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
+    loss = model.loss(...); loss.backward(); dist.sum_gradients(model); dist.clip_gradients(model, 1.0)
+    with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
+        ...
+
+A replica on every rank where weights, gradients and optimizer states fit beside the activations, else one copy split over the ranks of
+a node and repeated on each node (hybrid; `over` says otherwise). Master weights are float32 on the rank that owns them; a block's are
+gathered in the compute dtype, those of the root (embedding, last norm) in float32, and gradients are added in float32: products run as
+they do under `dist.autocast`, only the gains of norms within blocks are rounded. Gradients are sums over ranks in both cases.
+
+A sharded model does collectives in its forward and its backward pass: every rank runs equally many (`in_step`).
+
+Left out: tensor and pipeline parallelism, offloading; a model whose copy in the compute dtype does not fit a device cannot be sampled from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from codechat.core.errors import ConfigError
+from codechat.distributed import dist
+
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
+
+BYTES_PER_WEIGHT = 18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
+SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
+FORWARD_METHODS = ("loss", "token_logprobs")  # what loops call besides forward: each gathers the root's weights
+
+
+def device_memory(device: torch.device) -> float:
+    """Bytes that one rank may count on: its GPU's, or its share of the host's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def fits(model: nn.Module, device: torch.device) -> bool:
+    """Whether a device can train its own replica."""
+    return BYTES_PER_WEIGHT * sum(p.numel() for p in model.parameters()) <= SHARE_FOR_WEIGHTS * device_memory(device)
+
+
+def mesh(over: int | None = None) -> DeviceMesh:
+    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them hold one copy; none = the ranks of a node.
+
+    ConfigError where `over` does not divide the ranks."""
+    world = dist.world_size()
+    over = over or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if over > world or world % over:
+        valid = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
+        raise ConfigError(
+            f"{over} ranks to a copy of the weights do not divide {world} ranks; set --shard-over to one of {valid}"
+        )
+    kind = dist.device().type
+    if over == world:
+        return init_device_mesh(kind, (world,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (world // over, over), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
+    """Split the parameters of `model` over the mesh, in place: each block of `model.blocks` is gathered on its own, the rest as one.
+
+    The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in, default
+    `dist.compute_dtype()`. A block's weights are freed after its forward and gathered anew for its backward pass."""
+    dtype = dtype or dist.compute_dtype()
+    cast = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for block in model.blocks:
+        fully_shard(block, mesh=ranks, mp_policy=cast)
+    fully_shard(model, mesh=ranks, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks, so gradients add up;
+            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction with a factor
+    for name in FORWARD_METHODS:
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
+    return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def build(make: Callable[[], M], *, seed: int = 0, shard_it: bool | None = None, over: int | None = None) -> M:
+    """The model that `make` describes, initialised from `seed` on this rank's device, whole or sharded; the same weights either way.
+
+    shard_it: none = where a replica does not fit. One process never shards. No rank ever holds more than one whole parameter."""
+    with torch.device("meta"):
+        model = make()
+    device = dist.device()
+    if dist.world_size() > 1 and (not dist.all(fits(model, device)) if shard_it is None else shard_it):
+        shard(model, mesh(over))
+    model.to_empty(device=device)
+    model.init_weights(seed)
+    return model
+
+
+def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
+    """As many batches on every rank as on the one with most, filled up with `idle`, where forward and backward passes are collectives."""
+    return batches + [idle] * (dist.most(len(batches)) - len(batches)) if is_sharded(model) else batches
+
+
+@torch.no_grad()
+def fill(p: Tensor, value: Tensor) -> None:
+    """Copy the whole `value`, equal on all ranks, into p; where p is sharded, this rank's part of it. No communication."""
+    if not isinstance(p, DTensor):
+        p.copy_(value)
+        return
+    shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+    p.to_local().copy_(value[tuple(slice(at, at + n) for at, n in zip(offset, shape))])
+
+
+@contextmanager
+def whole(model: M) -> Iterator[M]:
+    """The model for reading, in evaluation mode: itself, or where it is sharded a copy of plain tensors, gathered once.
+
+    The copy computes what the sharded model does (block matrices in the compute dtype, the rest float32); forward passes on it need
+    no other rank, so ranks may run unequally many. Entering is a collective."""
+    if not is_sharded(model):
+        was_training = model.training
+        try:
+            yield model.eval()
+        finally:
+            model.train(was_training)
+        return
+    with torch.device("meta"):
+        copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
+    dtype = dist.compute_dtype()
+    model.reshard()  # after a forward pass the root's weights still lie gathered, where a backward pass would take them; it gathers them anew
+    with torch.no_grad():
+        state = {
+            name: (p.to(dtype) if p.ndim == 2 and name.startswith("blocks.") else p).full_tensor()
+            for name, p in model.named_parameters()
+        }
+    copy.load_state_dict(state, assign=True)
+    yield copy.requires_grad_(False).eval()

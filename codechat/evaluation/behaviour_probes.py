@@ -1,0 +1,157 @@
+"""Behaviour probes: is a tool called when one is asked for and there, and code written when code is asked
+for?
+
+A 2 x 2 matrix, a tool or code asked for, tools present or absent, and a fifth cell in which tools are there
+but not the one that is asked for. Only (tool asked, tools present) should give a call. The cells show within
+a few steps that one skill is overwriting another, long before a benchmark does.
+
+Left out: whether the call or the code is right (a task's score says that).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from codechat.core.errors import DataError, MissingFile
+from codechat.distributed import dist
+from codechat.evaluation.intervals import Interval, wilson_interval
+from codechat.models import generate
+from codechat.models.gpt import GPT
+from codechat.text import chat
+from codechat.text.tokenizer import Tokenizer
+
+BEHAVIOURS = ("call", "code", "neither")
+WANTED = {
+    "tool_with_tools": "call",
+    "tool_with_other_tools": "neither",
+    "tool_without_tools": "neither",
+    "code_with_tools": "code",
+    "code_without_tools": "code",
+}
+CELLS = tuple(WANTED)
+CODE = re.compile(
+    r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)",
+    re.MULTILINE,
+)
+
+
+def behaviour(text: str) -> Literal["call", "code", "neither"]:
+    """What a completion does: makes a function call (well formed or not), writes Python, or neither."""
+    if "<functioncall>" in text:
+        return "call"
+    return "code" if CODE.search(text) else "neither"
+
+
+@dataclass(frozen=True)
+class BehaviourMatrix:
+    """counts[cell][behaviour]; a cell is what was asked for and which tools were present, in the order of
+    CELLS."""
+
+    counts: dict[str, Counter[str]]
+
+    def share(self, cell: str, which: str) -> Interval:
+        """Share of a cell's completions, with the Wilson interval."""
+        counts = self.counts[cell]
+        return wilson_interval(counts[which], counts.total())
+
+    def metrics(self) -> dict[str, float]:
+        """probe/CELL/BEHAVIOUR shares and probe/CELL/n, for cells that were probed."""
+        found: dict[str, float] = {}
+        for cell, counts in self.counts.items():
+            if counts.total():
+                found |= {f"probe/{cell}/{b}": counts[b] / counts.total() for b in BEHAVIOURS} | {
+                    f"probe/{cell}/n": counts.total()
+                }
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{cell:<22} " + "  ".join(f"{b} {self.share(cell, b)}" for b in BEHAVIOURS) + f"  n={counts.total()}"
+            for cell, counts in self.counts.items()
+            if counts.total()
+        )
+
+
+def cell_of(probe: Mapping[str, Any]) -> str:
+    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without
+    `suitable`, tools that are present suit a request for a tool."""
+    if probe["asked"] == "tool" and probe["tools_present"] and not probe.get("suitable", True):
+        return "tool_with_other_tools"
+    return f"{probe['asked']}_{'with' if probe['tools_present'] else 'without'}_tools"
+
+
+def behaviour_matrix(
+    model: GPT,
+    tokenizer: Tokenizer,
+    tags: str,
+    probes: Sequence[Mapping[str, Any]],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    max_new_tokens: int = 48,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> BehaviourMatrix:
+    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. With
+    several ranks a collective: each takes every W-th probe, and all return the whole matrix."""
+    numbers = range(dist.rank(), len(probes), dist.world_size())
+    counts = {cell: Counter[str]() for cell in CELLS}
+    was_training = model.training
+    model.eval()
+    with dist.autocast(model.wte.weight.device):
+        completions = generate.sample(
+            model,
+            [chat.prompt(probes[i]["messages"], tokenizer, tags) for i in numbers],
+            keys=numbers,
+            temperature=temperature,
+            top_k=top_k,
+            max_new_tokens=max_new_tokens,
+            stop=chat.stop_sequences(tokenizer, tags),
+            seed=seed,
+            batch_size=batch_size,
+            on_overflow="stop",
+        )
+    model.train(was_training)
+    for i, completion in zip(numbers, completions, strict=True):
+        counts[cell_of(probes[i])][behaviour(chat.completion_text(completion.ids, tokenizer, tags))] += 1
+    parts = dist.all_gather_objects(counts)
+    return BehaviourMatrix({cell: sum((part[cell] for part in parts), Counter[str]()) for cell in CELLS})
+
+
+def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[str, Any]]:
+    """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl. MissingFile names the command
+    that makes it."""
+    path = Path(data_dir) / f"probes.{split}.jsonl"
+    if not path.exists():
+        raise MissingFile(
+            f"{path} does not exist; make it with `codechat data calls --out {data_dir}`, or set --probe-examples 0"
+        )
+    taken: Counter[str] = Counter()
+    chosen = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        probe = _probe(path, number, line)
+        taken[cell_of(probe)] += 1
+        if taken[cell_of(probe)] <= per_cell:
+            chosen.append(probe)
+    if not chosen:
+        raise DataError(f"{path} holds no probes; required lines of {{messages, asked, tools_present}}; make it anew")
+    return chosen
+
+
+def _probe(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        probe = json.loads(line)
+        if cell_of(probe) in CELLS and probe["messages"]:
+            return probe
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DataError(
+        f"{path} line {number} is not a probe; required {{messages, asked: tool | code, tools_present}}; "
+        "make the file anew"
+    )

@@ -1,0 +1,198 @@
+"""Was an evaluated problem in the training data? n-grams and syntax trees against what a lineage was trained on.
+
+A problem counts as exposed where
+    prompt    at least half of the 13-grams of its request are in the training text, or the whole request, where
+              that is shorter, is a message of it
+    solution  the same for the reference program's 13-grams
+    program   a function of the training text is the reference program but for names, comments and layout
+
+13-grams of lower-case words as in GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), there over all text;
+half of them, so that a template that all problems share does not count. Programs of fewer than NODES nodes are
+not compared by their trees: `return x + 1` is nobody's secret.
+
+Left out: paraphrases, translations, and data that the lineage does not name; a clean problem is one that this
+search did not find.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codechat.data.synthetic import parsed
+from codechat.evaluation.training_texts import MOST_BYTES, Texts, request
+from codechat.tasks.base import Problem
+
+N = 13  # words
+SHARE = 0.5
+NODES = 28
+_WORD = re.compile(r"\w+")
+_STRIPPED = re.compile(r'"""(?:.*?)"""|\'\'\'(?:.*?)\'\'\'|#[^\n]*', re.DOTALL)
+_DEF = re.compile(r"^([ \t]*)def \w", re.MULTILINE)
+_KEYWORDS = re.compile(r"\b(?:return|for|if|else|elif|while|and|or|not|in|is|lambda|import|try|with|yield|def)\b")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Report:
+    """how: problem id -> the ways in which it was found. read: sources searched; missing: those that could not be."""
+
+    n: int
+    how: Mapping[str, tuple[str, ...]]
+    read: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        ways = Counter(way for found in self.how.values() for way in found)
+        told = f" ({', '.join(f'{way} {n}' for way, n in sorted(ways.items()))})" if ways else ""
+        searched = "; ".join(self.read) or "nothing"
+        lost = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
+        return f"contamination: {len(self.how)} of {self.n} problems exposed{told}; searched {searched}{lost}"
+
+
+def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]], most_bytes: int = MOST_BYTES) -> Report:
+    """Search what the lineage was trained on for the problems. most_bytes: of text read from each source."""
+    texts = Texts(lineage, most_bytes)
+    how = search(problems, texts)
+    return Report(len(problems), how, tuple(texts.read), tuple(texts.missing))
+
+
+def search(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
+    """Problem id -> ways in which it was found, from (text, whether it is a whole message)."""
+    index = _Index(problems)
+    for text, whole in texts:
+        index.look(text, whole)
+    return index.found()
+
+
+class _Index:
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.vocabulary: dict[str, int] = {}
+        self.grams: dict[tuple[str, str], np.ndarray] = {}  # (problem, way) -> sorted hashes
+        self.short: dict[tuple[str, ...], set[str]] = {}
+        self.trees: dict[str, set[str]] = {}  # normal form -> problems
+        self.profiles: set[tuple[tuple[str, int], ...]] = set()
+        for problem in problems:
+            self._add(problem)
+        every = [h for h in self.grams.values() if len(h)]
+        self.every = np.unique(np.concatenate(every)) if every else np.zeros(0, dtype=np.uint64)
+        self.seen = np.zeros(len(self.every), dtype=bool)
+        self.exact: dict[str, set[str]] = {}
+
+    def _add(self, problem: Problem) -> None:
+        words = _WORD.findall(request(problem).lower())
+        if len(words) < N:
+            self.short.setdefault(tuple(words), set()).add(problem.id)
+        else:
+            self.grams[problem.id, "prompt"] = np.unique(self._hashes(words, grow=True))
+        code = problem.gold.get("code") if isinstance(problem.gold, Mapping) else None
+        if not isinstance(code, str):
+            return
+        words = _WORD.findall(_STRIPPED.sub(" ", code).lower())
+        if len(words) >= N:
+            self.grams[problem.id, "solution"] = np.unique(self._hashes(words, grow=True))
+        for form, block in _normal_forms(code):
+            self.trees.setdefault(form, set()).add(problem.id)
+            self.profiles.add(_profile(block))
+
+    def _hashes(self, words: Sequence[str], grow: bool = False) -> np.ndarray:
+        """(len - N + 1,) uint64: one for each N-gram whose words are all known."""
+        if grow:
+            ids = [self.vocabulary.setdefault(w, len(self.vocabulary) + 1) for w in words]
+        else:
+            known = self.vocabulary.get
+            ids = [known(w, 0) for w in words]
+        row = np.array(ids, dtype=np.uint64)
+        count = len(row) - N + 1
+        if count < 1:
+            return np.zeros(0, dtype=np.uint64)
+        unknown = np.concatenate([[0], np.cumsum(row == 0)])
+        hashes = np.zeros(count, dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            for i in range(N):
+                hashes = (hashes ^ row[i : i + count]) * _MULTIPLIER + np.uint64(1)
+                hashes ^= hashes >> np.uint64(29)
+        return hashes[unknown[N:] == unknown[:-N]]
+
+    def look(self, text: str, whole: bool) -> None:
+        words = _WORD.findall(text.lower())
+        if whole and len(words) < N:
+            for name in self.short.get(tuple(words), ()):
+                self.exact.setdefault(name, set()).add("prompt")
+        if len(self.every) and len(words) >= N:
+            self._mark(words)
+        if _STRIPPED.search(text):  # a solution is compared without comments and docstrings
+            bare = _WORD.findall(_STRIPPED.sub(" ", text).lower())
+            if len(self.every) and len(bare) >= N:
+                self._mark(bare)
+        if self.trees and "def " in text:
+            for block in _blocks(text):
+                if _profile(block) in self.profiles:
+                    for form, _ in _normal_forms(block):
+                        for name in self.trees.get(form, ()):
+                            self.exact.setdefault(name, set()).add("program")
+
+    def _mark(self, words: Sequence[str]) -> None:
+        hashes = self._hashes(words)
+        at = np.searchsorted(self.every, hashes)
+        at[at == len(self.every)] = 0
+        self.seen[at[self.every[at] == hashes]] = True
+
+    def found(self) -> dict[str, tuple[str, ...]]:
+        how = {name: set(ways) for name, ways in self.exact.items()}
+        for (name, way), hashes in self.grams.items():
+            if len(hashes) and self.seen[np.searchsorted(self.every, hashes)].mean() >= SHARE:
+                how.setdefault(name, set()).add(way)
+        return {name: tuple(sorted(ways)) for name, ways in how.items()}
+
+
+# ------------------------------------------------------------------ programs
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Source of each function in a text, at any depth: from its `def` to the next line that is not deeper."""
+    for match in _DEF.finditer(text):
+        deeper = re.compile(rf"^(?!{match[1]}[ \t]|[ \t]*(?:#|\n|$)|{match[1]}[)\]}}])", re.MULTILINE)
+        end = deeper.search(text, match.end())
+        yield text[match.start() : end.start() if end else len(text)]
+
+
+def _profile(block: str) -> tuple[tuple[str, int], ...]:
+    """How often each keyword occurs: what renaming leaves as it is, and far cheaper than a syntax tree."""
+    return tuple(sorted(Counter(_KEYWORDS.findall(_STRIPPED.sub(" ", block))).items()))
+
+
+def _normal_forms(source: str) -> Iterator[tuple[str, str]]:
+    """(syntax tree without names of its own, source) of each function in a source that is large enough."""
+    for block in _blocks(source):
+        indent = len(block) - len(block.lstrip())
+        tree = parsed("\n".join(line[indent:] for line in block.split("\n")))
+        if tree is not None and sum(1 for _ in ast.walk(tree)) >= NODES:
+            yield _normal(tree.body[0]), block
+
+
+def _normal(node: ast.stmt) -> str:
+    """A dump in which names that the function binds are numbered, without docstrings and annotations."""
+    bound: dict[str, str] = {}
+    for n in ast.walk(node):
+        own = n.name if isinstance(n, ast.FunctionDef) else n.arg if isinstance(n, ast.arg) else None
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            own = n.id
+        if own:
+            bound.setdefault(own, f"_{len(bound)}")
+    for n in ast.walk(node):
+        if isinstance(n, ast.FunctionDef):
+            n.name, n.returns, n.decorator_list = bound[n.name], None, []
+            if len(n.body) > 1 and isinstance(n.body[0], ast.Expr) and isinstance(n.body[0].value, ast.Constant):
+                n.body = n.body[1:]
+        elif isinstance(n, ast.arg):
+            n.arg, n.annotation = bound[n.arg], None
+        elif isinstance(n, ast.Name):
+            n.id = bound.get(n.id, n.id)
+    return ast.dump(node)

@@ -1,0 +1,336 @@
+"""Counterfactual swaps: change one thing of a prompt, and see whether the answer follows, ignores it, or falls apart.
+
+    codechat swaps --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
+
+    tools_off       the system block with the tools becomes a neutral one: a call is wrong now
+    tools_on        tools are offered with a request for code: code is right still
+    tool_swapped    the asked-for tool gives its place to one that cannot serve: a call to it is wrong now
+    tool_renamed    the asked-for tool has another name in the list: the call must use that one
+    value_swapped   a value of the request becomes another one (the city of a weather request): the call must carry it
+
+Each case is answered twice, greedily, before and after its swap. It counts only where the first answer behaved as wanted (with value_swapped and
+tool_renamed: made a readable call to the asked-for tool, for value_swapped with that value), so that a flip rate is about the swap and not about skill.
+
+Left out: sampling (a flip could then be chance), and requests in several turns.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from codechat import tasks
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, DataError
+from codechat.distributed import dist
+from codechat.evaluation import evaluate
+from codechat.evaluation.behaviour_probes import behaviour
+from codechat.evaluation.intervals import wilson_interval
+from codechat.models import generate, loading
+from codechat.models.loading import LoadedModel
+from codechat.runs.run import Run
+from codechat.tasks import toolbox
+from codechat.tasks.base import Message, Problem
+from codechat.text import chat
+
+Outcome = Literal["follows", "ignores", "other"]
+OUTCOMES: tuple[Outcome, ...] = ("follows", "ignores", "other")
+SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapsConfig:
+    """Which checkpoints answer which cases."""
+
+    run_name: str = opt("swaps", "name of the run directory under runs/", identity=False)
+    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    ckpt: tuple[str, ...] = opt(
+        config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
+    )
+    data_dir: str = opt(config.REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl")
+    split: Literal["select", "test"] = opt("test", "split of the requests")
+    limit: int = opt(100, "requests per swap")
+    max_new_tokens: int = opt(64, "longest answer, tokens")
+    seed: int = opt(0, "seed of the order of requests and of what is swapped in")
+
+    def __post_init__(self) -> None:
+        if not self.ckpt or self.limit < 1:
+            raise ConfigError(f"{len(self.ckpt)} checkpoints, limit {self.limit}; required at least one of each")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One swap. valid: whether the first answer counts. judge: what the second answer did, once the first one counts."""
+
+    swap: str
+    id: str
+    before: list[Message]
+    after: list[Message]
+    valid: Callable[[str], bool]
+    judge: Callable[[str], Outcome]
+
+
+# ---------------------------------------------------------------- the cases
+
+
+def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: int, seed: int = 0) -> list[Case]:
+    """At most `limit` cases of each swap. problems: requests that one of the tools on offer serves; probes: where requests for code are."""
+    rng = random.Random(f"swaps {seed}")
+    wanted = [p for p in problems if p.gold is not None]
+    made: list[Case] = []
+    for swap, make in (("tools_off", tools_off), ("tool_swapped", tool_swapped), ("tool_renamed", tool_renamed)):
+        made += _first(swap, (make(p, rng) for p in wanted), limit)
+    made += _first("value_swapped", (value_swapped(p, wanted, rng) for p in wanted), limit)
+    code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
+    made += _first("tools_on", (tools_on(p, i, rng) for i, p in enumerate(code)), limit)
+    return made
+
+
+def _first(swap: str, found: Iterator[Case | None], limit: int) -> list[Case]:
+    kept = []
+    for case in found:
+        if case is not None:
+            kept.append(case)
+        if len(kept) == limit:
+            break
+    if not kept:
+        raise DataError(
+            f"no request can be used for {swap}; problems and probes of the toolbox are needed; make them with `codechat data calls`"
+        )
+    return kept
+
+
+def tools_off(problem: Problem, rng: random.Random) -> Case:
+    return Case(
+        "tools_off",
+        problem.id,
+        problem.messages,
+        _system(problem.messages, toolbox.neutral_system(rng)),
+        _calls,
+        _stops_calling,
+    )
+
+
+def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
+    offered = toolbox.tools_system(rng)
+    messages = probe["messages"]
+    with_tools = (
+        _system(messages, offered)
+        if messages[0]["role"] == "system"
+        else [{"role": "system", "content": offered}, *messages]
+    )
+    return Case(
+        "tools_on",
+        f"code-{number}",
+        messages,
+        with_tools,
+        lambda text: behaviour(text) == "code",
+        lambda text: {"code": "follows", "call": "ignores"}.get(behaviour(text), "other"),
+    )  # type: ignore[return-value]
+
+
+def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
+    """The line of the asked-for tool becomes that of a tool of another family that is not offered yet."""
+    name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
+    at = _line_of(name, lines)
+    taken = {n for n in toolbox.TOOLS if _line_of(n, lines) is not None} | toolbox.family(name)
+    others = [n for n in toolbox.TOOLS if n not in taken]
+    if at is None or not others:
+        return None
+    lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema]).splitlines()[-1]
+    return Case(
+        "tool_swapped",
+        problem.id,
+        problem.messages,
+        _system(problem.messages, "\n".join(lines)),
+        _calls_to(name),
+        lambda text: "ignores" if _calls_to(name)(text) else "other" if behaviour(text) == "call" else "follows",
+    )
+
+
+def tool_renamed(problem: Problem, _: random.Random) -> Case | None:
+    """The asked-for tool keeps its description and arguments under another name: its words in reverse order (area_circle), or add_it."""
+    name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
+    at = _line_of(name, lines)
+    if at is None:
+        return None
+    new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
+    lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
+    return Case(
+        "tool_renamed",
+        problem.id,
+        problem.messages,
+        _system(problem.messages, "\n".join(lines)),
+        _calls_to(name),
+        lambda text: "follows" if _calls_to(new)(text) else "ignores" if _calls_to(name)(text) else "other",
+    )
+
+
+def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Random) -> Case | None:
+    """A value that stands once in the request becomes that of another request for the same tool."""
+    name, request = problem.gold["name"], problem.messages[-1]["content"]
+    spelled = {k: _spelled(v) for k, v in problem.gold["arguments"].items()}
+    usable = [k for k, text in spelled.items() if text and len(_places(text, request)) == 1]
+    if not usable:
+        return None
+    key = rng.choice(usable)
+    old = problem.gold["arguments"][key]
+    donors = [
+        v
+        for p in problems
+        if p.gold["name"] == name
+        and (v := p.gold["arguments"].get(key)) is not None
+        and type(v) is type(old)
+        and _spelled(v)
+        and not _places(_spelled(v), request)
+    ]
+    if not donors:
+        return None
+    new = rng.choice(donors)
+    start, end = _places(spelled[key], request)[0]
+    after = [*problem.messages[:-1], {"role": "user", "content": request[:start] + _spelled(new) + request[end:]}]
+
+    def judge(text: str) -> Outcome:
+        value = _argument(text, name, key)
+        return "follows" if value == new and type(value) is type(new) else "ignores" if value == old else "other"
+
+    return Case(
+        "value_swapped", problem.id, problem.messages, after, lambda text: _argument(text, name, key) == old, judge
+    )
+
+
+def _spelled(value: Any) -> str:
+    """How a request says a value; "" for values that it says in other ways."""
+    return (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else ""
+    )
+
+
+def _places(text: str, request: str) -> list[tuple[int, int]]:
+    return [m.span() for m in re.finditer(rf"(?<![\w.-]){re.escape(text)}(?![\w-]|\.\d)", request)]
+
+
+def _system(messages: Sequence[Message], content: str) -> list[Message]:
+    return [{"role": "system", "content": content}, *messages[1:]]
+
+
+def _line_of(name: str, lines: Sequence[str]) -> int | None:
+    return next((i for i, line in enumerate(lines) if line.startswith(f"{name}(")), None)
+
+
+def _calls(text: str) -> bool:
+    return behaviour(text) == "call"
+
+
+def _stops_calling(text: str) -> Outcome:
+    return "ignores" if behaviour(text) == "call" else "follows" if behaviour(text) == "neither" else "other"
+
+
+def _calls_to(name: str) -> Callable[[str], bool]:
+    return lambda text: any(call.name == name for call in chat.parse_calls(text)[:1])
+
+
+def _argument(text: str, name: str, key: str) -> Any:
+    """The argument of the first call, None where it is to another tool or has none."""
+    calls = chat.parse_calls(text)
+    return (calls[0].arguments or {}).get(key) if calls and calls[0].name == name else None
+
+
+# ---------------------------------------------------------------- answers
+
+
+def answers(loaded: LoadedModel, prompts: Sequence[Sequence[Message]], max_new_tokens: int) -> list[str]:
+    """The greedy answer to each prompt."""
+    ids = [chat.prompt(messages, loaded.tokenizer, loaded.tags) for messages in prompts]
+    with dist.autocast(loaded.model.wte.weight.device):
+        found = generate.sample(
+            loaded.model,
+            ids,
+            temperature=0.0,
+            max_new_tokens=max_new_tokens,
+            on_overflow="stop",
+            stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
+        )
+    return [chat.completion_text(c.ids, loaded.tokenizer, loaded.tags) for c in found]
+
+
+def flips(made: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> list[dict[str, Any]]:
+    """A row per swap: asked (cases), n (those that count), and of these the share of each outcome with its Wilson interval."""
+    rows = []
+    for swap in SWAPS:
+        mine = [(c, a, b) for c, a, b in zip(made, before, after, strict=True) if c.swap == swap]
+        outcomes = Counter(c.judge(b) for c, a, b in mine if c.valid(a))
+        row: dict[str, Any] = dict(swap=swap, asked=len(mine), n=outcomes.total())
+        for outcome in OUTCOMES if row["n"] else ():
+            share = wilson_interval(outcomes[outcome], row["n"])
+            row |= {outcome: share.value, f"{outcome}/lo": share.lo, f"{outcome}/hi": share.hi}
+        rows.append(row)
+    return rows
+
+
+def run_swaps(cfg: SwapsConfig) -> Run:
+    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples. Raises UserError
+    before anything is written for missing data or checkpoints."""
+    problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
+    probes = evaluate.read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
+    made = cases(problems, probes, cfg.limit, cfg.seed)
+    models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
+    run = Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
+    with run:
+        for loaded in models:
+            step, name = int(loaded.meta["step"]), evaluate.label(Path(loaded.path))
+            texts = answers(loaded, [m for case in made for m in (case.before, case.after)], cfg.max_new_tokens)
+            before, after = texts[::2], texts[1::2]
+            for row in flips(made, before, after):
+                run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))
+                shown = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
+                print(
+                    f"{name} {row['swap']}: {shown or 'never behaved as wanted before the swap'} (n={row['n']} of {row['asked']})"
+                )
+            run.log_samples(step, _shown(made, before, after, name))
+    return run
+
+
+def _shown(
+    made: Sequence[Case], before: Sequence[str], after: Sequence[str], name: str, each: int = 3
+) -> list[dict[str, Any]]:
+    """The first few cases of each swap that count, for people."""
+    seen, rows = Counter[str](), []
+    for case, a, b in zip(made, before, after, strict=True):
+        if case.valid(a) and seen[case.swap] < each:
+            seen[case.swap] += 1
+            rows.append(
+                dict(
+                    checkpoint=name,
+                    swap=case.swap,
+                    problem=case.id,
+                    outcome=case.judge(b),
+                    request=case.after[-1]["content"],
+                    system=case.after[0]["content"],
+                    before=a,
+                    after=b,
+                )
+            )
+    return rows
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat swaps`, `python -m codechat.evaluation.counterfactuals`."""
+    run_swaps(config.parse(SwapsConfig, sys.argv[1:] if argv is None else argv, prog="codechat swaps", epilog=__doc__))
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

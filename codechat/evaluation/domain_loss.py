@@ -1,0 +1,67 @@
+"""Loss on held-out conversations, domain by domain: what a mean over all of them hides while one skill overwrites another.
+
+Two units: nats per supervised token, and nats per conversation. A closing tag in plain text is several tokens that cost next to nothing, so only the
+second compares a model whose tags are text with one whose tags are reserved ids.
+
+Left out: what a loss says about behaviour (probes), and scores (evaluate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from codechat.data import conversations
+from codechat.distributed import dist
+from codechat.models import loading
+from codechat.models.gpt import GPT
+
+Batches = Mapping[str, Sequence[conversations.Batch]]
+ROWS = 8  # packed rows of a batch
+
+
+@torch.no_grad()
+def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple[float, int]]:
+    """(nats, supervised tokens) of each domain's conversations. A collective: batches are dealt to ranks."""
+    was_training, found = model.training, {}
+    model.eval()
+    for domain, batches in held_out.items():
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        for batch in batches[dist.rank() :: dist.world_size()]:
+            batch = batch.to(device)
+            with dist.autocast(device):
+                nats = model.loss(
+                    batch.ids,
+                    batch.targets,
+                    reduction="sum",
+                    positions=batch.positions,
+                    mask=conversations.block_mask(batch.docs),
+                )
+            total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
+        nats_sum, tokens = dist.sum_(total).tolist()
+        found[domain] = (nats_sum, int(tokens))
+    model.train(was_training)
+    return found
+
+
+def held_out_losses(model: GPT, held_out: Batches, device: torch.device) -> dict[str, float]:
+    """heldout_loss/DOMAIN: nats per supervised token."""
+    return {
+        f"heldout_loss/{domain}": nats / max(1, tokens)
+        for domain, (nats, tokens) in sums(model, held_out, device).items()
+    }
+
+
+def of_checkpoint(
+    loaded: loading.LoadedModel, data_dir: str | Path, split: str, limit: int, device: torch.device
+) -> dict[str, float]:
+    """heldout_loss/DOMAIN and heldout_nats/DOMAIN (per conversation) over the first `limit` conversations of each domain of a split."""
+    block = loaded.model.cfg.block_size
+    domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
+    found = sums(
+        loaded.model, {d: conversations.held_out(examples, ROWS, block) for d, examples in domains.items()}, device
+    )
+    per_token = {f"heldout_loss/{d}": nats / max(1, tokens) for d, (nats, tokens) in found.items()}
+    return per_token | {f"heldout_nats/{d}": nats / len(domains[d]) for d, (nats, _) in found.items()}

@@ -1,0 +1,113 @@
+"""Estimates with honest intervals: pass@k, bootstrap over problems, Wilson.
+
+Pure functions over counts and per-problem values; a problem, not a completion, is what gets resampled,
+because completions of one problem are not independent.
+
+Left out: corrections for many comparisons; clustered problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codechat.core.errors import ConfigError
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    value: float
+    lo: float
+    hi: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.lo:.3f}, {self.hi:.3f}]"
+
+
+def estimate_pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that at least one of k completions is correct, from n drawn of which c were: 1 - C(n-c, k)
+    / C(n, k).
+
+    Unbiased for n >= k (Chen et al., 2021, arXiv:2107.03374, eq. 1); raises ConfigError below."""
+    if not 0 < k <= n:
+        raise ConfigError(
+            f"pass@{k} from n={n} samples; n must be at least k and k at least 1; sample more (--n {max(k, 1)})"
+        )
+    if not 0 <= c <= n:
+        raise ConfigError(f"{c} correct of {n} samples; required 0 <= correct <= n")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def bootstrap_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.size == 0:
+        raise ConfigError("an interval over 0 problems; required at least 1")
+    lo, hi = np.percentile(_resampled_means(x, seed, resamples), (2.5, 97.5))
+    return Interval(float(x.mean()), float(lo), float(hi))
+
+
+def share_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> Interval:
+    """`bootstrap_interval` of values in [0, 1], or Wilson's where all are 0 or all are 1, from which no
+    resample differs."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.size and x.min() == x.max() and x[0] in (0, 1):
+        return wilson_interval(int(x.sum()), x.size)
+    return bootstrap_interval(x, seed=seed)
+
+
+def paired_bootstrap(
+    a: Sequence[float] | np.ndarray,
+    b: Sequence[float] | np.ndarray,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> tuple[float, float, float]:
+    """(difference, lo, hi) of mean(b) - mean(a) over the same problems in the same order: 95 % percentile
+    interval of the paired differences. An interval without 0 says that b differs from a on problems like
+    these."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ConfigError(
+            f"values of shapes {x.shape} and {y.shape}; a paired comparison needs one value per problem, same problems"
+        )
+    found = bootstrap_interval(y - x, seed=seed, resamples=resamples)
+    return found.value, found.lo, found.hi
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
+    """Share with the score interval of Wilson (1927): sensible at 0, at n and for small n. n = 0 gives nan
+    within [0, 1]."""
+    if not 0 <= successes <= n:
+        raise ConfigError(f"{successes} successes of {n}; required 0 <= successes <= n")
+    if n == 0:
+        return Interval(math.nan, 0.0, 1.0)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Interval:
+    """Share b minus share a, each (successes, n), with the interval from their score intervals (Newcombe 1998, method 10)."""
+    first, second = wilson_interval(*a), wilson_interval(*b)
+    d = second.value - first.value
+    return Interval(
+        d,
+        d - math.hypot(second.value - second.lo, first.hi - first.value),
+        d + math.hypot(second.hi - second.value, first.value - first.lo),
+    )
+
+
+def _resampled_means(x: np.ndarray, seed: int, resamples: int) -> np.ndarray:
+    """(resamples,) means of draws with replacement, in chunks of bounded memory."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, 2_000_000 // x.size)
+    parts = [min(rows, resamples - at) for at in range(0, resamples, rows)]
+    return np.concatenate([x[rng.integers(0, x.size, (r, x.size))].mean(axis=1) for r in parts])

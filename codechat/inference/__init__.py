@@ -1,0 +1,27 @@
+"""A checkpoint at work: the OpenAI-compatible server and its page, chat and tool-calling commands, the client.
+
+Sampling itself is in `models.generate`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules=[
+        "api_schema",
+        "app",
+        "batching",
+        "chat_command",
+        "client",
+        "completion_text",
+        "errors",
+        "meters",
+        "play_appworld",
+        "reload",
+        "replies",
+        "requests",
+        "serve",
+        "slots",
+        "tools_command",
+    ],
+)

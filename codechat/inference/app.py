@@ -1,0 +1,329 @@
+"""The HTTP side: OpenAI's API, health, metrics and the chat page, as a FastAPI application.
+
+    /v1/chat/completions  /v1/completions  /v1/models        OpenAI's
+    /health  /metrics                                         for whoever watches the server
+    /admin/weights                                            for a trainer, only where the server was started with --reload-from
+    /  /page/tools  /page/call                                the chat page, and the toolbox's functions that it runs
+
+A browser shows pages of others, and these may send requests here too. So a request must name this host (no page can rebind its own name
+to us), bodies must be declared as json (no page can send that across origins without asking, and we never agree), and nothing that runs has
+side effects: /page/call knows the toolbox only.
+
+Left out: TLS, users, rates per user (a proxy's business).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import HTTPException
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException as RoutingError
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from codechat.core.errors import ConfigError, RunError
+from codechat.inference.api_schema import ChatRequest, CompletionRequest, WeightsRequest, Wire
+from codechat.inference.batching import Engine, Job, Overloaded
+from codechat.inference.errors import ApiError, of_validation
+from codechat.inference.meters import Meters
+from codechat.inference.reload import take_over
+from codechat.inference.replies import Reply, failed
+from codechat.inference.requests import Asked, Served, ask_chat, ask_completion
+from codechat.inference.tools_command import DEFAULT_TOOLS
+from codechat.tasks.toolbox import TOOLS, respond
+
+MOST_BYTES = 1 << 20  # of a request's body
+BODY_S = 20.0  # for a body to arrive
+CLIENT_LEFT = 499  # nobody reads it; the name that proxies use
+PAGE = Path(__file__).with_name("page.html")
+POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+B = TypeVar("B", bound=BaseModel)
+
+
+class ToolRun(Wire):
+    """A call of a toolbox function, from the page."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def build(
+    engine: Engine, served: Served, meters: Meters, *, key: str | None = None, hosts: frozenset[str] | None = None
+) -> FastAPI:
+    """The application. key: what clients must send as a bearer token; none = nothing. hosts: names under which this server may be
+    addressed; none = any."""
+    app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(RoutingError, _not_routed)
+    desk = Desk(engine, served, meters)
+    guarded = APIRouter(dependencies=[Depends(_gate(key))])
+    guarded.post("/v1/chat/completions")(desk.chat)
+    guarded.post("/v1/completions")(desk.complete)
+    guarded.get("/v1/models")(desk.models)
+    guarded.get("/v1/models/{name:path}")(desk.model)
+    guarded.get("/metrics")(desk.metrics)
+    guarded.get("/page/tools")(page_tools)
+    guarded.post("/page/call")(page_call)
+    if served.reload_from is not None:
+        guarded.post("/admin/weights")(desk.weights)
+    app.include_router(guarded)
+    app.get("/health")(desk.health)
+    app.get("/")(page)
+
+    app.add_middleware(Watched, meters=meters, hosts=hosts)
+    return app
+
+
+class Watched:
+    """Around the application: refuses requests for other hosts, counts answers by their status. Plain ASGI, so that streams pass untouched."""
+
+    def __init__(self, app: ASGIApp, meters: Meters, hosts: frozenset[str] | None) -> None:
+        self.app, self.meters, self.hosts = app, meters, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "other")
+                self.meters.requests.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        request = Request(scope)
+        name = re.sub(r":[0-9]*$", "", request.headers.get("host", ""))
+        if self.hosts is not None and name not in self.hosts:
+            await _refused(request, ApiError(403, f"this server does not answer as {name[:100]!r}"))(
+                scope, receive, counted
+            )
+        else:
+            await self.app(scope, receive, counted)
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    headers = (
+        {"Retry-After": "1"}
+        if error.status in (429, 503)
+        else {"WWW-Authenticate": "Bearer"}
+        if error.status == 401
+        else None
+    )
+    return JSONResponse(error.body(), error.status, headers=headers)
+
+
+def _not_routed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RoutingError | HTTPException)
+    return JSONResponse(
+        ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body(),
+        error.status_code,
+    )
+
+
+def _gate(key: str | None) -> Callable[[Request], Awaitable[None]]:
+    async def gate(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if key is not None and not hmac.compare_digest(given, key.encode()):
+            raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+
+    return gate
+
+
+async def read(request: Request, kind: type[B]) -> B:
+    """The body as one of the wire's models. ApiError where it is too large, too slow, no json, or has a wrong field."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the body must be sent as Content-Type: application/json")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > MOST_BYTES:
+                    raise ApiError(413, f"the body is larger than {MOST_BYTES} bytes")
+        return kind.model_validate_json(bytes(data))
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
+    except ClientDisconnect:
+        raise ApiError(CLIENT_LEFT, "the client left") from None
+    except ValidationError as error:
+        raise of_validation(error) from None
+
+
+class Desk:
+    """The handlers, and what they share."""
+
+    def __init__(self, engine: Engine, served: Served, meters: Meters) -> None:
+        self.engine, self.served, self.meters = engine, served, meters
+
+    async def chat(self, request: Request) -> Response:
+        body = await read(request, ChatRequest)
+        return await self._answer(request, body, await asyncio.to_thread(ask_chat, body, self.served))
+
+    async def complete(self, request: Request) -> Response:
+        body = await read(request, CompletionRequest)
+        return await self._answer(request, body, await asyncio.to_thread(ask_completion, body, self.served))
+
+    async def _answer(self, request: Request, body: ChatRequest | CompletionRequest, asked: Asked) -> Response:
+        bell, loop = asyncio.Event(), asyncio.get_running_loop()
+        streams = bool(body.stream)
+        jobs = self._submit(asked, lambda: None if loop.is_closed() else loop.call_soon_threadsafe(bell.set), streams)
+        reply = Reply(asked, jobs, self.served, chat=isinstance(body, ChatRequest))
+        leaving = asyncio.create_task(_cancel_when_left(request, jobs))
+        try:
+            while not (any(job.ids for job in jobs) if streams else all(job.end for job in jobs)) and not any(
+                map(failed, jobs)
+            ):
+                await bell.wait()
+                bell.clear()
+            check(jobs)
+            if streams:
+                usage = bool(body.stream_options and body.stream_options.include_usage)
+                response = StreamingResponse(
+                    self._stream(reply, jobs, bell, usage, leaving, asked),
+                    media_type="text/event-stream",
+                    headers={"Cache-Control": "no-store"},
+                )
+                leaving = None  # the stream's, from here on
+                return response
+            return JSONResponse(reply.whole(body.return_token_ids))
+        finally:
+            if leaving is not None:
+                self._over(jobs, leaving, asked)
+
+    def _submit(self, asked: Asked, heard: Callable[[], Any], streams: bool) -> list[Job]:
+        try:
+            return self.engine.submit(asked.requests, heard=heard, streams=streams)
+        except Overloaded as error:
+            raise ApiError(429, str(error), code="overloaded") from None
+        except ConfigError as error:
+            raise ApiError(400, str(error)) from None
+        except RunError as error:
+            raise ApiError(503, str(error)) from None
+
+    async def _stream(
+        self, reply: Reply, jobs: list[Job], bell: asyncio.Event, usage: bool, leaving: asyncio.Task[None], asked: Asked
+    ) -> AsyncIterator[str]:
+        try:
+            yield "".join(map(_event, reply.opening()))
+            while True:
+                bell.clear()  # before looking, so that nothing that comes meanwhile is missed
+                over = all(job.end for job in jobs) or any(map(failed, jobs))
+                if news := "".join(map(_event, reply.news())):  # one write for what came together
+                    yield news
+                if over:
+                    break
+                await bell.wait()
+            check(jobs)
+            if usage:
+                yield _event(reply.closing())
+            yield "data: [DONE]\n\n"
+        except ApiError as error:  # the status line is long gone; clients look for this
+            yield _event(error.body())
+        finally:
+            self._over(jobs, leaving, asked)
+
+    def _over(self, jobs: list[Job], leaving: asyncio.Task[None], asked: Asked) -> None:
+        leaving.cancel()
+        for job in jobs:
+            job.cancel()
+        self.meters.count(jobs, asked.prompt_tokens)
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        if name != self.served.name:
+            raise ApiError(
+                404,
+                f"the model {name[:100]!r} is not served here; ask for {self.served.name!r}",
+                "model",
+                "model_not_found",
+            )
+        return self._model()
+
+    def _model(self) -> dict[str, Any]:
+        block = self.served.loaded.model.cfg.block_size
+        return {
+            "id": self.served.name,
+            "object": "model",
+            "created": self.served.created,
+            "owned_by": "codechat",
+            "max_model_len": block,
+        }
+
+    async def health(self) -> JSONResponse:
+        alive = self.engine.alive
+        state = {
+            "status": "ok" if alive else "failed",
+            "model": self.served.name,
+            "running": len(self.engine.rows),
+            "waiting": self.engine.waiting,
+            "version": self.engine.version,
+        }
+        return JSONResponse(state, 200 if alive else 503)
+
+    async def weights(self, request: Request) -> dict[str, str]:
+        body = await read(request, WeightsRequest)
+        return {"version": await asyncio.to_thread(take_over, body.path, self.served, self.engine)}
+
+    async def metrics(self) -> Response:
+        return Response(self.meters.text(), media_type="text/plain; version=0.0.4")
+
+
+async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    for job in jobs:
+        job.cancel()
+
+
+def check(jobs: list[Job]) -> None:
+    """ApiError where a completion ended before its time."""
+    ends = {job.end for job in jobs}
+    if "timeout" in ends:
+        limit = jobs[0].request.timeout_s
+        raise ApiError(
+            504, f"the answer was not finished within {limit:g} s; ask for fewer tokens, or later", code="timeout"
+        )
+    if "closed" in ends:
+        raise ApiError(503, "the server is stopping")
+    if "cancelled" in ends:
+        raise ApiError(CLIENT_LEFT, "the client left")
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+# ---- the page
+
+
+async def page() -> HTMLResponse:
+    nonce = secrets.token_urlsafe(16)
+    text = await asyncio.to_thread(PAGE.read_text, encoding="utf-8")
+    return HTMLResponse(
+        text.replace("{{nonce}}", nonce),
+        headers={"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"},
+    )
+
+
+async def page_tools() -> dict[str, Any]:
+    """The toolbox, as the page offers it."""
+    return {"tools": [tool.schema for tool in TOOLS.values()], "offered": list(DEFAULT_TOOLS)}
+
+
+async def page_call(request: Request) -> Response:
+    """Run a toolbox function: {"result": ...} or {"error": ...}, the text that goes back to the model."""
+    call = await read(request, ToolRun)
+    return Response(await asyncio.to_thread(respond, call.name, call.arguments), media_type="application/json")

@@ -1,0 +1,401 @@
+"""One model, many requests: rows join and leave a running batch between two tokens.
+
+    with Engine(loaded, max_rows=16) as engine:
+        (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
+        job.wait(); job.ids
+
+A thread of its own holds the model. In every round it ends what was cancelled or is late, runs the prompts of those who wait for a free
+slot (a prompt that several ask for only once) and draws their first token, then one token for everybody.
+
+`exchange` puts other weights in: nobody joins until the rows that run have ended, then all of them change between two tokens, so that no
+completion is drawn from two kinds of weights. Each job says of which version it is.
+
+A row draws by `row_key` and its position, as in `generate`, so a request's tokens are the same alone, in company, and from
+`generate.sample` with the same seed: in float32 up to the rounding of matrix products of other shapes.
+
+Left out: several GPUs, prefixes kept between requests, giving up a row's place for another, prompts run in pieces (a long one
+delays everybody by its own time).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from codechat.core.errors import ConfigError, RunError
+from codechat.distributed import dist
+from codechat.inference.slots import SlotCache
+from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
+from codechat.models.kv_cache import new_cache
+from codechat.models.loading import LoadedModel
+from codechat.runs.checkpoint_files import fingerprint
+
+PREFILL_TOKENS = 4096  # of prompts that are run together: more would only make others wait longer
+FLUSH_S = 0.05  # a stream hears of new tokens at most this often: waking its reader costs as much as drawing some
+End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
+
+
+class Overloaded(RunError):
+    """As many requests wait as may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion that is asked for. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    draws: int  # `generate.row_key`
+    how: Truncation = Truncation()
+    stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
+    halt: Callable[[int], bool] | None = None  # told every token; true ends the completion as a stop
+    banned: tuple[int, ...] = ()  # ids that are never drawn
+    top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
+    timeout_s: float = math.inf  # from being submitted to the last token
+
+
+@dataclass(frozen=True)
+class Detail:
+    """The distribution that a token was drawn from. entropy: nats; top: (id, log-probability), likeliest first."""
+
+    entropy: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way. The engine's thread appends to the lists and sets `end` last; anybody may read.
+
+    heard: called by that thread at the first token, then at most every FLUSH_S while tokens come, and at the end. It must not block."""
+
+    request: Request
+    heard: Callable[[], None]
+    streams: bool
+    submitted: float
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # nats, of the distribution drawn from; greedy: the model's own
+    details: list[Detail] = field(default_factory=list)  # one per id where `request.top` asks for them
+    end: End | None = None
+    version: str = ""  # of the weights that it was drawn from; set when it joins
+    cancelled: bool = False
+    first_s: float = math.nan  # from being submitted to the first token
+    flushed: float = 0.0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Leave the batch or the queue before the next token."""
+        self.cancelled = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the end; false where that took longer than the time given."""
+        return self._ended.wait(timeout_s)
+
+    def late(self, now: float) -> bool:
+        return now - self.submitted > self.request.timeout_s
+
+
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """Weights on their way in."""
+
+    state: Mapping[str, Tensor]
+    version: str
+    done: Future[None] = field(default_factory=Future)
+
+
+class Engine:
+    """Draws tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
+
+    Used as a context manager; leaving it ends whatever runs as "closed". observe: called with the number of rows after every token, by
+    the engine's thread."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        max_rows: int = 16,
+        max_waiting: int = 64,
+        observe: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        for name, value in (("max_rows", max_rows), ("max_waiting", max_waiting)):
+            if value < 1:
+                raise ConfigError(f"{name} {value}; it must be at least 1")
+        self.model, self.max_rows, self.max_waiting, self.observe = loaded.model, max_rows, max_waiting, observe
+        self.version = fingerprint(loaded.meta)  # of the weights
+        self.rows: list[Job] = []  # as they lie in the cache
+        self._joining: list[Job] = []  # out of the queue, their prompts not yet run
+        self._waiting: deque[Job] = deque()
+        self._incoming: Incoming | None = None  # weights that wait for the rows to end
+        self._turn = threading.Lock()  # one exchange at a time
+        self._bell = threading.Condition()  # guards the queue, what is incoming and the two flags
+        self._closing = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def __enter__(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._bell:
+            self._closing = True
+            self._bell.notify()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closing
+
+    def submit(
+        self, requests: Sequence[Request], *, heard: Callable[[], None] = lambda: None, streams: bool = False
+    ) -> list[Job]:
+        """All of the requests or none. streams: `heard` is also called between the first token and the end.
+
+        Raises Overloaded where the queue has no room for all, ConfigError for a prompt that the model cannot read, RunError where the
+        engine has ended."""
+        for request in requests:
+            self._check(request)
+        now = time.monotonic()
+        jobs = [Job(request, heard, streams, now) for request in requests]
+        with self._bell:
+            if not self.alive:
+                raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+            free = self.max_rows - len(self.rows)
+            if len(self._waiting) + len(jobs) > self.max_waiting + max(0, free):
+                raise Overloaded(
+                    f"{len(self._waiting)} completions wait and {len(jobs)} more are asked for; at most {self.max_waiting} may; try again later"
+                )
+            self._waiting.extend(jobs)
+            self._bell.notify()
+        return jobs
+
+    def exchange(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
+        """Put these weights, of the model's own shapes, in for all requests that join from now on; blocks until they are in.
+
+        RunError, and nothing changed, where the running rows take longer than the time given or the engine has ended. ConfigError for
+        weights of another shape."""
+        own = self.model.state_dict()
+        if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
+            raise ConfigError("the weights are of another shape than the model's; give those of the same model")
+        incoming = Incoming(state, version)
+        with self._turn:
+            with self._bell:
+                if not self.alive:
+                    raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+                self._incoming = incoming
+                self._bell.notify()
+            try:
+                incoming.done.result(timeout_s)
+            except TimeoutError:
+                with self._bell:
+                    withdrawn = self._incoming is incoming
+                    self._incoming = None
+                if withdrawn:
+                    raise RunError(
+                        f"completions still run after {timeout_s:g} s; their weights stay; try again later"
+                    ) from None
+                incoming.done.result()  # the exchange had begun, and ends soon
+
+    def _check(self, request: Request) -> None:
+        cfg, prompt = self.model.cfg, request.prompt
+        if not 0 < len(prompt) < cfg.block_size:
+            raise ConfigError(
+                f"the prompt has {len(prompt)} tokens; it must have at least 1 and leave room in the block of {cfg.block_size}; shorten it"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < cfg.owned:
+            raise ConfigError(f"the prompt holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.owned - 1}")
+        if request.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {request.max_new_tokens}; it must be at least 1")
+
+    # ---- the engine's thread
+
+    def _run(self) -> None:
+        device = self.model.wte.weight.device
+        try:
+            with torch.no_grad():
+                self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
+                while not self._closing:
+                    # both keep casts and copies of weights, which must not outlive them
+                    with dist.autocast(device), self.model.decoding() as self._logits_of:
+                        while self._has_work():
+                            self._round()
+                    self._exchange()
+        except (
+            BaseException
+        ) as error:  # a defect, or memory that ran out: said on stderr, and every request is told; raised again
+            self.failure = error
+            raise
+        finally:
+            with self._bell:
+                self._closing = True
+                incoming, self._incoming = self._incoming, None
+                left = [*self.rows, *self._joining, *self._waiting]
+                self._waiting.clear()
+            if incoming:
+                incoming.done.set_exception(RunError("the engine has ended; start the server again"))
+            for job in left:
+                if job.end is None:
+                    self._finish(job, "closed")
+
+    def _has_work(self) -> bool:
+        """Wait for a request; false where the engine is to end, or nothing stands in the way of other weights."""
+        with self._bell:
+            while not (self.rows or self._waiting or self._closing or self._incoming):
+                self._bell.wait()
+            return not self._closing and bool(self.rows or not self._incoming)
+
+    def _exchange(self) -> None:
+        with self._bell:
+            incoming, self._incoming = self._incoming, None
+        if incoming:
+            for name, target in self.model.state_dict().items():
+                target.copy_(incoming.state[name])
+            self.version = incoming.version
+            incoming.done.set_result(None)
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        for slot in reversed(range(len(self.rows))):
+            if end := _over(self.rows[slot], now):
+                self._leave(slot, end)
+        self._joining = self._admit(now)
+        if self._joining:
+            self._prefill(self._joining)
+        if self.rows:
+            last = torch.tensor([job.ids[-1] for job in self.rows], device=self.model.wte.weight.device)
+            self._draw(self.rows, self.model.hidden(last[:, None], cache=self._cache)[:, 0])
+        self.observe(len(self.rows))
+
+    def _admit(self, now: float) -> list[Job]:
+        """Those who may join now, out of the queue."""
+        joining: list[Job] = []
+        tokens = 0
+        with self._bell:
+            while (
+                self._waiting
+                and not self._incoming
+                and len(self.rows) + len(joining) < self.max_rows
+                and tokens < PREFILL_TOKENS
+            ):
+                job = self._waiting.popleft()
+                if end := _over(job, now):
+                    self._finish(job, end)
+                else:
+                    joining.append(job)
+                    tokens += len(job.request.prompt)
+            for job in [job for job in self._waiting if _over(job, now)]:
+                self._waiting.remove(job)
+                self._finish(job, _over(job, now))
+        return joining
+
+    def _prefill(self, jobs: list[Job]) -> None:
+        """Run each distinct prompt once, draw the first tokens, and let the rows join that go on."""
+        device = self.model.wte.weight.device
+        place: dict[tuple[int, ...], int] = {}
+        owner = [place.setdefault(tuple(job.request.prompt), len(place)) for job in jobs]
+        ids, lengths = pad_right(list(place), device)
+        cache = new_cache(self.model.cfg, len(place), ids.shape[1], device, self._cache.kept[0].dtype)
+        last = last_real(self.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
+        for job, row in zip(jobs, owner):
+            self._cache.join(cache, row, len(job.request.prompt))
+            job.version = self.version
+            self.rows.append(job)
+        self._draw(jobs, last[owner])
+
+    def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
+        """One token for each job from its last state (B, D); who has ended leaves."""
+        logits = self._logits_of(hidden).float()
+        logits[:, self.model.cfg.owned :] = -math.inf
+        for row, job in enumerate(jobs):
+            if job.request.banned:
+                logits[row, list(job.request.banned)] = -math.inf
+        details = {job: note(logits[row], job.request) for row, job in enumerate(jobs) if job.request.top is not None}
+        keys, places = (
+            torch.tensor(x, device=logits.device) for x in ([j.request.draws for j in jobs], [len(j.ids) for j in jobs])
+        )
+        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], uniform(keys, places))
+        now = time.monotonic()
+        for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist()):
+            if job in details:
+                job.details.append(details[job])
+            job.logprobs.append(logprob)
+            job.ids.append(token)
+        ends = {job: end for job in jobs if (end := self._ended(job))}
+        for job in jobs:
+            self._tell(job, now)
+        for slot in reversed(range(len(self.rows))):
+            if end := ends.get(self.rows[slot]):
+                self._leave(slot, end)
+
+    def _tell(self, job: Job, now: float) -> None:
+        """Wake whoever reads the job, if it is time."""
+        if len(job.ids) == 1:
+            job.first_s = now - job.submitted
+        if job.streams and now - job.flushed >= FLUSH_S:
+            job.flushed = now
+            job.heard()
+
+    def _ended(self, job: Job) -> End | None:
+        """Why the completion ends with its last token, if it does. Asked once per token, as `halt` may count."""
+        request, ids = job.request, job.ids
+        halted = request.halt is not None and request.halt(ids[-1])
+        if halted or any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
+            return "stop"
+        if len(ids) == request.max_new_tokens:
+            return "length"
+        return "context" if len(request.prompt) + len(ids) == self.model.cfg.block_size else None
+
+    def _leave(self, slot: int, end: End) -> None:
+        self._cache.leave(slot)
+        job, last = self.rows[slot], self.rows.pop()
+        if slot < len(self.rows):
+            self.rows[slot] = last
+        self._finish(job, end)
+
+    def _finish(self, job: Job, end: End) -> None:
+        job.end = end
+        job._ended.set()
+        job.heard()
+
+
+def _over(job: Job, now: float) -> End | None:
+    return "cancelled" if job.cancelled else "timeout" if job.late(now) else None
+
+
+def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
+    """`generate.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
+    if len(set(hows)) == 1:
+        return draw(logits, hows[0], u)
+    ids, logprobs = torch.zeros(len(u), dtype=torch.long, device=u.device), torch.zeros(len(u), device=u.device)
+    for how in set(hows):
+        rows = torch.tensor([row for row, one in enumerate(hows) if one == how], device=u.device)
+        ids[rows], logprobs[rows] = draw(logits[rows], how, u[rows])
+    return ids, logprobs
+
+
+def note(logits: Tensor, request: Request) -> Detail:
+    """Entropy and likeliest tokens of the distribution that (V,) logits are drawn from; greedy: the model's own."""
+    how = request.how if request.how.temperature else Truncation()
+    kept, ids = how.candidates(logits[None].clone())
+    logprobs = kept.log_softmax(-1)[0]
+    p = logprobs.exp()
+    entropy = -(p * logprobs.masked_fill(p == 0, 0.0)).sum()
+    best, places = logprobs.topk(min(request.top or 0, len(logprobs)))
+    tokens = places if ids is None else ids[0, places]
+    return Detail(float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf])

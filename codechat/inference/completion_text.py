@@ -1,0 +1,93 @@
+"""What a completion's ids say: its text as it grows, stop strings, function calls.
+
+Left out: tokens. Where a client wants ids, it gets the ids that were drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from codechat.inference.chat_command import settled
+from codechat.text import chat
+from codechat.text.tokenizer import Tokenizer
+
+
+class Calls(NamedTuple):
+    """Text before the first call, and the calls: a name and arguments each."""
+
+    text: str
+    calls: list[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the ids of one completion become text.
+
+    tags: the protocol's mode; none = plain text without turns. begun: text of a forced beginning, which stands before what was
+    sampled. stops: strings of the caller, never shown. calls: functions were offered, so that calls are told apart from text."""
+
+    tokenizer: Tokenizer
+    tags: str | None
+    begun: str = ""
+    stops: tuple[str, ...] = ()
+    calls: bool = False
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The whole text, up to the first stop string."""
+        text = self._decoded(ids)
+        places = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        return self.begun + (text[: min(places)] if places else text)
+
+    def growing(self, ids: Sequence[int]) -> str:
+        """The beginning of the text that further ids cannot change; of a text with calls, what stands before the first."""
+        text = self.text(ids)
+        text = text[: min((len(settled(text, ending)) for ending in self.endings), default=len(text.rstrip("\ufffd")))]
+        return text.split(chat.CALL_TAG)[0] if self.calls else text
+
+    def split(self, ids: Sequence[int]) -> Calls:
+        """Text and calls of a finished completion. One call that cannot be read leaves everything as text, so that nothing is lost."""
+        text = self.text(ids)
+        found = chat.parse_calls(text) if self.calls else []
+        if not found or any(call.form not in chat.READABLE for call in found):
+            return Calls(text, [])
+        return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in found])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one id; a tag is spelled."""
+        return (
+            self.tokenizer.token_bytes(token)
+            if token < self.tokenizer.n_vocab
+            else chat.decode([token], self.tokenizer).encode()
+        )
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        if self.tags is None:
+            return chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
+        return chat.completion_text(ids, self.tokenizer, self.tags)
+
+    @cached_property
+    def endings(self) -> list[str]:
+        """What may follow without being shown as text."""
+        closing = (
+            []
+            if self.tags is None
+            else ["\n" + chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)]
+        )
+        return [*closing, *self.stops, *([chat.CALL_TAG] if self.calls else [])]
+
+
+class StopStrings:
+    """True from the token on with which one of the strings is complete, however tokens cut it."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.tail = reading, b""
+        self.stops = [stop.encode() for stop in reading.stops]
+        self.kept = max(map(len, self.stops), default=1) - 1  # bytes that the next token may complete
+
+    def __call__(self, token: int) -> bool:
+        tail = self.tail + self.reading.piece(token)
+        self.tail = tail[len(tail) - min(self.kept, len(tail)) :]
+        return any(stop in tail for stop in self.stops)

@@ -1,0 +1,48 @@
+"""Other weights for a server that runs: a checkpoint below one directory, of the same model, taken over whole or not at all.
+
+Off unless the server was started with --reload-from. A request names a path below that directory and nothing else; what lies there is read
+without executing it and only after its hashes agreed (`checkpoint`), into memory, before anything of the running model changes.
+
+Left out: weights over the wire, other shapes or tokenizers than the server's own.
+"""
+
+from __future__ import annotations
+
+from codechat.core.errors import CheckpointError, MissingFile, RunError
+from codechat.inference.batching import Engine
+from codechat.inference.errors import ApiError
+from codechat.inference.requests import Served
+from codechat.models import loading
+from codechat.runs.checkpoint_files import fingerprint
+
+
+def take_over(path: str, served: Served, engine: Engine) -> str:
+    """Let `engine` draw from the checkpoint at `path`, below `served.reload_from`, from now on; returns its version. ApiError says why not."""
+    assert served.reload_from is not None
+    folder = served.reload_from.resolve()
+    place = (folder / path).resolve()
+    if not place.is_relative_to(folder):
+        raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
+    if not (place / "meta.json").is_file():
+        raise ApiError(404, f"path {path[:200]!r}: no checkpoint lies there", "path")
+    try:
+        found = loading.load_model(place)
+    except (CheckpointError, MissingFile) as error:
+        raise ApiError(409, f"path: {error}", "path") from None
+    own = served.loaded
+    if (
+        found.model.cfg != own.model.cfg
+        or found.tokenizer.to_dict() != own.tokenizer.to_dict()
+        or found.tags != own.tags
+    ):
+        raise ApiError(
+            409,
+            f"path {path[:200]!r} holds another model than the one that is served: its shape, tokenizer and tags must be the same",
+            "path",
+        )
+    version = fingerprint(found.meta)
+    try:
+        engine.exchange(found.model.state_dict(), version, served.timeout_s)
+    except RunError as error:
+        raise ApiError(503, str(error)) from None
+    return version

@@ -1,0 +1,190 @@
+"""A checkpoint as a server: OpenAI's API for programs, a chat page for people.
+
+    codechat serve --ckpt nano/rl                        http://127.0.0.1:8000, this machine only
+    codechat serve --ckpt nano/rl --port 9000 --max-batch 32
+    codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
+    codechat serve --ckpt nano/sft --reload-from runs/weights     samples for `codechat grpo --engine http --engine-dir runs/weights`
+
+Requests that come together share batches (serving/engine.py). Only this machine can reach the server unless --host says otherwise, which
+needs a key. Needs the extra: pip install 'codechat[serve]'.
+
+With --reload-from a trainer may put other weights in (POST /admin/weights): checkpoints below that directory, of the same model.
+
+Left out: TLS (put a proxy before it), several models.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.distributed import dist
+from codechat.models import loading
+from codechat.models.loading import LoadedModel
+
+Ready = Callable[[Any, str], None]
+
+NEEDED = "codechat serve needs FastAPI and uvicorn, and {} is not installed; run pip install 'codechat[serve]'"
+SWITCH_S = (
+    0.0005  # threads hand over the interpreter this often: at Python's 5 ms the engine would wait for every reader
+)
+STOP_S = 3  # answers on their way when the server is stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """`codechat serve`."""
+
+    ckpt: str = opt(config.REQUIRED, "run name, run@best, run@STEP, run directory or checkpoint")
+    host: str = opt("127.0.0.1", "address to listen on; any but this machine's own needs --api-key-file")
+    port: int = opt(8000, "TCP port; 0 = any that is free")
+    name: str = opt("", "what clients call the model; empty = the run's name")
+    api_key_file: Path | None = opt(None, "file whose first line clients must send as their API key; none = no key")
+    max_batch: int = opt(16, "completions that are written together")
+    max_queue: int = opt(64, "completions that may wait; more are refused with status 429")
+    max_new_tokens: int | None = opt(None, "longest completion, tokens; none = what the block leaves")
+    timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds")
+    reload_from: Path | None = opt(
+        None, "directory of checkpoints that POST /admin/weights may put in while the server runs; none = nobody may"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_queue", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value}; it must be at least 1")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s {self.timeout_s}; it must be above 0")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port {self.port}; it must be 0..65535")
+        if not is_loopback(self.host) and self.api_key_file is None:
+            raise ConfigError(
+                f"host {self.host} can be reached by other machines; set --api-key-file, or keep 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_key(path: Path | None) -> str | None:
+    """The API key of a file. MissingFile where there is none, ConfigError where it is empty or not printable ASCII."""
+    if path is None:
+        return None
+    try:
+        key = (path.read_text(encoding="utf-8").splitlines() or [""])[0].strip()
+    except (FileNotFoundError, IsADirectoryError):
+        raise MissingFile(f"{path} is not a file; --api-key-file takes a file whose first line is the key") from None
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{path} holds no key; its first line must be printable ASCII")
+    return key
+
+
+def extra(name: str) -> ModuleType:
+    """A module that the extra `serve` brings. ConfigError says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if error.name and error.name.partition(".")[0] == "codechat":
+            raise
+        raise ConfigError(NEEDED.format(error.name or name)) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. ConfigError where the port is taken or the address is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}); set another --port or --host"
+        ) from None
+
+
+def hosts_of(cfg: ServeConfig) -> frozenset[str] | None:
+    """Names under which the server may be addressed: on loopback its own, so that no web page's name can be made to point here."""
+    return frozenset({"127.0.0.1", "localhost", "[::1]", cfg.host}) if is_loopback(cfg.host) else None
+
+
+def serve(cfg: ServeConfig, *, ready: Ready | None = None) -> None:
+    """Load the checkpoint and answer until interrupted. ready: called with the server and its URL before it starts."""
+    extra("codechat.inference.app"), extra("uvicorn")  # before anything takes time
+    read_key(cfg.api_key_file)
+    with listen(cfg.host, cfg.port) as sock:
+        answer(cfg, loading.load_model(cfg.ckpt, dist.device()), sock, ready)
+
+
+def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Ready | None = None) -> None:
+    """Answer on a bound socket until the server is told to stop."""
+    app, asking, engines, meters = (
+        extra(f"codechat.inference.{part}") for part in ("app", "requests", "batching", "meters")
+    )
+    uvicorn = extra("uvicorn")
+    name, meter = cfg.name or str(loaded.meta.get("run") or cfg.ckpt), meters.Meters()
+    with engines.Engine(
+        loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue, observe=meter.rows.observe
+    ) as engine:
+        meter.watch(engine)
+        served = asking.Served(
+            loaded,
+            name,
+            int(time.time()),
+            cfg.max_new_tokens,
+            cfg.timeout_s,
+            cfg.max_batch + cfg.max_queue,
+            cfg.reload_from,
+        )
+        built = app.build(engine, served, meter, key=read_key(cfg.api_key_file), hosts=hosts_of(cfg))
+        server = uvicorn.Server(
+            uvicorn.Config(built, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
+        )
+        host, port = sock.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
+        if ready:
+            ready(server, url)
+        run_quickly(server, sock)
+
+
+def run_quickly(server: Any, sock: socket.socket) -> None:
+    """Run uvicorn while threads take turns often."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        server.run(sockets=[sock])
+    finally:
+        sys.setswitchinterval(usual)
+
+
+EPILOG = """examples:
+  codechat serve --ckpt nano/rl
+  codechat serve --ckpt nano/rl --port 9000 --max-batch 32
+  codechat talk --server http://127.0.0.1:8000
+  curl http://127.0.0.1:8000/v1/models"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat serve`."""
+    serve(config.parse(ServeConfig, sys.argv[1:] if argv is None else argv, prog="codechat serve", epilog=EPILOG))
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

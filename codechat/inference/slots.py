@@ -1,0 +1,82 @@
+"""Keys and values of rows that come and go: each row stores its next token at its own length.
+
+`kv_cache.KVCache` lets a batch advance together; here a row may join while others are in the middle of an answer, and leave before
+them. Rows in use lie side by side from slot 0 on, so that a step reads them without a copy; who leaves is replaced by the last.
+
+Left out: paging (every slot has room for a whole block), prefixes shared between rows.
+
+Shapes: B rows in use, S cached tokens, H heads, K key-value heads, E head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codechat.models.config import GPTConfig
+from codechat.models.kv_cache import KVCache, new_cache, partial_attention
+
+
+class SlotCache:
+    """What `GPT.hidden` asks of a cache, for one new token per row in use."""
+
+    empty = False  # rows join with their prompts
+
+    def __init__(
+        self, cfg: GPTConfig, slots: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        made = new_cache(cfg, slots, cfg.block_size, device, dtype)
+        # (depth, slots, K, S, E) each; a latent is key and value in one (`kv_cache.LatentCache`)
+        self.kept = [made.k] if cfg.attention == "mla" else [made.k, made.v]
+        self.lengths: list[int] = []  # tokens of each row in use; on the host, where the caller decides who leaves
+        self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
+
+    def join(self, prefilled: KVCache, row: int, length: int) -> None:
+        """Take over the first `length` tokens of a prefilled row into the next free slot."""
+        slot = len(self.lengths)
+        for mine, theirs in zip(self.kept, (prefilled.k, prefilled.v)):
+            mine[:, slot, :, :length] = theirs[:, row, :, :length]
+        self.lengths.append(length)
+
+    def leave(self, slot: int) -> None:
+        """Free a slot; the last row in use moves there."""
+        length = self.lengths.pop()
+        last = len(self.lengths)
+        if slot != last:
+            for kept in self.kept:
+                kept[:, slot, :, :length] = kept[:, last, :, :length]
+            self.lengths[slot] = length
+
+    # ---- asked by GPT.hidden, in this order
+
+    def positions(self, new: int) -> Tensor:
+        """(B, 1) position that the next token of each row takes."""
+        assert new == 1
+        self.columns = torch.tensor(self.lengths, device=self.kept[0].device)
+        return self.columns[:, None]
+
+    def mask(self, new: int) -> Tensor | None:
+        """bool (B, 1, 1, S): what the next token of each row may attend to; none = everything."""
+        if min(self.lengths) == max(self.lengths):
+            return None
+        return (torch.arange(max(self.lengths) + 1, device=self.kept[0].device) <= self.columns[:, None])[:, None, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Store k and v (B, K, 1, E) of one token per row; return the attention (B, H, 1, E) of q over its row. Of a latent only k is stored,
+        v being its first columns."""
+        B, end, rows = len(q), max(self.lengths) + 1, torch.arange(len(q), device=q.device)
+        for kept, new in zip(self.kept, (k, v)):
+            kept[layer, rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
+        keys, *values = (kept[layer, :B, :, :end].to(q.dtype) for kept in self.kept)
+        if values:
+            return F.scaled_dot_product_attention(
+                q, keys, values[0], attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1]
+            )
+        asked = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H, W): all heads ask the same keys
+        y, _ = partial_attention(asked, keys, keys[..., : v.shape[-1]], mask)
+        return y.reshape(*q.shape[:3], -1)
+
+    def advance(self, new: int, n_new: Tensor | None = None) -> None:
+        """Count the stored token of every row."""
+        self.lengths = [n + new for n in self.lengths]

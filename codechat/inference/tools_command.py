@@ -1,0 +1,243 @@
+"""Chat with a checkpoint that calls functions: calls are parsed, run, and their results fed back until it
+answers in words.
+
+    codechat tools --ckpt nano/rl --user "What is 12 squared?"
+    codechat tools --ckpt nano/rl --executors examples/my_tools.py --user "Count the words in 'to be or not'"
+    codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
+
+Functions come from the toolbox (`--tools square,to_binary`) or from a Python file of yours (`--executors`),
+whose type hints and docstrings become the schema. Such a file runs with your rights, like any script that you
+start. What goes wrong in a call (an unknown function, arguments that do not fit, an exception) goes back to
+the model as {"error": ...}.
+
+Left out: several requests at once, asynchronous functions, and a time limit for a function (Ctrl-C stops it).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
+from codechat.inference.chat_command import Message, TalkConfig, converse, opening, show, voice_of
+from codechat.tasks.tool_functions import load_executors
+from codechat.tasks.toolbox import TOOLS
+from codechat.text import chat
+from codechat.text.token_view import visible
+
+Schema = dict[str, Any]
+Function = Callable[..., Any]
+DEFAULT_TOOLS = (
+    "square",
+    "reverse_text",
+    "to_binary",
+    "days_between",
+)  # as many as a training prompt offers at most
+LONGEST_RESULT = 1000  # characters of a result that are fed back
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolTalkConfig(TalkConfig):
+    """`codechat tools`."""
+
+    system: str = opt("", "text before the list of functions in the system message")
+    temperature: float = opt(0.0, "sampling temperature; 0 = always the most likely token")
+    tools: tuple[str, ...] = opt(
+        (), f"functions to offer, by name; empty = those of the file given, else {', '.join(DEFAULT_TOOLS)}"
+    )
+    tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
+    executors: Path | None = opt(
+        None, "Python file whose public functions are offered and run (see examples/my_tools.py)"
+    )
+    run: bool = opt(True, "run the calls; --no-run only shows them")
+    raw: bool = opt(False, "show turns as the model sees them, tags included")
+    max_rounds: int = opt(4, "answers per request, calls included")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_rounds < 1:
+            raise ConfigError(f"max_rounds {self.max_rounds}; it must be at least 1")
+        if self.raw and self.server:
+            raise ConfigError(
+                "--raw shows a checkpoint's own tokens, which a server does not send; leave it out, or set --ckpt"
+            )
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What is offered to the model, and what can be run."""
+
+    schemas: list[Schema]
+    functions: Mapping[str, Function]
+
+    @property
+    def names(self) -> list[str]:
+        return [schema["name"] for schema in self.schemas]
+
+    def can_run(self, call: chat.Call) -> bool:
+        """False only for an offered function that has no implementation here."""
+        return call.name not in self.names or call.name in self.functions
+
+    def respond(self, call: chat.Call) -> str:
+        """Run a call: {"result": value} or {"error": message} as json text."""
+        if call.form not in chat.READABLE:
+            return _as_json("error", f"this call cannot be read ({call.form})")
+        if call.name not in self.names:
+            return _as_json("error", f"there is no function {call.name[:60]!r}")
+        try:
+            text = _as_json("result", self.functions[call.name](**call.arguments))
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
+            return _as_json("error", f"{type(error).__name__}: {error}"[:LONGEST_RESULT])
+        if len(text) > LONGEST_RESULT:
+            return _as_json("error", f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read")
+        return text
+
+
+def _as_json(key: str, value: Any) -> str:
+    text = json.dumps({key: value}, ensure_ascii=False, default=str)
+    for tag in chat.TAGS:  # as json may spell it, so that no result can open a turn where tags are plain text
+        text = text.replace(tag, f"\\u003c{tag[1:]}")
+    return text
+
+
+def gather(cfg: ToolTalkConfig) -> Toolkit:
+    """The functions that the flags name. ConfigError for an unknown name; DataError or MissingFile for a bad
+    file."""
+    own = load_executors(cfg.executors) if cfg.executors else {}
+    listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
+    functions = {name: _of_toolbox(name) for name in TOOLS} | {name: e.function for name, e in own.items()}
+    known = {name: tool.schema for name, tool in TOOLS.items()} | {name: e.schema for name, e in own.items()} | listed
+    names = cfg.tools or tuple(listed) or tuple(own) or DEFAULT_TOOLS
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown function {name!r}{nearest(name, known)}")
+    return Toolkit([known[name] for name in dict.fromkeys(names)], functions)
+
+
+def _of_toolbox(name: str) -> Function:
+    return lambda **arguments: TOOLS[name].call(arguments)
+
+
+def read_schemas(path: Path) -> dict[str, Schema]:
+    """name -> schema from a json file: a list of {name, description, parameters}, or of {"type": "function",
+    "function": {...}}."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise MissingFile(
+            f"{path} is not a file; --tools-file takes a json file with a list of function schemas"
+        ) from None
+    except ValueError as error:  # bad json and bad utf-8
+        raise DataError(
+            f"{path} is not json in UTF-8 ({error}); --tools-file takes a list of function schemas"
+        ) from None
+    rows = found if isinstance(found, list) else [found]
+    return {schema["name"]: schema for schema in (_schema(path, i, row) for i, row in enumerate(rows))}
+
+
+def _schema(path: Path, index: int, row: Any) -> Schema:
+    schema = row.get("function", row) if isinstance(row, dict) else {}
+    parameters = schema.get("parameters", {}) if isinstance(schema, dict) else None
+    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
+    if (
+        not isinstance(properties, dict)
+        or not isinstance(schema.get("name"), str)
+        or not all(isinstance(p, dict) for p in properties.values())
+    ):
+        raise DataError(
+            f'{path} item {index} is not a function schema; required: {{"name": ..., "description": ..., '
+            '"parameters": {"type": "object", "properties": {...}, "required": [...]}}'
+        )
+    return {
+        "name": schema["name"],
+        "description": str(schema.get("description", "")),
+        "parameters": {"type": "object", "required": [], **parameters, "properties": properties},
+    }
+
+
+class ToolTalk:
+    """A conversation in which calls are carried out; turns are printed as they come."""
+
+    def __init__(self, cfg: ToolTalkConfig) -> None:
+        self.cfg, self.kit = cfg, gather(cfg)
+        self.voice = voice_of(cfg)
+        if cfg.server:
+            self.voice.tools = self.kit.schemas
+        self.transcript = ""  # what --raw has printed
+
+    def opening(self) -> list[Message]:
+        """The system message: the functions, in the words that training used. A server writes them itself."""
+        if self.cfg.server:
+            return opening(self.cfg.system)
+        offer = chat.tools_prompt(self.kit.schemas, "compact")
+        return opening(f"{self.cfg.system}\n{offer}" if self.cfg.system else offer)
+
+    def reply(self, messages: list[Message]) -> list[Message]:
+        """The conversation with the model's turns and those of the functions that it called."""
+        for _ in range(self.cfg.max_rounds):
+            messages = self.voice.fitted(messages)
+            text = self._speak(messages)
+            messages = [*messages, {"role": "assistant", "content": text}]
+            calls = chat.parse_calls(text)
+            if not calls or not self._may_run(calls):
+                return messages
+            messages += [{"role": "function", "content": self._carry_out(call)} for call in calls]
+        print(f"[stopped after {self.cfg.max_rounds} answers; --max-rounds allows more]", file=sys.stderr)
+        return messages
+
+    def _speak(self, messages: list[Message]) -> str:
+        if not self.cfg.raw:
+            return show(self.voice.say(messages))
+        prompt = self.voice.prompt_text(messages)
+        print(prompt.removeprefix(self.transcript), end="")
+        self.transcript = prompt + show(self.voice.say(messages, raw=True))
+        return self.voice.last_turn()
+
+    def _may_run(self, calls: list[chat.Call]) -> bool:
+        if not self.cfg.run:
+            self._note("not run: --no-run")
+            return False
+        missing = [call.name for call in calls if not self.kit.can_run(call)]
+        if missing:
+            self._note(f"not run: no implementation of {missing[0]}; give one with --executors FILE.py")
+        return not missing
+
+    def _carry_out(self, call: chat.Call) -> str:
+        response = self.kit.respond(call)
+        if not self.cfg.raw:
+            self._note(f"{call.name or 'call'}: {response}")
+        return response
+
+    def _note(self, text: str) -> None:
+        print(f"[{visible(text)}]", flush=True)
+
+
+EPILOG = """examples:
+  codechat tools --ckpt nano/rl --user "What is 12 squared?"
+  codechat tools --ckpt nano/rl --tools to_binary is_prime --user "Is 97 prime?" --raw
+  codechat tools --ckpt nano/rl --executors examples/my_tools.py
+  codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
+  codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..." """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat tools`."""
+    cfg = config.parse(ToolTalkConfig, sys.argv[1:] if argv is None else argv, prog="codechat tools", epilog=EPILOG)
+    talk = ToolTalk(cfg)
+    if cfg.user:
+        talk.reply([*talk.opening(), {"role": "user", "content": cfg.user}])
+        return
+    print(f"[functions: {', '.join(talk.kit.names)}]")
+    converse(talk.opening(), talk.reply)
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

@@ -1,0 +1,197 @@
+"""Exercises: write a loss yourself, and have it compared with the library's.
+
+    check(dpo_loss)        dpo_loss: right (6 cases, values and gradients)
+
+A solution is a function with the name and the arguments of an exercise. It is called on random cases, values and gradients are compared, and the
+first difference is told with both numbers. A function that raises NotImplementedError or returns nothing is not filled in yet, which is said and is
+no error, so that a notebook of empty exercises runs.
+
+Left out: the derivations (notebooks 17 and 18), and anything about how a solution is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codechat.core.errors import ConfigError, nearest
+from codechat.rl import advantages, functional, losses, preference_losses
+
+CASES = 6
+RIGHT, EMPTY = "right", "not filled in yet"
+Case = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """solution: the library's. case: arguments from a generator. learns: names of the arguments that carry gradient."""
+
+    solution: Callable[..., Tensor]
+    case: Callable[[torch.Generator], Case]
+    learns: tuple[str, ...] = ()
+
+
+def check(function: Callable[..., Any]) -> str:
+    """Print and return RIGHT or EMPTY. AssertionError for a solution that is wrong: which case, what differs; ConfigError for an unknown name."""
+    name = function.__name__
+    if name not in EXERCISES:
+        raise ConfigError(f"no exercise is called {name!r}; they are {', '.join(EXERCISES)}{nearest(name, EXERCISES)}")
+    exercise, rng = EXERCISES[name], torch.Generator().manual_seed(0)
+    for number in range(1, CASES + 1):
+        case = exercise.case(rng)
+        try:
+            found = _run(function, case, exercise.learns)
+        except NotImplementedError:
+            found = None
+        if found is None:
+            print(f"{name}: {EMPTY}")
+            return EMPTY
+        _compare(name, number, case, found, _run(exercise.solution, case, exercise.learns))
+    print(f"{name}: {RIGHT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
+    return RIGHT
+
+
+Found = tuple[Tensor, dict[str, Tensor]]
+
+
+def _run(function: Callable[..., Any], case: Case, learns: tuple[str, ...]) -> Found | None:
+    """The value, and the gradient of its sum with respect to each argument that learns; None where there is no value."""
+    own = {k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v for k, v in case.items()}
+    value = function(**own)
+    if value is None or value is Ellipsis:
+        return None
+    assert isinstance(value, Tensor), f"{function.__name__} returned a {type(value).__name__}; a tensor is needed"
+    if learns:
+        assert value.requires_grad, (
+            f"{function.__name__}: no gradient reaches {', '.join(learns)}; leave .item(), .detach() and torch.no_grad() out"
+        )
+    grads = torch.autograd.grad(value.sum(), [own[k] for k in learns], allow_unused=True) if learns else ()
+    return value.detach(), {
+        k: torch.zeros_like(case[k]) if g is None else g for k, g in zip(learns, grads, strict=True)
+    }
+
+
+def _compare(name: str, number: int, case: Case, ours: Found, right: Found) -> None:
+    told = f"{name}, case {number} of {CASES}"
+    assert ours[0].shape == right[0].shape, (
+        f"{told}: the shape is {tuple(ours[0].shape)}; {tuple(right[0].shape)} is needed"
+    )
+    for what, a, b in [
+        ("the value", ours[0], right[0]),
+        *((f"the gradient of {k}", ours[1][k], right[1][k]) for k in right[1]),
+    ]:
+        if torch.allclose(a, b.to(a.dtype), rtol=1e-6, atol=1e-9):
+            continue
+        at = int((a - b).abs().nan_to_num(nan=torch.inf).argmax())
+        sign = "; its sign is turned around" if torch.allclose(a, -b.to(a.dtype), rtol=1e-6, atol=1e-9) else ""
+        shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
+        raise AssertionError(
+            f"{told}: {what} is {a.flatten()[at]:.6f} at element {at}, {b.flatten()[at]:.6f} is right{sign}; the case was {shown}"
+        )
+
+
+# ---------------------------------------------------------------- the cases
+
+
+def _normal(rng: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+
+def _logprobs(rng: torch.Generator, *shape: int) -> Tensor:
+    return -_normal(rng, *shape).abs() - 0.1
+
+
+def _mask(rng: torch.Generator, B: int, T: int) -> Tensor:
+    """(B, T) bool: the first tokens of each row, at least one."""
+    return torch.arange(T)[None] < torch.randint(1, T + 1, (B, 1), generator=rng)
+
+
+def _ratios(rng: torch.Generator) -> Case:
+    new = _logprobs(rng, 3, 4)
+    return dict(
+        logprobs=new, old_logprobs=new + _normal(rng, 3, 4, scale=0.4), advantages=_normal(rng, 3, 1), clip_eps=0.2
+    )
+
+
+def _pair(rng: torch.Generator, **more: Any) -> Case:
+    return dict(chosen=5 * _logprobs(rng, 4), rejected=5 * _logprobs(rng, 4)) | more
+
+
+def _reference(rng: torch.Generator) -> Case:
+    return dict(ref_chosen=5 * _logprobs(rng, 4), ref_rejected=5 * _logprobs(rng, 4))
+
+
+def _lengths(rng: torch.Generator) -> Case:
+    return {name: torch.randint(1, 9, (4,), generator=rng).double() for name in ("chosen_lengths", "rejected_lengths")}
+
+
+def _labelled(rng: torch.Generator) -> Case:
+    return dict(
+        logprobs=5 * _logprobs(rng, 4),
+        ref_logprobs=5 * _logprobs(rng, 4),
+        liked=torch.tensor([True, False, True, False]),
+        kl=float(torch.rand((), generator=rng)),
+        beta=0.3,
+    )
+
+
+EXERCISES: Mapping[str, Exercise] = {
+    "masked_mean": Exercise(
+        lambda x, mask: losses.masked_mean(x, mask),
+        lambda rng: dict(x=_normal(rng, 3, 5), mask=_mask(rng, 3, 5)),
+        ("x",),
+    ),
+    "entropy": Exercise(functional.compute_entropy, lambda rng: dict(logits=3 * _normal(rng, 2, 3, 5)), ("logits",)),
+    "group_advantages": Exercise(
+        lambda rewards, eps: advantages.group_advantages(rewards, "zscore", eps),
+        lambda rng: dict(rewards=_normal(rng, 3, 4), eps=1e-6),
+    ),
+    "policy_gradient_loss": Exercise(
+        losses.policy_gradient_loss,
+        lambda rng: dict(logprobs=_logprobs(rng, 3, 5), advantages=_normal(rng, 3, 1), mask=_mask(rng, 3, 5)),
+        ("logprobs",),
+    ),
+    "clipped_policy_loss": Exercise(
+        lambda logprobs, old_logprobs, advantages, clip_eps: functional.compute_grpo_clip_loss(
+            advantages, logprobs, old_logprobs, clip_eps
+        )[0],
+        _ratios,
+        ("logprobs",),
+    ),
+    "kl_k3": Exercise(
+        lambda logprobs, ref_logprobs: losses.kl_estimate(logprobs, ref_logprobs, "k3"),
+        lambda rng: dict(logprobs=_logprobs(rng, 3, 5), ref_logprobs=_logprobs(rng, 3, 5)),
+        ("logprobs",),
+    ),
+    "gae": Exercise(
+        lambda rewards, values, gamma, lam: advantages.estimate_gae(
+            rewards, values, torch.ones_like(rewards), gamma=gamma, lam=lam
+        )[0],
+        lambda rng: dict(rewards=_normal(rng, 2, 5), values=_normal(rng, 2, 5), gamma=0.9, lam=0.8),
+    ),
+    "dpo_loss": Exercise(
+        lambda **case: preference_losses.dpo_loss(**case).losses,
+        lambda rng: _pair(rng, **_reference(rng), beta=0.2),
+        ("chosen", "rejected"),
+    ),
+    "ipo_loss": Exercise(
+        lambda **case: preference_losses.ipo_loss(**case).losses,
+        lambda rng: _pair(rng, **_reference(rng), beta=0.2),
+        ("chosen", "rejected"),
+    ),
+    "simpo_loss": Exercise(
+        lambda **case: preference_losses.simpo_loss(**case).losses,
+        lambda rng: _pair(rng, **_lengths(rng), beta=2.0, margin=1.0),
+        ("chosen", "rejected"),
+    ),
+    "orpo_loss": Exercise(
+        lambda **case: preference_losses.orpo_loss(**case).losses,
+        lambda rng: _pair(rng, **_lengths(rng), beta=0.1),
+        ("chosen", "rejected"),
+    ),
+    "kto_loss": Exercise(lambda **case: preference_losses.kto_loss(**case)[0], _labelled, ("logprobs",)),
+}

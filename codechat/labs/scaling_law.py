@@ -1,0 +1,125 @@
+"""A law of loss over model size and tokens, L = E + A / N^a + B / D^b (arXiv:2203.15556, eq. 2), and which of its parameters the points identify.
+
+    law = fit(n, d, loss)          # parameters or training runs as arrays (P,)
+    law.predict(n, d), law.residuals, law.region["a"]
+
+For exponents a, b and a floor E the rest is linear, so the fit is a search over a grid of the three with A and B solved, both at least 0: no
+start values, no local minima, and the whole region of fits that explain the points almost as well comes with it. `region` holds for each parameter
+the range within that region (F test of one parameter at 95 %); a parameter whose range touches the end of its grid is not identified.
+
+Deviations from the source: squared error of the loss where that takes a Huber loss of its logarithm (ten points, none an outlier).
+
+Left out: a term for the interaction of size and tokens, and errors that grow with the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from codechat.core.errors import DataError
+
+EXPONENTS = np.round(np.arange(0.05, 1.501, 0.05), 2)
+FLOORS = 41  # values of E from 0 to the smallest loss
+# Square of Student's t at 95 %, by degrees of freedom.
+T_SQUARED = (161.4, 18.51, 10.13, 7.709, 6.608, 5.987, 5.591, 5.318, 5.117, 4.965)
+
+
+@dataclass(frozen=True)
+class Law:
+    """E, A, B in nats per token at the reference n0, d0 (geometric means): A is what size costs there, B what tokens cost. residuals: (P,) measured
+    minus fitted. region: range of each parameter among the fits that the points do not tell from the best."""
+
+    E: float
+    A: float
+    B: float
+    a: float
+    b: float
+    n0: float
+    d0: float
+    residuals: np.ndarray
+    region: dict[str, tuple[float, float]]
+    identified: tuple[str, ...]
+
+    def predict(self, n: np.ndarray | float, d: np.ndarray | float) -> np.ndarray:
+        """Loss of models of n parameters after d tokens."""
+        return self.E + self.A * (np.asarray(n) / self.n0) ** -self.a + self.B * (np.asarray(d) / self.d0) ** -self.b
+
+    @property
+    def rmse(self) -> float:
+        return float(np.sqrt(np.mean(self.residuals**2)))
+
+
+def fit(n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, floor: bool = True, size: bool = True) -> Law:
+    """The law through points (P,). floor=False: E = 0; size=False: A = 0. DataError for fewer points than parameters and one more."""
+    n, d, loss = (np.asarray(x, dtype=float) for x in (n, d, loss))
+    free = 1 + 1 + floor + 2 * size  # B, b and what is left in
+    if not len(n) == len(d) == len(loss) or len(n) <= free:
+        raise DataError(
+            f"{len(n)} sizes, {len(d)} token counts, {len(loss)} losses for a law of {free} parameters; at least {free + 1} points are required"
+        )
+    n0, d0 = float(np.exp(np.log(n).mean())), float(np.exp(np.log(d).mean()))
+    E = np.linspace(0, loss.min(), FLOORS, endpoint=False) if floor else np.zeros(1)
+    a, b = (EXPONENTS if size else EXPONENTS[:1]), EXPONENTS
+    x, y = (n / n0) ** -a[:, None], (d / d0) ** -b[:, None]  # (len(a), P), (len(b), P)
+    x = x if size else np.zeros_like(x)
+    rest = loss - E[:, None]  # (len(E), P)
+    A, B = _two_columns(x[:, None, None], y[None, :, None], rest[None, None])  # (len(a), len(b), len(E))
+    errors = ((rest[None, None] - A[..., None] * x[:, None, None] - B[..., None] * y[None, :, None]) ** 2).sum(-1)
+    i, j, k = np.unravel_index(errors.argmin(), errors.shape)
+    best = dict(E=E[k], A=A[i, j, k], B=B[i, j, k], a=a[i], b=b[j])
+    left = len(n) - free
+    inside = errors <= errors.min() * (1 + T_SQUARED[min(left, len(T_SQUARED)) - 1] / left) + 1e-12
+    grids = dict(
+        E=np.broadcast_to(E, errors.shape),
+        A=A,
+        B=B,
+        a=np.broadcast_to(a[:, None, None], errors.shape),
+        b=np.broadcast_to(b[None, :, None], errors.shape),
+    )
+    region = {name: (float(grid[inside].min()), float(grid[inside].max())) for name, grid in grids.items()}
+    residuals = loss - best["E"] - best["A"] * x[i] - best["B"] * y[j]
+    return Law(
+        **{k: float(v) for k, v in best.items()},
+        n0=n0,
+        d0=d0,
+        residuals=residuals,
+        region=region,
+        identified=_identified(region, E, floor, size),
+    )
+
+
+def _two_columns(x: np.ndarray, y: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Least squares of r by A x + B y over the last axis, A and B at least 0."""
+    xx, yy, xy, xr, yr = ((u * v).sum(-1) for u, v in ((x, x), (y, y), (x, y), (x, r), (y, r)))
+    det = xx * yy - xy**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        A, B = (
+            np.where(det > 1e-12, (yy * xr - xy * yr) / det, -1.0),
+            np.where(det > 1e-12, (xx * yr - xy * xr) / det, -1.0),
+        )
+        alone_x, alone_y = np.where(xx > 0, np.maximum(xr / xx, 0), 0.0), np.where(yy > 0, np.maximum(yr / yy, 0), 0.0)
+    gain_x, gain_y = alone_x * xr, alone_y * yr  # what each column explains alone
+    inner, only_x = (A >= 0) & (B >= 0), gain_x > gain_y
+    return np.where(inner, A, np.where(only_x, alone_x, 0.0)), np.where(inner, B, np.where(only_x, 0.0, alone_y))
+
+
+def _identified(region: dict[str, tuple[float, float]], E: np.ndarray, floor: bool, size: bool) -> tuple[str, ...]:
+    """Parameters whose range ends before their grid does, and is not all of what is possible."""
+    ends = dict(
+        a=(EXPONENTS[0], EXPONENTS[-1]),
+        b=(EXPONENTS[0], EXPONENTS[-1]),
+        E=(-1.0 if len(E) == 1 else E[0], np.inf if len(E) == 1 else E[-1]),
+        A=(0.0, np.inf),
+        B=(0.0, np.inf),
+    )
+    fixed = ({"E"} if not floor else set()) | ({"A", "a"} if not size else set())
+    return tuple(p for p, (lo, hi) in region.items() if p not in fixed and lo > ends[p][0] and hi < ends[p][1])
+
+
+def left_out(n: np.ndarray, d: np.ndarray, loss: np.ndarray, **kind: bool) -> np.ndarray:
+    """(P,) each point's loss minus what the law through the others predicts for it."""
+    n, d, loss = (np.asarray(x, dtype=float) for x in (n, d, loss))
+    at = np.arange(len(n))
+    return np.array([loss[i] - fit(n[at != i], d[at != i], loss[at != i], **kind).predict(n[i], d[i]) for i in at])

@@ -1,0 +1,205 @@
+"""What starts a run: launch.sh (torchrun), and around it a job for Slurm, for PBS, or an app for Modal.
+
+launch.sh is the only place with a torchrun line. Without words it starts on this machine; a job script calls it on
+every node with the rendezvous options of its cluster. Started again, it continues the run from its last checkpoint.
+
+Left out: containers, module loads, accounts, partitions and quotas, which no two clusters share: `extra` lines of a
+job script take them (`--job-lines "--partition=gpu"`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from codechat.core.errors import ConfigError, nearest
+
+SAVE_S = (
+    600  # seconds that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
+)
+PORT = 29517
+MODAL_HOURS = 24  # longest function timeout
+MODAL_GPUS = {
+    "a100-40gb": "A100-40GB", "a100-80gb": "A100-80GB", "h100-80gb": "H100", "h200-141gb": "H200", "b200-180gb": "B200",
+    "l40s-48gb": "L40S", "l4-24gb": "L4", "a10-24gb": "A10",
+}  # fmt: skip
+DEVICE = re.compile(r"\d+|GPU-[0-9a-fA-F-]{4,}|MIG-[0-9a-zA-Z/-]{4,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Where and how a run starts. `module` is a loop, nproc the ranks on each of `nodes` machines."""
+
+    name: str
+    module: str
+    nproc: int
+    nodes: int = 1
+    devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES: indices or UUIDs; empty = as the environment says
+    max_restarts: int = 0
+    again: str = "--resume"  # what a second start adds; --overwrite where a loop has nothing to resume
+    hours: float = 24.0
+    lines: tuple[str, ...] = ()  # options of the cluster, one a line
+
+    def __post_init__(self) -> None:
+        for field in ("nproc", "nodes"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if self.hours <= 0 or self.max_restarts < 0:
+            raise ConfigError(
+                f"hours {self.hours}, max_restarts {self.max_restarts}; hours must be above 0, restarts not below"
+            )
+        check_devices(self.devices, self.nproc)
+
+    @property
+    def depth(self) -> int:
+        """Folders between the root of the project and the run's directory."""
+        return 2 + self.name.count("/")
+
+    @property
+    def label(self) -> str:
+        """The run's name as schedulers accept it."""
+        return self.name.replace("/", "-")
+
+
+def check_devices(devices: tuple[str, ...], nproc: int) -> None:
+    """ConfigError for what CUDA would silently read as fewer GPUs: it stops at the first word it does not know, and
+    UUIDs and indices do not mix."""
+    for word in devices:
+        if not DEVICE.fullmatch(word):
+            raise ConfigError(
+                f"device {word!r}; CUDA_VISIBLE_DEVICES takes indices (0), or UUIDs as nvidia-smi -L prints them (GPU-..., MIG-...)"
+            )
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"devices {','.join(devices)}: one is named twice; two ranks cannot share a GPU")
+    if len({word.isdecimal() for word in devices}) > 1:
+        raise ConfigError(f"devices {','.join(devices)}: indices and UUIDs do not mix; use one kind")
+    if devices and nproc > len(devices):
+        raise ConfigError(
+            f"nproc {nproc} ranks with {len(devices)} devices; each rank needs its own: set --nproc {len(devices)}"
+        )
+
+
+def launch_sh(job: Job) -> str:
+    """launch.sh: torchrun on this machine, or with rendezvous options as words on one of several."""
+    where = f"runs/{job.name}"
+    ranks = f"{job.nproc} rank{'s' if job.nproc > 1 else ''}" + (
+        f" on each of {job.nodes} nodes" if job.nodes > 1 else ""
+    )
+    single = (
+        ""
+        if job.nodes == 1
+        else f'[ $# -gt 0 ] || {{ echo "{job.nodes} nodes: start this by its job script" >&2; exit 2; }}\n'
+    )
+    visible = f"export CUDA_VISIBLE_DEVICES={','.join(job.devices)}\n" if job.devices else ""
+    restarts = f" --max-restarts {job.max_restarts}" if job.max_restarts else ""
+    return (
+        "#!/bin/sh\n"
+        f"# {job.name}: {job.module} on {ranks}. Run it again to continue from the last checkpoint.\n"
+        f'cd "$(dirname "$0")/{"/".join([".."] * job.depth)}" || exit 1\n'
+        f'again=; grep -q \'"status": "planned"\' {where}/status.json || again={job.again}\n'
+        f"{visible}export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SAVE_S}  # seconds to save in when told to stop\n"
+        f"{single}[ $# -gt 0 ] || set -- --standalone\n"
+        f'exec {shlex.quote(sys.executable)} -m torch.distributed.run "$@" --nproc-per-node {job.nproc}{restarts} \\\n'
+        f"    -m {job.module} -- --config {where}/config.json --run-name {job.name} $again\n"
+    )
+
+
+def command_of(text: str) -> list[str]:
+    """The words that launch.sh passes to the loop, without --resume or --overwrite."""
+    return [w for w in shlex.split(text.rpartition(" -- ")[2]) if w != "$again"]
+
+
+def slurm(job: Job, root: Path) -> str:
+    """A Slurm job: one torchrun on each node, met at the first node's port. `sbatch FILE`; requeued, it continues."""
+    path = (root / "runs" / job.name).as_posix()
+    _no_newlines(path, *job.lines)
+    options = [
+        f"--job-name={job.label}", f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--gpus-per-node={job.nproc}",
+        f"--time={_clock(job.hours)}", f"--output={path}/slurm-%j.log", "--open-mode=append", "--requeue", f"--signal=TERM@{SAVE_S}", *job.lines,
+    ]  # fmt: skip
+    return (
+        "#!/bin/bash\n" + "".join(f"#SBATCH {line}\n" for line in options) + "set -eu\n"
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        f'srun --kill-on-bad-exit=1 sh {shlex.quote(path + "/launch.sh")} --nnodes "$SLURM_NNODES" \\\n'
+        f'    --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" --rdzv-id "$SLURM_JOB_ID"\n'
+    )
+
+
+def pbs(job: Job, root: Path) -> str:
+    """A PBS job: the same by pbsdsh. `qsub FILE`; submitted again, it continues."""
+    path = (root / "runs" / job.name).as_posix()
+    _no_newlines(path, *job.lines)
+    options = [
+        f"-N {job.label[:15]}", f"-l select={job.nodes}:ngpus={job.nproc}", "-l place=scatter:excl", f"-l walltime={_clock(job.hours)}",
+        "-j oe", f"-o {path}/pbs.log", "-r y", *job.lines,
+    ]  # fmt: skip
+    return (
+        "#!/bin/bash\n" + "".join(f"#PBS {line}\n" for line in options) + "set -eu\n"
+        'head=$(sort -u "$PBS_NODEFILE" | head -n 1)\n'
+        f"pbsdsh -- sh {shlex.quote(path + '/launch.sh')} --nnodes {job.nodes} \\\n"
+        f'    --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" --rdzv-id "$PBS_JOBID"\n'
+    )
+
+
+def modal(job: Job, root: Path, gpu: str, packages: tuple[str, ...]) -> str:
+    """An app for modal.com: `modal run FILE` trains on one machine there; runs/ lies on a volume named codechat-runs."""
+    if gpu not in MODAL_GPUS:
+        raise ConfigError(f"Modal has no {gpu!r}{nearest(gpu, MODAL_GPUS)}; set --gpu")
+    if job.nodes > 1 or job.nproc > 8:
+        raise ConfigError(
+            f"{job.nodes} nodes of {job.nproc} GPUs; a Modal function has one machine of up to 8: set --nodes 1 --nproc 8"
+        )
+    if job.devices:
+        raise ConfigError("--devices names GPUs of this machine; leave it out with --modal")
+    return f'''\
+"""{job.name}: {job.module} on {job.nproc} {MODAL_GPUS[gpu]} of modal.com. `modal run {Path("runs") / job.name / "modal_app.py"}` starts or continues it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import modal
+
+ROOT, RUN = {str(root)!r}, {job.name!r}
+app = modal.App({"codechat-" + job.label!r})
+image = (
+    modal.Image.debian_slim(python_version="{sys.version_info.major}.{sys.version_info.minor}")
+    .pip_install({", ".join(map(repr, packages))})
+    .add_local_dir(ROOT, "/codechat", ignore=[".git", ".venv", "runs", "**/__pycache__"])
+    .add_local_dir(f"{{ROOT}}/runs/{{RUN}}", "/planned", ignore=["checkpoints", "tb"])
+)
+runs = modal.Volume.from_name("codechat-runs", create_if_missing=True)
+
+
+@app.function(image=image, gpu="{MODAL_GPUS[gpu]}:{job.nproc}", volumes={{"/codechat/runs": runs}}, timeout={round(min(job.hours, MODAL_HOURS) * 3600)})
+def train() -> None:
+    target = Path("/codechat/runs", RUN)
+    if not (target / "status.json").exists():
+        shutil.copytree("/planned", target)
+    launch = (target / "launch.sh").read_text().replace({shlex.quote(sys.executable)!r}, "python")
+    (target / "launch.sh").write_text(launch)
+    try:
+        subprocess.run(["sh", str(target / "launch.sh")], cwd="/codechat", check=True)
+    finally:
+        runs.commit()
+
+
+@app.local_entrypoint()
+def main() -> None:
+    train.remote()
+'''
+
+
+def _clock(hours: float) -> str:
+    """hh:mm:ss"""
+    minutes = round(hours * 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def _no_newlines(*words: str) -> None:
+    for word in words:
+        if "\n" in word:
+            raise ConfigError(f"{word!r} holds a line break; a job script takes one option a line")

@@ -1,0 +1,417 @@
+"""Start a run from a notebook cell or a shell, detached, and find it again.
+
+    written = launch.write(cfg, nproc=8)      # runs/NAME/config.json and launch.sh, what differs from the defaults, the plan
+    launch.start(written)                     # its own session: a restarted kernel or a closed terminal leaves it alone
+    launch.attach("my-sft")                   # follow the metrics; Ctrl-C (interrupt) stops following, not the run
+    launch.stop("my-sft")                     # a checkpoint, then the end
+
+    codechat launch sft --nproc 8 -- --preset d20 --data-dir data/sft --run-name my-sft
+    codechat launch my-sft start
+    codechat launch my-sft status
+    codechat launch my-sft tail
+    codechat launch my-sft stop
+    codechat launch sft --nproc 8 --nodes 2 --slurm -- --preset 8b --data-dir data/sft --run-name big-sft
+
+The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. The run
+takes its directory over when it begins; a config.json that was edited in between is refused.
+
+Left out: submitting jobs (sbatch, qsub and modal do that), and runs on other hosts, which their own host stops.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+from codechat.core import config, provenance, registry
+from codechat.core.atomic_files import read_json, write_json
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.processes import alive, descendants, process_start, unlock
+from codechat.distributed import gpu_specs as gpu_table
+from codechat.launch import job_scripts
+from codechat.launch.job_scripts import Job
+from codechat.launch.live_metrics import Follower, last_row, show
+from codechat.runs import paths, planned
+from codechat.runs.paths import find_run, name_of, read_status, runs_dir
+
+LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate")}}
+QUIET = ("run_name", "resume", "overwrite")
+_children: dict[int, subprocess.Popen[bytes]] = {}  # started here; asked now and then, so that none stays a zombie
+
+
+# ---- loops and their configurations
+
+
+def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
+    """{setting: (default, here)} of what a configuration changes."""
+    pairs = {
+        row.name: (config.plain(row.default), config.plain(attrgetter(row.name)(cfg)))
+        for row in config.describe(type(cfg))
+    }
+    return {k: (default, here) for k, (default, here) in pairs.items() if default != here and k not in QUIET}
+
+
+# ---- writing
+
+
+@dataclass(frozen=True)
+class Written:
+    """A run that is ready to start: its directory, what differs from the defaults, what the plan says."""
+
+    name: str
+    path: Path
+    changes: dict[str, tuple[Any, Any]]
+    verdict: str
+    submit: str  # the command that starts it
+
+    def __str__(self) -> str:
+        width = max(map(len, self.changes), default=0)
+        rows = "\n".join(f"  {k:<{width}}  {a} -> {b}" for k, (a, b) in self.changes.items())
+        return f"{self.name}\n{rows or '  all defaults'}\nplan: {self.verdict}\nstart: {self.submit}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in (k, a, b)) + "</tr>"
+            for k, (a, b) in self.changes.items()
+        )
+        return (
+            f"<b>{html.escape(self.name)}</b><table><tr><th>setting</th><th>default</th><th>here</th></tr>{rows}</table>"
+            f"<p>plan: {html.escape(self.verdict)}<br>start: <code>{html.escape(self.submit)}</code></p>"
+        )
+
+
+def write(
+    cfg: Any, *, nproc: int = 1, nodes: int = 1, devices: tuple[str, ...] = (), max_restarts: int = 0, hours: float = 24.0,
+    gpu: str | None = None, kind: Literal["shell", "slurm", "pbs", "modal"] = "shell", lines: tuple[str, ...] = (), overwrite: bool = False,
+) -> Written:  # fmt: skip
+    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and a job script where `kind` asks for one.
+
+    nproc ranks on each of `nodes`; devices as in CUDA_VISIBLE_DEVICES; hours for job scripts; gpu (a name of the GPU table) for the
+    plan. A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
+    entry = registry.entry_of(cfg, LAUNCHABLE)
+    _check_flags(cfg)
+    job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
+              again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
+    if nodes > 1 and kind == "shell":
+        raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
+    _check_not_starting(cfg.run_name)
+    verdict = plan_verdict(cfg, gpu, nproc * nodes)
+    texts = {"launch.sh": job_scripts.launch_sh(job)}
+    submit, root = f"codechat launch {cfg.run_name} start", runs_dir().parent
+    if kind == "slurm":
+        texts["job.slurm"], submit = job_scripts.slurm(job, root), f"sbatch runs/{cfg.run_name}/job.slurm"
+    elif kind == "pbs":
+        texts["job.pbs"], submit = job_scripts.pbs(job, root), f"qsub runs/{cfg.run_name}/job.pbs"
+    elif kind == "modal":
+        texts["modal_app.py"], submit = (
+            job_scripts.modal(job, root, gpu or "", _requirements()),
+            f"modal run runs/{cfg.run_name}/modal_app.py",
+        )
+    path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
+    return Written(cfg.run_name, path, changed(cfg), verdict, submit)
+
+
+def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool = False) -> Path:
+    """A run directory that has not begun: its settings, status "planned", and text files (launch.sh, ...) beside them; complete or not there.
+
+    A planned run is replaced; any other is in use unless `overwrite`. A run that lives is refused."""
+    paths.check_name(name)
+    path, there = runs_dir() / name, paths.exists(name)
+    if there and not (overwrite or planned.is_planned(path)):
+        raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); "
+                       "write the launch with overwrite=True (--overwrite) to replace it, or choose another --run-name")  # fmt: skip
+    if there:
+        paths.check_idle(name)
+        paths.hold(path)
+    status = dict(
+        status=planned.PLANNED, reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node()
+    )
+    env = {
+        "kind": kind,
+        "config_hash": config.config_hash(cfg),
+        "parent": None,
+        **planned.seal(cfg),
+        **provenance.snapshot(paths.ROOT),
+    }
+    try:
+        paths.make_directory(
+            path,
+            {"config.json": config.plain(cfg), "env.json": env, "status.json": status},
+            replaces=there,
+            texts=texts,
+        )
+    finally:
+        unlock(paths.lock_of(path))  # the ranks of the run will hold it
+    return path
+
+
+def _check_flags(cfg: Any) -> None:
+    """launch.sh itself says --resume when there is something to resume."""
+    for flag in ("resume", "overwrite"):
+        if getattr(cfg, flag, False):
+            raise ConfigError(f"{flag}=True in the configuration would hold for every start; leave it out: launch.sh resumes by itself, "
+                              "and overwrite is an option of the launch")  # fmt: skip
+
+
+def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
+    """One line of the plan for these settings on so many of this GPU."""
+    if gpu is None:
+        return "not asked for; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
+    kind = registry.entry_of(cfg, LAUNCHABLE).id
+    if kind not in ("pretrain", "sft"):
+        gpu_table.find(gpu)
+        return f"none for {kind}; its memory depends on what the policy samples"
+    from codechat.launch import planner  # here: it takes torch, which looking at a run does not need
+
+    found = planner.make(planner.of(cfg, gpus=gpus, gpu=gpu, search=False))
+    return found.verdict if found.fits else planner.with_knobs(found).verdict
+
+
+def _requirements() -> tuple[str, ...]:
+    from importlib.metadata import requires
+
+    return tuple(r for r in requires("codechat") or () if "extra ==" not in r)
+
+
+# ---- starting and stopping
+
+
+def _folder(ref: str | Path | Written) -> Path:
+    path = find_run(ref.path if isinstance(ref, Written) else ref)
+    if not (path / "launch.sh").is_file():
+        raise MissingFile(
+            f"run {name_of(path)} was not written by launch: it has no launch.sh; use `codechat launch LOOP -- SETTINGS`"
+        )
+    return path
+
+
+def process_of(path: Path) -> dict[str, Any] | None:
+    """{host, pid, pid_start, time} of the torchrun that was last started, None if it is gone or there was none."""
+    for child in list(_children.values()):
+        if child.poll() is not None:
+            _children.pop(child.pid, None)
+    file = path / "process.json"
+    found = read_json(file) if file.is_file() else None
+    return found if found and alive(found) else None
+
+
+def _check_not_starting(name: str) -> None:
+    path = runs_dir() / name
+    if path.is_dir() and (found := process_of(path)):
+        raise RunError(
+            f"run {name} was started as process {found['pid']} on {found['host']}; stop it (codechat launch {name} stop), or choose another --run-name"
+        )
+
+
+def start(ref: str | Path | Written) -> Path:
+    """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
+
+    It outlives the kernel or shell that started it. A run that was stopped or killed continues. RunError if it is finished, is
+    running, or if its config.json was edited."""
+    path = _folder(ref)
+    name = name_of(path)
+    planned.check_unedited(path, name)
+    _check_not_starting(name)
+    status = read_status(path)
+    if status["status"] in ("running", "finished"):
+        raise RunError(f"run {name} is {status['status']}; nothing to start")
+    with open(path / "launch.log", "ab") as log:
+        child = subprocess.Popen(
+            ["sh", str(path / "launch.sh")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    write_json(
+        path / "process.json",
+        {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()},
+    )
+    return path
+
+
+def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job_scripts.SAVE_S) -> str:
+    """Ask the run to save and leave, and wait for it; its state afterwards. now=True kills it, with the last checkpoint kept.
+
+    RunError where nothing runs, where it runs on another host, or when it has not left after timeout_s."""
+    path = _folder(ref)
+    name, status, process = name_of(path), read_status(path), process_of(path)
+    owner = process or (status if status["status"] == "running" else None)
+    if owner is None:
+        raise RunError(f"run {name} is not running ({status['status']})")
+    if owner["host"] != platform.node():
+        raise RunError(f"run {name} runs on {owner['host']}; stop it there (or with scancel, qdel)")
+    targets = {pid: process_start(pid) for pid in [owner["pid"], *(descendants(owner["pid"]) if now else ())]}
+    for pid in targets:
+        _signal(pid, signal.SIGKILL if now else signal.SIGTERM)
+    ends = time.monotonic() + timeout_s
+    while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
+        if time.monotonic() > ends:
+            raise RunError(
+                f"run {name} (process {owner['pid']}) has not left after {timeout_s:.0f} s; wait longer, or stop it with now=True (--now)"
+            )
+        time.sleep(0.1)
+        process_of(path)  # reaps it, if it is this process's child
+    return read_status(path)["status"]
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it left by itself
+
+
+# ---- looking
+
+
+def status(ref: str | Path | Written) -> dict[str, Any]:
+    """{run, status, step, max_steps, reason, process, ...last metrics}. "starting" is a process that has not begun its run;
+    "start failed" one that never did, with the last line of its log as reason."""
+    path = _folder(ref)
+    found, process = read_status(path), process_of(path)
+    state, reason = found["status"], found.get("reason")
+    if state == planned.PLANNED and process:
+        state = "starting"
+    elif state == planned.PLANNED and (path / "process.json").is_file():
+        state, reason = "start failed", error_line(path / "launch.log")
+    elif state in ("killed", "stopped") and process:
+        state = "starting again"
+    row = last_row(path)
+    about = {
+        "run": name_of(path),
+        "status": state,
+        "reason": reason,
+        "step": row.pop("step", 0),
+        "max_steps": read_json(path / "config.json").get("max_steps"),
+    }
+    return about | {"process": process["pid"] if process else None} | row
+
+
+def error_line(log: Path) -> str | None:
+    """The line of a log that says what went wrong: the last `error:` of ours, else the last line."""
+    lines = (
+        [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
+    )
+    ours = [line for line in lines if line.startswith("error: ")]
+    return (ours or lines or [None])[-1]
+
+
+def lives(path: Path) -> bool:
+    """Whether more metrics may come: a process is there, or the run says that it is running."""
+    return process_of(path) is not None or read_status(path)["status"] == "running"
+
+
+def attach(ref: str | Path | Written, *, every_s: float = 2.0) -> dict[str, Any]:
+    """Follow a run until it ends: in a notebook a curve that is drawn again, elsewhere a line for each logged step.
+
+    Interrupting stops following and leaves the run alone. Returns its `status`."""
+    path = _folder(ref)
+    follower = Follower(path, read_json(path / "config.json").get("max_steps"))
+    try:
+        for rows in _batches(path, follower, every_s):
+            show(follower, rows)
+    except KeyboardInterrupt:
+        print(f"no longer following {name_of(path)}; it runs on")
+    found = status(path)
+    print(f"{found['run']}: {found['status']}" + (f" ({found['reason']})" if found["reason"] else ""))
+    return found
+
+
+def _batches(path: Path, follower: Follower, every_s: float) -> Iterator[list[dict[str, Any]]]:
+    going = True
+    while going:
+        going = lives(path)  # asked before reading: what was logged last is read too
+        yield follower.new_rows()
+        if going:
+            time.sleep(every_s)
+
+
+# ---- the command
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """What to launch, or what to do with what was launched. Settings of the loop follow after a lone --."""
+
+    what: str = opt("", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True)
+    action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
+    nproc: int = opt(1, "ranks per node: one per GPU")
+    nodes: int = opt(1, "machines; more than one needs --slurm or --pbs, and shards within each (HSDP)")
+    gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb; `codechat plan --list` names them")
+    devices: tuple[str, ...] = opt(
+        (), "CUDA_VISIBLE_DEVICES: indices or UUIDs (GPU-...); empty = as the environment says"
+    )
+    max_restarts: int = opt(0, "times that torchrun starts all ranks again after one died")
+    slurm: bool = opt(False, "also write job.slurm")
+    pbs: bool = opt(False, "also write job.pbs")
+    modal: bool = opt(False, "also write modal_app.py for modal.com")
+    hours: float = opt(24.0, "time limit of a job, hours")
+    job_lines: tuple[str, ...] = opt((), "more options of a job script, such as --partition=gpu")
+    overwrite: bool = opt(False, "replace a run of this name that has begun")
+    start: bool = opt(False, "start it at once")
+    now: bool = opt(False, "stop: kill instead of asking to save")
+
+    def __post_init__(self) -> None:
+        if not self.what:
+            raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}) or a run")
+        if self.slurm + self.pbs + self.modal > 1:
+            raise ConfigError("--slurm, --pbs and --modal exclude each other; keep one")
+
+    @property
+    def kind(self) -> Literal["shell", "slurm", "pbs", "modal"]:
+        return "slurm" if self.slurm else "pbs" if self.pbs else "modal" if self.modal else "shell"
+
+
+def _write(cfg: LaunchConfig, words: list[str]) -> None:
+    if cfg.what not in LAUNCHABLE and (runs_dir() / cfg.what).is_dir():
+        raise ConfigError(f"do what with run {cfg.what}? add one of start, status, tail, stop")
+    entry = registry.find(cfg.what, LAUNCHABLE)
+    settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
+    written = write(settings, nproc=cfg.nproc, nodes=cfg.nodes, devices=cfg.devices, max_restarts=cfg.max_restarts, hours=cfg.hours, gpu=cfg.gpu,
+                    kind=cfg.kind, lines=cfg.job_lines, overwrite=cfg.overwrite)  # fmt: skip
+    print(written)
+    if cfg.start:
+        start(written)
+        print(f"started; codechat launch {written.name} tail")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat launch`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    at = argv.index("--") if "--" in argv else len(argv)
+    cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
+    if cfg.action == "write":
+        return _write(cfg, argv[at + 1 :])
+    if at < len(argv):
+        raise ConfigError(f"settings after -- belong to writing a launch; {cfg.action} takes none")
+    if cfg.action == "start":
+        path = start(cfg.what)
+        print(f"started; codechat launch {name_of(path)} tail")
+    elif cfg.action == "tail":
+        attach(cfg.what)
+    elif cfg.action == "stop":
+        print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
+    else:
+        for key, value in status(cfg.what).items():
+            print(f"  {key:<20}{value}")
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

@@ -1,0 +1,392 @@
+"""What a configuration needs before it is launched: memory per GPU by category, hours, cost; the largest microbatch; which knob to turn.
+
+    codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
+    codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.checkpoint-blocks --price 2.5
+    codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
+    codechat plan --list                                       the GPUs
+
+Memory is that of the training step itself, run on fake tensors (`step_memory`), and of an evaluation between two steps, plus a
+stated reserve. Time is FLOPs per token over a stated share of the data sheet's peak (MFU); nothing is timed.
+
+Left out: rollouts of RL, whose length the policy decides, and the saving of `torch.compile`: the eager step is the upper bound.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from codechat.core import config, registry
+from codechat.core.atomic_files import read_json
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.distributed import gpu_specs
+from codechat.distributed.sharding import BYTES_PER_WEIGHT, SHARE_FOR_WEIGHTS
+from codechat.launch.step_memory import Peaks, Step, measure
+from codechat.models.config import PRESETS, GPTConfig
+from codechat.runs import checkpoint
+from codechat.runs.paths import find_run
+
+GIB = 2**30
+# Published throughput of the system whose sizes the presets keep, both with recomputed blocks, over 312 TFLOP/s per A800 and our own
+# FLOPs per token: 8b on 8 GPUs 22.3 ktok/s = 0.48, 2b on one 7.9 ktok/s = 0.45 (its TRAINING_REPORT_8b_a88_x8, sections 2 and 7).
+MFU, MFU_SOURCE = 0.45, "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (2b, 1 GPU)"
+# An assumption, not measured here: CUDA context and NCCL buffers, then what the allocator cannot use between blocks.
+CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
+SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """What to plan: the settings of a loop that cost memory or time, and the machines."""
+
+    loop: Literal["pretrain", "sft"] = opt(
+        "pretrain", "the loop; sft packs conversations, with a mask", positional=True
+    )
+    run: str | None = opt(None, "plan the settings of this run instead, as its config.json holds them")
+    gpus: int = opt(8, "GPUs in all")
+    gpu: str = opt("a800-80gb", "name of the GPU; --list shows them")
+    model: GPTConfig = opt(GPTConfig(), "architecture")
+    seq_len: int | None = opt(None, "tokens per row; none = the model's block size")
+    device_batch_size: int = opt(8, "rows per microbatch and GPU")
+    grad_accum: int = opt(1, "microbatches per step")
+    max_steps: int = opt(1000, "optimizer steps")
+    optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
+    shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
+    shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node")
+    mfu: float = opt(MFU, "share of the stated peak that is reached; the default is " + MFU_SOURCE)
+    price: float | None = opt(None, "price of a GPU-hour, in any currency")
+    search: bool = opt(True, "look for the largest microbatch that fits, or for a knob where nothing does")
+    list: bool = opt(False, "list the GPUs")
+
+    def __post_init__(self) -> None:
+        gpu_specs.find(self.gpu)
+        for name in ("gpus", "device_batch_size", "grad_accum", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 < self.mfu <= 1:
+            raise ConfigError(f"mfu {self.mfu}; a share of the peak lies above 0 and is at most 1, such as {MFU}")
+        if (self.seq_len or 1) > self.model.block_size and self.loop == "pretrain":
+            raise ConfigError(
+                f"seq_len {self.seq_len} exceeds block_size {self.model.block_size}; set --seq-len {self.model.block_size} or less"
+            )
+        if self.gpus % self.over:
+            raise ConfigError(f"shard_over {self.over} does not divide {self.gpus} GPUs; set --shard-over to a divisor")
+
+    @property
+    def length(self) -> int:
+        return self.seq_len or self.model.block_size
+
+    @property
+    def sharded(self) -> bool:
+        """As `sharding.build` decides: where a replica does not fit the GPU, unless told."""
+        fits = BYTES_PER_WEIGHT * self.model.n_params <= SHARE_FOR_WEIGHTS * gpu_specs.find(self.gpu).usable_gib * GIB
+        return self.gpus > 1 and (not fits if self.shard is None else self.shard)
+
+    @property
+    def over(self) -> int:
+        """GPUs that share one copy of the weights; 1 = each holds its own."""
+        return (self.shard_over or min(self.gpus, 8)) if self.sharded else 1
+
+    @property
+    def step(self) -> Step:
+        return Step(model=self.model, batch=self.device_batch_size, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
+                    ranks=self.gpus, over=self.over, packed=self.loop == "sft")  # fmt: skip
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.gpus * self.device_batch_size * self.grad_accum * self.length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer. Memory in GiB per GPU, with the reserve; `knobs`: what was tried where it does not fit, {words: GiB}."""
+
+    cfg: PlanConfig
+    peaks: Peaks
+    largest_batch: int | None = None
+    knobs: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0  # that planning took
+
+    @property
+    def gpu(self) -> gpu_specs.Gpu:
+        return gpu_specs.find(self.cfg.gpu)
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """GiB by category at the moment that needs most, the reserve included."""
+        return with_reserve(
+            self.peaks.training if sum(self.peaks.training.values()) == self.peaks.total else self.peaks.evaluation
+        )
+
+    @property
+    def total_gib(self) -> float:
+        return gib_with_reserve(self.peaks.total)
+
+    @property
+    def fits(self) -> bool:
+        return self.total_gib <= self.gpu.usable_gib
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.cfg.mfu * self.cfg.gpus * self.gpu.bf16_flops / self.cfg.model.flops_per_token(self.cfg.length)
+
+    @property
+    def hours(self) -> float:
+        return self.cfg.max_steps * self.cfg.tokens_per_step / self.tokens_per_s / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.hours * self.cfg.gpus
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.cfg.price is None else self.gpu_hours * self.cfg.price
+
+    @property
+    def host_gib(self) -> dict[str, float]:
+        """Host memory of a node: an export holds one tensor at a time, in float32 and in what it is written as; a checkpoint in the
+        background holds a copy of the node's weights and optimizer states."""
+        shape, cfg = self.cfg.model, self.cfg
+        largest = (
+            max(shape.padded_vocab, shape.hidden_width, (shape.n_head + 2 * shape.kv_heads) * shape.head_dim)
+            * shape.n_embd
+        )
+        matrices = shape.depth * shape.block_matmul_params
+        states = 12 * shape.n_params - (4 * matrices if cfg.optimizer == "muon" else 0)
+        return {
+            "export": 8 * largest / GIB,
+            "checkpoint": states * (min(cfg.gpus, 8) / cfg.over if cfg.over > 1 else 1) / GIB,
+        }
+
+    @property
+    def verdict(self) -> str:
+        """One line: does it fit, how long, what to turn."""
+        where = f"{self.cfg.gpus} x {self.cfg.gpu}"
+        if self.fits:
+            cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
+            room = (
+                f"; room for --device-batch-size {self.largest_batch}"
+                if (self.largest_batch or 0) > self.cfg.device_batch_size
+                else ""
+            )
+            return f"fits: {self.total_gib:.1f} of {self.gpu.usable_gib:.1f} GiB on {where}, {self.hours:,.1f} h at MFU {self.cfg.mfu}{cost}{room}"
+        good = [f"{knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.gpu.usable_gib]
+        advice = (
+            f"set {good[0]}"
+            if good
+            else "no single knob is enough: combine them, take more GPUs, or a smaller model"
+            if self.knobs
+            else "search for a knob"
+        )
+        return f"does not fit: {self.total_gib:.1f} of {self.gpu.usable_gib:.1f} GiB on {where}; {advice}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the table shows."""
+        cfg, host = self.cfg, self.host_gib
+        at = (
+            "a training step"
+            if sum(self.peaks.training.values()) == self.peaks.total
+            else "an evaluation, which gathers a whole copy of the weights"
+        )
+        rows = [(name, f"{gib:.2f} GiB") for name, gib in self.memory.items()]
+        rows += [("peak per GPU", f"{self.total_gib:.2f} of {self.gpu.usable_gib:.1f} GiB, in {at}"),
+                 ("copies of the weights", f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU"),
+                 ("largest microbatch", str(self.largest_batch) if self.largest_batch is not None else "not searched"),
+                 ("host memory", f"{host['export']:.1f} GiB to export, {host['checkpoint']:.1f} GiB per node to save in the background"),
+                 ("tokens per step", f"{cfg.tokens_per_step:,}"), ("tokens per second", f"{self.tokens_per_s:,.0f} at MFU {cfg.mfu}"),
+                 ("time", f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours")]  # fmt: skip
+        if self.cost is not None:
+            rows.append(("cost", f"{self.cost:,.0f} at {cfg.price:g} per GPU-hour"))
+        rows += [
+            (f"tried {knob}", f"{gib:.1f} GiB, {'fits' if gib <= self.gpu.usable_gib else 'does not fit'}")
+            for knob, gib in self.knobs.items()
+        ]
+        return rows
+
+    def __repr__(self) -> str:
+        return self.verdict
+
+    def __rich__(self) -> Table:
+        table = Table(
+            "",
+            self.verdict,
+            title=f"{self.cfg.model.n_params:,} parameters, {self.cfg.device_batch_size} x {self.cfg.length} tokens per GPU",
+        )
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+    def _repr_html_(self) -> str:
+        body = "".join(f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td></tr>" for a, b in self.rows())
+        return f"<p>{html.escape(self.verdict)}</p><table>{body}</table>"
+
+
+def gib_with_reserve(n_bytes: float) -> float:
+    return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
+
+
+def with_reserve(categories: dict[str, int]) -> dict[str, float]:
+    total = sum(categories.values())
+    return {name: n / GIB for name, n in categories.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
+
+
+def make(cfg: PlanConfig) -> Plan:
+    """The plan of these settings. Raises ConfigError for what cannot be, RunError within a process group."""
+    began = time.perf_counter()
+    first = Plan(cfg, measure(cfg.step))
+    found = first if not cfg.search else with_knobs(replace(first, largest_batch=largest_batch(first)))
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+def with_knobs(plan: Plan) -> Plan:
+    """The plan with the largest microbatch and, where it does not fit, what was tried to make it fit."""
+    largest = largest_batch(plan) if plan.largest_batch is None else plan.largest_batch
+    return replace(plan, largest_batch=largest, knobs={} if plan.fits else try_knobs(plan, largest))
+
+
+def _total(cfg: PlanConfig) -> float:
+    return gib_with_reserve(measure(cfg.step).total)
+
+
+def largest_batch(plan: Plan) -> int:
+    """Most rows per microbatch that fit; 0 where one does not. Every row adds nearly the same, so two points predict the rest, and the
+    prediction is measured before it is believed; that one row more is too much is left to the prediction."""
+    limit, own = plan.gpu.usable_gib, plan.cfg.device_batch_size
+    if own == 1 and not plan.fits:
+        return 0
+    gib = {own: plan.total_gib}
+    guess = 2 * own if plan.fits else 1
+    while guess not in gib:
+        gib[guess] = _total(replace(plan.cfg, device_batch_size=guess))
+        if guess == 1 and gib[1] > limit:
+            return 0
+        low = max((b for b in gib if gib[b] <= limit), default=1)
+        near = min((b for b in gib if b != low), key=lambda b: abs(b - low))
+        slope = (gib[near] - gib[low]) / (near - low)
+        too_many = min((b for b in gib if gib[b] > limit), default=None)
+        guess = low + int((limit - gib[low]) / slope) if slope > 0 else 2 * low
+        guess = guess if too_many is None else min(guess, too_many - 1)
+    return guess
+
+
+def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
+    """{setting: GiB per GPU} of what may make it fit, cheapest first, until one does."""
+    cfg, tried = plan.cfg, {}
+    for words, changed in _knobs(cfg, largest):
+        tried[words] = _total(changed)
+        if tried[words] <= plan.gpu.usable_gib:
+            break
+    return tried
+
+
+def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
+    knobs = []
+    if largest:
+        accum = -(-cfg.device_batch_size * cfg.grad_accum // largest)
+        knobs.append(
+            (
+                f"--device-batch-size {largest} --grad-accum {accum}",
+                replace(cfg, device_batch_size=largest, grad_accum=accum),
+            )
+        )
+    if not cfg.model.checkpoint_blocks:
+        knobs.append(("--model.checkpoint-blocks", replace(cfg, model=replace(cfg.model, checkpoint_blocks=True))))
+    if not cfg.sharded and cfg.gpus > 1:
+        knobs.append(("--shard", replace(cfg, shard=True)))
+    if not cfg.model.checkpoint_blocks and cfg.device_batch_size > 1:
+        knobs.append(
+            (
+                "--model.checkpoint-blocks --device-batch-size 1",
+                replace(cfg, device_batch_size=1, model=replace(cfg.model, checkpoint_blocks=True)),
+            )
+        )
+    more = 8 * -(-2 * cfg.gpus // 8)
+    bigger = replace(
+        cfg,
+        gpus=more,
+        shard=True,
+        shard_over=more,
+        device_batch_size=1,
+        model=replace(cfg.model, checkpoint_blocks=True),
+    )
+    knobs.append((f"--gpus {more} --shard-over {more} --model.checkpoint-blocks --device-batch-size 1", bigger))
+    return knobs
+
+
+# ---- of a loop's settings
+
+
+def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
+    """The plan's settings for a configuration of pretrain or sft; more: mfu, price, search."""
+    loop = registry.entry_of(cfg).id
+    if loop not in ("pretrain", "sft"):
+        raise ConfigError(
+            f"{type(cfg).__name__}: only pretrain and sft can be planned; RL's memory depends on what the policy samples"
+        )
+    settings = {name: getattr(cfg, name) for name in SHARED}
+    if loop == "sft" and cfg.init_from:
+        settings["model"] = _parent_model(cfg.init_from) or cfg.model
+    return PlanConfig(loop=loop, gpus=gpus, gpu=gpu, **settings, **more)
+
+
+def _parent_model(ref: str) -> GPTConfig | None:
+    """The architecture that a fine-tuning inherits; None where its parent has not been trained yet."""
+    try:
+        return config.from_dict(GPTConfig, checkpoint.read_meta(ref)["model_config"])
+    except MissingFile:
+        return None
+
+
+def of_run(cfg: PlanConfig) -> PlanConfig:
+    """The same machines, with the settings that a run's config.json holds."""
+    path = find_run(cfg.run)
+    kind = read_json(path / "status.json")["kind"]
+    if kind not in ("pretrain", "sft"):
+        raise ConfigError(f"run {cfg.run} is of kind {kind}; only pretrain and sft can be planned")
+    settings = config.from_dict(registry.LOOPS[kind].config_class, read_json(path / "config.json"))
+    return of(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price, search=cfg.search)
+
+
+def gpu_table() -> Table:
+    table = Table("GPU", "memory", "usable", "dense bf16", "source", title="GPUs")
+    for name, gpu in gpu_specs.GPUS.items():
+        table.add_row(
+            name,
+            f"{gpu.memory_gib:g} GiB",
+            f"{gpu.usable_gib:.1f} GiB",
+            f"{gpu.bf16_flops / 1e12:g} TFLOP/s",
+            gpu.source,
+        )
+    return table
+
+
+PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`codechat plan`; 0 where it fits, 1 where it does not."""
+    cfg = config.parse(
+        PlanConfig, sys.argv[1:] if argv is None else argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__
+    )
+    console = Console()
+    if cfg.list:
+        console.print(gpu_table())
+        return 0
+    plan = make(of_run(cfg) if cfg.run else cfg)
+    console.print(plan)
+    console.print(f"assumed: {CONTEXT_GIB} GiB and {FRAGMENTATION:.0%} of reserve; MFU {cfg.mfu:g}" + (f", {MFU_SOURCE}" if cfg.mfu == MFU else "")
+                  + f"; peak of {cfg.gpu} from {plan.gpu.source}. Planned in {plan.seconds:.0f} s.", highlight=False)  # fmt: skip
+    return 0 if plan.fits else 1
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

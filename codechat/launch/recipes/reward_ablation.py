@@ -1,0 +1,42 @@
+"""The anatomy of a reward against what the original system did: its loss mask, its parser, its precision. A stage; `anatomy` does the work.
+
+python -m codechat.launch.recipes.reward_ablation --ckpt nano/sft nano/rl@20 nano/rl@40 nano/rl@60 --data-dir data/nano/sft --run-name nano/anatomy
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from codechat.core import config
+from codechat.labs import defects, reward_ablation
+from codechat.labs.reward_ablation import AnatomyConfig
+from codechat.runs.run import Run
+
+BROKEN = {
+    part: partial(defects.switched_on, name)
+    for part, name in (("mask", "stop-set"), ("parser", "quote-parser"), ("weights", "bf16-weights"))
+}
+
+
+def dissect(cfg: AnatomyConfig) -> Run:
+    """The run of `anatomy.dissect` with the original's mask, parser and precision as the other side."""
+    return reward_ablation.dissect(cfg, BROKEN)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m codechat.launch.recipes.reward_ablation`."""
+    dissect(
+        config.parse(
+            AnatomyConfig,
+            sys.argv[1:] if argv is None else argv,
+            prog="python -m codechat.launch.recipes.reward_ablation",
+            epilog=__doc__,
+        )
+    )
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

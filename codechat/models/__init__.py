@@ -1,0 +1,29 @@
+"""The model and what acts on weights: layers, attention, KV cache, sampling, LoRA, optimizers, loading, Hugging Face in and out.
+
+Knows no data and no reward.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules=[
+        "config",
+        "export",
+        "generate",
+        "gpt",
+        "head",
+        "hf_format",
+        "hf_tokenizer",
+        "import_weights",
+        "kv_cache",
+        "latent_attention",
+        "layers",
+        "loading",
+        "lora",
+        "optim",
+        "original_checkpoint",
+        "safetensors_files",
+    ],
+    submod_attrs={"config": ["GPTConfig", "PRESETS"], "gpt": ["GPT"], "loading": ["load_model"]},
+)

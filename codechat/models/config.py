@@ -1,0 +1,173 @@
+"""The architecture as a configuration, and its named sizes. No torch: help, plans and recipes read it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "nano": dict(depth=4, n_embd=192, n_head=3, block_size=512, vocab_size=4096, qk_norm=True),
+    "d12": dict(depth=12, n_embd=768, n_head=6, block_size=1024),
+    "d20": dict(depth=20, n_embd=1280, n_head=10, block_size=2048),
+    "d24": dict(depth=24, n_embd=1792, n_head=14, block_size=2048),
+    "2b": dict(depth=32, n_embd=2560, n_head=20, block_size=2048),
+    "3b": dict(depth=32, n_embd=3072, n_head=24, block_size=2048),
+    "8b": dict(depth=40, n_embd=4096, n_head=32, block_size=2048),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Architecture; every number that decides a weight's shape. `PRESETS` holds the named sizes."""
+
+    depth: int = opt(4, "transformer blocks")
+    n_embd: int = opt(256, "model width")
+    n_head: int = opt(4, "attention heads")
+    n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (grouped-query attention if fewer)")
+    block_size: int = opt(512, "longest sequence, tokens")
+    vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included")
+    n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text")
+    mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
+    mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd")
+    attention: Literal["mha", "mla"] = opt(
+        "mha",
+        "multi-head attention, or DeepSeek-V2's latent attention, whose cache holds a latent vector and a "
+        "rotary key per token",
+        late=True,
+    )
+    kv_rank: int | None = opt(
+        None, "mla: width of the latent that keys and values are made of; none = 4 heads' width", late=True
+    )
+    q_rank: int | None = opt(None, "mla: width that queries are compressed to; none = not compressed", late=True)
+    rope_head_width: int | None = opt(
+        None,
+        "mla: rotated width that each head's query and the one shared key have beside; none = half a head",
+        late=True,
+    )
+    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", late=True)
+    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", late=True)
+    pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
+    rope_theta: float = opt(10000.0, "base of the rotary frequencies")
+    rope_factor: float = opt(
+        1.0, "Llama 3.1: how often longer than rope_block the context became; 1 = no scaling", late=True
+    )
+    rope_low: float = opt(
+        1.0, "Llama 3.1: waves that turn at most this often within rope_block are slowed by rope_factor", late=True
+    )
+    rope_high: float = opt(4.0, "Llama 3.1: waves that turn at least this often stay as they are", late=True)
+    rope_block: int = opt(8192, "Llama 3.1: context before it was lengthened, tokens", late=True)
+    qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
+    qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
+    tied: bool = opt(True, "share the embedding with the output head")
+    norm_eps: float = opt(1e-5, "epsilon of RMSNorm")
+    causal: bool = opt(True, "attend to earlier tokens only")
+    checkpoint_blocks: bool = opt(
+        False, "recompute each block in the backward pass: less memory, about a third more compute"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.head_width is None and self.n_embd % self.n_head:
+            raise ConfigError(f"n_embd {self.n_embd} must be a multiple of n_head {self.n_head}")
+        if self.n_head % self.kv_heads:
+            raise ConfigError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
+        if self.attention == "mla":
+            _check_latent_attention(self)
+        if (self.rows or self.owned) < self.owned:
+            raise ConfigError(
+                f"rows {self.rows} must hold vocab_size + n_tags = {self.owned}; raise model.rows, or leave it none"
+            )
+        if not (self.rope_factor >= 1 and 0 < self.rope_low < self.rope_high and self.rope_block >= 1):
+            raise ConfigError(
+                f"rope_factor {self.rope_factor}, rope_low {self.rope_low}, rope_high {self.rope_high}, rope_block {self.rope_block}: "
+                "the factor must be at least 1, and 0 < rope_low < rope_high"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width or self.n_embd // self.n_head
+
+    @property
+    def hidden_width(self) -> int:
+        return self.mlp_width or 4 * self.n_embd
+
+    @property
+    def latent_width(self) -> int:
+        """Of mla: what keys and values are made of."""
+        return self.kv_rank or 4 * self.head_dim
+
+    @property
+    def rope_width(self) -> int:
+        """Columns of a query and a key that positions rotate."""
+        return (self.rope_head_width or self.head_dim // 2) if self.attention == "mla" else self.head_dim
+
+    @property
+    def cache_width(self) -> int:
+        """Numbers that sampling keeps per token and block."""
+        return self.latent_width + self.rope_width if self.attention == "mla" else 2 * self.kv_heads * self.head_dim
+
+    @property
+    def owned(self) -> int:
+        """Embedding rows that a token or a tag owns; only these can be sampled."""
+        return self.vocab_size + self.n_tags
+
+    @property
+    def padded_vocab(self) -> int:
+        return self.rows or -(-self.owned // 64) * 64
+
+    @property
+    def block_matmul_params(self) -> int:
+        """Weights of one block that take part in a matrix product."""
+        mha = self.n_embd * 2 * (self.n_head + self.kv_heads) * self.head_dim
+        attention = _latent_attention_params(self) if self.attention == "mla" else mha
+        return attention + (3 if self.mlp == "swiglu" else 2) * self.n_embd * self.hidden_width
+
+    @property
+    def n_params(self) -> int:
+        """All parameters; a tied head counts once."""
+        embeddings = self.padded_vocab * self.n_embd * (1 if self.tied else 2)
+        embeddings += self.block_size * self.n_embd if self.pos == "learned" else 0
+        gains = self.n_embd * (2 * self.depth + 1) + (2 * self.head_dim * self.depth if self.qk_norm else 0)
+        gains += self.depth * (self.latent_width + (self.q_rank or 0)) if self.attention == "mla" else 0
+        biases = self.depth * (self.n_head + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        return embeddings + self.depth * self.block_matmul_params + gains + biases
+
+    def flops_per_token(self, length: int) -> int:
+        """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the embedding
+        look-up not) plus 6 x depth x heads x (width of a key + of a value) x length for attention, uncut by causality (PaLM, arXiv:2204.02311,
+        appendix B)."""
+        matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
+        widths = 2 * self.head_dim + (self.rope_width if self.attention == "mla" else 0)
+        return 6 * matmul + 6 * self.depth * self.n_head * widths * length
+
+
+def _check_latent_attention(cfg: GPTConfig) -> None:
+    """ConfigError for what latent attention does not have."""
+    if cfg.kv_heads != cfg.n_head or cfg.qk_norm or cfg.qkv_bias or cfg.pos != "rope":
+        raise ConfigError(
+            f"attention mla with n_kv_head {cfg.n_kv_head}, qk_norm {cfg.qk_norm}, qkv_bias {cfg.qkv_bias}, pos {cfg.pos}; it takes as many "
+            "key-value heads as heads, pos rope, and neither of the others; leave them at their defaults"
+        )
+    if cfg.rope_width % 2 or min(cfg.latent_width, cfg.rope_width, cfg.q_rank or 1) < 1:
+        raise ConfigError(
+            f"kv_rank {cfg.kv_rank}, q_rank {cfg.q_rank}, rotated width {cfg.rope_width}; required at least 1 of each, the last one even; "
+            "set --model.rope-head-width"
+        )
+
+
+def _latent_attention_params(cfg: GPTConfig) -> int:
+    """Weights of one block's attention."""
+    D, H, E, R, C = cfg.n_embd, cfg.n_head, cfg.head_dim, cfg.rope_width, cfg.latent_width
+    query = cfg.q_rank * (D + H * (E + R)) if cfg.q_rank else D * H * (E + R)
+    return query + D * (C + R) + C * H * 2 * E + H * E * D

@@ -1,0 +1,268 @@
+"""The model: a decoder-only transformer and its presets.
+
+Pre-norm RMSNorm, rotary positions, SDPA attention (grouped-query or multi-head latent if asked), a non-gated 4x MLP with squared ReLU, no biases, tied head. With
+these defaults it computes what Hugging Face's `ArceeForCausalLM` computes; options turn it into Llama (swiglu), Qwen2 (qkv_bias), Qwen3
+(qk_norm), or into the original CodeChat architecture (pos="learned", mlp="gelu").
+
+The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then rows that nobody owns up to a multiple of 64: those are excluded
+from `token_logprobs` and from sampling. Weights are float32; `dist.autocast` decides what the matrix products run in.
+
+Left out: dropout (one epoch or less over the data), biases, an untied head by default.
+
+Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+from zlib import crc32
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from codechat.core.errors import ConfigError
+from codechat.distributed import sharding
+from codechat.models import head, latent_attention
+from codechat.models.config import GPTConfig
+from codechat.models.kv_cache import KVCache, SharedCache
+from codechat.models.layers import Linear, RMSNorm, rope_table, rotate
+
+# On a CPU a product of this many rows or fewer is faster with a transposed weight: for (out, in) torch's BLAS packs the weight anew each time.
+FEW_ROWS = 48
+PACKED_HEAD = 1 << 22  # weights of a head that oneDNN packs
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; rotation in halves, as Hugging Face's Llama family lays it out."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.qkv = Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
+        self.out = Linear(cfg.n_head * cfg.head_dim, cfg.n_embd, bias=False)
+        self.q_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
+        self.k_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cached: tuple[KVCache | SharedCache, int] | None,
+    ) -> Tensor:
+        cfg, (B, T, _) = self.cfg, x.shape
+        heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
+        qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
+        if cfg.qk_norm:
+            qk = torch.cat((self.q_norm(qk[:, : cfg.n_head]), self.k_norm(qk[:, cfg.n_head :])), dim=1)
+        q, k = (qk if rope is None else rotate(qk, *rope)).split((cfg.n_head, cfg.kv_heads), dim=1)
+        if cached is not None:
+            cache, layer = cached
+            y = cache.attend(layer, q, k, v, mask)
+        else:
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal, enable_gqa=cfg.kv_heads != cfg.n_head
+            )
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+
+class MLP(nn.Module):
+    """Feed-forward: squared ReLU (Primer, arXiv:2109.08668), GELU, or SwiGLU (arXiv:2002.05202)."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.kind = cfg.mlp
+        self.up = Linear(cfg.n_embd, cfg.hidden_width, bias=False)
+        self.gate = Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
+        self.down = Linear(cfg.hidden_width, cfg.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * h)
+        return self.down(F.relu(h).square() if self.kind == "relu2" else F.gelu(h))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
+        self.attn = latent_attention.LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
+        self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
+        self.mlp = MLP(cfg)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cached: tuple[KVCache | SharedCache, int] | None = None,
+    ) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), rope, mask, cached)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """The language model. `GPT(cfg)` initialises from `seed`; on the meta device call `init_weights` after `to_empty`."""
+
+    def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.wte = nn.Embedding(cfg.padded_vocab, cfg.n_embd)
+        self.wpe = nn.Embedding(cfg.block_size, cfg.n_embd) if cfg.pos == "learned" else None
+        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.depth))
+        self.norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
+        # no head module when tied: to_empty() would silently untie it and FSDP groups could not share it
+        self.head = None if cfg.tied else nn.Linear(cfg.n_embd, cfg.padded_vocab, bias=False)
+        if self.wte.weight.device.type != "meta":
+            self.init_weights(seed)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int = 0) -> None:
+        """Fill every parameter from a generator seeded by (seed, its name): the same weights whatever the sharding.
+
+        Projections that write into the residual stream start at zero, so the model starts as a bigram of its embedding."""
+        for name, p in self.named_parameters():
+            rng = torch.Generator().manual_seed(seed * 1_000_003 + crc32(name.encode()))
+            if name.endswith("norm.weight"):
+                p.fill_(1.0)
+            elif name.endswith(("out.weight", "down.weight", "bias")):
+                p.zero_()
+            else:
+                std = 0.02 if name.startswith(("wte", "wpe", "head")) else p.shape[1] ** -0.5
+                sharding.fill(p, torch.randn(p.shape, generator=rng) * std)
+
+    def head_weight(self) -> Tensor:
+        """(V, D): the tied embedding, or the head's own."""
+        return self.wte.weight if self.head is None else self.head.weight
+
+    def hidden(
+        self,
+        ids: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | SharedCache | None = None,
+        n_new: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T) ids -> (B, T, D) after the last norm.
+
+        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size. mask: bool (B, 1, T, S), true = attend; default causal.
+        cache: tokens are appended to it; n_new (B,) says how many of the T are real in each right-padded row (default all)."""
+        B, T = ids.shape
+        if cache is None and positions is None and T > self.cfg.block_size:
+            raise ConfigError(
+                f"sequence of {T} tokens; the model's block_size is {self.cfg.block_size}; shorten the input"
+            )
+        if cache is not None:
+            if not self.cfg.causal:
+                raise ConfigError(
+                    "the model is not causal: what it has cached would change with every later token; fill in masks instead (codechat.labs.denoise)"
+                )
+            positions, mask = cache.positions(T), cache.mask(T)
+        x = self.wte(ids)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(T, device=ids.device) if positions is None else positions)
+        rope = rope_table(self.cfg, T, positions, x.device, x.dtype) if self.cfg.pos == "rope" else None
+        for layer, block in enumerate(self.blocks):
+            if self.cfg.checkpoint_blocks and self.training and torch.is_grad_enabled():
+                x = checkpoint(block, x, rope, mask, use_reentrant=False)
+            else:
+                x = block(x, rope, mask, None if cache is None else (cache, layer))
+        if cache is not None:
+            cache.advance(T, n_new)
+        return self.norm(x)
+
+    @contextmanager
+    def decoding(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """For the time of the block, weights that are read once per token lie as a decoder wants them; yields hidden (B, D) -> logits (B, V).
+
+        The weights must not change meanwhile, and gradients do not flow. On a CPU only inputs of FEW_ROWS rows or fewer take the copies."""
+        device = self.wte.weight.device
+        dtype = (
+            torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.wte.weight.dtype
+        )
+        layers = [m for m in self.modules() if isinstance(m, Linear)]
+        most_rows = FEW_ROWS if device.type == "cpu" else 1 << 30
+        with torch.no_grad():
+            read_head = _few_rows_head(self.head_weight(), dtype)
+            for layer in layers:
+                layer.turned, layer.most_rows = _turned(layer.weight, dtype), most_rows
+        try:
+            yield lambda hidden: read_head(hidden) if len(hidden) <= most_rows else F.linear(hidden, self.head_weight())
+        finally:
+            for layer in layers:
+                layer.turned = None
+
+    def forward(self, ids: Tensor, **where: Any) -> Tensor:
+        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on belong to no token: never sample them."""
+        return F.linear(self.hidden(ids, **where), self.head_weight())
+
+    def loss(
+        self, ids: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean", **where: Any
+    ) -> Tensor:
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
+        return self._nats(self.hidden(ids, **where), targets, reduction)
+
+    @torch.compiler.disable  # how many targets count depends on the data, and a loop over chunks leaves a compiler nothing to gain
+    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        flat = targets.flatten()
+        places = (flat >= 0).nonzero()[:, 0]  # no head where nothing is learned
+        hidden, wanted = hidden.flatten(0, 1)[places], flat[places]
+        if reduction == "none":
+            nats = -head.logprobs(hidden, self.head_weight(), wanted, owned=self.cfg.padded_vocab)[0]
+            return nats.new_zeros(len(flat)).index_put((places,), nats).view_as(targets)
+        total = head.cross_entropy(hidden, self.head_weight(), wanted)
+        return total if reduction == "sum" else total / max(1, len(places))
+
+    def token_logprobs(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        *,
+        temperature: float = 1.0,
+        entropy_grad: bool = False,
+        hidden: Tensor | None = None,
+        **where: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, over owned rows only.
+
+        The same distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy
+        carries gradient only with entropy_grad. hidden: the states of ids, where the caller has them already."""
+        hidden, flat = (self.hidden(ids, **where) if hidden is None else hidden).flatten(0, 1), targets.flatten()
+        places = (flat >= 0).nonzero()[:, 0]
+        found = head.logprobs(
+            hidden[places],
+            self.head_weight(),
+            flat[places],
+            owned=self.cfg.owned,
+            temperature=temperature,
+            entropy_grad=entropy_grad,
+        )
+        logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in found)
+        return logprobs, entropy
+
+
+def _turned(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype).t().contiguous()
+
+
+def _few_rows_head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """x (B, D) -> x @ weight.T for few rows. A large float32 head on a CPU is packed by oneDNN, a third faster than transposed where both wait
+    for memory; smaller matrices gain nothing."""
+    if (
+        weight.device.type == "cpu"
+        and dtype == torch.float32
+        and weight.numel() >= PACKED_HEAD
+        and torch.backends.mkldnn.is_available()
+    ):
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # torch's own compiler calls these two
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    turned = _turned(weight, dtype)
+    return lambda x: x @ turned

@@ -1,0 +1,280 @@
+"""Hugging Face in and out: which class computes what a `GPTConfig` describes, its config.json, and which of its tensors is which of ours.
+
+    Arcee    squared ReLU (our default)
+    Llama    swiglu
+    Qwen2    swiglu, qkv_bias
+    Qwen3    swiglu, qk_norm
+
+All with rotary positions (Llama 3.1's scaling included), grouped heads or not, tied or not. `Piece` is one row range of one of our tensors:
+export reads it, import fills it, so that the two cannot disagree. transformers is never imported: a directory is json and safetensors.
+
+Left out: classes beyond these four, and what is no part of them (learned positions, GELU, sliding windows, biases elsewhere, quantised weights):
+refused by name. Quantising and GGUF are llama.cpp's: `codechat export --help` has the commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.models.safetensors_files import Entry, Weights
+
+
+class Family(NamedTuple):
+    """A class of transformers: the options of GPTConfig that make it, its activation, and the epsilon that it takes where config.json has none."""
+
+    architecture: str
+    options: dict[str, Any]
+    act: str = "silu"
+    eps: float = 1e-6
+
+
+FAMILIES = {
+    "arcee": Family("ArceeForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=False), "relu2", 1e-5),
+    "llama": Family("LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=False)),
+    "qwen2": Family("Qwen2ForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False)),
+    "qwen3": Family("Qwen3ForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=True)),
+}
+# What our classes do not compute, wherever a config.json asks for it: the setting, and the values that ask for nothing.
+UNSUPPORTED = {
+    "attention_bias": (None, False),
+    "mlp_bias": (None, False),
+    "use_sliding_window": (None, False),
+    "quantization_config": (None,),
+    "partial_rotary_factor": (None, 1.0),
+}
+ROPE_KEYS = {
+    "factor": "rope_factor",
+    "low_freq_factor": "rope_low",
+    "high_freq_factor": "rope_high",
+    "original_max_position_embeddings": "rope_block",
+}
+# Buffers that older files hold, and the copy of a tied head.
+IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+
+
+def family_of(cfg: GPTConfig) -> str:
+    """The key of FAMILIES whose class computes what cfg describes; ConfigError where none does."""
+    found = [name for name, family in FAMILIES.items() if all(getattr(cfg, k) == v for k, v in family.options.items())]
+    if not found or cfg.pos != "rope" or not cfg.causal or cfg.attention != "mha":
+        shown = ", ".join(
+            f"{k}={getattr(cfg, k)}" for k in ("pos", "mlp", "qkv_bias", "qk_norm", "causal", "attention")
+        )
+        raise ConfigError(
+            f"no Hugging Face class computes {shown}; it takes causal rotary multi-head models with mlp=relu2 and neither qkv_bias nor qk_norm, "
+            "or mlp=swiglu and at most one of them; train such a model, or use this one through --ckpt"
+        )
+    if found[0] in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
+        raise ConfigError(
+            f"{FAMILIES[found[0]].architecture} requires n_embd {cfg.n_embd} to be a multiple of n_head {cfg.n_head}; "
+            "train such a model"
+        )
+    return found[0]
+
+
+# ---------------------------------------------------------------- tensors
+
+
+class Piece(NamedTuple):
+    """Their tensor `theirs` is rows [start, stop) of our tensor `ours`; stop None = to the end."""
+
+    theirs: str
+    ours: str
+    start: int = 0
+    stop: int | None = None
+
+
+def pieces(cfg: GPTConfig) -> Iterator[Piece]:
+    """Every tensor of the model, in the order of the layers."""
+    yield Piece("model.embed_tokens.weight", "wte.weight")
+    for layer in range(cfg.depth):
+        yield from _block(cfg, f"model.layers.{layer}.", f"blocks.{layer}.")
+    yield Piece("model.norm.weight", "norm.weight")
+    if not cfg.tied:
+        yield Piece("lm_head.weight", "head.weight")
+
+
+def _block(cfg: GPTConfig, theirs: str, ours: str) -> Iterator[Piece]:
+    q, kv = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+    yield Piece(theirs + "input_layernorm.weight", ours + "attn_norm.weight")
+    for kind in ("weight", "bias") if cfg.qkv_bias else ("weight",):
+        for letter, start, stop in (("q", 0, q), ("k", q, q + kv), ("v", q + kv, q + 2 * kv)):
+            yield Piece(f"{theirs}self_attn.{letter}_proj.{kind}", f"{ours}attn.qkv.{kind}", start, stop)
+    for letter in "qk" if cfg.qk_norm else "":
+        yield Piece(f"{theirs}self_attn.{letter}_norm.weight", f"{ours}attn.{letter}_norm.weight")
+    yield Piece(theirs + "self_attn.o_proj.weight", ours + "attn.out.weight")
+    yield Piece(theirs + "post_attention_layernorm.weight", ours + "mlp_norm.weight")
+    for name in ("gate", "up", "down") if cfg.mlp == "swiglu" else ("up", "down"):
+        yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{name}.weight")
+
+
+def entries(cfg: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[Entry]:
+    """What `tensor_files.write` takes: each tensor under their name, cut out of ours when its turn comes."""
+    with torch.device("meta"):
+        shapes = {name: p.shape for name, p in GPT(cfg).named_parameters()}  # asking `state` would read every tensor
+    for theirs, ours, start, stop in pieces(cfg):
+        rows = shapes[ours][0] if stop is None else stop
+        yield Entry(
+            theirs, (rows - start, *shapes[ours][1:]), lambda ours=ours, start=start, rows=rows: state[ours][start:rows]
+        )
+
+
+@torch.no_grad()
+def read_model(cfg: GPTConfig, weights: Weights) -> GPT:
+    """A model of cfg with these weights, in float32; one tensor of the files is read at a time. CheckpointError names what does not fit."""
+    with torch.device("meta"):
+        model = GPT(cfg)
+    wanted, ours = list(pieces(cfg)), dict(model.named_parameters())
+    problems = [f"{p.theirs} is missing" for p in wanted if p.theirs not in weights]
+    problems += [
+        f"{name} is not part of the architecture"
+        for name in sorted(weights.keys() - {p.theirs for p in wanted})
+        if not name.endswith(IGNORED)
+    ]
+    for p in wanted:
+        shape = (len(range(*slice(p.start, p.stop).indices(ours[p.ours].shape[0]))), *ours[p.ours].shape[1:])
+        if p.theirs in weights and weights.shape(p.theirs) != shape:
+            problems.append(f"{p.theirs} is {weights.shape(p.theirs)}, config.json makes it {shape}")
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CheckpointError(
+            f"the weights do not fit config.json: {'; '.join(sorted(problems)[:3])}{more}; use the files of one model"
+        )
+    model.to_empty(device="cpu")
+    ours = dict(model.named_parameters())
+    for p in wanted:
+        ours[p.ours][p.start : p.stop].copy_(weights[p.theirs])
+    return model.eval()
+
+
+# ---------------------------------------------------------------- config.json
+
+
+def to_hf(cfg: GPTConfig, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
+    """config.json. Positions are spelled rope_theta and rope_scaling, which transformers 4 and 5, vLLM and llama.cpp read."""
+    family = family_of(cfg)
+    scaling = {"rope_type": "llama3", **{theirs: getattr(cfg, ours) for theirs, ours in ROPE_KEYS.items()}}
+    return {
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
+        "vocab_size": cfg.padded_vocab,
+        "hidden_size": cfg.n_embd,
+        "intermediate_size": cfg.hidden_width,
+        "num_hidden_layers": cfg.depth,
+        "num_attention_heads": cfg.n_head,
+        "num_key_value_heads": cfg.kv_heads,
+        "head_dim": cfg.head_dim,
+        "hidden_act": FAMILIES[family].act,
+        "max_position_embeddings": cfg.block_size,
+        "rms_norm_eps": cfg.norm_eps,
+        "rope_theta": cfg.rope_theta,
+        "rope_scaling": None if cfg.rope_factor == 1 else scaling,
+        "tie_word_embeddings": cfg.tied,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        **({"mlp_bias": False} if family in ("arcee", "llama") else {"use_sliding_window": False}),
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": bos_id,
+        "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids,
+        "pad_token_id": None,
+        "torch_dtype": dtype,
+    }
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a directory."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise MissingFile(
+            f"{directory} holds no config.json; give the directory of a Hugging Face model (`codechat download MODEL` fetches one)"
+        )
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not json ({error}); download it again") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds a {type(found).__name__}; an object is required; download it again")
+    return found
+
+
+def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
+    """The GPTConfig of a config.json. vocab_size: ids of its tokenizer, at most its embedding rows; the rows beyond stay, owned by nobody.
+
+    ConfigError names a class or a setting that is not computed here."""
+    family = FAMILIES.get(config.get("model_type", ""))
+    if family is None:
+        raise ConfigError(
+            f"config.json is of a {config.get('model_type')!r} model; {', '.join(FAMILIES)} can be imported; choose one of these"
+        )
+    _check_supported(config, family)
+    try:
+        rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
+        hidden, depth, block = (
+            int(config[key]) for key in ("intermediate_size", "num_hidden_layers", "max_position_embeddings")
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
+    if vocab_size + n_tags > rows:
+        raise ConfigError(
+            f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows; use the tokenizer of this model"
+        )
+    head_dim = config.get("head_dim") or (128 if config["model_type"] == "qwen3" else width // heads)
+    kv_heads = config.get("num_key_value_heads") or heads
+    return GPTConfig(
+        depth=depth,
+        n_embd=width,
+        n_head=heads,
+        n_kv_head=None if kv_heads == heads else kv_heads,
+        block_size=block,
+        vocab_size=vocab_size,
+        n_tags=n_tags,
+        rows=None if rows == -(-(vocab_size + n_tags) // 64) * 64 else rows,
+        mlp_width=None if hidden == 4 * width else hidden,
+        head_width=None if head_dim * heads == width else head_dim,
+        norm_eps=config.get("rms_norm_eps", family.eps),
+        tied=config.get("tie_word_embeddings", False),
+        **family.options,
+        **_rope(config),
+    )
+
+
+def _check_supported(config: Mapping[str, Any], family: Family) -> None:
+    refused = {key: config[key] for key, harmless in UNSUPPORTED.items() if config.get(key) not in harmless}
+    if config.get("hidden_act", family.act) != family.act:
+        refused["hidden_act"] = config["hidden_act"]
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        refused["layer_types"] = sorted(set(config["layer_types"]))
+    if refused:
+        shown = ", ".join(f"{key}={str(value)[:60]}" for key, value in refused.items())
+        raise ConfigError(
+            f"config.json sets {shown}; the model here computes {family.architecture} without; choose another model"
+        )
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_theta and rope_scaling as transformers 4 writes them, or rope_parameters as 5 does."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = found.get("rope_type", found.get("type", "default"))
+    theta = {"rope_theta": float(found.get("rope_theta", config.get("rope_theta", 10000.0)))}
+    if kind == "default" and found.get("partial_rotary_factor", 1.0) == 1.0:
+        return theta
+    if kind != "llama3":
+        raise ConfigError(
+            f"config.json scales its positions by {found}; rope_type default and llama3 are computed here; choose another model"
+        )
+    try:
+        return theta | {ours: type(getattr(GPTConfig, ours))(found[theirs]) for theirs, ours in ROPE_KEYS.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"config.json has rope_type llama3 without a number that it needs ({error!r}); "
+            "use the file that came with the weights"
+        ) from None

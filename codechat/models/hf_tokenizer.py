@@ -1,0 +1,184 @@
+"""Our tokenizers and conversations as Hugging Face files: tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json.
+
+Ids are those of `tokenizer.encode`, and of `chat.render` and `chat.prompt` where the template renders a conversation. `chat` tokenises tags,
+line ends and contents apart; a template can only give one text. So the tokenizer cuts that text again: its normaliser puts the mark `CUT` where
+`chat` begins a new piece, and its pre-tokeniser splits there and drops the mark. Reserved tags are added special tokens with the ids of their rows.
+
+The template refuses what one text cannot say and `chat.render` may: content that spells a turn tag or, outside assistant turns, <functioncall>.
+The role "tool" is accepted for "function". In text mode plain text that holds a tag is cut like a conversation.
+
+Left out: tools and tool_calls arguments of templates (put the text of `chat.tools_prompt` into the system message); characters outside a
+`chars:` alphabet (they vanish there, `encode` refuses them); cutting runs of 50,000 blanks. In text mode <|end|> is several tokens, so
+`generate` needs stop_strings=["<|end|>"] and its tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from codechat.core.errors import ConfigError
+from codechat.text import chat
+from codechat.text.chat import END_TAG, TAG_OF
+from codechat.text.imported_tokenizer import ImportedTokenizer, byte_letters
+from codechat.text.tokenizer import END_OF_TEXT, BpeTokenizer, TableTokenizer, Tokenizer
+from codechat.text.tool_calls import CALL_TAG, TAGS
+
+CUT = "\ufdd0\ufdd1"  # two noncharacters: Unicode keeps them for uses like this, no text holds them
+
+TEMPLATE = """\
+{%- set tag_of = HEADS -%}
+{%- for message in messages -%}
+{%- if message['role'] not in tag_of -%}
+{{- raise_exception('role ' ~ message['role'] ~ '; roles are ROLES') -}}
+{%- endif -%}
+{%- for tag in TURN_TAGS -%}
+{%- if tag in message['content'] -%}{{- raise_exception('content holds the tag ' ~ tag ~ ', which would forge a turn') -}}{%- endif -%}
+{%- endfor -%}
+{%- if message['role'] != 'assistant' and 'CALL_TAG' in message['content'] -%}
+{{- raise_exception('only the assistant may write CALL_TAG') -}}
+{%- endif -%}
+{{- tag_of[message['role']] ~ '\\n' ~ message['content'] ~ '\\nEND_TAG\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- tag_of['assistant'] ~ '\\n' -}}{%- endif -%}
+"""
+
+
+def chat_template() -> str:
+    """The jinja template of `chat`'s layout; the same text in both tag modes, since only the tokenizer tells them apart."""
+    text = TEMPLATE.replace("HEADS", json.dumps({**TAG_OF, "tool": TAG_OF["function"]})).replace(
+        "ROLES", ", ".join(TAG_OF)
+    )
+    return (
+        text.replace("TURN_TAGS", json.dumps([t for t in TAGS if t != CALL_TAG]))
+        .replace("CALL_TAG", CALL_TAG)
+        .replace("END_TAG", END_TAG)
+    )
+
+
+def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
+    """Single ids that end a completion: <|end|> where it is one, then the end of text."""
+    (stop,) = chat.stop_sequences(tokenizer, tags)
+    return [*(stop if len(stop) == 1 else ()), *([] if tuple(stop) == (tokenizer.eot_id,) else [tokenizer.eot_id])]
+
+
+def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
+    """{file name: text}. rows: of the embedding; those that no id of the tokenizer names are never to be generated."""
+    if isinstance(tokenizer, ImportedTokenizer):
+        return _its_own(tokenizer, tags, block_size=block_size, rows=rows)
+    reserved = tags == "reserved"
+    ids, eos = end_ids(tokenizer, tags), END_TAG if reserved else END_OF_TEXT
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block_size,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
+        "bos_token": END_OF_TEXT,
+        "eos_token": eos,
+        "pad_token": END_OF_TEXT,
+    }
+    named = tokenizer.n_vocab + (len(TAGS) if reserved else 0)
+    return {
+        "tokenizer.json": _text(tokenizer_json(tokenizer, tags)),
+        "tokenizer_config.json": _text(config),
+        "chat_template.jinja": chat_template(),
+        "generation_config.json": _generation(tokenizer.eot_id, ids, named, rows),
+    }
+
+
+def _generation(eot_id: int, eos_ids: list[int], named: int, rows: int) -> str:
+    found = {"bos_token_id": eot_id, "eos_token_id": eos_ids, "pad_token_id": eot_id}
+    return _text(found | ({"suppress_tokens": list(range(named, rows))} if named < rows else {}))
+
+
+def _its_own(tokenizer: ImportedTokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
+    """The files that an imported tokenizer came with; its ids keep their meaning only with its own template."""
+    if tags != chat.TEMPLATE and tags != "text":
+        raise ConfigError(
+            f"tags {tags!r} were added to the imported tokenizer {tokenizer.spec}; export takes its own template or tags as text"
+        )
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block_size,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
+        **tokenizer.saved["special"],
+    }
+    template = chat_template() if tags == "text" else tokenizer.template
+    return {
+        "tokenizer.json": tokenizer.saved["json"],
+        "tokenizer_config.json": _text(config),
+        "chat_template.jinja": template or "",
+        "generation_config.json": _generation(tokenizer.eot_id, end_ids(tokenizer, tags), tokenizer.n_vocab, rows),
+    }
+
+
+def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
+    """The `tokenizers` package's own file."""
+    if not isinstance(tokenizer, (BpeTokenizer, TableTokenizer)):
+        raise ConfigError(
+            f"tokenizer {tokenizer.spec} has no tokenizer.json of ours; gpt2, gpt2:N, python:N, chars and bytes have"
+        )
+    letters = isinstance(tokenizer, TableTokenizer) and tokenizer.alphabet is not None
+    bpe = isinstance(tokenizer, BpeTokenizer)
+    special = [(tokenizer.eot_id, END_OF_TEXT), *(enumerate(TAGS, tokenizer.n_vocab) if tags == "reserved" else ())]
+    cut = {"type": "Split", "pattern": {"String": CUT}, "behavior": "Removed", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": bpe}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(i, content) for i, content in special],
+        "normalizer": {"type": "Sequence", "normalizers": [_replace(*pair) for pair in _cuts(tags)]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut] if letters else [cut, byte_level]},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"} if letters else byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            **_vocabulary(tokenizer),
+        },
+    }
+
+
+def _vocabulary(tokenizer: BpeTokenizer | TableTokenizer) -> dict[str, Any]:
+    if isinstance(tokenizer, TableTokenizer):
+        letters = tokenizer.alphabet or byte_letters()
+        return {"vocab": {letter: i for i, letter in enumerate(letters)}, "merges": []}
+    tokens = [*sorted(byte_letters()), *(merge.replace(" ", "") for merge in tokenizer.merges)]
+    return {"vocab": {token: i for i, token in enumerate(tokens)}, "merges": tokenizer.merges}
+
+
+def _cuts(tags: str) -> list[tuple[str, str]]:
+    """(text, the same text with marks where `chat` cuts); reserved tags are cut out anyway."""
+    if tags == "reserved":
+        return [*((f"{tag}\n", f"{tag}\n{CUT}") for tag in TAG_OF.values()), (f"\n{END_TAG}", f"{CUT}\n{END_TAG}")]
+    heads = [(f"{tag}\n", f"{CUT}{tag}{CUT}\n{CUT}") for tag in TAG_OF.values()]
+    return [*heads, (f"\n{END_TAG}", f"{CUT}\n{CUT}{END_TAG}{CUT}"), (CALL_TAG, f"{CUT}{CALL_TAG}{CUT}")]
+
+
+def _added(token: int, content: str) -> dict[str, Any]:
+    # normalized: taken out after the normaliser ran, which looks for tags beside line ends
+    return {
+        "id": token,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": True,
+        "special": True,
+    }
+
+
+def _replace(text: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"

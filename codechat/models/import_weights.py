@@ -1,0 +1,107 @@
+"""`codechat import`: weights that others trained become a run, to be named by --ckpt and --init-from like our own.
+
+    codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
+    codechat import qwen --run-name qwen
+    codechat talk --ckpt qwen --user "write quicksort"
+    codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
+    codechat import old/latest.pt --run-name old
+
+Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the original system's .pt files
+(learned positions, GELU; original.py lists their names). Weights become float32, one tensor at a time. An imported model keeps its own tokenizer
+and chat template ("template"); without one, or with --tags text, our tags are plain text; --tags reserved takes six of the embedding rows that no
+token owns, which SFT must then teach.
+
+Everything is read before the run is made: what does not fit leaves nothing behind.
+
+Left out: PyTorch .bin files (they execute code), quantised weights, tokenizer.model without tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from codechat.core import config
+from codechat.core.config import REQUIRED, opt
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.models import hf_format, original_checkpoint
+from codechat.models.gpt import GPT
+from codechat.models.safetensors_files import Weights
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
+from codechat.text import chat, tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Which weights become which run."""
+
+    source: Path = opt(
+        REQUIRED, "directory of a Hugging Face model, or a .pt file of the original system", positional=True
+    )
+    run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
+    tokenizer: str | None = opt(None, "tokenizer; none = the directory's own, gpt2 for a .pt file")
+    tags: Literal["template", "reserved", "text"] | None = opt(
+        None,
+        "turns: the model's chat template, our tags in rows of nobody, or as text; none = the template if there is one, else text",
+    )
+    overwrite: bool = opt(False, "replace a run of this name", identity=False)
+
+
+def import_model(cfg: ImportConfig) -> Run:
+    """The finished run, whose one checkpoint holds the weights. Raises UserError before anything is written."""
+    if not cfg.source.exists():
+        raise MissingFile(
+            f"no {cfg.source}; give a directory or a .pt file; `codechat download MODEL` fetches a directory"
+        )
+    model, tok, tags, step = _directory(cfg) if cfg.source.is_dir() else _file(cfg)
+    origin = {"run": cfg.run_name, "kind": "import", "source": cfg.source.resolve().name}
+    run = Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite)
+    with run:
+        path = checkpoint.save(
+            run.path, step, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
+        )
+    print(
+        f"run {run.name}: {model.cfg.n_params:,} parameters, block {model.cfg.block_size}, tokenizer {tok.spec}, tags {tags}; {path}"
+    )
+    return run
+
+
+def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
+    found = hf_format.read_config(cfg.source)
+    tok = tokenizer.load(cfg.tokenizer or f"hf:{cfg.source}")
+    tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
+    _check_tags(tok, tags)
+    shape = hf_format.from_hf(found, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
+    with Weights(cfg.source) as weights:
+        return hf_format.read_model(shape, weights), tok, tags, 0
+
+
+def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
+    if cfg.tags not in (None, "text"):
+        raise ConfigError(f"--tags {cfg.tags} with a .pt file; the original's tags are text; leave --tags out")
+    tok = tokenizer.load(cfg.tokenizer or "gpt2")
+    model, step = original_checkpoint.read(cfg.source, tok.n_vocab)
+    return model, tok, "text", step
+
+
+def _check_tags(tok: Any, tags: str) -> None:
+    """A template that cannot be masked is refused now rather than in training."""
+    if tags == "template":
+        chat.stop_sequences(tok, tags)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`codechat import`; 0 when the run is there."""
+    import_model(
+        config.parse(ImportConfig, sys.argv[1:] if argv is None else argv, prog="codechat import", epilog=__doc__)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

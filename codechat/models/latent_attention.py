@@ -1,0 +1,89 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are made of one low-rank latent per token.
+
+    c = norm(W_c x)                     the latent of a token: width kv_rank, for all heads                         eq. 9
+    k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and one rotated part that all heads share     eq. 10, 15, 17
+    v_h = W_vh c                        a head's value                                                              eq. 11
+    q_h = [W_qh x ; rotate(W_qrh x)]    a head's query; of x compressed and normalised where q_rank is set           eq. 12-14, 16
+
+A rotation between W_kh and c would hang on the position, so it has columns of its own. Sampling keeps c and the rotated part only: with
+q . W_kh c = (W_kh^T q) . c the heads' queries are mapped to the latent's columns, and the mixture of latents to values afterwards, so no key or
+value of an earlier token is ever made again (section 2.1.2). The first tokens of a cache, which see nothing earlier, are computed as in training.
+
+Left out: grouped heads, biases, norms of queries and keys, learned positions (`check` refuses them); values of another width than a head.
+
+Shapes: B sequences, T tokens, H heads, E head width, R rotated width, C latent width, W = C + R.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from codechat.models.kv_cache import LatentCache, SharedLatentCache
+from codechat.models.layers import Linear, RMSNorm, rotate
+
+if TYPE_CHECKING:
+    from codechat.models.config import GPTConfig
+
+
+class LatentAttention(nn.Module):
+    """Causal self-attention through a latent; the interface of `gpt.Attention`."""
+
+    def __init__(self, cfg: GPTConfig) -> None:
+        super().__init__()
+        self.cfg, heads = cfg, cfg.n_head
+        self.q_compress = Linear(cfg.n_embd, cfg.q_rank, bias=False) if cfg.q_rank else None
+        self.q_norm = RMSNorm(cfg.q_rank, cfg.norm_eps) if cfg.q_rank else None
+        self.query = Linear(cfg.q_rank or cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
+        self.compress = Linear(cfg.n_embd, cfg.cache_width, bias=False)
+        self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
+        self.expand = Linear(cfg.latent_width, heads * 2 * cfg.head_dim, bias=False)
+        self.out = Linear(heads * cfg.head_dim, cfg.n_embd, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cached: tuple[LatentCache | SharedLatentCache, int] | None,
+    ) -> Tensor:
+        cfg, (B, T, _) = self.cfg, x.shape
+        E, R, C, H = cfg.head_dim, cfg.rope_width, cfg.latent_width, cfg.n_head
+        wanted = x if self.q_compress is None else self.q_norm(self.q_compress(x))
+        q, q_turned = (
+            self.query(wanted).view(B, T, H, E + R).transpose(1, 2).split((E, R), dim=-1)
+        )  # (B, H, T, E), (B, H, T, R)
+        latent, k_turned = self.compress(x)[:, None].split((C, R), dim=-1)  # (B, 1, T, C), (B, 1, T, R)
+        latent = self.kv_norm(latent)
+        q_turned, k_turned = rotate(torch.cat((q_turned, k_turned), dim=1), *rope).split((H, 1), dim=1)
+        if cached is not None and not cached[0].empty:
+            y = self._decode(cached, q, q_turned, latent, k_turned, mask)
+        else:
+            if cached is not None:
+                cached[0].store(cached[1], torch.cat((latent, k_turned), dim=-1))
+            k, v = self.expand(latent[:, 0]).view(B, T, H, 2 * E).transpose(1, 2).split(E, dim=-1)
+            q, k = torch.cat((q, q_turned), dim=-1), torch.cat((k, k_turned.expand(B, H, T, R)), dim=-1)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal)
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+
+    def _decode(
+        self,
+        cached: tuple[LatentCache | SharedLatentCache, int],
+        q: Tensor,
+        q_turned: Tensor,
+        latent: Tensor,
+        k_turned: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """(B, H, T, E): attention in the latent's columns, of new tokens over all so far."""
+        (cache, layer), E = cached, self.cfg.head_dim
+        from_key, to_value = (
+            self.expand.weight.to(q.dtype).view(self.cfg.n_head, 2 * E, -1).split(E, dim=1)
+        )  # (H, E, C) each
+        q = torch.cat((q @ from_key, q_turned), dim=-1)  # (B, H, T, W)
+        # a cache divides scores by the root of the width that it sees; they are those of a query of E + R columns
+        q = q * (q.shape[-1] / (E + q_turned.shape[-1])) ** 0.5
+        return cache.attend(layer, q, torch.cat((latent, k_turned), dim=-1), latent, mask) @ to_value.mT

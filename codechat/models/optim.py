@@ -1,0 +1,157 @@
+"""Optimizers and learning-rate schedules.
+
+AdamW on everything that is not a matrix of a block (embeddings, head, gains, biases), and on the matrices too unless `optimizer="muon"`,
+which orthogonalises their momentum (Muon). Schedules are pure functions of the step, so resuming needs no scheduler state.
+
+Left out: learning rates per layer, and second-order methods other than Muon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as td
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from codechat.core.errors import ConfigError
+
+Schedule = Literal["constant", "cosine", "wsd"]
+
+
+def lr_scale(
+    step: int,
+    *,
+    max_steps: int,
+    warmup_steps: int = 0,
+    schedule: Schedule = "cosine",
+    final: float = 0.0,
+    decay_share: float = 0.4,
+) -> float:
+    """Factor on the base learning rate at `step` (0-based), in [final, 1].
+
+    Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at `max_steps`, or warmup-stable-decay: constant,
+    then linear to `final` over the last `decay_share` of the steps (arXiv:2405.18392)."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    if schedule == "cosine":
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
+    if schedule == "wsd":
+        return 1 - (1 - final) * max(0.0, (done - (1 - decay_share)) / decay_share)
+    raise ConfigError(f"schedule {schedule!r}; required: constant, cosine or wsd")
+
+
+def set_lr(optimizers: Iterable[torch.optim.Optimizer], scale: float) -> None:
+    """Set each group's rate to its `base_lr` times `scale`."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * scale
+
+
+def build(
+    model: nn.Module,
+    *,
+    lr: float,
+    optimizer: Literal["adamw", "muon"] = "adamw",
+    muon_lr: float = 0.02,
+    weight_decay: float = 0.1,
+    betas: tuple[float, float] = (0.9, 0.95),
+) -> list[torch.optim.Optimizer]:
+    """The optimizers of a model. Weight decay falls on tensors of two or more dimensions only; gains and biases have none.
+
+    With "muon" the block matrices take Muon at `muon_lr`; `lr` drives the rest."""
+    params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    hidden = [p for n, p in params if p.ndim == 2 and "blocks." in n] if optimizer == "muon" else []
+    chosen = {id(p) for p in hidden}
+    rest = [p for _, p in params if id(p) not in chosen]
+    groups: list[dict[str, Any]] = [
+        dict(params=[p for p in rest if p.ndim >= 2], weight_decay=weight_decay, lr=lr, base_lr=lr),
+        dict(params=[p for p in rest if p.ndim < 2], weight_decay=0.0, lr=lr, base_lr=lr),
+    ]
+    made: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True)
+    ]
+    if hidden:
+        made.append(Muon(hidden, lr=muon_lr, weight_decay=weight_decay))
+    return made
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised by Newton-Schulz, for weight matrices (Keller Jordan et al., 2024; decay as in arXiv:2502.16982).
+
+    The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m / n)), so that `lr` means the same for every
+    shape. Matrices of one shape are orthogonalised as one batch. A fused query-key-value matrix counts as one matrix."""
+
+    def __init__(
+        self, params: Iterable[Tensor], *, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, dict(lr=lr, base_lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            shapes: dict[tuple[int, ...], list[Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes.setdefault(tuple(p.shape), []).append(p)
+            for (m, n), params in shapes.items():
+                update = _orthogonalise_all([self._momentum(p, group["momentum"]) for p in params])
+                for p, u in zip(params, update):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(u.to(p.dtype), alpha=-group["lr"] * max(1.0, m / n) ** 0.5)
+
+    def _momentum(self, p: Tensor, beta: float) -> Tensor:
+        """Nesterov momentum of p's gradient."""
+        state = self.state[p]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(p)
+        buffer = state["momentum"].lerp_(p.grad, 1 - beta)
+        return p.grad.lerp(buffer, beta)
+
+
+def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
+    """N matrices of one shape, orthogonalised. Sharded ones by rows change hands twice: each rank receives every row of its share of the
+    matrices, works on these, and returns the rows; no rank does another's work or holds more than its share."""
+    if not isinstance(first := matrices[0], DTensor):
+        return orthogonalise(torch.stack(matrices))
+    group = first.device_mesh.get_group("shard")
+    ranks, (m, n) = td.get_world_size(group), first.shape
+    rows, share = -(-m // ranks), -(-len(matrices) // ranks)  # of a rank, the last with fewer
+    sent = first.to_local().new_zeros(ranks * share, rows, n)  # (R x S, rows, n)
+    for to, g in zip(sent, matrices):
+        to[: len(g.to_local())] = g.to_local()
+    received = torch.empty_like(sent)  # rank-major: the rows that each rank has of my S matrices
+    td.all_to_all_single(received, sent, group=group)
+    mine = received.view(ranks, share, rows, n).transpose(0, 1).reshape(share, ranks * rows, n)[:, :m]
+    done = F.pad(orthogonalise(mine).to(sent.dtype), (0, 0, 0, ranks * rows - m))
+    td.all_to_all_single(received, done.view(share, ranks, rows, n).transpose(0, 1).contiguous(), group=group)
+    return [
+        DTensor.from_local(part[: len(g.to_local())], g.device_mesh, g.placements, shape=g.shape, stride=g.stride())
+        for part, g in zip(received.view(ranks * share, rows, n), matrices)
+    ]
+
+
+def iteration_dtype(device: torch.device) -> torch.dtype:
+    """What the Newton-Schulz iteration runs in: it tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply slowly."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
+    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: the quintic Newton-Schulz iteration of
+    Muon. Run in float32 on CPUs and bfloat16 on GPUs."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = g.to(iteration_dtype(g.device))
+    if g.shape[-2] > g.shape[-1]:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        s = x @ x.mT
+        x = a * x + (b * s + c * s @ s) @ x
+    return x.mT if g.shape[-2] > g.shape[-1] else x

@@ -1,0 +1,138 @@
+"""The rows that walk-throughs read: committed ones, or those of this machine's own runs.
+
+    python -m codechat.reports.frozen_rows nano       freeze the finished runs of recipe nano under reports/frozen/
+
+A walk-through asks for the rows of a stage. From source "frozen" they are what is committed, so that its
+numbers hold on any machine; any other source is the prefix of run names (`nano` for runs/nano/sft), so that a
+copy shows the runs that were just made. Both give the same frames.
+
+Left out: weights and training text, which are too large to commit; what needs them is shown at toy size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from codechat.core import config
+from codechat.core.atomic_files import read_json, read_rows
+from codechat.core.config import opt
+from codechat.core.errors import MissingFile
+from codechat.reports import build
+from codechat.reports.build import Frames
+from codechat.runs import paths
+
+FROZEN = "frozen"
+STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
+DATA = ("corpus", "sft")
+READ = {"per_problem": ("evaluate",), "samples": ("rl", "evaluate")}  # the other stages' would only take room
+
+
+def frozen_dir() -> Path:
+    return paths.ROOT / "reports" / FROZEN
+
+
+def rows(source: str, stage: str, table: str) -> pd.DataFrame:
+    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples.
+
+    MissingFile where there are none, RunError where the run is not finished."""
+    if source == FROZEN:
+        return _of_stage(build.load_frozen(frozen_dir())[table], stage)
+    return build.rows_of(_frames([f"{source}/{stage}"])[table], f"{source}/{stage}")
+
+
+def settings(source: str, stage: str) -> dict[str, Any]:
+    """The resolved configuration of a stage's run."""
+    return json.loads(rows(source, stage, "runs")["config"].iloc[0])
+
+
+def manifest(source: str, data: str) -> dict[str, Any]:
+    """What the preparation of `data` (corpus or sft) kept, dropped and counted."""
+    if source == FROZEN:
+        return _of_stage(build.load_frozen(frozen_dir())["manifests"], data)["manifest"].iloc[0]
+    return _manifest(source, data)
+
+
+def _of_stage(frame: pd.DataFrame, stage: str) -> pd.DataFrame:
+    """The rows of run RECIPE/stage, whatever the recipe."""
+    runs = [run for run in frame["run"].unique() if run.rpartition("/")[2] == stage]
+    return build.rows_of(frame, runs[0] if runs else stage)
+
+
+def seeds(source: str) -> pd.DataFrame:
+    """What the evaluation of each seed that was run says: a row per seed and comparison of two checkpoints,
+    with value, lo, hi and N of the paired difference in pass@1."""
+    if source == FROZEN:
+        found = build.load_frozen(frozen_dir())["runs"]
+    else:
+        found = _frames(build.seeds_of(f"{source}/evaluate"))["runs"]
+    found = found[found["kind"] == "evaluate"]
+    gaps = [
+        {"run": run, "comparison": name, **gap}
+        for run, summary in zip(found["run"], found["summary"])
+        for name, gap in json.loads(summary).items()
+        if isinstance(gap, dict)
+    ]
+    return pd.DataFrame(gaps)
+
+
+def freeze(recipe: str = "nano", directory: Path | str | None = None) -> Frames:
+    """Write the rows of the recipe's finished runs below `directory` (reports/frozen); returns them as read
+    back.
+
+    MissingFile and RunError name a run that is not there or not finished, ConfigError tells of more than 1
+    MB; nothing is written then."""
+    frames = _frames([f"{recipe}/{stage}" for stage in STAGES])
+    for table, stages in READ.items():
+        frames[table] = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]
+    siblings = build.seeds_of(f"{recipe}/evaluate")[1:]
+    if siblings:  # of other seeds only the result is kept
+        frames["runs"] = pd.concat([frames["runs"], _frames(siblings)["runs"]], ignore_index=True)
+    found = [{"run": f"{recipe}/{data}", "manifest": _manifest(recipe, data)} for data in DATA]
+    frames["manifests"] = pd.DataFrame(found)
+    return build.freeze(frames, frozen_dir() if directory is None else directory)
+
+
+def _frames(runs: Sequence[str]) -> Frames:
+    """Frames of finished runs, with every sample that they kept: a report shows fewer."""
+    frames, kept = build.collect(runs), []
+    for run in runs:
+        path = paths.find_run(run)
+        found = pd.DataFrame(read_rows(path / "samples.jsonl")).drop(columns="time", errors="ignore")
+        kept.append(found.assign(run=paths.name_of(path)))
+    return frames | {"samples": pd.concat(kept, ignore_index=True)}
+
+
+def _manifest(recipe: str, data: str) -> dict[str, Any]:
+    path = paths.ROOT / "data" / recipe / data / "manifest.json"
+    if not path.is_file():
+        raise MissingFile(f"{path} does not exist; `codechat run {recipe}` makes it")
+    return read_json(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeConfig:
+    """Which runs to freeze."""
+
+    recipe: str = opt("nano", "recipe whose finished runs are frozen", positional=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m codechat.reports.frozen_rows nano`."""
+    argv = sys.argv[1:] if argv is None else argv
+    cfg = config.parse(FreezeConfig, argv, prog="python -m codechat.reports.frozen_rows", epilog=__doc__)
+    frames = freeze(cfg.recipe)
+    size = sum(path.stat().st_size for path in frozen_dir().iterdir())
+    print(f"{', '.join(frames['runs']['run'])}: {size:,} bytes in {frozen_dir()}")
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

@@ -1,0 +1,376 @@
+"""Paired notebooks: build them from their sources, check them, execute copies on fresh runs.
+
+`nbs_py/NAME.py` (py:percent) is the source that is reviewed, `notebooks/NAME.ipynb` what a reader meets.
+`build` makes the second from the first: read, execute in an empty folder (a path that depends on the folder
+fails here, not on a reader's machine), remove what changes from one execution to the next, stamp the sha256
+of the code cells. `check` finds pairs that fell apart and outputs older than their code. `execute_copies`
+injects parameters as papermill does and says which claims held; a walk-through claims what its last code
+cell asserts. Names that begin with 9 are report templates: committed stripped, never executed by `build`.
+
+    python -m codechat.reports.notebooks build [NAME ...]
+    python -m codechat.reports.notebooks check [NAME ...]
+
+Left out: `jupytext --sync`. It takes the newer file as the source, and after a clone both are equally new; in
+JupyterLab the pairing of jupytext.toml keeps both files in step while they are edited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupyter_client.kernelspec import NoSuchKernel
+from jupytext.config import load_jupytext_config
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from papermill.parameterize import parameterize_notebook
+
+import codechat
+from codechat.core.config import opt
+from codechat.core.errors import DataError, MissingFile, UserError
+from codechat.runs.run import ROOT
+
+MAX_BYTES = 300_000
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "name": "python",
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "pygments_lexer": "ipython3",
+}
+MAGIC = re.compile(r"^\s*(# )?(%%?|!)[A-Za-z]")
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class NotebookError(UserError, RuntimeError):
+    """A notebook that did not run to its end: cell and reason on one line, the traceback beside it."""
+
+    def __init__(self, message: str, *, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+@dataclass(frozen=True)
+class NotebookResult:
+    """One executed copy: `ok` if every cell ran and the claim held, else `error` says where it ended."""
+
+    name: str
+    seconds: float
+    ok: bool
+    error: str | None = None
+
+
+def names(chosen: Iterable[str] = (), *, root: Path = ROOT) -> list[str]:
+    """Names with a source, in order; the chosen ones only, if any. MissingFile for one without a source."""
+    found = sorted(path.stem for path in (root / "nbs_py").glob("*.py"))
+    for name in (chosen := list(chosen)):
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise MissingFile(f"no notebook {name}: nbs_py/{name}.py does not exist{hint}")
+    return [name for name in found if not chosen or name in chosen]
+
+
+def is_template(name: str) -> bool:
+    """Report templates (90 and above) are committed without outputs."""
+    return bool(re.match(r"9\d", name))
+
+
+def code_sha256(notebook: NotebookNode) -> str:
+    """Hash of the code cells' sources in order; outputs, markdown and metadata do not enter."""
+    return hashlib.sha256("\0".join(cell.source.rstrip() for cell in _code(notebook)).encode()).hexdigest()
+
+
+def build(name: str, *, root: Path = ROOT, timeout_s: float = 600) -> Path:
+    """Make notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
+
+    Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source has not.
+    """
+    config = load_jupytext_config(str(root))
+    notebook, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
+    _refuse_unsaved_edits(name, notebook, root)
+    if not is_template(name):
+        with tempfile.TemporaryDirectory() as empty:
+            _execute(notebook, cwd=Path(empty), timeout_s=timeout_s)
+            _scrub(notebook, {empty: ".", sys.prefix: ".venv", str(root): ".", str(Path.home()): "~"})
+    notebook.metadata["codechat"] = {"code_sha256": code_sha256(notebook)}
+    _write(path, nbformat.writes(notebook) + "\n")
+    _write(root / "nbs_py" / f"{name}.py", jupytext.writes(notebook, fmt="py:percent", config=config))
+    return path
+
+
+def check(chosen: Iterable[str] = (), *, root: Path = ROOT) -> list[str]:
+    """What is wrong with the pairs, a line each: incomplete, stale, not executed top to bottom, too large."""
+    chosen = list(chosen)
+    problems = [line for name in names(chosen, root=root) for line in _pair_problems(name, root)]
+    if not chosen:
+        for path in sorted((root / "notebooks").glob("*.ipynb")):
+            if not (root / "nbs_py" / f"{path.stem}.py").exists():
+                problems.append(f"notebooks/{path.name}: has no source nbs_py/{path.stem}.py")
+    return problems
+
+
+def execute_copies(
+    chosen: Iterable[str],
+    out_dir: Path,
+    parameters: Mapping[str, object],
+    *,
+    root: Path = ROOT,
+    timeout_s: float = 600,
+    echo: Callable[[str], object] = print,
+) -> list[NotebookResult]:
+    """Execute copies of the chosen walk-throughs (or all) into `out_dir`; print which claims held.
+
+    Each gets those of `parameters` that its parameters cell defines; DataError for one that none does.
+    A copy that fails is saved with its outputs up to the error and does not keep the others from running.
+    """
+    chosen = [name for name in names(chosen, root=root) if not is_template(name)]
+    notebooks = {name: _source(name, root) for name in chosen}
+    defined = {name: parameter_names(notebook) for name, notebook in notebooks.items()}
+    for parameter in parameters:
+        if not any(parameter in own for own in defined.values()):
+            known = ", ".join(sorted(set().union(*defined.values()))) or "none"
+            raise DataError(f"no notebook has a parameter {parameter}; their parameters cells define: {known}")
+    results = []
+    for name, notebook in notebooks.items():
+        own = {key: value for key, value in parameters.items() if key in defined[name]}
+        results.append(execute_copy(name, Path(out_dir) / f"{name}.ipynb", own, root=root, timeout_s=timeout_s))
+        echo(_verdict(results[-1], notebook))
+    if results:
+        echo(f"{sum(result.ok for result in results)} of {len(results)} claims held; copies in {out_dir}")
+    return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesConfig:
+    """Copies of the walk-throughs, executed on a recipe's own runs."""
+
+    out: str = opt("runs/nano/notebooks", "directory of the executed copies")
+    source: str = opt("nano", "recipe whose runs the notebooks read")
+
+
+def run_copies(cfg: CopiesConfig) -> list[NotebookResult]:
+    """Execute the walk-throughs that read runs on those of cfg.source; a claim that does not hold there is printed, not raised.
+
+    The others say the same on every machine: `make notebooks` executes them, in more time than the recipe has."""
+    reading = [name for name in names() if not is_template(name) and "source" in parameter_names(_source(name, ROOT))]
+    return execute_copies(reading, ROOT / cfg.out, {"source": cfg.source})
+
+
+def execute_copy(
+    name: str, path: Path, parameters: Mapping[str, object], *, root: Path = ROOT, timeout_s: float = 600
+) -> NotebookResult:
+    """Execute one notebook or report template with `parameters` into `path`; it runs in that folder."""
+    notebook, begin = _source(name, root), time.perf_counter()
+    if parameters:
+        notebook.metadata["papermill"] = {}
+        for cell in notebook.cells:  # papermill reads the tags of every cell
+            cell.metadata.setdefault("tags", [])
+        values = {key: str(value) if isinstance(value, Path) else value for key, value in parameters.items()}
+        notebook = parameterize_notebook(notebook, values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    error = None
+    try:
+        _execute(notebook, cwd=path.parent, timeout_s=timeout_s)
+    except NotebookError as failure:
+        error = str(failure)
+    _write(path, nbformat.writes(notebook) + "\n")
+    return NotebookResult(name, time.perf_counter() - begin, error is None, error)
+
+
+def parameter_names(notebook: NotebookNode) -> set[str]:
+    """Names assigned in the cell tagged `parameters`; empty without such a cell."""
+    cells = [cell for cell in _code(notebook) if "parameters" in cell.metadata.get("tags", [])]
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _code(notebook: Mapping) -> list[NotebookNode]:
+    return [cell for cell in notebook["cells"] if cell.cell_type == "code"]
+
+
+def _source(name: str, root: Path) -> NotebookNode:
+    """The notebook of a source file, without outputs; ids follow from the text: a rebuild keeps them."""
+    config = load_jupytext_config(str(root))
+    notebook = jupytext.read(root / "nbs_py" / f"{name}.py", config=config)
+    # The filters are those that `jupytext --sync` would write: a later sync then finds nothing to change.
+    filters = {key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")}
+    metadata = {"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE}
+    notebook.metadata = nbformat.from_dict(metadata)
+    seen: dict[str, int] = {}
+    for cell in notebook.cells:
+        digest = hashlib.sha256(f"{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]
+        seen[digest] = seen.get(digest, 0) + 1
+        cell["id"] = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        tags = cell.metadata.get("tags")
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+    notebook.nbformat_minor = max(notebook.nbformat_minor, 5)
+    return notebook
+
+
+def _refuse_unsaved_edits(name: str, source: NotebookNode, root: Path) -> None:
+    """A build must not overwrite code that was edited in the .ipynb alone since it was stamped."""
+    path = root / "notebooks" / f"{name}.ipynb"
+    if not path.exists():
+        return
+    old = _read(path)
+    stamp = old.metadata.get("codechat", {}).get("code_sha256")
+    if stamp is not None and code_sha256(old) not in (stamp, code_sha256(source)):
+        raise DataError(
+            f"notebooks/{name}.ipynb holds code that nbs_py/{name}.py has not and a build would lose; keep "
+            f"it by `jupytext --to py:percent --output nbs_py/{name}.py notebooks/{name}.ipynb`, or delete it"
+        )
+
+
+def _execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float) -> None:
+    """Run every cell in place, in a fresh kernel whose `codechat` is this one. Raises NotebookError."""
+    package = str(Path(codechat.__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    begun: list[int] = []
+    client = NotebookClient(
+        notebook,
+        timeout=timeout_s,
+        kernel_name=KERNEL["name"],
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(cwd)}},
+        on_cell_start=lambda cell, cell_index: begun.append(cell_index),
+    )
+    try:
+        client.execute(env={**os.environ, "PYTHONPATH": path})
+    except NoSuchKernel as error:
+        raise NotebookError(f"no Jupyter kernel {error.name} in this environment; run `make venv`") from error
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise _failure(notebook, begun, error) from error
+    finally:
+        notebook.metadata["language_info"] = nbformat.from_dict(LANGUAGE)
+
+
+def _failure(notebook: NotebookNode, begun: list[int], error: Exception) -> NotebookError:
+    """Say which code cell ended the execution, and why."""
+    cell, cells = len(_code({"cells": notebook.cells[: begun[-1] + 1]})), len(_code(notebook))
+    where = f"code cell {cell} of {cells}"
+    if not isinstance(error, CellExecutionError):
+        return NotebookError(f"{where} did not end: {str(error).splitlines()[0]}")
+    reason = " ".join(f"{error.ename}: {error.evalue}".split())[:400].rstrip(": ")
+    if error.ename == "AssertionError" and cell == cells:
+        reason = f"the claim did not hold: {reason}"
+    return NotebookError(f"{where}: {reason}", traceback=ANSI.sub("", error.traceback).strip())
+
+
+def _scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
+    """Replace what differs between machines in text outputs: places, the kernel's own files, addresses."""
+
+    def clean(text: str) -> str:
+        text = re.sub(r"[^\s\"'(]*ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
+        for place, name in places.items():
+            text = text.replace(place, name) if len(place) > 1 else text
+        return re.sub(r"\bat 0x[0-9a-fA-F]{6,}", "at 0x...", text)
+
+    for output in (output for cell in _code(notebook) for output in cell.outputs):
+        if "text" in output:
+            output["text"] = clean(output["text"])
+        for kind, value in output.get("data", {}).items():
+            if isinstance(value, str) and not kind.startswith("image/png"):
+                output["data"][kind] = clean(value)
+
+
+def _pair_problems(name: str, root: Path) -> list[str]:
+    source, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
+    label, again = f"notebooks/{name}.ipynb", f"run `make notebooks ARGS={name}`"
+    lines = (root / "nbs_py" / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    magics = [number for number, line in enumerate(lines, 1) if MAGIC.match(line)]
+    found = [f"nbs_py/{name}.py:{number}: a magic ends the pairing" for number in magics]
+    if not path.exists():
+        return [*found, f"nbs_py/{name}.py: has no {label}; {again}"]
+    notebook = _read(path)
+    if _cells(notebook) != _cells(source):
+        found.append(f"{label}: its cells differ from nbs_py/{name}.py; {again}")
+    if notebook.metadata.get("codechat", {}).get("code_sha256") != code_sha256(source):
+        found.append(f"{label}: its stamp is not of the code in nbs_py/{name}.py; {again}")
+    wanted = [None if is_template(name) else n for n, _ in enumerate(_code(notebook), 1)]
+    if [cell.execution_count for cell in _code(notebook)] != wanted:
+        state = "is not stripped" if is_template(name) else "was not executed once, from top to bottom"
+        found.append(f"{label}: {state}; {again}")
+    if any(output.output_type == "error" for cell in _code(notebook) for output in cell.outputs):
+        found.append(f"{label}: holds an error; {again}")
+    if path.stat().st_size > MAX_BYTES:
+        found.append(f"{label}: {path.stat().st_size} bytes; at most {MAX_BYTES} are allowed: fewer or smaller figures")
+    return found
+
+
+def _cells(notebook: NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(c.cell_type, c.source.rstrip(), tuple(c.metadata.get("tags", ()))) for c in notebook.cells]
+
+
+def _read(path: Path) -> NotebookNode:
+    try:
+        return nbformat.read(path, as_version=4)
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a notebook: {error}; delete it and run `make notebooks`") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one step, and only if its text changed: no half-written notebook is ever seen."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _verdict(result: NotebookResult, notebook: NotebookNode) -> str:
+    first = next((cell.source for cell in notebook.cells if cell.cell_type == "markdown"), "")
+    claim = (first.splitlines() or [""])[0].lstrip("# ").strip()
+    line = f"{'held  ' if result.ok else 'FAILED'} {result.seconds:6.1f} s  {result.name}: {claim}"
+    return line if result.ok else f"{line}\n    {result.error}"
+
+
+def _build_all(chosen: Sequence[str]) -> int:
+    """Build what can be built and return how many failed; those keep their committed form."""
+    failed = 0
+    for name in names(chosen):
+        begin = time.perf_counter()
+        try:
+            path = build(name)
+            print(f"built  {time.perf_counter() - begin:6.1f} s  {path.relative_to(ROOT)}", flush=True)
+        except (NotebookError, DataError) as error:
+            failed += 1
+            print(f"FAILED {time.perf_counter() - begin:6.1f} s  {name}: {error}", file=sys.stderr)
+            print(getattr(error, "traceback", ""), file=sys.stderr, flush=True)
+    return failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`build` or `check` the named notebooks, or all; returns 1 if something is wrong with one."""
+    prog = "python -m codechat.reports.notebooks"
+    parser = argparse.ArgumentParser(prog=prog, description="Build or check the paired notebooks.")
+    parser.add_argument("action", choices=("build", "check"), help="build executes and stamps; check only reads")
+    parser.add_argument("names", nargs="*", help="names without folder and suffix (default: all)")
+    args = parser.parse_args(argv)
+    failed = _build_all(args.names) if args.action == "build" else 0
+    problems = check(args.names)
+    print("\n".join(problems) or "notebooks are paired, fresh and executed")
+    return 1 if failed or problems else 0
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

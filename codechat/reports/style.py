@@ -1,0 +1,250 @@
+"""The house style of figures: size, colours, labels, the parts that several figures share. No global state.
+
+Labels come from METRICS, so a unit cannot be mistyped. A colour belongs to a run name in every figure; a
+run's seeds differ by dashes. Raw values are drawn pale under their moving average, whose span the legend
+states; evaluations are points with 95 % intervals and n. Below three seeds each curve is drawn and the number
+of seeds said.
+
+Left out: which figures there are (`plots`).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from PIL import Image
+
+from codechat.runs.metrics import metric
+
+SIZE = (6.4, 3.6)  # inches
+OKABE_ITO = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "vermilion": "#D55E00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "black": "#000000",
+    "yellow": "#F0E442",
+}
+STAGES = {
+    "pretrain": "blue",
+    "sft": "orange",
+    "rl": "green",
+    "reinforce": "green",
+    "grpo": "vermilion",
+    "ppo": "purple",
+    "base": "black",
+}
+# Runs named VERSION-STAGE and SIZE-BUDGET: one colour for all of a version, and of a size.
+FAMILIES = {
+    "v1": "#56B4E9",
+    "v2": "#8C510A",
+    "v3": "#01665E",
+    "v5": "#D55E00",
+    "v6": "#AA4499",
+    "v7": "#332288",
+    "d2x32": "#DDAA33",
+    "d2x64": "#44AA99",
+    "d2x128": "#117733",
+    "nano": "#0072B2",
+    "d4x256": "#882255",
+}
+DASHES = ("-", "--", ":", "-.")
+GREY = "#6b6b6b"
+SPAN = 20
+COLOURS = 96  # of a plot in a notebook
+SUFFIX = re.compile(r"-s(\d+)$")
+
+
+class Plot(Figure):
+    """A Figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        """The image, and its title as the text for those who cannot see it."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
+        small = io.BytesIO()  # a plot has few colours, and a notebook with many plots must stay small
+        Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+            small, format="png", optimize=True
+        )
+        return small.getvalue(), {"alt": self.get_suptitle()}
+
+
+def new_figure(
+    title: str, rows: int = 1, cols: int = 1, size: tuple[float, float] = SIZE, **grid: Any
+) -> tuple[Plot, np.ndarray]:
+    """An empty figure in the house style, and its axes (rows, cols)."""
+    fig = Plot(figsize=size, layout="constrained")
+    FigureCanvasAgg(fig)
+    axes = fig.subplots(rows, cols, squeeze=False, **grid)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color="#e4e4e4", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.tick_params(which="both", labelsize=8, color=GREY)
+    fig.suptitle(title, fontsize=10.5, x=0.01, ha="left", weight="bold", wrap=True)
+    return fig, axes
+
+
+def save(fig: Figure, name: str, directory: Path | str) -> Figure:
+    """Write NAME.svg (the same bytes for the same figure) and NAME.png (150 dpi) into `directory`; returns
+    the figure for display."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "codechat"}):
+        fig.savefig(directory / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    fig.savefig(directory / f"{name}.png", dpi=150, metadata={"Software": None})
+    return fig
+
+
+def colour_of(run: str) -> str:
+    """The colour of a run name, the same in every figure; stages of a recipe have fixed ones, a seed shares
+    its run's."""
+    stage = SUFFIX.sub("", run).partition("@")[0].rpartition("/")[2]
+    if stage in STAGES:
+        return OKABE_ITO[STAGES[stage]]
+    if (family := stage.partition("-")[0]) in FAMILIES and family != stage:
+        return FAMILIES[family]
+    colours = [c for name, c in OKABE_ITO.items() if name not in ("black", "yellow")]  # yellow on white cannot be read
+    return colours[crc32(stage.encode()) % len(colours)]
+
+
+def draw_published(
+    ax: Axes, x: Iterable[float], y: Iterable[float], label: str, marker: str = "x", line: str = ""
+) -> None:
+    """Figures that others published, in a style that nothing measured has: hollow black marks, the word in the label."""
+    ax.plot(
+        list(x),
+        list(y),
+        marker=marker,
+        linestyle=line or "none",
+        color="black",
+        markerfacecolor="none",
+        markersize=5.5,
+        linewidth=0.9,
+        alpha=0.75,
+        label=f"{label} (published)",
+        zorder=4,
+    )
+
+
+def dash_of(run: str) -> str:
+    """Line style of a run: solid, and other dashes for further seeds."""
+    found = SUFFIX.search(run)
+    return DASHES[int(found[1]) % len(DASHES)] if found else DASHES[0]
+
+
+def label_of(name: str) -> str:
+    """An axis label from METRICS: name and unit."""
+    unit = metric(name).unit
+    return f"{name} ({unit})" if unit else name
+
+
+# ---------------------------------------------------------------- parts
+
+
+def draw_smoothed(ax: Axes, x: pd.Series, y: pd.Series, *, colour: str, label: str, dash: str = "-") -> None:
+    """Raw values at alpha 0.25 under their exponential moving average, the span in the legend; short series
+    are drawn as they are."""
+    known = y.notna() & x.notna()
+    x, y = x[known], y[known]
+    if len(y) < 10:
+        ax.plot(x, y, dash, color=colour, linewidth=1.6, label=label)
+        return
+    span = span_of(len(y))
+    ax.plot(x, y, color=colour, linewidth=0.9, alpha=0.25)
+    ax.plot(x, y.ewm(span=span).mean(), dash, color=colour, linewidth=1.7, label=f"{label} (EMA, span {span})")
+
+
+def span_of(rows: int) -> int:
+    """Span of the moving average over so many rows: short enough not to lag behind a curve that falls
+    fast."""
+    return min(SPAN, max(3, rows // 10))
+
+
+def draw_points(
+    ax: Axes, evals: pd.DataFrame, y: str, *, x: str = "step", colour: str, label: str, marker: str = "o"
+) -> None:
+    """Evaluations as points, with 95 % intervals where the frame has y/lo and y/hi, and n where it has
+    n_problems."""
+    rows = evals[evals[y].notna()] if y in evals else evals[:0]
+    if rows.empty:
+        return
+    error = np.abs(rows[[f"{y}/lo", f"{y}/hi"]].to_numpy().T - rows[y].to_numpy()) if f"{y}/lo" in rows else None
+    ax.errorbar(
+        rows[x],
+        rows[y],
+        yerror_or_none(error),
+        fmt=marker,
+        color=colour,
+        markersize=4.5,
+        capsize=2.5,
+        linewidth=1.1,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        label=label + counts_of(rows),
+        zorder=5,
+    )
+
+
+def yerror_or_none(error: np.ndarray | None) -> np.ndarray | None:
+    """None where no interval is known, so that no zero-width bar pretends to be one."""
+    return None if error is None or np.isnan(error).all() else np.nan_to_num(error)
+
+
+def counts_of(rows: pd.DataFrame) -> str:
+    """ ", N=128 x n=8" of evaluation rows, "" where they do not say."""
+    if "n_problems" not in rows or rows["n_problems"].isna().all():
+        return ""
+    last = rows[rows["n_problems"].notna()].iloc[-1]
+    return f" (N={int(last['n_problems'])}, n={int(last['n_samples'])}, 95 %)"
+
+
+def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = True, **legend_options: Any) -> None:
+    """Axis labels, a legend if there is something to tell, a note such as "n = 1 seed"."""
+    ax.set_xlabel({"step": "optimizer step"}.get(x, x), fontsize=8.5)
+    if x == "tokens":
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if y:
+        ax.set_ylabel(y, fontsize=8.5)
+    if note:
+        ax.text(1.0, -0.15, note, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY)
+    handles, _ = ax.get_legend_handles_labels()
+    if legend and handles:
+        ax.legend(fontsize=7.5, frameon=False, **legend_options)
+
+
+def seeds_note(runs: Iterable[str]) -> str:
+    """How many seeds stand behind the curves: each run and its -sN siblings."""
+    stems = [SUFFIX.sub("", run) for run in runs]
+    most = max((stems.count(s) for s in stems), default=0)
+    return f"n = {most} seed{'s' if most > 1 else ''}" + (", each drawn" if 1 < most < 3 else "")
+
+
+def first_and_last(frame: pd.DataFrame, y: str) -> tuple[float, float]:
+    """Mean of the first and of the last tenth (at least one row) of a series."""
+    values = frame[y].dropna() if y in frame else pd.Series(dtype=float)
+    if values.empty:
+        return math.nan, math.nan
+    tenth = max(1, len(values) // 10)
+    return float(values[:tenth].mean()), float(values[-tenth:].mean())
+
+
+def change(frame: pd.DataFrame, y: str, digits: int = 2) -> str:
+    """ "train_loss falls from 6.21 to 2.40"; "stays at" where the two print the same."""
+    a, b = (f"{v:.{digits}f}" for v in first_and_last(frame, y))
+    return f"{y} stays at {b}" if a == b else f"{y} {'falls' if float(b) < float(a) else 'rises'} from {a} to {b}"

@@ -1,0 +1,222 @@
+"""Tokens in colour: which are supervised, what each one's advantage is, where the gradient goes.
+
+    codechat xray --ckpt nano/sft --messages chat.json                   the loss mask of a conversation
+    codechat xray --tokenizer gpt2 --data data/nano/calls.train.jsonl --row 3 --html row.html
+    codechat xray --ckpt nano/sft --messages chat.json --gradient        each token's share of the gradient
+
+An `XRay` shows itself as HTML (`_repr_html_` in notebooks), as terminal colours, and as plain text where a
+picture is not to be had. What is shown is what training uses: the mask is that of `chat.render`, the gradient
+is that of the loss itself.
+
+Left out: attention maps, and gradients of single weights.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.models import loading
+from codechat.models.gpt import GPT
+from codechat.rl.losses import policy_gradient_loss
+from codechat.text import chat
+from codechat.text.token_view import Kind, XRay, picture
+from codechat.text.tokenizer import Tokenizer, load
+
+At = Literal["hidden", "embedding"]
+
+
+def xray_mask(messages: Sequence[dict[str, str]], tokenizer: Tokenizer, tags: str = "reserved") -> XRay:
+    """The loss mask of a conversation, exactly as training sees it."""
+    rendered = chat.render(messages, tokenizer, tags)
+    roles = _roles(rendered)
+    return picture("mask", rendered.ids, [float(m) for m in rendered.loss_mask], tokenizer, roles)
+
+
+def xray_values(
+    ids: Sequence[int],
+    values: Sequence[float] | Tensor,
+    tokenizer: Tokenizer,
+    kind: Kind = "value",
+    roles: Sequence[str] | None = None,
+) -> XRay:
+    """One value per token, such as advantages or gradient shares. DataError where their numbers differ."""
+    if len(values) != len(ids):
+        raise DataError(f"{len(values)} values for {len(ids)} tokens; give one value per token")
+    roles = ["tokens"] * len(ids) if roles is None else roles
+    return picture(kind, ids, [float(v) for v in values], tokenizer, roles)
+
+
+def _roles(rendered: chat.Rendered) -> list[str]:
+    roles = ["none"] * len(rendered.ids)
+    for span in rendered.spans:
+        roles[span.start : span.end] = [span.role] * (span.end - span.start)
+    return roles
+
+
+def gradient_share(
+    model: GPT,
+    ids: Sequence[int],
+    loss_mask: Sequence[int | bool] | None = None,
+    advantages: Sequence[float] | None = None,
+    at: At = "hidden",
+) -> list[float]:
+    """Each token's share of the gradient of the real loss on one sequence of T ids: norms over their sum, so
+    they add up to 1.
+
+    loss_mask (T,): cross-entropy of the tokens marked. advantages (T,), 0 outside completions: the
+    policy-gradient loss; with both, the mask decides which tokens count. at="hidden": the gradient at the
+    last norm's output, credited to the token that is predicted there: how much each target asks for.
+    at="embedding": the gradient at the input embedding: through which inputs it flows; 0 after the last
+    supervised token, and for that token too, as nothing reads it. All zeros where nothing is supervised or
+    every advantage is 0: there is no gradient. Leaves the weights' own gradients alone. Raises ConfigError
+    for a sequence beyond the block, or without mask and advantages."""
+    if loss_mask is None and advantages is None:
+        raise ConfigError("gradient_share got neither loss_mask nor advantages; give one of them")
+    if len(ids) > model.cfg.block_size + 1:
+        raise ConfigError(
+            f"{len(ids)} tokens; the model's block_size is {model.cfg.block_size}; shorten the conversation"
+        )
+    counts = [bool(m) for m in loss_mask] if loss_mask is not None else [a != 0 for a in advantages]
+    weights = None if advantages is None else [float(a) for a in advantages]
+    if len(counts) != len(ids) or (weights is not None and len(weights) != len(ids)):
+        raise DataError(f"mask or advantages do not match the {len(ids)} tokens; give one entry per token")
+    if not any(counts[1:]):
+        return [0.0] * len(ids)
+    norms = _gradient_norms(model, list(ids), counts, weights, at)  # (T - 1,)
+    total = norms.sum()
+    shares = (norms / total).tolist() if total > 0 else [0.0] * (len(ids) - 1)
+    return [0.0, *shares] if at == "hidden" else [*shares, 0.0]
+
+
+def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: list[float] | None, at: At) -> Tensor:
+    """(T - 1,) norm of d loss / d output of the module that `at` names, at each input place."""
+    device = model.wte.weight.device
+    inputs = torch.tensor([ids[:-1]], device=device)  # (1, T - 1)
+    targets = torch.tensor([[i if c else -100 for i, c in zip(ids[1:], counts[1:])]], device=device)
+    caught: list[Tensor] = []
+
+    def catch(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+        caught.append(output if output.requires_grad else output.detach().requires_grad_())
+        return caught[-1]
+
+    hook = (model.norm if at == "hidden" else model.wte).register_forward_hook(catch)
+    try:
+        with torch.enable_grad():
+            if weights is None:
+                loss = model.loss(inputs, targets)
+            else:
+                logprobs, _ = model.token_logprobs(inputs, targets)
+                loss = policy_gradient_loss(logprobs, torch.tensor([weights[1:]], device=device), targets >= 0)
+            (gradient,) = torch.autograd.grad(loss, caught[:1])
+    finally:
+        hook.remove()
+    return gradient[0].float().norm(dim=-1)
+
+
+# ---- codechat xray
+
+
+@dataclass(frozen=True, kw_only=True)
+class XRayConfig:
+    """What to look at and how."""
+
+    ckpt: str | None = opt(None, "run name, run directory or checkpoint; none = --tokenizer alone, no gradient")
+    tokenizer: str = opt("gpt2", "tokenizer where no checkpoint is given: gpt2, gpt2:N, python:N, chars:FILE or bytes")
+    tags: Literal["reserved", "text"] = opt(
+        "reserved", "chat tags where no checkpoint is given: one id each, or plain text"
+    )
+    messages: Path | None = opt(None, "json file: a list of {role, content}, or an object with one under messages")
+    data: Path | None = opt(None, "jsonl file of conversations, such as those of `codechat data`")
+    row: int = opt(0, "row of --data, from 0")
+    gradient: bool = opt(False, "colour by share of the gradient; needs --ckpt")
+    at: At = opt("hidden", "where the gradient is taken: at the predictions (hidden) or at the inputs (embedding)")
+    html: Path | None = opt(None, "write a page here and print only the table")
+    colour: Literal["auto", "always", "never"] = opt("auto", "terminal colours; auto = when the output is a terminal")
+
+    def __post_init__(self) -> None:
+        if (self.messages is None) == (self.data is None):
+            raise ConfigError("give one of --messages FILE.json and --data FILE.jsonl")
+        if self.gradient and self.ckpt is None:
+            raise ConfigError("--gradient needs a model; add --ckpt RUN")
+        if self.row < 0:
+            raise ConfigError(f"--row {self.row}; rows are counted from 0")
+
+
+EPILOG = """examples:
+  codechat xray --tokenizer gpt2 --messages chat.json
+  codechat xray --ckpt nano/sft --data data/nano/calls/calls.train.jsonl --row 3
+  codechat xray --ckpt nano/sft --messages chat.json --gradient --html gradient.html
+  codechat xray --ckpt nano/sft --messages chat.json --gradient --at embedding"""
+
+
+def read_messages(cfg: XRayConfig) -> list[dict[str, str]]:
+    """The conversation that the flags name. MissingFile or DataError says what is wrong with the file."""
+    path = cfg.messages or cfg.data
+    try:
+        text = path.read_text(encoding="utf-8") if cfg.messages else _line(path, cfg.row)
+        found = json.loads(text)
+    except (FileNotFoundError, IsADirectoryError):
+        raise MissingFile(f"{path} is not a file; give --messages a json file or --data a jsonl file") from None
+    except ValueError as error:  # bad json and bad utf-8
+        where = f"{path} row {cfg.row}" if cfg.data else str(path)
+        raise DataError(f"{where} is not json in UTF-8 ({error})") from None
+    messages = found.get("messages") if isinstance(found, dict) else found
+    turns = messages if isinstance(messages, list) else []
+    if not turns or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in turns
+    ):
+        raise DataError(
+            f'{path} holds no messages; required: a list of {{"role": ..., "content": ...}}, or an object '
+            'with it under "messages"'
+        )
+    return turns
+
+
+def _line(path: Path, row: int) -> str:
+    count = 0
+    with open(path, encoding="utf-8") as file:
+        for count, line in enumerate(file, 1):
+            if count == row + 1:
+                return line
+    raise DataError(f"{path} has {count} rows; row {row} is not among them; rows are counted from 0")
+
+
+def look(cfg: XRayConfig) -> XRay:
+    """The picture that the flags ask for."""
+    messages = read_messages(cfg)
+    if cfg.ckpt is None:
+        return xray_mask(messages, load(cfg.tokenizer), cfg.tags)
+    loaded = loading.load_model(cfg.ckpt)
+    if not cfg.gradient:
+        return xray_mask(messages, loaded.tokenizer, loaded.tags)
+    rendered = chat.render(messages, loaded.tokenizer, loaded.tags)
+    shares = gradient_share(loaded.model, rendered.ids, rendered.loss_mask, at=cfg.at)
+    return xray_values(rendered.ids, shares, loaded.tokenizer, "gradient", _roles(rendered))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat xray`."""
+    cfg = config.parse(XRayConfig, sys.argv[1:] if argv is None else argv, prog="codechat xray", epilog=EPILOG)
+    image = look(cfg)
+    if cfg.html:
+        cfg.html.write_text(image.page(), encoding="utf-8")
+        print(f"{image.table()}\n\npage: {cfg.html}")
+    else:
+        print(image.terminal(cfg.colour == "always" or cfg.colour == "auto" and sys.stdout.isatty()))
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

@@ -1,0 +1,78 @@
+"""From rewards to advantages: pure functions over groups of completions of one prompt, or over the tokens of one completion.
+
+Shapes: rewards (P, G), P problems with G completions each; values and rewards of tokens (B, T).
+
+Left out: how values are learned (`ppo`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from codechat.core.errors import ConfigError
+
+Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
+
+
+def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 1e-6) -> Tensor:
+    """Advantages (P, G) of rewards (P, G).
+
+    none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus
+    the mean of the others (RLOO, arXiv:2402.14740), which is mean's times G / (G - 1). zscore: mean's over
+    the group's standard deviation + eps (GRPO, arXiv:2402.03300, section 4.1.2). A group whose rewards are
+    all equal gives exactly 0 in the last three."""
+    if rewards.ndim != 2:
+        raise ConfigError(f"rewards of shape {tuple(rewards.shape)}; required (problems, group_size)")
+    group = rewards.shape[1]
+    if baseline == "none":
+        return rewards.clone()
+    if group < 2:
+        raise ConfigError(
+            f"group_size {group} with baseline {baseline!r} gives advantage 0 always; set --group-size 2 or more"
+        )
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    # float rounding of the mean must not turn a group without signal into a tiny signal that zscore then
+    # blows up
+    centred = torch.where(zero_variance(rewards)[:, None], torch.zeros_like(centred), centred)
+    if baseline == "mean":
+        return centred
+    if baseline == "leave_one_out":
+        return centred * (group / (group - 1))
+    if baseline == "zscore":
+        return centred / (rewards.std(dim=1, keepdim=True) + eps)
+    raise ConfigError(f"baseline {baseline!r}; required: none, mean, leave_one_out or zscore")
+
+
+def zero_variance(rewards: Tensor) -> Tensor:
+    """(P,) bool: groups whose rewards are all equal, which carry no gradient under any group baseline."""
+    return (rewards == rewards[:, :1]).all(dim=1)
+
+
+def worth_an_update(n_live: float) -> bool:
+    """Whether any of an update's completions has an advantage. Where none has, neither a KL term nor momentum may move the policy."""
+    return n_live > 0
+
+
+def estimate_gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16), returns = advantages + values.
+
+    rewards, values (B, T) belong to the state before each token; mask (B, T) is 1 on the tokens that a policy wrote; what an environment said
+    between them is passed over: the next state is that of the next token written. A sequence ends where its mask does, and its end is worth 0. lam 1: the Monte Carlo return minus the value; lam 0: one step ahead."""
+    on = mask.bool()
+    rewards, values = (torch.where(on, x, torch.zeros_like(x)) for x in (rewards, values))
+    advantages, running, following = (
+        torch.zeros_like(rewards),
+        torch.zeros_like(rewards[:, 0]),
+        torch.zeros_like(rewards[:, 0]),
+    )
+    for t in reversed(range(rewards.shape[1])):
+        now = on[:, t]
+        running = torch.where(now, rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running, running)
+        following = torch.where(now, values[:, t], following)
+        advantages[:, t] = torch.where(now, running, 0.0)
+    return advantages, torch.where(on, advantages + values, torch.zeros_like(values))

@@ -1,0 +1,145 @@
+"""Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single completions with a label. Pure functions of tensors.
+
+All but ORPO push the same quantity, a margin between what was preferred and what was not, through another curve; they differ in what the
+margin is measured against (a reference model, or nothing), whether length is divided out, and whether the preferred answer is also taught as
+in SFT. Each returns one loss per pair (B,), not reduced, and the implicit rewards that its margin is made of.
+
+Left out: how log-probabilities are computed (`rollout.score_logprobs`) and averaged (`preference`).
+
+Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: those under the reference model; *_lengths: tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codechat.core.errors import ConfigError
+
+PairLoss = Literal["dpo", "ipo", "cpo", "simpo", "orpo"]
+Kind = Literal["dpo", "ipo", "cpo", "simpo", "orpo", "kto"]
+NEEDS_REFERENCE = ("dpo", "ipo", "kto")
+SFT_COEF = {"dpo": 0.0, "ipo": 0.0, "kto": 0.0, "simpo": 0.0, "cpo": 1.0, "orpo": 1.0}  # the papers' own
+BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.1}
+
+
+class Judged(NamedTuple):
+    """losses (B,) with gradient; the implicit rewards of chosen and rejected (B,), whose difference is the margin, without."""
+
+    losses: Tensor
+    chosen_rewards: Tensor
+    rejected_rewards: Tensor
+
+
+def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Judged:
+    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7). log 2 where policy = reference."""
+    good, bad = beta * (chosen - ref_chosen), beta * (rejected - ref_rejected)
+    return Judged(-F.logsigmoid(good - bad), good.detach(), bad.detach())
+
+
+def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Judged:
+    """(h - 1 / (2 beta))^2 with h the difference of log-ratios that DPO has (IPO, arXiv:2310.12036, eq. 17; its tau is our beta). The margin has a
+    target, so pairs that are told apart stop pulling. h is over sums, as in the paper; the authors' later advice to average over tokens is not followed."""
+    good, bad = chosen - ref_chosen, rejected - ref_rejected
+    return Judged((good - bad - 1 / (2 * beta)).square(), beta * good.detach(), beta * bad.detach())
+
+
+def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Judged:
+    """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO with a uniform reference. Its behaviour-cloning
+    term is `sft_coef` x `sft_loss`, per token where the paper sums over the sequence."""
+    return Judged(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
+
+
+def simpo_loss(
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    beta: float = 2.0,
+    margin: float = 1.0,
+) -> Judged:
+    """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) - margin) (SimPO, arXiv:2405.14734, eq. 6; its gamma is our margin)."""
+    good, bad = beta * chosen / chosen_lengths, beta * rejected / rejected_lengths
+    return Judged(-F.logsigmoid(good - bad - margin), good.detach(), bad.detach())
+
+
+def orpo_loss(
+    chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, beta: float = 0.1
+) -> Judged:
+    """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of a completion's token probabilities
+    (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is `sft_coef` x `sft_loss`."""
+    good, bad = (
+        _log_odds(total / lengths) for total, lengths in ((chosen, chosen_lengths), (rejected, rejected_lengths))
+    )
+    return Judged(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
+
+
+def _log_odds(mean_logprob: Tensor) -> Tensor:
+    """log p - log(1 - p); p is kept a hair below 1, where the odds have no number."""
+    logp = mean_logprob.clamp(max=-1e-6)
+    return logp - torch.log(-torch.expm1(logp))
+
+
+def kto_loss(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    liked: Tensor,
+    kl: Tensor | float,
+    beta: float = 0.1,
+    *,
+    liked_weight: float = 1.0,
+    disliked_weight: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """One loss and one implicit reward per completion (B,): weight x (1 - sigmoid(beta (r - kl))) where liked, weight x (1 - sigmoid(beta (kl - r)))
+    where not, r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without its constant lambda_y).
+
+    liked (B,) bool. kl: the estimate of KL(policy || reference) from completions of *other* prompts (`kto_reference_point`); it carries no gradient."""
+    reward = logprobs - ref_logprobs
+    kl = torch.as_tensor(kl, device=reward.device).detach()
+    signed = torch.where(liked, reward - kl, kl - reward)
+    weight = torch.where(liked, torch.full_like(reward, liked_weight), torch.full_like(reward, disliked_weight))
+    return weight * (1 - torch.sigmoid(beta * signed)), beta * reward.detach()
+
+
+def kto_reference_point(log_ratio_sum: float, count: float) -> float:
+    """max(0, mean log-ratio of mismatched completions): KTO's z_0, from sums over all ranks."""
+    return max(0.0, log_ratio_sum / max(1.0, count))
+
+
+def sft_loss(chosen: Tensor, chosen_lengths: Tensor) -> Tensor:
+    """(B,) mean negative log-probability per token of the preferred completion: the SFT term of CPO and ORPO."""
+    return -chosen / chosen_lengths
+
+
+def pair_loss(
+    kind: PairLoss,
+    chosen: Tensor,
+    rejected: Tensor,
+    *,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    beta: float,
+    ref_chosen: Tensor | None = None,
+    ref_rejected: Tensor | None = None,
+    margin: float = 1.0,
+    sft_coef: float = 0.0,
+) -> Judged:
+    """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or one that lacks its reference."""
+    if kind in NEEDS_REFERENCE and (ref_chosen is None or ref_rejected is None):
+        raise ConfigError(f"{kind} without log-probabilities of the reference model; pass ref_chosen and ref_rejected")
+    if kind == "dpo":
+        judged = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+    elif kind == "ipo":
+        judged = ipo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+    elif kind == "cpo":
+        judged = cpo_loss(chosen, rejected, beta)
+    elif kind == "simpo":
+        judged = simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta, margin)
+    elif kind == "orpo":
+        judged = orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
+    else:
+        raise ConfigError(f"preference loss {kind!r} over pairs; required: dpo, ipo, cpo, simpo or orpo")
+    return judged._replace(losses=judged.losses + sft_coef * sft_loss(chosen, chosen_lengths)) if sft_coef else judged

@@ -1,0 +1,202 @@
+"""Runs seen from the terminal: a list, one in detail, two compared, one replayed into a tracker.
+
+    codechat runs                                     every run, with its state and last checkpoint
+    codechat runs show nano/rl                        settings, where it came from, last metrics, evaluations
+    codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
+    codechat runs export nano/rl --wandb --offline    replay the metrics into Weights & Biases
+
+An export reads the finished run directory, so that no training loop depends on a tracker, its network or its
+login.
+
+Left out: plots (a report draws them; TensorBoard reads runs/NAME/tb), and deleting runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from codechat.core import config
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError, RunError
+from codechat.runs.metrics import is_declared, metric
+from codechat.runs.run import Run, compare_configs, list_runs, read_rows, runs_dir
+from codechat.core.config import differences
+
+NAMES = {"list": 0, "show": 1, "compare": 2, "export": 1}
+LONG = 60  # characters of a value in a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsConfig:
+    """What to do with which runs."""
+
+    action: Literal["list", "show", "compare", "export"] = opt("list", "what to do", positional=True)
+    runs: tuple[str, ...] = opt((), "runs: one for show and export, two for compare", positional=True)
+    wandb: bool = opt(False, "export to Weights & Biases (pip install wandb)")
+    offline: bool = opt(
+        False, "write the export into the run directory, to be uploaded later by `wandb sync`"
+    )
+    project: str = opt("codechat", "project of the tracker")
+
+    def __post_init__(self) -> None:
+        if len(self.runs) != NAMES[self.action]:
+            wanted = ("no run", "one run", "two runs")[NAMES[self.action]]
+            raise ConfigError(f"{self.action} got {len(self.runs)} runs; it takes {wanted}")
+        if self.action == "export" and not self.wandb:
+            raise ConfigError("export where to? add --wandb (with --offline where there is no network)")
+
+
+def show_list() -> None:
+    """One line per run."""
+    frame = list_runs()
+    if frame.empty:
+        print(f"no runs in {runs_dir()}; `codechat run nano` makes some")
+        return
+    frame["step"] = ["" if step is None or step != step else int(step) for step in frame["step"]]
+    print(frame.drop(columns="reason").fillna("").to_string(index=False))
+
+
+def show_run(ref: str) -> None:
+    """Status, origin, settings, the last value of each metric with its unit, and the evaluations."""
+    run = Run.open(ref)
+    status, env = run.status, run.env
+    parent = env.get("parent") or {}
+    about = {
+        "run": run.name, "directory": run.path, "kind": status["kind"], "status": status["status"],
+        "reason": status.get("reason"), "started": status["started"], "ended": status.get("ended"),
+        "parent": parent.get("ref"), "commit": env.get("commit"),
+        "checkpoints": ", ".join(map(str, run.checkpoints())), **status.get("summary", {}),
+    }  # fmt: skip
+    _section("", {key: value for key, value in about.items() if value not in (None, "")})
+    _section("settings", {key: value for key, (value, _) in differences(run.config, {}).items()})
+    _section("metrics (last value)", _last_metrics(run))
+    for row in read_rows(run.path / "eval.jsonl"):
+        where = " ".join(str(row[key]) for key in ("checkpoint", "task", "split") if key in row)
+        _section(
+            f"evaluation at step {row['step']} {where}",
+            {k: _number(v) for k, v in row.items() if is_declared(k)},
+        )
+
+
+def _last_metrics(run: Run) -> dict[str, str]:
+    last: dict[str, Any] = {}
+    for row in read_rows(run.path / "metrics.jsonl"):
+        last |= {key: (value, row["step"]) for key, value in row.items() if is_declared(key)}
+    return {
+        key: f"{_number(value)} {metric(key).unit}".rstrip() + f" at step {step}"
+        for key, (value, step) in last.items()
+    }
+
+
+def _section(title: str, rows: dict[str, Any]) -> None:
+    if title and rows:
+        print(f"\n{title}")
+    width = max(map(len, rows), default=0)
+    for key, value in rows.items():
+        print(f"  {key:<{width}}  {_short(value)}")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if isinstance(value, (Path, str)) or len(text) <= LONG else text[: LONG - 3] + "..."
+
+
+def show_difference(a: str, b: str) -> None:
+    """The settings in which two runs differ."""
+    frame = compare_configs(a, b)
+    if frame.empty:
+        print(f"{a} and {b} have the same settings")
+    else:
+        print(frame.rename(columns={"a": a, "b": b}).map(_short).to_string())
+
+
+# ---- export
+
+
+def tracker_rows(run: Run) -> Iterator[dict[str, Any]]:
+    """Rows {"step", metric: value} in order of steps: metrics as they are, evaluations under eval/SPLIT/."""
+    rows = [_of_metrics(row) for row in read_rows(run.path / "metrics.jsonl")]
+    rows += [_of_eval(row) for row in read_rows(run.path / "eval.jsonl")]
+    yield from sorted(rows, key=lambda row: row["step"])
+
+
+def _of_metrics(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if (k == "step" or is_declared(k)) and v is not None}
+
+
+def _of_eval(row: dict[str, Any]) -> dict[str, Any]:
+    prefix = f"eval/{row['split']}/" if "split" in row else "eval/"
+    return {"step": row["step"]} | {prefix + k: v for k, v in row.items() if is_declared(k) and v is not None}
+
+
+def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], None] = print) -> int:
+    """Replay a run's metrics and evaluations into Weights & Biases; the number of rows.
+
+    RunError where wandb is not installed or cannot log in. The run's name is its id and wandb is not asked to
+    resume, so a second export takes the place of the first."""
+    run = Run.open(ref)
+    wandb = _import_wandb()
+    identity = run.name.replace("/", "--")
+    try:
+        tracked = wandb.init(
+            project=project, name=run.name, id=identity, config=run.config, job_type=run.status["kind"],
+            dir=str(run.path), mode="offline" if offline else "online",
+        )  # fmt: skip
+        tracked.define_metric("*", step_metric="step")
+        count = 0
+        for row in tracker_rows(run):
+            tracked.log(row)
+            count += 1
+        tracked.finish()
+    except wandb.Error as error:
+        raise RunError(f"wandb refused ({error}); run `wandb login`, or add --offline") from error
+    tell(
+        f"{run.name}: {count} rows "
+        + (f"in {run.path / 'wandb'}; upload with `wandb sync`" if offline else f"in project {project}")
+    )
+    return count
+
+
+def _import_wandb() -> ModuleType:
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError:
+        raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
+
+
+EPILOG = """examples:
+  codechat runs
+  codechat runs show nano/rl
+  codechat runs compare nano/sft nano/sft-s1
+  codechat runs export nano/rl --wandb --offline"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat runs`."""
+    cfg = config.parse(
+        RunsConfig, sys.argv[1:] if argv is None else argv, prog="codechat runs", epilog=EPILOG
+    )
+    if cfg.action == "list":
+        show_list()
+    elif cfg.action == "show":
+        show_run(*cfg.runs)
+    elif cfg.action == "compare":
+        show_difference(*cfg.runs)
+    else:
+        export_wandb(*cfg.runs, cfg.project, cfg.offline)
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

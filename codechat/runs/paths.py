@@ -1,0 +1,376 @@
+"""Where runs and checkpoints lie, what they are called, and what state they are in. `run.Run` writes them.
+
+A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a
+checkpoint, or a file inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import codechat
+from codechat.core import config as configs
+from codechat.core import provenance
+from codechat.runs import planned
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
+from codechat.core.atomic_files import read_json, write_atomic, write_json
+from codechat.core.processes import alive, lock, lock_moved, process_start, unlock
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SOURCE = Path(codechat.__file__).resolve().parent.parent
+ROOT = _SOURCE if (_SOURCE / "pyproject.toml").is_file() else Path.cwd()
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+STEP = re.compile(r"step_(\d+)(\.old)?")
+
+
+def runs_dir() -> Path:
+    return ROOT / "runs"
+
+
+def is_run(path: Path) -> bool:
+    return (path / "config.json").is_file() and (path / "status.json").is_file()
+
+
+def run_paths() -> list[Path]:
+    found = [p.parent for pattern in ("*/status.json", "*/*/status.json") for p in runs_dir().glob(pattern)]
+    return sorted(
+        p for p in found if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts)
+    )
+
+
+def name_of(path: Path) -> str:
+    root = runs_dir().resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+
+def _place(ref: str | Path) -> Path | None:
+    """A run name, or a path that exists."""
+    named = runs_dir() / ref
+    return next((p.resolve() for p in (named, Path(ref)) if p.exists()), None)
+
+
+def no_such_run(ref: str | Path) -> MissingFile:
+    names = [name_of(p.resolve()) for p in run_paths()]
+    return MissingFile(
+        f"no run {str(ref)!r}"
+        + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
+    )
+
+
+def find_run(ref: str | Path) -> Path:
+    """The directory of a run from its name, itself, or anything inside; MissingFile names what exists."""
+    place = _place(ref)
+    if place is None:
+        raise no_such_run(ref)
+    for path in (place, *place.parents):
+        if is_run(path):
+            return path
+    raise MissingFile(f"{ref} is not a run: no config.json and status.json there")
+
+
+def exists(name: str) -> bool:
+    """Whether a run of this name is there, in whatever state."""
+    return is_run(runs_dir() / name)
+
+
+def checkpoint_paths(run_path: Path) -> dict[int, Path]:
+    """step -> directory, ascending. A step that was being replaced when its process died is its former self,
+    step_N.old."""
+    found: dict[int, Path] = {}
+    for path in sorted((run_path / "checkpoints").glob("step_*")):  # step_N sorts before step_N.old
+        if (m := STEP.fullmatch(path.name)) and (path / "meta.json").is_file():
+            found.setdefault(int(m[1]), path)
+    return dict(sorted(found.items()))
+
+
+def pointed_step(run_path: Path, which: str) -> int | None:
+    """The step that checkpoints/latest or checkpoints/best names."""
+    pointer = run_path / "checkpoints" / which
+    m = STEP.fullmatch(pointer.read_text(errors="replace").strip()) if pointer.is_file() else None
+    return int(m[1]) if m else None
+
+
+def _checkpoint_of(run_path: Path, which: str) -> Path:
+    name, steps = name_of(run_path), checkpoint_paths(run_path)
+    if not steps:
+        state = read_status(run_path)["status"]
+        raise MissingFile(
+            f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume"
+        )
+    listed = ", ".join(map(str, steps))
+    step = (
+        int(which)
+        if which.isdecimal()
+        else pointed_step(run_path, which)
+        if which in ("latest", "best")
+        else None
+    )
+    if which == "best" and step is None:
+        raise MissingFile(
+            f"run {name} has no best; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one"
+        )
+    if step not in steps:
+        best = " and best" if pointed_step(run_path, "best") in steps else ""
+        raise MissingFile(f"run {name} has no checkpoint {which!r}; it has {listed}, latest{best}")
+    return steps[step]
+
+
+def find_checkpoint(ref: str | Path) -> Path:
+    """The directory of a checkpoint: NAME (its latest), NAME@best, NAME@1200, a run directory, a checkpoint
+    or a file inside it."""
+    text, which = str(ref), "latest"
+    place = _place(text)
+    if place is None and "@" in text:
+        text, _, which = text.rpartition("@")
+        place = _place(text)
+    if place is None:
+        raise no_such_run(text)
+    folder = place.parent if place.is_file() else place
+    if (folder / "meta.json").is_file():
+        return folder
+    run_path = folder.parent if folder.name == "checkpoints" else folder
+    if place.is_dir() and is_run(run_path):
+        return _checkpoint_of(run_path, which)
+    raise CheckpointError(
+        f"{ref} is not a CodeChat checkpoint: no meta.json in {folder}; "
+        "a checkpoint is named by its run, RUN@STEP, or its directory"
+    )
+
+
+# ---- status
+
+
+def read_status(run_path: Path) -> dict[str, Any]:
+    """status.json; a run whose process died without a word is "killed"."""
+    status = read_json(run_path / "status.json")
+    if status["status"] == "running" and not alive(status):
+        status |= {"status": "killed", "reason": f"process {status.get('pid')} is gone"}
+    return status
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": name_of(path.resolve())}
+    try:
+        status, env = read_status(path), read_json(path / "env.json")
+    except RunError:
+        return row | {"status": "damaged"}
+    steps, origin = list(checkpoint_paths(path)), env.get("parent") or {}
+    return row | {
+        "kind": status["kind"],
+        "status": status["status"],
+        "step": steps[-1] if steps else None,
+        "started": status["started"],
+        "parent": origin.get("run"),
+        "commit": env["commit"][:9],
+        "reason": status["reason"],
+    }
+
+
+def list_runs() -> pd.DataFrame:
+    """One row per run: run, kind, state, step (last checkpoint), started, parent, commit, reason."""
+    import pandas as pd
+
+    columns = ["run", "kind", "status", "step", "started", "parent", "commit", "reason"]
+    return pd.DataFrame([_describe(p) for p in run_paths()], columns=columns)
+
+
+# ---- making one
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)"
+        )
+    path = runs_dir() / name
+    if is_run(path.parent):
+        raise ConfigError(
+            f"run name {name!r} lies inside run {path.parent.name!r}; choose another --run-name"
+        )
+    if path.exists() and not is_run(path) and any(path.iterdir()):
+        raise RunError(f"{path} is there and is not a run; choose another --run-name, or move it away")
+
+
+def check_idle(name: str) -> None:
+    status = read_status(runs_dir() / name)
+    if (
+        status["status"] == "running"
+        and status.get("host") == platform.node()
+        and status.get("pid") != os.getpid()
+    ):
+        raise RunError(
+            f"run {name} is being written by process {status['pid']}; stop it, or choose another --run-name"
+        )
+
+
+def lock_of(run_path: Path) -> Path:
+    return run_path / ".lock"
+
+
+def hold(run_path: Path) -> None:
+    if not lock(lock_of(run_path)):
+        raise RunError(f"run {name_of(run_path)} is being written by another process; stop it, or choose another --run-name")
+
+
+BATCH = ("device_batch_size", "grad_accum")  # how a step's rows are dealt out; their product over all ranks decides the result
+
+
+def ranks_now() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_batch(name: str, before: dict[str, Any], now: dict[str, Any], ranks_before: int) -> None:
+    """Rows of a step may be dealt out differently when a run is resumed, by fewer or more ranks; takes the fields away where that holds."""
+    if "device_batch_size" not in before or "device_batch_size" not in now:
+        return
+    rows = [(c["device_batch_size"], c.get("grad_accum", 1), ranks) for c, ranks in ((before, ranks_before), (now, ranks_now()))]
+    totals = [a * b * c for a, b, c in rows]
+    if totals[0] != totals[1]:
+        shown = ["{} x {} x {}".format(*r) for r in rows]
+        raise RunError(f"run {name} was begun with a batch of {totals[0]} (device_batch_size x grad_accum x ranks = {shown[0]}), this would be "
+                       f"{totals[1]} ({shown[1]}); set --device-batch-size and --grad-accum so that the product is {totals[0]}")
+    for field in BATCH:
+        before.pop(field, None)
+        now.pop(field, None)
+
+
+def _check_same(name: str, config: Any) -> None:
+    """A resumed run must compute what it began; fields marked identity=False may differ, and how a batch is dealt out."""
+    stored, env = (read_json(runs_dir() / name / file) for file in ("config.json", "env.json"))
+    if dataclasses.is_dataclass(config):
+        try:
+            begun = configs.from_dict(type(config), stored)
+            stored = configs.identity(begun)
+        except ConfigError as e:
+            raise RunError(
+                f"run {name} was begun with another version of its settings ({e}); choose another --run-name"
+            ) from e
+        if configs.config_hash(begun) != env.get("config_hash"):
+            raise RunError(f"config.json of run {name} was edited after the run was begun; undo the edit, or choose another --run-name")
+        config = configs.identity(config)
+        _check_batch(name, stored, config, env.get("world_size", 1))
+    differing = [f"{k} {a!r} -> {b!r}" for k, (a, b) in configs.differences(stored, config).items()]
+    if differing:
+        raise RunError(
+            f"run {name} was begun with other settings: {', '.join(differing)}; "
+            "resume with the same, or choose another --run-name"
+        )
+
+
+def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
+    if ref is None:
+        return None
+    path = find_checkpoint(ref)
+    owner = path.parent.parent
+    known = (
+        {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")}
+        if is_run(owner)
+        else {}
+    )
+    m = STEP.fullmatch(path.name)
+    return {
+        "ref": str(ref),
+        "path": os.path.relpath(path, ROOT.resolve()),
+        "step": int(m[1]) if m else None,
+        **known,
+    }
+
+
+def launch_id() -> str | None:
+    """What torchrun calls this launch; the same after it has restarted the ranks."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
+def same_launch(name: str) -> bool:
+    """Whether the run of this name was begun, or last resumed, under the launch that this process belongs to."""
+    return exists(name) and _launches(name)[-1] == launch_id()
+
+
+def _launches(name: str) -> list[str | None]:
+    env = read_json(runs_dir() / name / "env.json")
+    return [e.get("launch") for e in (env, *env.get("resumed", []))]
+
+
+def prepare(
+    name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool
+) -> None:
+    """The directory of the run, complete or not there at all."""
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; keep one")
+    check_name(name)
+    path, there = runs_dir() / name, exists(name)
+    waiting = there and planned.is_planned(path) and not overwrite  # written by `launch`: this run may begin in it
+    if resume and not there:
+        raise no_such_run(name)
+    if waiting:
+        planned.check_unedited(path, name)
+    if there and not (resume or overwrite or waiting):
+        raise RunError(
+            f"run name {name!r} is in use ({read_status(path)['status']}); "
+            "set --resume to continue it, --overwrite to replace it, or another --run-name"
+        )
+    if there:
+        check_idle(name)
+        hold(path)
+    origin = _parent_record(parent)
+    if overwrite and origin and origin.get("run") == name:
+        raise ConfigError(
+            f"--overwrite would delete {name}, where --init-from {parent} lies; choose another --run-name"
+        )
+    status = {
+        "status": "running",
+        "reason": None,
+        "kind": kind,
+        "started": provenance.now(),
+        "ended": None,
+        "summary": {},
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "pid_start": process_start(os.getpid()),
+    }
+    snapshot = provenance.snapshot(ROOT) | {"world_size": ranks_now(), "launch": launch_id()}
+    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
+    files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
+    if waiting:
+        planned.check_same(path, name, config)
+        return planned.begin(path, files)
+    if resume:
+        _check_same(name, config)
+        env = read_json(path / "env.json")
+        write_json(path / "env.json", env | {"resumed": [*env.get("resumed", []), snapshot]})
+        write_json(path / "status.json", status | {"started": read_json(path / "status.json")["started"]})
+        return
+    make_directory(path, files, replaces=there)
+
+
+def make_directory(path: Path, files: Mapping[str, Any], replaces: bool, texts: Mapping[str, str] | None = None) -> None:
+    fresh, former = (path.with_name(f".{path.name}.{suffix}") for suffix in (f"{os.getpid()}.new", "old"))
+    for leftover in (fresh, former):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        (fresh / "checkpoints").mkdir(parents=True)
+        lock(lock_of(fresh))
+        for name, value in files.items():
+            write_json(fresh / name, value)
+        for name, text in (texts or {}).items():
+            write_atomic(fresh / name, text)
+        if replaces:
+            os.rename(path, former)
+        os.rename(fresh, path)
+        lock_moved(lock_of(fresh), lock_of(path))
+    except BaseException:  # an interrupt too must leave nothing half made; raised again
+        unlock(lock_of(fresh))
+        shutil.rmtree(fresh, ignore_errors=True)
+        if replaces and former.exists() and not path.exists():
+            os.rename(former, path)
+        raise
+    shutil.rmtree(former, ignore_errors=True)

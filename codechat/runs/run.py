@@ -1,0 +1,333 @@
+"""One directory per run, runs/<name>/: the only thing that a report reads.
+
+    config.json    resolved configuration, written once
+    env.json       commit, versions, hardware, argv, parent checkpoint
+    status.json    running, finished, stopped or failed, with the reason
+    metrics.jsonl  one flat object per logged step, declared names only
+    eval.jsonl     evaluations, with what they were measured on
+    samples.jsonl  rollouts and samples for people
+    tb/            TensorBoard, the same names
+    checkpoints/   see checkpoint.py
+
+A step's number counts the optimizer updates done: the row of the first update is step 1, and checkpoint 120
+holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
+flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
+
+Left out: trackers (they can replay metrics.jsonl).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from codechat.core.config import differences
+from codechat.core import provenance
+from codechat.core.errors import UserError, RunError
+from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_atomic, write_json
+from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
+from codechat.core.processes import StopSignal, unlock
+from codechat.runs.paths import ROOT, checkpoint_paths, exists, find_checkpoint, find_run, list_runs, lock_of, name_of, pointed_step, prepare, read_status, runs_dir, same_launch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# what callers take from here, whatever file it lies in
+__all__ = ["METRICS", "Metric", "ROOT", "Run", "StopSignal", "compare_configs", "exists", "find_checkpoint"]
+__all__ += ["find_run", "list_runs", "metric", "read_rows", "runs_dir", "write_atomic"]
+
+ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
+
+
+def _is_main() -> bool:
+    from codechat.distributed import dist  # here, so that reading runs does not wait for torch
+
+    return dist.is_main()
+
+
+def _from_main(value: Any) -> Any:
+    from codechat.distributed import dist
+
+    return dist.broadcast_object(value)
+
+
+def _was_restarted() -> bool:
+    """Whether torchrun started one of the ranks anew: over several hosts only the agent of the one that died counts."""
+    from codechat.distributed import dist
+
+    return dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+
+
+def _explained(error: BaseException | None) -> BaseException | None:
+    from codechat.distributed import dist
+
+    return dist.explained(error)
+
+
+def compare_configs(a: Any, b: Any) -> pd.DataFrame:
+    """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns
+    a and b."""
+    import pandas as pd
+
+    def config_of(x: Any) -> Any:
+        return Run.open(x).config if isinstance(x, (str, Path)) else x.config if isinstance(x, Run) else x
+
+    found = differences(config_of(a), config_of(b))
+    return pd.DataFrame(list(found.values()), index=pd.Index(list(found), name="setting"), columns=["a", "b"])
+
+
+# ---- the run
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = list(read_rows(path))
+    return (
+        pd.DataFrame(rows)
+        if rows
+        else pd.DataFrame({"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
+    )
+
+
+class _Board:
+    """TensorBoard, fed one event per row; importing it takes longer than a step, so it waits for the first
+    row."""
+
+    def __init__(self, folder: Path, purge_after: int | None) -> None:
+        self.writer: Any = None
+        try:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as e:
+            print(f"TensorBoard is left out ({e}); metrics.jsonl has everything", file=sys.stderr)
+            return
+        self.summary = Summary
+        self.writer = SummaryWriter(
+            str(folder), purge_step=None if purge_after is None else purge_after + 1, flush_secs=10
+        )
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        if self.writer is not None:
+            values = [
+                self.summary.Value(tag=k, simple_value=v)
+                for k, v in row.items()
+                if k not in ("step", "time") and isinstance(v, (int, float))
+            ]
+            self.writer.file_writer.add_summary(self.summary(value=values), row["step"], row["time"])
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class Run:
+    """A run directory. `Run.create` to write one, `Run.open` to read one (or to add evaluations to it).
+
+    `with run:` marks it finished at the end of the block, stopped on Ctrl-C, failed on any other exception.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = name_of(path.resolve())
+        self.resumed = False  # whether a checkpoint is there to continue from
+        self._writing = False  # created here and not ended yet
+        self._rewind_to: int | None = (
+            None  # where a resumed run goes on: rows after it are dropped before the first new one
+        )
+        self._rewound = False
+        self._board: _Board | None = None
+        self._files: dict[str, IO[bytes]] = {}
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        config: Any,
+        *,
+        kind: str,
+        parent: str | Path | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> Run:
+        """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it
+        starts from.
+
+        Where torchrun restarted the ranks of a run (--max-restarts) it is resumed whatever the flags say.
+        RunError where the name is in use, the run is being written by another process, or (resume) its
+        configuration differs. With several ranks: a collective, and every rank raises what the first found. A
+        run that is resumed before its first checkpoint starts again from step 0: `run.resumed` is False then.
+        """
+        problem: Exception | None = None
+        if _was_restarted() and _from_main(same_launch(name)):
+            resume, overwrite = True, False
+        if _is_main():
+            try:
+                prepare(name, config, kind, parent, resume, overwrite)
+            except UserError as e:
+                problem = e
+            except OSError as e:
+                problem = RunError(
+                    f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions"
+                )
+        if problem := _from_main(problem):
+            raise problem
+        run = cls(runs_dir() / name)
+        run._writing = True
+        if resume:
+            latest = pointed_step(run.path, "latest")
+            run.resumed = latest is not None
+            run._rewind_to = latest or 0
+        return run
+
+    @classmethod
+    def open(cls, ref: str | Path) -> Run:
+        """A run by its name, directory, or any path inside."""
+        return cls(find_run(ref))
+
+    # reading
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.path / "config.json")
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return read_json(self.path / "env.json")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """{state, reason, kind, started, ended, summary, ...}; state: running, finished, stopped, failed or
+        killed."""
+        return read_status(self.path)
+
+    def checkpoints(self) -> list[int]:
+        """Steps that have a checkpoint, ascending."""
+        return list(checkpoint_paths(self.path))
+
+    def metrics(self) -> pd.DataFrame:
+        """One row per logged step, a column per metric; rows of the same step are merged, the later value
+        wins."""
+        frame = _frame(self.path / "metrics.jsonl")
+        if len(frame) and frame["step"].duplicated().any():
+            frame = frame.groupby("step", as_index=False, sort=False).last()
+        return frame
+
+    def evals(self) -> pd.DataFrame:
+        """One row per evaluation, in the order in which they were made."""
+        return _frame(self.path / "eval.jsonl")
+
+    def samples(self) -> list[dict[str, Any]]:
+        return list(read_rows(self.path / "samples.jsonl"))
+
+    # writing
+
+    def log(self, step: int, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
+        """Append one row of declared metrics (scalars); ValueError for a name that METRICS does not hold."""
+        row = metric_row(step, time.time(), {**(values or {}), **metrics})
+        if _is_main():
+            self._append("metrics.jsonl", [row])
+            self._show(row)
+
+    def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append one evaluation of the weights after `step` updates: metrics and what they were measured on
+        (n, split, ...)."""
+        row = plain_row(step, time.time(), values)
+        if _is_main():
+            self._append("eval.jsonl", [row])
+            self._show({k: v for k, v in row.items() if k in ("step", "time") or is_declared(k)})
+
+    def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rollouts or samples for people to read."""
+        if _is_main():
+            self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
+
+    def _show(self, row: Mapping[str, Any]) -> None:
+        if self._writing:
+            self._board = self._board or _Board(self.path / "tb", self._rewind_to)
+            self._board.add(row)
+
+    def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        try:
+            f = self._files.get(file) or self._open_for_append(file)
+            if f.write(data) != len(data):  # unbuffered: a full disk takes a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as e:
+            self._files.pop(file, None)  # opened again, it is trimmed to whole rows
+            raise RunError(
+                f"{self.path / file} cannot be written ({e}); free space, then continue with --resume"
+            ) from e
+
+    def _open_for_append(self, file: str) -> IO[bytes]:
+        if self._rewind_to is not None and not self._rewound:
+            for name in ROWS:
+                drop_rows_after(self.path / name, self._rewind_to)
+            self._rewound = True
+        path = self.path / file
+        if path.is_file():
+            trim_cut_line(path)
+        self._files[file] = open(path, "ab", buffering=0)
+        return self._files[file]
+
+    # the end
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """The run did what it was asked to."""
+        bad: list[str] = []
+        self._end(
+            "finished",
+            None,
+            {"summary": plain(summary or {}, "summary", bad)} | ({"nonfinite": " ".join(bad)} if bad else {}),
+        )
+
+    def stop(self, reason: str) -> None:
+        """Ended early on purpose, with what it had: an interruption, a rule."""
+        self._end("stopped", reason, {})
+
+    def fail(self, reason: str) -> None:
+        self._end("failed", reason, {})
+
+    def _end(self, state: str, reason: str | None, more: Mapping[str, Any]) -> None:
+        for f in self._files.values():
+            f.close()
+        self._files = {}
+        if self._board:
+            self._board.close()
+        self._board, self._writing = None, False
+        if _is_main():
+            unlock(lock_of(self.path))
+        if _is_main():
+            status = read_json(self.path / "status.json")
+            write_json(
+                self.path / "status.json",
+                status | {"status": state, "reason": reason, "ended": provenance.now()} | more,
+            )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._writing:
+            return  # ended within the block
+        try:
+            if kind is None:
+                self.finish()
+            elif issubclass(kind, KeyboardInterrupt):
+                self.stop("interrupted")
+            else:
+                e = _explained(e)
+                self.fail(f"{type(e).__name__}: {e}")
+        except OSError as lost:
+            if kind is None:
+                raise RunError(f"{self.path / 'status.json'} cannot be written ({lost})") from lost
+            print(f"{self.path / 'status.json'} cannot be written ({lost})", file=sys.stderr)

@@ -1,0 +1,173 @@
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: every rank writes what it owns, and any number of ranks reads it.
+
+    step_000120/shards/.metadata       which part of which tensor lies where
+                       __R_0.distcp    what rank R wrote
+
+Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_parameters()`), so that they find their place whatever the
+sharding, the number of ranks or the order of parameters. All ranks must see the same file system.
+
+Left out: hosts without a shared file system.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as td
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from codechat.distributed import dist, sharding
+from codechat.runs.checkpoint_files import file_record, temporary
+from codechat.core.errors import CheckpointError
+
+FOLDER = "shards"
+
+# ---- writing
+
+
+def named_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Every tensor of the model and its optimizers under its name in the checkpoint."""
+    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    names = {p: name for name, p in model.named_parameters()}
+    for optimizer in optimizers:
+        for p, state in optimizer.state.items():
+            found |= {f"optim.{names[p]}.{key}": value for key, value in state.items()}
+    return found
+
+
+def write(final: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> dict[str, Any]:
+    """Write this rank's part into the temporary directory of the step `final`; {file: record} of all ranks' files.
+
+    A collective over `group`. OSError, on every rank, where a disk refuses; the temporary directory is then gone."""
+    temp = temporary(final)
+    if dist.is_main():
+        shutil.rmtree(temp, ignore_errors=True)
+    td.barrier(group)
+    problem, mine = None, {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one about its own use of a deprecated function
+            dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
+        names = [*(temp / FOLDER).glob(f"__{dist.rank()}_*.distcp"), *((temp / FOLDER).glob(".metadata") if dist.is_main() else ())]
+        mine = {f"{FOLDER}/{path.name}": file_record(path) for path in names}
+    except CheckpointException as e:  # on every rank, with what each of them met
+        problem = next(iter(e.failures.values()))[0]
+    except OSError as e:
+        problem = e
+    found: list[Any] = [None] * td.get_world_size(group)
+    td.all_gather_object(found, (str(problem) if problem else None, mine), group)
+    if problems := [text for text, _ in found if text]:
+        if dist.is_main():
+            shutil.rmtree(temp, ignore_errors=True)
+        raise OSError(problems[0])
+    return {name: record for _, files in found for name, record in files.items()}
+
+
+# ---- reading
+
+_KNOWN = {
+    "torch.distributed.checkpoint.metadata": {"Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+                                              "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "pathlib": {"PosixPath", "Path"},
+}
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads .metadata, which is a pickle, without executing anything but the making of its own tables."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _KNOWN.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+class _Reader(dcp.FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        try:
+            with open(path, "rb") as file:
+                found = _Metadata(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError) as e:
+            raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class Shards(Mapping[str, Tensor]):
+    """The tensors of a sharded checkpoint whose names begin with `prefix`, without it; each is read, whole, when it is asked for."""
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder, self.prefix = folder / FOLDER, prefix
+        table = _Reader(self.folder).read_metadata().state_dict_metadata
+        self._about = {name.removeprefix(prefix): about for name, about in table.items()
+                       if name.startswith(prefix) and isinstance(about, TensorStorageMetadata)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        about = self._about[name]
+        target = torch.empty(about.size, dtype=about.properties.dtype)
+        self.read_into({name: target})
+        return target
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._about)
+
+    def __len__(self) -> int:
+        return len(self._about)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(about.size) for name, about in self._about.items()}
+
+    def empty_like(self, name: str, p: Tensor) -> Tensor:
+        """Room for a tensor: placed as p is where it has p's shape, else on p's device."""
+        about = self._about[name]
+        if about.size == p.shape:
+            return torch.zeros_like(p, dtype=about.properties.dtype)
+        return torch.zeros(about.size, dtype=about.properties.dtype, device=p.device)
+
+    def read_into(self, targets: Mapping[str, Tensor]) -> None:
+        """Fill the targets, whole or sharded tensors, in place; a rank reads what it owns. No communication."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load({self.prefix + name: target.detach() for name, target in targets.items()}, storage_reader=_Reader(self.folder), no_dist=True)
+
+
+def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """The optimizer states of each parameter, by its name. ValueError where a parameter has none."""
+    names, targets = {p: name for name, p in model.named_parameters()}, {}
+    for optimizer in optimizers:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            keys = [key for key in saved if key.rpartition(".")[0] == names[p]]
+            if not keys:
+                raise ValueError(f"nothing is saved for {names[p]}")
+            found = {key: saved.empty_like(key, p) for key in keys}
+            optimizer.state[p] = {key.rpartition(".")[2]: tensor for key, tensor in found.items()}
+            targets |= found
+    saved.read_into(targets)
+
+
+def restore_whole(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """A `state_dict` that was saved whole, into an optimizer of sharded parameters. ValueError where it has another number of them."""
+    numbers = [n for group in saved["param_groups"] for n in group["params"]]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if len(numbers) != len(params):
+        raise ValueError(f"{len(numbers)} parameters there, {len(params)} here")
+    for n, p in zip(numbers, params):
+        optimizer.state[p] = {}
+        for key, value in saved["state"].get(n, {}).items():
+            whole = value.shape == p.shape
+            target = torch.zeros_like(p) if whole else torch.zeros(value.shape, dtype=value.dtype, device=p.device)
+            sharding.fill(target, value)
+            optimizer.state[p][key] = target

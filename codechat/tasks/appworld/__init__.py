@@ -1,0 +1,1 @@
+"""AppWorld (arXiv:2407.18901) over HTTP, and its successful episodes as SFT data."""

@@ -1,0 +1,167 @@
+"""When does a call match a possible answer? The type and value rules of the Berkeley Function Calling Leaderboard.
+
+An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be left out. Of a call
+the name must be the answer's, nothing required may be missing, nothing may be given that the function or the answer does not have, and every
+value must have the declared type and equal an acceptable one:
+
+- an int passes for a float, a float never for an int, and a bool is no number. Inside a list types are not converted: [1, 2] is no list of
+  floats unless the answer itself holds ints there;
+- a value of another type than the declared one passes where the answer's own first value is of that type (a variable's name, null), and
+  must then be equal to the letter;
+- strings are compared without case, blanks and ,./-_*^ and with ' read as "; also inside lists and objects, however deep;
+- a tuple is a list; lists match in order; in an object each key lists its own acceptable values, and "" there lets the key be absent;
+- leaving out may be spelled: "" for a string, [] for a list.
+
+Several calls match in any order. Written from the rules of gorilla's ast_checker (BFCL v4, Python categories), deviating where that one stops
+early: calls are matched exactly instead of greedily, a bool is no number inside objects either, and strings in nested lists and objects are
+compared like others. Left out: Java and JavaScript, whose values are source text of these languages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from codechat.tasks.funcall.staircase import ABSENT
+
+# From the worst to the best that a call can be.
+FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
+# The leaderboard's names of types, and json schema's for the same.
+KINDS: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "float": float,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "tuple": list,
+    "dict": dict,
+    "object": dict,
+    "any": str,
+}
+_IGNORED = re.compile(r"[ ,./\-_*^]")
+
+Answer = Mapping[str, Any]
+Arguments = Mapping[str, Any]
+
+
+def fault_of_calls(
+    calls: Sequence[tuple[str, Arguments]], answers: Sequence[Answer], tools: Mapping[str, Mapping[str, Any]]
+) -> str | None:
+    """None where every call answers another of the possible answers; else "wrong_count" or the one of FAULTS that stands in the way.
+
+    tools: name -> {"properties", "required"} of the functions on offer."""
+    if len(calls) != len(answers):
+        return "wrong_count"
+    faults = [[fault_of_call(name, arguments, answer, tools) for name, arguments in calls] for answer in answers]
+    matched: dict[int, int] = {}  # call -> answer
+    alone = [i for i in range(len(answers)) if not _match(i, faults, matched, set())]
+    if not alone:
+        return None
+    rest = [faults[alone[0]][k] for k in range(len(calls)) if k not in matched]
+    return max((fault for fault in rest if fault), key=FAULTS.index)
+
+
+def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[int, int], tried: set[int]) -> bool:
+    """Give the answer a call, moving earlier answers to other calls where they have any (augmenting paths)."""
+    for k, fault in enumerate(faults[answer]):
+        if fault is None and k not in tried:
+            tried.add(k)
+            if k not in matched or _match(matched[k], faults, matched, tried):
+                matched[k] = answer
+                return True
+    return False
+
+
+def fault_of_call(
+    name: str, arguments: Arguments, answer: Answer, tools: Mapping[str, Mapping[str, Any]]
+) -> str | None:
+    """The first fault of a call, or None where it is what the answer asks for."""
+    if name != answer["name"]:
+        return "wrong_name"
+    tool, ways_of = tools.get(name, {}), answer["arguments"]
+    properties = tool.get("properties") or {}
+    if any(key not in arguments for key in tool.get("required") or ()):
+        return "missing_argument"
+    for key, value in arguments.items():
+        if key not in properties or key not in ways_of:
+            return "unexpected_argument"
+        fault = fault_of_value(value, ways_of[key], properties[key])
+        if fault:
+            return fault
+    left_out = (ways for key, ways in ways_of.items() if key not in arguments)
+    return "missing_argument" if any(ABSENT not in ways for ways in left_out) else None
+
+
+def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -> str | None:
+    """ "wrong_type", "wrong_value" or None. ways: the acceptable values. schema: of the argument."""
+    kind = kind_of(schema)
+    of_items = kind_of(schema.get("items")) if kind is list else None
+    first = _first_type(ways)
+    if _has_type(value, kind):
+        if of_items and not any(_items_fit(value, way, of_items) for way in ways):
+            return "wrong_type"
+    elif type(value) is not first:
+        return "wrong_type"
+    if kind is None or first not in (kind, None):
+        fits = any(same(value, way, str if kind else standardised) for way in ways)
+    elif kind is dict:
+        fits = any(_object_fits(value, way) for way in ways)
+    else:
+        spelled = [[] if kind is list and way == ABSENT else way for way in ways]
+        fits = any(_objects_fit(value, way) if of_items is dict else same(value, way) for way in spelled)
+    return None if fits else "wrong_value"
+
+
+def kind_of(schema: Any) -> type | None:
+    """None where the schema declares no type that is known."""
+    named = schema.get("type") if isinstance(schema, Mapping) else None
+    return KINDS.get(named) if isinstance(named, str) else None
+
+
+def _has_type(value: Any, kind: type | None) -> bool:
+    return kind is None or type(value) is kind or (kind is float and type(value) is int)
+
+
+def _first_type(ways: Sequence[Any]) -> type | None:
+    return next((type(way) for way in ways if way != ABSENT), None)
+
+
+def _items_fit(value: Sequence[Any], way: Any, kind: type) -> bool:
+    """Each item has the declared type, or that of the first item of the acceptable list."""
+    return not isinstance(way, list) or all(type(item) in (kind, _first_type(way)) for item in value)
+
+
+def standardised(text: str) -> str:
+    """The text as it is compared: "April 1,2024" is "april 12024"."""
+    return _IGNORED.sub("", text).lower().replace("'", '"')
+
+
+def same(value: Any, wanted: Any, spelled: Callable[[str], str] = standardised) -> bool:
+    """Equality of json values, strings as `spelled` has them. Recurses only as deep as `wanted`."""
+    if isinstance(wanted, str):
+        return isinstance(value, str) and spelled(value) == spelled(wanted)
+    if isinstance(wanted, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(wanted)
+            and all(same(v, w, spelled) for v, w in zip(value, wanted, strict=True))
+        )
+    if isinstance(wanted, Mapping):
+        return (
+            isinstance(value, Mapping)
+            and value.keys() == wanted.keys()
+            and all(same(value[k], wanted[k], spelled) for k in wanted)
+        )
+    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+
+
+def _object_fits(value: Mapping[str, Any], way: Any) -> bool:
+    if not isinstance(value, Mapping) or not isinstance(way, Mapping) or not value.keys() <= way.keys():
+        return False
+    return all(any(same(value[k], w) for w in ways) if k in value else ABSENT in ways for k, ways in way.items())
+
+
+def _objects_fit(value: Sequence[Any], way: Any) -> bool:
+    return isinstance(way, list) and len(value) == len(way) and all(map(_object_fits, value, way))

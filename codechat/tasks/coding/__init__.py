@@ -1,0 +1,1 @@
+"""Code problems: MBPP, HumanEval and files in their columns, judged by hidden tests in the sandbox; data for SFT on code."""

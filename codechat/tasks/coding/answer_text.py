@@ -1,0 +1,155 @@
+"""From an answer to the program in it: fences, prose around code, doctest prompts, a bare function body.
+
+A chat model wraps code in many ways, and a reward that only knows one of them measures the wrapping. What is
+taken is the longest part that could have been meant as the program; nothing is repaired. A text without any
+code gives "", a text with code that is no Python gives that code, so that the reward can tell the two apart.
+
+Left out: code in other languages, and choosing among several programs by trying them: an answer is one try.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import warnings
+from collections.abc import Collection, Iterator
+from itertools import takewhile
+
+from codechat.data.synthetic import parsed
+
+# An opening fence may carry a language and attributes; one that was never closed runs to the end of the text.
+_FENCE = re.compile(r"^[ \t>]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t>]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_STARTS_CODE = re.compile(r"^(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )")
+_PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)(?: |$)")
+_DEFINITIONS = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+)
+MOST = 50_000  # characters of an answer that are looked at
+MOST_CUTS = 20
+
+
+def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
+    """The program of an answer, "" where there is no code in it.
+
+    names: functions that are asked for; of several fenced blocks the last that defines one counts, after the
+    imports, definitions and constants of the blocks before it. stub: a function's head; an answer that
+    defines none of `names` and reads as its body is appended to it. Never raises."""
+    text = text[:MOST].replace("\r\n", "\n").replace("\r", "\n")
+    blocks = [found for _, body in _FENCE.findall(text) if (found := _plain(body)).strip()]
+    if "```" not in text and "~~~" not in text:
+        blocks = [_unfenced(text, bool(stub))]
+    code = _joined([b for b in blocks if b], set(names))
+    if stub and code.strip() and not defines(code, names):
+        whole = stub.rstrip("\n") + "\n" + _as_body(code)
+        if parsed(whole) is not None:
+            return whole
+    return code if _says_something(code) else ""
+
+
+def defines(code: str, names: Collection[str]) -> bool:
+    """Whether top-level statements of `code` bind any of the names; False where it is no Python."""
+    tree = parsed(code)
+    return tree is not None and any(name in names for node in tree.body for name in _bound(node))
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign):
+        yield from (t.id for t in node.targets if isinstance(t, ast.Name))
+
+
+def _says_something(code: str) -> bool:
+    """Comments alone are no program; what is no Python is one that failed."""
+    tree = parsed(code)
+    return bool(code.strip()) and (tree is None or bool(tree.body))
+
+
+def _plain(body: str) -> str:
+    """A block without common indentation, and without doctest prompts where it is a session."""
+    code = textwrap.dedent(body).strip("\n")
+    first = next((line for line in code.split("\n") if line.strip()), "")
+    if not _PROMPT.match(first):
+        return code
+    session = [line for line in code.split("\n") if _PROMPT.match(line)]
+    return "\n".join(re.sub(r"^\s*(?:>>>|\.\.\.) ?", "", line) for line in session)
+
+
+def _joined(blocks: list[str], names: set[str]) -> str:
+    """One program of several blocks."""
+    good = [b for b in blocks if parsed(b) is not None]
+    wanted = [i for i, b in enumerate(good) if defines(b, names)]
+    if not good or not wanted:
+        return max(good or blocks, key=len, default="")
+    *before, last = good[: wanted[-1] + 1]
+    kept = [ast.unparse(n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITIONS)]
+    return "\n".join([*kept, last])
+
+
+def _unfenced(text: str, body_is_code: bool) -> str:
+    """Code in a text without fences: all of it, or the first run of whole top-level statements in the prose."""
+    plain = _plain(text)
+    tree = parsed(plain)
+    if tree is not None and not _is_words(tree):
+        return plain
+    if body_is_code and text.startswith((" ", "\t")):
+        return text
+    lines = plain.split("\n")
+    start = next((i for i, line in enumerate(lines) if _STARTS_CODE.match(line)), None)
+    if start is None:
+        start = next((i for i, line in enumerate(lines) if _PROMPT.match(line)), None)
+        return _plain("\n".join(lines[start:])) if start is not None else plain if _is_call(tree) else ""
+    return _whole_statements(lines[start:])
+
+
+def _whole_statements(lines: list[str]) -> str:
+    """The lines up to where prose follows a whole statement at the margin. A statement that is cut off, or
+    wrong inside, is not rescued: then all of the lines are returned."""
+    end = len(lines)
+    for _ in range(MOST_CUTS):
+        at = _error_line("\n".join(lines[:end]))
+        if at is None:
+            return "\n".join(lines[:end]).rstrip()
+        end = next((i for i in range(min(at, end) - 1, 0, -1) if lines[i][:1].strip()), 0)
+        if not end:
+            break
+    return "\n".join(lines)
+
+
+def _error_line(code: str) -> int | None:
+    """Number of the first line that is no Python, None where all is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(code)
+        except SyntaxError as error:
+            return error.lineno or 1
+        except (ValueError, RecursionError, MemoryError):
+            return 1
+    return None
+
+
+def _is_words(tree: ast.Module) -> bool:
+    """Whether a text that happens to parse is prose: expressions only, such as one word."""
+    return bool(tree.body) and all(isinstance(node, ast.Expr) for node in tree.body)
+
+
+def _is_call(tree: ast.Module | None) -> bool:
+    return tree is not None and any(isinstance(n, ast.Call | ast.Lambda) for n in ast.walk(tree))
+
+
+def _as_body(code: str) -> str:
+    """A function body at four spaces. Its first line may have lost its indentation; where it has not, what
+    stands at the margin again is no longer the body."""
+    first, *rest = code.strip("\n").split("\n")
+    if not first[:1].isspace():
+        return textwrap.indent(first + "\n" + textwrap.dedent("\n".join(rest)), "    ")
+    body = [first, *takewhile(lambda line: not line[:1].strip(), rest)]
+    return textwrap.indent(textwrap.dedent("\n".join(body)), "    ")

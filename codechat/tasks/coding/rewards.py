@@ -1,0 +1,60 @@
+"""The reward of a program: what its tests' verdict is worth.
+
+    binary      1 where every test passes, else 0
+    fractional  the share of tests that pass
+    tiered      0 for nothing, or no Python; 0.05 where it raises; 0.15 where it runs and is wrong;
+                0.15 + 0.85 k/n for k of n tests; 1 for all
+
+A weak base hardly ever passes a whole problem, and under `binary` its groups have no variance; the rungs of
+`tiered` are what it can climb. Whatever the mode, `Score.correct` is every test, nothing less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from codechat.core.errors import ConfigError
+from codechat.data.synthetic import parsed
+
+if TYPE_CHECKING:
+    from codechat.sandbox import Verdict
+
+Mode = Literal["binary", "fractional", "tiered"]
+TIERS = ("empty", "unparseable", "raises", "none_passed", "some_passed", "all_passed")
+PARSEABLE, RUNNABLE = TIERS[2:], TIERS[3:]
+RAISES, RUNS = 0.05, 0.15
+WRONG = "assertion failed"
+
+
+def check_mode(mode: str) -> None:
+    if mode not in get_args(Mode):
+        raise ConfigError(f"reward {mode!r} is unknown; give binary, fractional or tiered")
+
+
+def tier_without_running(code: str) -> str | None:
+    """The tier of a program that need not be run, or None."""
+    if not code.strip():
+        return "empty"
+    return "unparseable" if parsed(code) is None else None
+
+
+def tier_of(verdict: Verdict) -> str:
+    """The tier of a program that ran. A test that came as far as its comparison makes it a program that runs;
+    running out of time, or not defining what is asked for, counts as raising."""
+    passed = sum(r.passed for r in verdict.results)
+    if passed:
+        return "all_passed" if passed == len(verdict.results) else "some_passed"
+    compared = any(r.reason.startswith(WRONG) for r in verdict.results)
+    return "none_passed" if compared else "raises"
+
+
+def tiered(tier: str, passed: int, tests: int) -> float:
+    """In [0, 1]; see the table above."""
+    steps = {"empty": 0.0, "unparseable": 0.0, "raises": RAISES, "none_passed": RUNS, "all_passed": 1.0}
+    return steps[tier] if tier in steps else RUNS + (1 - RUNS) * passed / tests
+
+
+def reward(mode: Mode, tier: str, passed: int, tests: int) -> float:
+    if mode == "tiered":
+        return tiered(tier, passed, tests)
+    return float(tier == "all_passed") if mode == "binary" else passed / max(tests, 1)

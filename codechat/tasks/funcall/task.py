@@ -1,0 +1,81 @@
+"""Function calling: one request, the tools that are offered, one call, judged by the staircase.
+
+Problems come from the toolbox (sampled, so any number of them) or from a file (`call_sources`). The same
+`score_call` gives the reward of training and the exact match of evaluation.
+
+Left out: problems whose right answer is several calls; the staircase judges one call and caps the rest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codechat.core import config
+from codechat.core.errors import ConfigError
+from codechat.data.sources import Ledger
+from codechat.tasks import toolbox
+from codechat.tasks.base import SPLITS, Message, Problem, Score
+from codechat.tasks.funcall import sources
+from codechat.tasks.funcall.staircase import TIERS, Staircase, score_call
+from codechat.text import chat
+
+__all__ = ["FuncallTask", "Staircase", "score_call"]
+
+DEFAULT_LIMIT = 500
+NO_CALL = "I have no function for that."
+
+
+class FuncallTask:
+    """source: "toolbox", or a file for `call_sources.read` (MissingFile, DataError). weights: the staircase.
+
+    levels, negatives_share: the mix of toolbox problems. tools_style: how the prompts of a file list tools.
+    ledger: what became of a file's rows, or None."""
+
+    name = "funcall"
+    tiers = TIERS
+
+    def __init__(
+        self,
+        source: str | Path = "toolbox",
+        weights: Staircase | Mapping[str, Any] | None = None,
+        levels: Sequence[int] = toolbox.LEVELS,
+        negatives_share: float = 0.0,
+        tools_style: str = "compact",
+    ) -> None:
+        if not 0 <= negatives_share <= 1:
+            raise ConfigError(f"negatives_share {negatives_share} is not a share; give a number from 0 to 1")
+        given = isinstance(weights, Staircase)
+        self.weights = weights if given else config.from_dict(Staircase, weights or {})
+        self.max_reward = self.weights.full
+        self.levels, self.negatives_share = tuple(levels), negatives_share
+        self.ledger: Ledger | None = None
+        self._rows: list[Problem] | None = None
+        if str(source) != "toolbox":
+            self._rows, self.ledger = sources.read(Path(source), tools_style)
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        """At most `limit` problems in the seed's order; without one DEFAULT_LIMIT, or all that a file has."""
+        if split not in SPLITS:
+            raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
+        if self._rows is None:
+            n = DEFAULT_LIMIT if limit is None else limit
+            return toolbox.problems(split, n, seed, levels=self.levels, negatives_share=self.negatives_share)
+        rows = [p for p in self._rows if p.split == split]
+        random.Random(seed).shuffle(rows)
+        return rows[:limit]
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        return problem.messages
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        return score_call(completion, problem.gold, self.weights)
+
+    def gold(self, problem: Problem) -> str:
+        """The source's own wording of a call where there is one: the gate then tries its call format too."""
+        if problem.gold is None:
+            return NO_CALL
+        own = problem.meta.get("gold_text")
+        return own or chat.format_call(problem.gold["name"], problem.gold["arguments"])

@@ -1,0 +1,158 @@
+"""`codechat data calls`: function calls -> conversations, copying drills, problems and behaviour probes.
+
+The embedded source is the toolbox; files and the hub are read by their columns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.data import public_rows, sources, synthetic
+from codechat.data.prepared import SPLITS, check_shares, print_ledgers, reasons, require_kind, write
+from codechat.data.sources import Ledger
+from codechat.tasks import toolbox
+from codechat.tasks.base import Problem
+
+Row = dict[str, Any]
+CALLS_HUB = "glaiveai/glaive-function-calling-v2"
+TOOLBOX_CALLS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallsConfig:
+    """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems funcall.SPLIT.jsonl,
+    behaviour probes probes.SPLIT.jsonl."""
+
+    source: str = opt("embedded", "embedded (the toolbox), hub, or a path: glaive's rows, conversations")
+    out: str = opt("data/sft", "directory to write")
+    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
+    max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
+    copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
+    problems: int = opt(4000, "training problems of the toolbox")
+    no_call_share: float = opt(
+        0.25, "share of the training problems in which no call is right; 0.4 of these ask for code"
+    )
+    eval_examples: int = opt(500, "conversations and problems of each split but train")
+    multi_turn_share: float = opt(0.25, "share of the toolbox conversations that go on after the call")
+    negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is right")
+    levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to draw it more often")
+    tools_style: str = opt("compact", "how a system prompt lists tools read from a file: compact or json")
+    probes: int = opt(64, "behaviour probes of each cell")
+    seed: int = opt(0, "seed of the toolbox")
+    max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+
+    def __post_init__(self) -> None:
+        check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost")
+        if self.tools_style not in ("compact", "json"):
+            raise ConfigError(f"tools_style is {self.tools_style!r}; it takes compact or json")
+
+
+def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
+    """Write calls, problems and probes; returns the manifest of the directory. Raises UserError."""
+    out = Path(cfg.out)
+    require_kind(out, "conversations")
+    ledgers: list[Ledger] = []
+    try:
+        files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _read_files(cfg, ledgers)
+        for ledger in ledgers:
+            ledger.check()
+    finally:
+        print_ledgers(ledgers)
+    return write(out, files | _probe_files(cfg), ledgers, cfg)
+
+
+def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    ledger = Ledger("toolbox")
+    ledgers.append(ledger)
+    files: dict[str, list[Row]] = {}
+    held_out = dict.fromkeys(SPLITS[1:], cfg.eval_examples)
+    shares = {"multi_turn_share": cfg.multi_turn_share, "negatives_share": cfg.negatives_share}
+    conversations = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
+    for split, n in {"train": conversations, **held_out}.items():
+        made = toolbox.dialogues(split, n, cfg.seed, levels=cfg.levels, **shares)
+        files[f"calls.{split}"] = list(ledger.counted(made))
+    if cfg.copies:
+        for split, n in {"train": cfg.copies, **held_out}.items():
+            files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
+    files["funcall.train"] = _training_problems(cfg)
+    for split, n in {**held_out, "test_hard": cfg.eval_examples}.items():
+        problems = toolbox.problems(split, n, cfg.seed, levels=cfg.levels)
+        files[f"funcall.{split}"] = list(map(_problem_row, problems))
+    return files
+
+
+def _training_problems(cfg: CallsConfig) -> list[Row]:
+    """Requests for tools, some of which no call serves, and code questions. On calls alone the policy learns to call always."""
+    n_code = round(0.4 * cfg.no_call_share * cfg.problems)
+    unserved = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
+    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, levels=cfg.levels, negatives_share=unserved)
+    rng, rows = random.Random(f"training problems {cfg.seed}"), list(map(_problem_row, calls))
+    for i, request in enumerate(_code_requests({"train": n_code})["train"]):
+        present = rng.random() < 0.5
+        system = toolbox.tools_system(rng) if present else toolbox.neutral_system(rng)
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
+        rows.append(
+            {
+                "id": f"code-train-{cfg.seed}-{i}",
+                "messages": messages,
+                "gold": None,
+                "split": "train",
+                "meta": {"asked": "code", "tools_present": present},
+            }
+        )
+    rng.shuffle(rows)
+    return rows
+
+
+def _code_requests(wanted: Mapping[str, int]) -> dict[str, list[str]]:
+    """So many requests for code of each split, from functions that belong to it."""
+    found: dict[str, list[str]] = {split: [] for split in wanted}
+    if not any(wanted.values()):
+        return found
+    documents = sources.embedded_python(Ledger("python files", sources.PYTHON_REASONS))
+    for row in synthetic.code_rows(documents, Ledger("functions")):
+        split = row["meta"]["split"]
+        if split in found and len(found[split]) < wanted[split]:
+            found[split].append(row["messages"][0]["content"])
+        if all(len(found[s]) == n for s, n in wanted.items()):
+            break
+    return found
+
+
+def _problem_row(problem: Problem) -> Row:
+    return {
+        "id": problem.id,
+        "messages": problem.messages,
+        "gold": problem.gold,
+        "split": problem.split,
+        "meta": dict(problem.meta),
+    }
+
+
+def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
+    origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
+    ledger = Ledger(origin, reasons(public_rows.CALL_REASONS, cfg))
+    ledgers.append(ledger)
+    raw = sources.hub_rows(CALLS_HUB) if cfg.source == "hub" else sources.local_rows(Path(cfg.source))
+    rows = list(islice(public_rows.call_rows(raw, origin, ledger, cfg.tools_style), cfg.max_examples))
+    problems = [problem for row in rows if (problem := public_rows.call_problem(row)) is not None]
+    files = {f"calls.{split}": [r for r in rows if r["meta"]["split"] == split] for split in SPLITS}
+    return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
+
+
+def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
+    """Probes of the select and test splits; the code that they ask for comes from functions that training
+    never sees."""
+    if not cfg.probes:
+        return {}
+    requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
+    return {
+        f"probes.{split}": toolbox.probes(split, 5 * cfg.probes, cfg.seed, found) for split, found in requests.items()
+    }

@@ -1,0 +1,277 @@
+"""The protocol: messages <-> token ids, the loss mask, and where a completion ends.
+
+A message is {"role": "system" | "user" | "assistant" | "function", "content": str} and becomes
+
+    {tag}\n{content}\n<|end|>\n
+
+with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tuning, sampling, evaluation,
+the REPLs and exports call `render` and `prompt`. There are two tag modes. "reserved": one id per tag, n_vocab
++ its index in TAGS, so that no user text can forge a turn. "text": tags are spelled in ordinary tokens, and
+content that holds one is refused. The inline <functioncall> is a tag too, but only where the assistant wrote
+it.
+
+Tags, line ends and contents are tokenised apart, so the ids of a prompt are a prefix of the ids of the whole
+conversation; and a stop is a sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
+
+Only what the assistant writes carries loss, in all its turns: content, the line end behind it and <|end|>.
+The grammar of calls is in calls.py; its names are offered here. A third mode, "template", takes the layout of an
+imported model from its own chat template (template.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from codechat.core.errors import ConfigError, DataError
+from codechat.text import hf_chat_template
+from codechat.text.tokenizer import Tokenizer
+from codechat.text.tool_calls import CALL_TAG, FORMS, READABLE, TAGS, Call, format_call, parse_calls, tools_prompt
+
+__all__ = [
+    "CALL_TAG",
+    "FORMS",
+    "MODES",
+    "N_TAGS",
+    "READABLE",
+    "ROLES",
+    "TAGS",
+    "Call",
+    "Rendered",
+    "Span",
+    "between_turns",
+    "completion_ids",
+    "completion_text",
+    "decode",
+    "format_call",
+    "parse_calls",
+    "prompt",
+    "render",
+    "stop_sequences",
+    "tools_prompt",
+]
+
+Message = Mapping[str, str]
+
+MODES = ("reserved", "text")
+TEMPLATE = "template"
+N_TAGS = len(TAGS)
+ROLES = ("system", "user", "assistant", "function")
+TAG_OF = dict(zip(ROLES, TAGS))
+END_TAG = "<|end|>"
+# What other projects call our roles, for the error message.
+_OTHER_NAMES = {
+    "tool": "function",
+    "function_response": "function",
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "developer": "system",
+}
+
+
+class Span(NamedTuple):
+    """Where a turn lies in the ids: [start, end) from its tag to the line end behind <|end|>, its content at
+    [body_start, body_end). An assistant turn carries loss from body_start on, up to that last line end."""
+
+    role: str
+    start: int
+    end: int
+    body_start: int
+    body_end: int
+
+
+class Rendered(NamedTuple):
+    """A conversation as ids; loss_mask is 1 for ids that are to be predicted, else 0; a span per message."""
+
+    ids: list[int]
+    loss_mask: list[int]
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The fixed ids of one tokenizer and tag mode."""
+
+    heads: dict[str, list[int]]  # role -> tag and line end
+    line_end: list[int]
+    end_tag: list[int]
+    call_tag: list[int]
+    forbidden: dict[str, tuple[str, ...]]  # role -> tags that its content may not hold
+
+
+@lru_cache(maxsize=64)
+def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
+    if tags not in MODES:
+        raise ConfigError(f"tags {tags!r} is no tag mode; give one of {', '.join((*MODES, TEMPLATE))}")
+    reserved = tags == "reserved"
+    ids = {tag: [tokenizer.n_vocab + i] if reserved else tokenizer.encode(tag) for i, tag in enumerate(TAGS)}
+    line_end = tokenizer.encode("\n")
+    turn_tags = tuple(tag for tag in TAGS if tag != CALL_TAG)
+    return _Layout(
+        heads={role: ids[tag] + line_end for role, tag in TAG_OF.items()},
+        line_end=line_end,
+        end_tag=ids[END_TAG],
+        call_tag=ids[CALL_TAG],
+        forbidden={role: () if reserved else turn_tags if role == "assistant" else TAGS for role in ROLES},
+    )
+
+
+def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
+    """A conversation to train on. Raises DataError for an unknown role, content that is no string, no
+    message, no assistant turn, and in text mode content that holds a tag; ConfigError for an unknown mode."""
+    rendered = _rendered(messages, tokenizer, tags)
+    if not any(span.role == "assistant" for span in rendered.spans):
+        roles = ", ".join(span.role for span in rendered.spans)
+        raise DataError(f"a conversation of {roles} has no assistant turn to learn from; add one or drop it")
+    return rendered
+
+
+def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
+    """Ids up to where the assistant begins to write: the turns, its tag and a line end. Raises as `render`,
+    but needs no assistant turn; the last message must not be one."""
+    rendered = _rendered(messages, tokenizer, tags, prompt=True)
+    if rendered.spans[-1].role == "assistant":
+        raise DataError("the last message is the assistant's; a prompt ends with another role; leave it out")
+    return rendered.ids
+
+
+def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
+    """Ids from behind a sampled answer's closing tag to where the next answer begins, with `messages` in between.
+
+    `prompt` + what was sampled + these = `prompt` of the whole conversation, so that no earlier turn is tokenised again. Raises as `render`."""
+    if tags == TEMPLATE:
+        ids, turns = hf_chat_template.encode(
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, *messages], tokenizer, prompt=True
+        )
+        return ids[turns[1][3] :]
+    layout = _layout(tokenizer, tags)
+    return layout.line_end + _turns(messages, tokenizer, layout).ids + layout.heads["assistant"]
+
+
+def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
+    """What a policy would have sampled for this assistant content: `prompt` + these + line end = `render`."""
+    if tags == TEMPLATE:
+        hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
+        return tokenizer.encode_special(content)[0] + list(hf_chat_template.closing(tokenizer))
+    layout = _layout(tokenizer, tags)
+    _check_content(content, "assistant", layout, "the completion")
+    return _body(content, "assistant", tokenizer, layout) + layout.line_end + layout.end_tag
+
+
+def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
+    """The id sequences that end a completion: that of <|end|>, or of what closes an answer in the model's own template."""
+    if tags == TEMPLATE:
+        return (hf_chat_template.closing(tokenizer),)
+    return (tuple(_layout(tokenizer, tags).end_tag),)
+
+
+def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Text of ids in either mode, reserved ids spelled as their tags. DataError for ids beyond the tags."""
+    pieces, run = [], []
+    for token in map(int, ids):
+        if token < tokenizer.n_vocab:
+            run.append(token)
+            continue
+        pieces += [tokenizer.decode(run), _tag_of(token - tokenizer.n_vocab, tokenizer)]
+        run = []
+    return "".join([*pieces, tokenizer.decode(run)])
+
+
+def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
+    """Content of a sampled completion: without the closing tag and the line end before it, if there."""
+    end_tag = list(stop_sequences(tokenizer, tags)[0])
+    ids = list(map(int, ids))
+    if ids[-len(end_tag) :] != end_tag:
+        return decode(ids, tokenizer)
+    return decode(ids[: -len(end_tag)], tokenizer).removesuffix("" if tags == TEMPLATE else "\n")
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False) -> Rendered:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError(f"a conversation is a list of at least one message; got {str(messages)[:80]!r}")
+    if tags == TEMPLATE:
+        return _templated(messages, tokenizer, prompt)
+    layout = _layout(tokenizer, tags)
+    rendered = _turns(messages, tokenizer, layout)
+    return rendered._replace(ids=rendered.ids + layout.heads["assistant"]) if prompt else rendered
+
+
+def _templated(messages: Sequence[Message], tokenizer: Tokenizer, prompt: bool) -> Rendered:
+    for number, message in enumerate(messages):
+        _check_role(message, number)
+    hf_chat_template.closing(tokenizer)  # refuses a template whose answers nothing ends
+    ids, turns = hf_chat_template.encode(messages, tokenizer, prompt=prompt)
+    spans, loss_mask = [], [0] * len(ids)
+    for message, (start, body, body_end, closed, end) in zip(messages, turns):
+        spans.append(Span(message["role"], start, end, body, body_end))
+        if message["role"] == "assistant":
+            loss_mask[body:closed] = [1] * (closed - body)
+    return Rendered(ids, loss_mask, spans)
+
+
+def _turns(messages: Sequence[Message], tokenizer: Tokenizer, layout: _Layout) -> Rendered:
+    ids: list[int] = []
+    loss_mask: list[int] = []
+    spans = []
+    tail = layout.line_end + layout.end_tag + layout.line_end
+    for number, message in enumerate(messages):
+        role, content = _checked(message, number, layout)
+        body = _body(content, role, tokenizer, layout)
+        start, body_start = len(ids), len(ids) + len(layout.heads[role])
+        ids += layout.heads[role] + body + tail
+        spans.append(Span(role, start, len(ids), body_start, body_start + len(body)))
+        supervised = len(ids) - len(layout.line_end) - body_start if role == "assistant" else 0
+        loss_mask += [0] * (body_start - start) + [1] * supervised
+        loss_mask += [0] * (len(ids) - len(loss_mask))
+    return Rendered(ids, loss_mask, spans)
+
+
+def _body(content: str, role: str, tokenizer: Tokenizer, layout: _Layout) -> list[int]:
+    if role != "assistant" or CALL_TAG not in content:
+        return tokenizer.encode(content)
+    first, *rest = content.split(CALL_TAG)
+    ids = tokenizer.encode(first)
+    for piece in rest:
+        ids += layout.call_tag + tokenizer.encode(piece)
+    return ids
+
+
+def _checked(message: Message, number: int, layout: _Layout) -> tuple[str, str]:
+    role, content = _check_role(message, number), message["content"]
+    _check_content(content, role, layout, f"message {number} ({role})")
+    return role, content
+
+
+def _check_role(message: Message, number: int) -> str:
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        raise DataError(f"message {number} is {str(message)[:80]!r}; it needs a role and a content")
+    role = message["role"]
+    if role not in ROLES:
+        remedy = f"rename it to {_OTHER_NAMES.get(str(role), 'one of them')}"
+        raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")
+    return role
+
+
+def _check_content(content: str, role: str, layout: _Layout, where: str) -> None:
+    if not isinstance(content, str):
+        raise DataError(f"{where} has content of type {type(content).__name__}; a string is needed")
+    for tag in layout.forbidden[role]:
+        if tag in content:
+            raise DataError(
+                f"{where} holds the tag {tag}, which would forge a turn in text mode; take it "
+                'out or use tags="reserved"'
+            )
+
+
+def _tag_of(index: int, tokenizer: Tokenizer) -> str:
+    if index >= N_TAGS:
+        last = tokenizer.n_vocab + N_TAGS - 1
+        raise DataError(
+            f"id {tokenizer.n_vocab + index} is neither token nor tag; {tokenizer.spec} and the "
+            f"tags end at {last}; use the tokenizer that made the ids"
+        )
+    return TAGS[index]

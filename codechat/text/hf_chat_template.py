@@ -1,0 +1,180 @@
+"""Conversations in the layout of an imported model: its own jinja chat template, the third mode of `chat`.
+
+A template is rendered twice: with a placeholder for each content, which shows where contents lie, and with the contents themselves, which must
+give the same text with the placeholders filled. A template that does more with contents than to trim them or to write them as json strings
+(drops the reasoning of earlier turns, joins messages) is refused for that conversation, since nothing could be masked reliably.
+
+The whole text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token: what a
+policy samples starts there, so prompts stay prefixes of conversations. Content that holds a special token is refused: it would forge a turn;
+the assistant may write those that the layout does not use. The role "function" is called "tool" there.
+
+Left out: tools and documents arguments; today's date (`strftime_now` is not defined: a prompt must not depend on the day it is made).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from codechat.core.errors import ConfigError, DataError
+from codechat.text.imported_tokenizer import ImportedTokenizer
+
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")  # transformers' marks for masks; nothing for the text
+_MARK = "\ue000{}\ue001"
+_MARKED = re.compile("\ue000([0-9]+)\ue001")
+
+
+class Turn(NamedTuple):
+    """Where a message lies in the text: [start, end), its content at [body, body_end), and its closing token ends at `closed`."""
+
+    start: int
+    body: int
+    body_end: int
+    closed: int
+    end: int
+
+
+def lay_out(
+    messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, *, prompt: bool = False
+) -> tuple[str, list[Turn]]:
+    """The text of a conversation and its turns; prompt: up to where the assistant begins to write."""
+    marks = [{**message, "content": _MARK.format(i)} for i, message in enumerate(messages)]
+    layout, text = (_fill(m, tokenizer, prompt) for m in (marks, messages))
+    if [int(i) for i in _MARKED.findall(layout)] != list(range(len(messages))):
+        raise DataError(
+            f"the chat template of {tokenizer.spec} leaves out or moves messages; give roles in the order that it was made for"
+        )
+    pieces = _MARKED.split(layout)  # text, number, text, number, ..., text
+    pieces[1::2] = _written(pieces, [message["content"] for message in messages], text)
+    if "".join(pieces) != text:
+        raise DataError(
+            f"the chat template of {tokenizer.spec} changes the contents of this conversation; "
+            "take out what it treats apart, such as reasoning"
+        )
+    return text, _turns(pieces, tokenizer)
+
+
+def _written(pieces: list[str], contents: list[str], text: str) -> list[str]:
+    """Each content as the template wrote it: as it is, trimmed, or as the inside of a json string."""
+    out, at = [], len(pieces[0])
+    for content, between in zip(contents, pieces[2::2]):
+        ways = (
+            content,
+            content.strip(),
+            content.strip("\n"),
+            content.lstrip("\n"),
+            json.dumps(content, ensure_ascii=False)[1:-1],
+        )
+        out.append(next((way for way in ways if text.startswith(way + between, at)), content))
+        at += len(out[-1] + between)
+    return out
+
+
+def _turns(pieces: list[str], tokenizer: ImportedTokenizer) -> list[Turn]:
+    turns, start, at = [], 0, len(pieces[0])
+    for content, between in zip(pieces[1::2], pieces[2::2]):
+        body_end = at + len(content)
+        stop = _specials(tokenizer).search(between)
+        closed = body_end + (stop.end() if stop else 0)
+        after = between[closed - body_end :]
+        end = closed + len(after) - len(after.lstrip())
+        turns.append(Turn(start, at, body_end, closed, end))
+        start, at = end, body_end + len(between)
+    return turns
+
+
+def encode(
+    messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, *, prompt: bool = False
+) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Ids, and for each message its Turn in ids instead of characters."""
+    for number, message in enumerate(messages):
+        check_content(message["content"], message["role"], tokenizer, f"message {number} ({message['role']})")
+    text, turns = lay_out(messages, tokenizer, prompt=prompt)
+    mine = [t for t, message in zip(turns, messages) if message["role"] == "assistant"]
+    cuts = sorted({0, len(text), *(place for t in mine for place in (t.body, t.body_end, t.closed))})
+    ids: list[int] = []
+    starts: list[int] = []  # the character where each id begins
+    for start, stop in zip(cuts, cuts[1:]):
+        found, places = tokenizer.encode_special(text[start:stop])
+        ids += found
+        starts += [start + place for place in places]
+    return ids, [tuple(bisect_left(starts, place) for place in turn) for turn in turns]
+
+
+@lru_cache(maxsize=16)
+def closing(tokenizer: ImportedTokenizer) -> tuple[int, ...]:
+    """The ids that end what the assistant writes."""
+    text, (_, turn) = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], tokenizer)
+    if turn.closed == turn.body_end:
+        raise DataError(
+            f"the chat template of {tokenizer.spec} closes an answer with no special token, so nothing would stop it; "
+            "import with --tags text"
+        )
+    return tuple(tokenizer.encode_special(text[turn.body_end : turn.closed])[0])
+
+
+def check_content(content: Any, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
+    if not isinstance(content, str):
+        raise DataError(f"{where} has content of type {type(content).__name__}; a string is needed")
+    if found := (_structural(tokenizer) if role == "assistant" else _specials(tokenizer)).search(content):
+        raise DataError(
+            f"{where} holds the special token {found[0]} of {tokenizer.spec}, which would forge a turn; take it out"
+        )
+
+
+@lru_cache(maxsize=16)
+def _specials(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
+    return _any_of(tokenizer.special_tokens)
+
+
+@lru_cache(maxsize=16)
+def _structural(tokenizer: ImportedTokenizer) -> re.Pattern[str]:
+    """The special tokens that the layout uses, or that begin and end a text."""
+    talk = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    text, _ = lay_out(talk, tokenizer, prompt=True)
+    return _any_of({*_specials(tokenizer).findall(text), *tokenizer.saved["special"].values()})
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+@lru_cache(maxsize=16)
+def _compiled(tokenizer: ImportedTokenizer) -> Any:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # a template is somebody else's program
+
+    if not getattr(tokenizer, "template", None):
+        raise ConfigError(f'tokenizer {tokenizer.spec} has no chat template; use tags "reserved" or "text"')
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = _refuse
+    text = _GENERATION.sub(lambda m: f"{{%{m[1]} {'endif' if m[2] else 'if true'} {m[3]}%}}", tokenizer.template)
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateError as error:
+        raise DataError(
+            f"the chat template of {tokenizer.spec} cannot be read ({error}); import with --tags text"
+        ) from None
+
+
+def _refuse(message: str) -> None:
+    raise DataError(f"the chat template refuses the conversation: {message}")
+
+
+def _fill(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, prompt: bool) -> str:
+    import jinja2
+
+    renamed = [
+        {**message, "role": "tool" if message["role"] == "function" else message["role"]} for message in messages
+    ]
+    try:
+        return _compiled(tokenizer).render(messages=renamed, add_generation_prompt=prompt, **tokenizer.saved["special"])
+    except jinja2.TemplateError as error:
+        raise DataError(f"the chat template of {tokenizer.spec} cannot render the conversation ({error})") from None

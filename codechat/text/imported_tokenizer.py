@@ -1,0 +1,171 @@
+"""Tokenizers of imported models: a tokenizer.json read by the `tokenizers` package, with the model's own special tokens and chat template.
+
+The whole file travels in the checkpoint's meta.json (a few megabytes), so that a run needs no directory beside it.
+
+`encode` takes text as ordinary text: special tokens in it are spelled out, so no document forges a turn. Added tokens that the model does not call
+special (<think>, <tool_call>) are single ids everywhere, as the model was trained. `encode_special` is for text that a chat template made.
+
+Left out: tokenizer.model files of SentencePiece without a tokenizer.json; begin-of-text tokens on ordinary text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codechat.core.errors import DataError, MissingFile
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@lru_cache(maxsize=1)
+def byte_letters() -> list[str]:
+    """The printable character that byte-level vocabularies spell each byte with: itself where it is one, else 256, 257, ..."""
+    printable = {b for b in range(256) if chr(b).isprintable() and chr(b) != " "}
+    others = iter(range(256, 512))
+    return [chr(b if b in printable else next(others)) for b in range(256)]
+
+
+class ImportedTokenizer:
+    """`saved` is what `to_dict` returns: spec, json (the text of tokenizer.json), special ({"eos_token": text, ...}), and template or None."""
+
+    def __init__(self, saved: dict[str, Any]) -> None:
+        self.saved, self.spec = saved, saved["spec"]
+        self._plain, self._special = self._make(), self._make()
+        self._plain.encode_special_tokens = True
+        self._ids: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
+        self.n_vocab = max(self._ids.values()) + 1
+        self._added = {i: token for i, token in self._plain.get_added_tokens_decoder().items()}
+        self.special_tokens = {token.content: i for i, token in self._added.items() if token.special}
+        eos = saved["special"].get("eos_token")
+        if eos not in self._ids:
+            raise DataError(
+                f"{self.spec}: end of text {eos!r} is no token of tokenizer.json; name one as eos_token in tokenizer_config.json"
+            )
+        self.eot_id = self._ids[eos]
+
+    def _make(self) -> Any:
+        import tokenizers  # here: only imported models need it
+
+        try:
+            return tokenizers.Tokenizer.from_str(self.saved["json"])
+        except Exception as error:  # the package raises nothing more precise
+            raise DataError(
+                f"{self.spec} is no tokenizer.json that tokenizers {tokenizers.__version__} reads ({error}); download it again"
+            ) from None
+
+    @property
+    def template(self) -> str | None:
+        """The model's jinja chat template."""
+        return self.saved.get("template")
+
+    def encode(self, text: str) -> list[int]:
+        return self._plain.encode(_valid(text), add_special_tokens=False).ids
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [
+            np.array(found.ids, dtype=np.uint32)
+            for found in self._plain.encode_batch([_valid(text) for text in texts], add_special_tokens=False)
+        ]
+
+    def encode_special(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of text in which special tokens are themselves, and the character where each begins."""
+        found = self._special.encode(_valid(text), add_special_tokens=False)
+        return found.ids, [start for start, _ in found.offsets]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self._check(ids)
+        return self._plain.decode(list(map(int, ids)), skip_special_tokens=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        self._check([token])
+        if token in self._added:
+            return self._added[token].content.encode()
+        text = self._plain.id_to_token(token)
+        if text is None:  # a gap in the vocabulary
+            return b""
+        if self._byte_level:
+            return bytes(map(byte_letters().index, text))
+        if match := _BYTE.fullmatch(text):
+            return bytes.fromhex(match[1])
+        return text.replace("\u2581", " ").encode()
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(json.loads(self.saved["json"]).get("decoder"))
+
+    def _check(self, ids: Sequence[int]) -> None:
+        bad = next((int(i) for i in ids if not 0 <= i < self.n_vocab), None)
+        if bad is not None:
+            raise DataError(
+                f"id {bad} is not in the vocabulary of {self.spec} (0 to {self.n_vocab - 1}); use the tokenizer that made the ids"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.saved
+
+    def __reduce__(self) -> tuple[Callable[..., ImportedTokenizer], tuple[dict[str, Any]]]:
+        return ImportedTokenizer, (self.saved,)
+
+
+def read(place: Path) -> dict[str, Any]:
+    """`saved` of a directory with tokenizer.json, or of that file; the files beside it are read where they are there."""
+    path = place / "tokenizer.json" if place.is_dir() else place
+    if not path.is_file():
+        raise MissingFile(
+            f"no {path}; give hf:DIR with a tokenizer.json, or convert the model's tokenizer with transformers' save_pretrained"
+        )
+    about = {
+        name: _object(path.parent / f"{name}.json") for name in ("tokenizer_config", "config", "generation_config")
+    }
+    text = path.read_text(encoding="utf-8")
+    special = {
+        key: _content(about["tokenizer_config"].get(key))
+        for key in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    if special["eos_token"] is None:
+        special["eos_token"] = _named(
+            text, about["generation_config"].get("eos_token_id", about["config"].get("eos_token_id"))
+        )
+    jinja = path.parent / "chat_template.jinja"
+    template = jinja.read_text(encoding="utf-8") if jinja.is_file() else about["tokenizer_config"].get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return {
+        "spec": f"hf:{place.name}",
+        "json": text,
+        "special": {k: v for k, v in special.items() if v},
+        "template": template,
+    }
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not json ({error}); download it again") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _content(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _named(text: str, token: Any) -> str | None:
+    """The added token of an id, or of the first of several."""
+    wanted = token[0] if isinstance(token, list) and token else token
+    added = json.loads(text).get("added_tokens") or []
+    return next((entry["content"] for entry in added if entry["id"] == wanted), None)
+
+
+def _valid(text: str) -> str:
+    """Lone surrogates become U+FFFD, as in every tokenizer here."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

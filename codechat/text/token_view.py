@@ -1,0 +1,248 @@
+"""Tokens with a value each, as a picture: HTML, terminal colours, or plain text.
+
+A picture adds nothing to the text and loses nothing of it: what has colour, read off the page, is exactly
+what has a value. Tokens are data from a model or a user, so none can become markup or steer a terminal.
+
+Left out: scripts, fonts and files of their own; the HTML is one string that works offline, in a notebook and
+in a report."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Literal
+
+from codechat.core.errors import DataError
+from codechat.text import chat
+from codechat.text.tokenizer import Tokenizer
+
+Kind = Literal["mask", "advantage", "gradient", "value"]
+
+# Okabe-Ito colours (red, green, blue): for values above and below zero.
+COLOURS = {
+    "mask": ((0, 158, 115), (0, 158, 115)),
+    "advantage": ((0, 114, 178), (213, 94, 0)),
+    "gradient": ((204, 121, 167), (204, 121, 167)),
+    "value": ((230, 159, 0), (86, 180, 233)),
+}
+LEGENDS = {
+    "mask": "green: supervised, carries loss",
+    "advantage": "blue: advantage above 0, made likelier; orange: below 0, made unlikelier",
+    "gradient": "pink: share of the gradient",
+    "value": "orange: above 0; blue: below 0",
+}
+# A dark page and a light one both show through a translucent colour, so text keeps the reader's own colour.
+FAINTEST, STRONGEST = 0.12, 0.6
+LINE_END = "\u23ce"  # shown where a token holds a line break
+STYLE = """
+.xray{font:14px/1.7 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;max-width:72em}
+.xray .xray-text{white-space:pre-wrap;overflow-wrap:anywhere;padding:.6em .8em;border-radius:6px;
+  border:1px solid rgba(128,128,128,.4)}
+.xray .xray-text span{border-radius:3px;padding:.12em 0;unicode-bidi:isolate;
+  box-shadow:inset 1px 0 rgba(128,128,128,.3)}
+.xray i::before{content:"\\23ce";opacity:.55;font-style:normal}
+.xray .xray-tag{font-weight:bold}
+.xray p{margin:.4em 0;font-family:system-ui,sans-serif}
+.xray table{border-collapse:collapse;font-family:system-ui,sans-serif;font-size:13px}
+.xray td,.xray th{padding:.1em .8em .1em 0;text-align:right}
+.xray td:first-child,.xray th:first-child{text-align:left}
+"""
+
+
+@dataclass(frozen=True)
+class XRay:
+    """T tokens with a value each. texts: what each token adds to the text, so that their concatenation is the
+    text. mask: 0 or 1 per token. values of the other kinds: signed, 0 shows no colour."""
+
+    kind: Kind
+    ids: list[int]
+    texts: list[str]
+    values: list[float]
+    roles: list[str]
+    tags: list[bool]
+
+    def coloured(self) -> str:
+        """The text of the tokens that have colour, and nothing else."""
+        return "".join(text for text, value in zip(self.texts, self.values) if value)
+
+    def by_role(self) -> dict[str, tuple[int, int]]:
+        """(coloured tokens, tokens) of each role, in order of appearance."""
+        counts: dict[str, tuple[int, int]] = {}
+        for role, value in zip(self.roles, self.values):
+            some, every = counts.get(role, (0, 0))
+            counts[role] = (some + bool(value), every + 1)
+        return counts
+
+    def summary(self) -> list[tuple[str, int, int, float]]:
+        """Rows (role, coloured tokens, tokens, sum of values), a last one for all."""
+        rows = [
+            (role, some, every, sum(v for r, v in zip(self.roles, self.values) if r == role))
+            for role, (some, every) in self.by_role().items()
+        ]
+        return [*rows, ("all", sum(bool(v) for v in self.values), len(self.ids), sum(self.values))]
+
+    def top(self, n: int = 10) -> list[int]:
+        """Places of the n largest values in size, largest first; zeros are left out."""
+        order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
+        return [i for i in order[:n] if self.values[i]]
+
+    def html(self) -> str:
+        """A self-contained fragment: no script, no outside file; readable on light and dark pages."""
+        spans = "".join(map(self._span, range(len(self.ids))))
+        return (
+            f'<div class="xray"><style>{STYLE}</style><p>{escape(LEGENDS[self.kind])}</p>'
+            f'<div class="xray-text">{spans}</div>{self._html_table()}</div>'
+        )
+
+    _repr_html_ = html
+
+    def page(self, title: str = "x-ray") -> str:
+        """`html` as a whole document."""
+        return (
+            '<!doctype html><html lang="en"><meta charset="utf-8">'
+            f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
+            f'<body style="margin:2em;background:Canvas;color:CanvasText">{self.html()}</body></html>'
+        )
+
+    def terminal(self, colour: bool = True) -> str:
+        """The text with a background per token; without colour, [[ ]] around what has a value. A table
+        follows."""
+        body = self._ansi() if colour else self._bracketed()
+        legend = LEGENDS[self.kind] if colour else f"[[ ]]: {self._meaning()}"
+        return f"{legend}\n\n{body}\n\n{self.table()}"
+
+    def __str__(self) -> str:
+        return self.terminal(colour=False)
+
+    def _meaning(self) -> str:
+        return {"mask": "supervised", "gradient": "has a share of the gradient"}.get(
+            self.kind, f"{self.kind} other than 0"
+        )
+
+    def _strength(self, value: float) -> float:
+        """0 for no colour, else FAINTEST..STRONGEST by size; the mask has one strength."""
+        if not value:
+            return 0.0
+        share = 0.5 if self.kind == "mask" else abs(value) / self._largest
+        return FAINTEST + (STRONGEST - FAINTEST) * share
+
+    @cached_property
+    def _largest(self) -> float:
+        return max(map(abs, self.values))
+
+    def _colour(self, value: float) -> tuple[int, int, int]:
+        return COLOURS[self.kind][value < 0]
+
+    def _span(self, i: int) -> str:
+        value, text = self.values[i], visible(self.texts[i])
+        attributes = ' class="xray-tag"' if self.tags[i] else ""
+        if value:
+            rgb = ",".join(map(str, self._colour(value)))
+            attributes += f' style="background:rgba({rgb},{self._strength(value):.2f})"'
+        shown = escape(text).replace("\n", "<i></i>\n")  # the style draws the sign, so that the text stays as it is
+        return f'<span{attributes} title="{escape(self._tip(i))}">{shown}</span>'
+
+    def _tip(self, i: int) -> str:
+        what = (
+            ("supervised" if self.values[i] else "not supervised")
+            if self.kind == "mask"
+            else f"{self.kind} {self.values[i]:.4g}"
+        )
+        return f"token {i}, id {self.ids[i]}, {self.roles[i]}, {what}"
+
+    def _html_table(self) -> str:
+        last = "" if self.kind == "mask" else "<th>sum</th>"
+        rows = "".join(
+            f"<tr><td>{escape(role)}</td><td>{some}</td><td>{every}</td><td>{_percent(some, every)}</td>"
+            + (f"<td>{total:.4g}</td>" if last else "")
+            + "</tr>"
+            for role, some, every, total in self.summary()
+        )
+        head = f"<tr><th>role</th><th>{self._column()}</th><th>tokens</th><th>share</th>{last}</tr>"
+        return f"<table>{head}{rows}</table>"
+
+    def _column(self) -> str:
+        return "supervised" if self.kind == "mask" else "not 0"
+
+    def _ansi(self) -> str:
+        return "".join(map(self._painted, range(len(self.ids))))
+
+    def _painted(self, i: int) -> str:
+        """One token in terminal colours: black on a pastel, whatever the terminal's own colours. They end
+        before each line break, or the terminal would fill the rest of the line."""
+        if not self.texts[i]:
+            return ""
+        white = min(1.0, 1.4 * self._strength(self.values[i]))
+        rgb = ";".join(str(round(255 - (255 - c) * white)) for c in self._colour(self.values[i]))
+        start = f"\x1b[30;48;2;{rgb}m" if self.values[i] else "\x1b[2m"
+        return start + visible(self.texts[i]).replace("\n", f"{LINE_END}\x1b[0m\n{start}") + "\x1b[0m"
+
+    def _bracketed(self) -> str:
+        out, inside = "", False
+        for text, value in zip(self.texts, self.values):
+            if bool(value) != inside and text:
+                out, inside = out + ("[[" if value else "]]"), bool(value)
+            out += visible(text)
+        return out + ("]]" if inside else "")
+
+    def table(self) -> str:
+        """Tokens with colour by role; for values other than a mask also the largest ones."""
+        lines = [
+            f"{'role':<12}{self._column():>11}{'tokens':>9}{'share':>8}"
+            + ("" if self.kind == "mask" else f"{'sum':>12}")
+        ]
+        for role, some, every, total in self.summary():
+            lines.append(
+                f"{role:<12}{some:>11}{every:>9}{_percent(some, every):>8}"
+                + ("" if self.kind == "mask" else f"{total:>12.4g}")
+            )
+        if self.kind != "mask":
+            lines += ["", f"largest: {self.kind}, place, token"]
+            lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in self.top()]
+        return "\n".join(lines)
+
+
+def visible(text: str) -> str:
+    """Control characters as pictures: a token must steer neither a terminal nor a browser. Tabs and line
+    breaks stay."""
+    return "".join(
+        chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
+        for c in text
+    )
+
+
+def _percent(some: int, every: int) -> str:
+    return f"{100 * some / every:.0f} %" if every else ""
+
+
+def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """What each id adds to the text: a character of several tokens appears with its last one, so that "".join
+    is the whole text."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts: list[str] = []
+    for token in ids:
+        if token < tokenizer.n_vocab:
+            texts.append(decoder.decode(tokenizer.token_bytes(token)))
+            continue
+        if texts:
+            texts[-1] += decoder.decode(b"", final=True)
+        decoder.reset()
+        texts.append(chat.decode([token], tokenizer))
+    if texts:
+        texts[-1] += decoder.decode(b"", final=True)
+    return texts
+
+
+def picture(
+    kind: Kind, ids: Sequence[int], values: Sequence[float], tokenizer: Tokenizer, roles: Sequence[str]
+) -> XRay:
+    """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
+    for i, value in enumerate(values):
+        if not math.isfinite(value):
+            raise DataError(f"{kind} of token {i} is {value}; only finite numbers can be shown")
+    tags = [token >= tokenizer.n_vocab for token in ids]
+    return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles), tags)

