@@ -4,13 +4,13 @@ What notebooks use is here by name (`from codechat import GPT, chat, tokenizer, 
 everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...).
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "core",
         "distributed",
         "runs",
@@ -34,7 +34,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "expert_iteration",
         "preference",
     ],
-    submod_attrs={
+    names={
         "text": ["chat", "token_view", "tokenizer"],
         "reports": ["build", "comparisons", "frozen_rows", "plots", "report_plots", "style", "token_attribution"],
         "core": [

@@ -124,7 +124,7 @@ def test_interrupting_is_one_line_and_code_130(capsys: pytest.CaptureFixture[str
 
 def test_ctrl_c_ends_a_process_cleanly() -> None:
     code = (
-        "import sys, time; from codechat.cli import guarded\n"
+        "import sys, time; from codechat.core.command import guarded\n"
         "sys.exit(guarded(lambda argv: (print('half a li', end='', flush=True), time.sleep(300)), []))"
     )
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -161,7 +161,7 @@ def test_the_code_of_a_command_is_kept() -> None:
 
 
 def test_text_that_the_terminal_cannot_spell_is_no_crash() -> None:
-    code = "from codechat.cli import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
+    code = "from codechat.core.command import guarded; guarded(lambda a: print('caf\\xe9 \\u65e5 \\ud800'), [])"
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env)
     assert done.returncode == 0 and done.stdout.strip() == rb"caf\xe9 \u65e5 \ud800"

@@ -79,7 +79,7 @@ def test_every_import_is_declared() -> None:
     requirements = [*PROJECT["project"]["dependencies"], *(one for extra in extras for one in extra)]
     distributions = [re.match(r"[\w.-]+", requirement)[0] for requirement in requirements]
     known = {IMPORTED_AS.get(name, name).replace("-", "_") for name in distributions}
-    known |= sys.stdlib_module_names | {"codechat", *(p.stem for p in (ROOT / "tests").glob("*.py"))} | BROUGHT_ALONG
+    known |= sys.stdlib_module_names | {"codechat", *(p.stem for p in (ROOT / "tests").rglob("*.py"))} | BROUGHT_ALONG
     unknown = {}
     for path in [
         *(ROOT / "codechat").rglob("*.py"),

@@ -3,11 +3,11 @@
 Knows nothing of models or training; imports no other room, and no torch.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "atomic_files",
         "command",
         "config",
@@ -18,7 +18,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "provenance",
         "registry",
     ],
-    submod_attrs={
+    names={
         "config": ["opt", "parse", "resolve", "from_dict", "to_dict"],
         "errors": ["UserError", "ConfigError", "DataError", "MissingFile", "RunError", "CheckpointError"],
     },

@@ -3,11 +3,11 @@
 Problems with a reward, and their data, are in `tasks`.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "command",
         "conversations",
         "corpus",

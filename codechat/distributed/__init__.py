@@ -3,9 +3,9 @@
 Not for launching: that is `launch`.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=["desync", "dist", "gpu_specs", "hardware", "sharding"],
+    modules=["desync", "dist", "gpu_specs", "hardware", "sharding"],
 )

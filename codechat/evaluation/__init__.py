@@ -3,11 +3,11 @@
 Every score comes from the task's own `score`.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "behaviour_probes",
         "code_filter",
         "code_pass_rates",

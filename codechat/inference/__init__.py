@@ -3,11 +3,11 @@
 Sampling itself is in `models.generate`.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "api_schema",
         "app",
         "batching",

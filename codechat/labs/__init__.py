@@ -3,9 +3,9 @@
 Nothing outside this room depends on it but recipes and reports.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=["chars", "defects", "denoise", "exact_gradients", "loss_exercises", "reward_ablation", "scaling_law"],
+    modules=["chars", "defects", "denoise", "exact_gradients", "loss_exercises", "reward_ablation", "scaling_law"],
 )

@@ -3,9 +3,9 @@
 The loops know nothing of it.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=["job_scripts", "launcher", "live_metrics", "memory_tape", "planner", "recipes", "step_memory"],
+    modules=["job_scripts", "launcher", "live_metrics", "memory_tape", "planner", "recipes", "step_memory"],
 )

@@ -3,11 +3,11 @@
 Knows no data and no reward.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "config",
         "export",
         "generate",
@@ -25,5 +25,5 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "original_checkpoint",
         "safetensors_files",
     ],
-    submod_attrs={"config": ["GPTConfig", "PRESETS"], "gpt": ["GPT"], "loading": ["load_model"]},
+    names={"config": ["GPTConfig", "PRESETS"], "gpt": ["GPT"], "loading": ["load_model"]},
 )

@@ -3,11 +3,11 @@
 Trains nothing.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "build",
         "comparisons",
         "frozen_rows",

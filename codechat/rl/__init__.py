@@ -3,11 +3,11 @@
 The loops that use them are at the top: reinforce, grpo, ppo, expert_iteration, preference.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "advantages",
         "engines",
         "episodes",

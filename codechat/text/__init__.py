@@ -3,11 +3,11 @@
 Knows no model.
 """
 
-import lazy_loader
+from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = attach(
     __name__,
-    submodules=[
+    modules=[
         "chat",
         "hf_chat_template",
         "imported_tokenizer",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import codechat
 from codechat import pretrain
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.launch import launcher, planner
@@ -229,7 +230,8 @@ def test_a_larger_scale_refuses_what_cannot_run(
 TWO = """
 import sys
 from pathlib import Path
-from codechat import recipes, cli
+from codechat.core import command
+from codechat.launch.recipes import runner as recipes
 from codechat.launch.recipes.scale_8b import Scale
 from codechat.launch.recipes.nano import Stage
 model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
@@ -250,7 +252,7 @@ sys.exit(command.guarded(recipes.main, sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_scaled_recipe_launches_its_stages_by_torchrun_once(tmp_path: Path) -> None:
-    shutil.copytree(Path(runner.__file__).parent, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(codechat.__file__).parent, tmp_path / "codechat", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "text.txt").write_text("\n".join(f"x{i} = {i}" for i in range(400)))
     (tmp_path / "two.py").write_text(TWO)
     env = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "CODECHAT_DTYPE": "float32"}

@@ -258,7 +258,7 @@ for moment in range(40):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "a new step"])
 def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs_root: Path, step: int) -> None:
-    repository = Path(__file__).resolve().parents[1]
+    repository = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", KILLED_WHILE_SAVING, str(runs_root), str(step)]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

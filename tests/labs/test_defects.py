@@ -32,7 +32,7 @@ from codechat.tasks.coding import prepare
 from codechat.tasks.coding.task import CodingTask
 from codechat.text import chat, tokenizer, tool_calls
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("stop-set", "bf16-weights", "quote-parser", "printed-reward", "train-on-test", "k1-drift", "silent-resume")
 
 

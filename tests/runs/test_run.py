@@ -67,7 +67,7 @@ def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
     """A process with the run root of this test."""
     head = "import pathlib, sys, time\nfrom codechat.runs import paths as rundirs\nfrom codechat.runs.run import Run, StopSignal\n"
     head += f"rundirs.ROOT = pathlib.Path({str(root)!r})\n"
-    repository = Path(__file__).resolve().parents[1]
+    repository = Path(__file__).resolve().parents[2]
     return subprocess.Popen(
         [sys.executable, "-c", head + program], text=True, stdout=subprocess.PIPE, cwd=repository, **popen
     )

@@ -72,7 +72,7 @@ print("rank done")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_ranks_agree(tmp_path: Path) -> None:
-    repository = Path(__file__).resolve().parents[1]
+    repository = Path(__file__).resolve().parents[2]
     (tmp_path / "two.py").write_text(TWO)
     command = [
         sys.executable,

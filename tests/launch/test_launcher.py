@@ -34,7 +34,7 @@ from codechat.runs import paths, planned
 from codechat.runs.run import Run
 from codechat.sft import SFTConfig
 
-PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
+PACKAGE = Path(__file__).resolve().parents[2] / "codechat"
 CONFIGS = [
     PretrainConfig(
         run_name="big/pre.train-1",

@@ -25,7 +25,7 @@ from codechat.runs.run import Run
 from codechat.tasks.tool_functions import load_executors
 from codechat.text import chat, tokenizer
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "my_tools.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_tools.py"
 BLOCK = 384
 TOK = tokenizer.load("gpt2:512")
 SQUARE, WORDS = "What is 12 squared?", "Count the words in: to be or not"

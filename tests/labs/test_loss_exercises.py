@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from codechat.core.errors import ConfigError
 from codechat.labs.loss_exercises import EMPTY, EXERCISES, RIGHT, check
 
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "nbs_py"
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "nbs_py"
 
 
 def functions(name: str) -> dict[str, ast.FunctionDef]:

@@ -215,7 +215,7 @@ def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
         comparisons.gains(frames, ["other"], "test")
 
 
-COMMITTED = Path(__file__).resolve().parents[1] / "reports"
+COMMITTED = Path(__file__).resolve().parents[2] / "reports"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from test_serving import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
+from test_server import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
 
 from codechat.inference import batching
 from codechat.text import chat

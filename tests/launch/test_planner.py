@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+import codechat
 from codechat import cli
 from codechat.core.errors import ConfigError, RunError
 from codechat.data import corpus
@@ -102,7 +103,7 @@ def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
 
 REAL = """
 import json, os, pathlib, sys
-from codechat import config, optim, pretrain, rundirs
+from codechat import config, optim, paths as rundirs, pretrain
 from codechat.launch.memory_tape import Tape
 from codechat.runs.run import Run
 rundirs.ROOT = root = pathlib.Path(sys.argv[1])
@@ -152,7 +153,7 @@ def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
     env = os.environ | {
         "CODECHAT_DTYPE": "bfloat16",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(planner.__file__).parents[1]),
+        "PYTHONPATH": str(Path(codechat.__file__).parents[1]),
     }
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr[-2000:]

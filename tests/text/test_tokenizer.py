@@ -17,7 +17,7 @@ import tiktoken.load
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.text import python_vocabulary, tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SPECS = ("gpt2", "gpt2:4096", "gpt2:257", "python:4096", "bytes")
 TEXTS = (
     "def find_end(a, b):\n    if a<b: return '<|end|>'\n",

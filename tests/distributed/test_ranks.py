@@ -30,7 +30,7 @@ from codechat.runs import checkpoint, paths, run, sharded_checkpoint
 from codechat.tasks import toy
 from codechat.text import tokenizer
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = GPTConfig(
     depth=2, n_embd=40, n_head=2, block_size=64, vocab_size=257, mlp="swiglu", qk_norm=True
 )  # Qwen3's architecture
@@ -145,7 +145,7 @@ def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
 
 LOOPS = """
 import pathlib, sys
-from codechat import config, dist, pretrain, reinforce, rundirs, sft
+from codechat import config, dist, paths as rundirs, pretrain, reinforce, sft
 rundirs.ROOT = home = pathlib.Path(sys.argv[1])
 loops = {"pretrain": pretrain.PretrainConfig, "sft": sft.SFTConfig, "reinforce": reinforce.ReinforceConfig}
 with dist.session():
@@ -202,7 +202,7 @@ def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[
 
 OTHERS = """
 import pathlib, sys
-from codechat import config, dist, expert_iteration, grpo, preference, rundirs
+from codechat import config, dist, expert_iteration, grpo, paths as rundirs, preference
 rundirs.ROOT = pathlib.Path(sys.argv[1])
 loops = {"grpo": (grpo, grpo.GRPOConfig), "expert": (expert_iteration, expert_iteration.ExpertConfig),
          "preference": (preference, preference.PreferenceConfig)}

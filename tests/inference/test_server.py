@@ -723,7 +723,7 @@ def test_without_the_extra_the_command_says_what_to_install(root: Path) -> None:
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=Path(__file__).resolve().parents[2],
     )
     assert done.returncode == 2 and "pip install 'codechat[serve]'" in done.stderr and done.stderr.count("\n") == 1, (
         done.stderr
@@ -739,7 +739,7 @@ def test_ctrl_c_ends_the_command(root: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).resolve().parents[1],
+        cwd=Path(__file__).resolve().parents[2],
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:

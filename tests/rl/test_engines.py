@@ -405,7 +405,7 @@ class Process:
             [sys.executable, "-m", "codechat", *argv],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[1],
+            cwd=Path(__file__).resolve().parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 

@@ -22,7 +22,7 @@ from codechat.runs.run import Run
 
 KILLED = """
 import os, pathlib, signal, sys
-from codechat import checkpoint, config, pretrain, rundirs
+from codechat import checkpoint, config, paths as rundirs, pretrain
 rundirs.ROOT = pathlib.Path(sys.argv[1])
 saved = checkpoint.save
 
@@ -55,7 +55,7 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
 
 STOPPED = """
 import pathlib, sys, time
-from codechat import config, pretrain, rundirs
+from codechat import config, paths as rundirs, pretrain
 rundirs.ROOT = pathlib.Path(sys.argv[1])
 learn = pretrain.optim.set_lr
 pretrain.optim.set_lr = lambda *a: (time.sleep(0.3), learn(*a))  # steps long enough to be interrupted

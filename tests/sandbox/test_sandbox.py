@@ -34,7 +34,7 @@ from codechat.sandbox import (  # fmt: skip
     zygote,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ADD = "def add(a, b):\n    return a + b\n"
 
 

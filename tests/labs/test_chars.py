@@ -29,7 +29,7 @@ from codechat.runs import checkpoint, paths, run
 from codechat.tasks import chars
 from codechat.text import tokenizer
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 OBJECTIVES = ("supervised", "grpo", "ppo", "denoise")
 VERSE = "".join(
     f"the {a} of {b}\nand {b} is no {a}\n"

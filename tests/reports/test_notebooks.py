@@ -18,7 +18,7 @@ from codechat.core.errors import DataError, MissingFile
 from codechat.reports import notebooks
 from codechat.reports.notebooks import NotebookError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 ADDS = """# %% [markdown]
 # # Two and one is three

@@ -13,7 +13,7 @@ import pytest
 
 from codechat.labs import defects
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MUSEUM = sorted((ROOT / "nbs_py").glob("2?_museum_*.py"))
 SHOWS = {
     "F1": "stop-set",
