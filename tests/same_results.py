@@ -103,6 +103,12 @@ def _toy() -> Iterator[Job]:
     often = "--preset toy --max-steps 12 --eval-every 6 --save-every 6"
     rl = often + " --log-rollouts-every 4 --diagnose-groups 16"
     several = "--inner-epochs 2 --minibatches 2"
+    tiny = "--model.depth 2 --model.n-embd 32 --model.n-head 2"
+    yield _job("toy/pretrain-1", f"pretrain {tiny} --data-dir data/nano/corpus --model.block-size 64 --device-batch-size 4 --grad-accum 2 --max-steps 12 "
+               "--optimizer adamw --schedule cosine --eval-every 6 --save-every 6 --eval-tokens 2048 --log-every 3 --seed 1", needs=("data",))
+    yield _job("toy/sft-1", f"sft {tiny} --data-dir data/nano/sft --tokenizer gpt2:4096 --tags text --model.block-size 512 --device-batch-size 2 "
+               "--grad-accum 2 --mix calls=2 code=1 --mix-by rows --lora-rank 4 --optimizer adamw --max-steps 12 --eval-every 6 --save-every 6 --eval-examples 8 "
+               "--probe-examples 2 --log-every 3 --seed 1", needs=("data",))
     yield _job("toy/reinforce-0", f"reinforce {rl} --seed 0")
     yield _job("toy/reinforce-1", f"reinforce {rl} --seed 1 --entropy-coef 0.01 --baseline leave_one_out --optimizer muon --schedule cosine")
     yield _job("toy/reinforce-lora", f"reinforce {rl} --lora-rank 4")
@@ -124,16 +130,16 @@ def _toy() -> Iterator[Job]:
 
 
 def _chars() -> Iterator[Job]:
-    """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads its own symbols."""
+    """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads its own symbols, x passes."""
     shape = ("chars --model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --horizon 24 --device-batch-size 8 --group-size 4 "
              "--eval-every 6 --save-every 6 --log-every 3 --eval-tokens 1200 --samples 2 --warmup-steps 2")
     places = 12 * 8 * 24
-    kl = "--partial-logprob 0.05 --kl-coef 0.01 --kl-warmup-tokens 1000"
-    for seed, fed, draws, more in ((0, "own", 4, ""), (1, "text", 1, kl)):
+    several = "--inner-epochs 2 --minibatches 2 --partial-logprob 0.05 --kl-coef 0.01 --kl-warmup-tokens 1000"
+    for seed, fed, factor, more in ((0, "own", 4, ""), (1, "text", 2, several)):
         yield _job(f"toy/chars-supervised-{seed}", f"{shape} --objective supervised --max-tokens {places} --seed {seed}")
         yield _job(f"toy/chars-denoise-{seed}", f"{shape} --objective denoise --max-tokens {places} --seed {seed}")
-        yield _job(f"toy/chars-grpo-{seed}", f"{shape} --objective grpo --feed {fed} --max-tokens {places * draws} --seed {seed} {more}")
-        yield _job(f"toy/chars-ppo-{seed}", f"{shape} --objective ppo --feed {fed} --max-tokens {places * draws} --seed {seed} {more}")
+        yield _job(f"toy/chars-grpo-{seed}", f"{shape} --objective grpo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}")
+        yield _job(f"toy/chars-ppo-{seed}", f"{shape} --objective ppo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}")
 
 
 def _job(name: str, *commands: str, **more: Any) -> Job:
@@ -452,6 +458,7 @@ def main() -> int:
                 share_data(base.output(JOBS["data"]), base.path / "data/nano", tree.path / "data/nano")
                 run_all(tree, [job for job in jobs if job.name != "data"])
             if base.failed:
+                shutil.rmtree(new.path.parent)
                 print(*(f"{k} fails in BASE: {v}" for k, v in base.failed.items()), sep="\n")
                 return 2
         findings = {job.name: compare(job, base, new) for job in jobs}
