@@ -73,29 +73,65 @@ class Job:
     def recipe(self) -> list[Any]:
         """Everything that decides what the job leaves behind, but for the code."""
         above = [JOBS[n].recipe() for n in self.needs if n != "data"]
-        return [self.name, self.commands, self.rewind, self.ranks, self.dtype, *above, *([packages()] if self.name == "data" else [])]
+        return [
+            self.name,
+            self.commands,
+            self.rewind,
+            self.ranks,
+            self.dtype,
+            *above,
+            *([packages()] if self.name == "data" else []),
+        ]
 
 
 def _nano() -> Iterator[Job]:
     """The recipe's own flags (recipe_nano) at a tenth of its steps, with smaller batches and data."""
     tokenizer, where = "--tokenizer gpt2:4096", "--data-dir data/nano/sft"
     answer = f"--task funcall {where} --max-new-tokens 64"
-    yield _job("data", f"data corpus --source embedded --out data/made/corpus {tokenizer} --max-tokens 1000000",
-               f"data sft --source embedded --out data/made/sft {tokenizer} --max-examples 1000",
-               f"data calls --source embedded --out data/made/sft {tokenizer} --levels 1 1 1 2 3 --max-examples 3000 --copies 1500")
-    yield _job("nano/pretrain", "pretrain --preset nano --data-dir data/nano/corpus --seq-len 128 --device-batch-size 8 --max-steps 32 --eval-every 16 --save-every 16 "
-               "--eval-tokens 4096", needs=("data",), dtype=None)
-    sft = (f"sft --init-from nano/pretrain {where} --seq-len 512 --device-batch-size 2 --mix calls=0.6 copy=0.25 code=0.13 chat=0.02 --max-steps 36 "
-           "--lr 3e-3 --muon-lr 0.02 --eval-every 18 --save-every 18 --eval-examples 16 --probe-examples 4")
+    yield _job(
+        "data",
+        f"data corpus --source embedded --out data/made/corpus {tokenizer} --max-tokens 1000000",
+        f"data sft --source embedded --out data/made/sft {tokenizer} --max-examples 1000",
+        f"data calls --source embedded --out data/made/sft {tokenizer} --levels 1 1 1 2 3 --max-examples 3000 --copies 1500",
+    )
+    yield _job(
+        "nano/pretrain",
+        "pretrain --preset nano --data-dir data/nano/corpus --seq-len 128 --device-batch-size 8 --max-steps 32 --eval-every 16 --save-every 16 "
+        "--eval-tokens 4096",
+        needs=("data",),
+        dtype=None,
+    )
+    sft = (
+        f"sft --init-from nano/pretrain {where} --seq-len 512 --device-batch-size 2 --mix calls=0.6 copy=0.25 code=0.13 chat=0.02 --max-steps 36 "
+        "--lr 3e-3 --muon-lr 0.02 --eval-every 18 --save-every 18 --eval-examples 16 --probe-examples 4"
+    )
     yield _job("nano/sft", sft, needs=("nano/pretrain",), dtype=None)
     yield _job("nano/sft-resumed", sft + " --resume", needs=("nano/sft",), rewind=("nano/sft", 18), dtype=None)
-    yield _job("nano/diagnose", f"diagnose --ckpt nano/sft --groups 64 --group-size 4 {answer}", needs=("nano/sft",), dtype=None)
-    yield _job("nano/rl", f"reinforce --init-from nano/sft --device-batch-size 8 --group-size 16 --max-steps 6 --lr 3e-4 --eval-every 3 --save-every 2 "
-               f"--keep-last 4 --diagnose-groups 0 --eval-examples 32 --log-rollouts-every 2 {answer}", needs=("nano/sft",), dtype=None)
-    yield _job("nano/choose", f"evaluate --ckpt nano/rl --all-checkpoints --split select --limit 24 --n 8 --probe-examples 0 {answer}",
-               needs=("nano/rl",), dtype=None)
-    yield _job("nano/evaluate", f"evaluate --ckpt nano/sft nano/rl@best --split test test_hard --limit 24 --n 8 --probe-examples 4 {answer}",
-               needs=("nano/choose",), dtype=None)
+    yield _job(
+        "nano/diagnose",
+        f"diagnose --ckpt nano/sft --groups 64 --group-size 4 {answer}",
+        needs=("nano/sft",),
+        dtype=None,
+    )
+    yield _job(
+        "nano/rl",
+        f"reinforce --init-from nano/sft --device-batch-size 8 --group-size 16 --max-steps 6 --lr 3e-4 --eval-every 3 --save-every 2 "
+        f"--keep-last 4 --diagnose-groups 0 --eval-examples 32 --log-rollouts-every 2 {answer}",
+        needs=("nano/sft",),
+        dtype=None,
+    )
+    yield _job(
+        "nano/choose",
+        f"evaluate --ckpt nano/rl --all-checkpoints --split select --limit 24 --n 8 --probe-examples 0 {answer}",
+        needs=("nano/rl",),
+        dtype=None,
+    )
+    yield _job(
+        "nano/evaluate",
+        f"evaluate --ckpt nano/sft nano/rl@best --split test test_hard --limit 24 --n 8 --probe-examples 4 {answer}",
+        needs=("nano/choose",),
+        dtype=None,
+    )
 
 
 def _toy() -> Iterator[Job]:
@@ -104,13 +140,24 @@ def _toy() -> Iterator[Job]:
     rl = often + " --log-rollouts-every 4 --diagnose-groups 16"
     several = "--inner-epochs 2 --minibatches 2"
     tiny = "--model.depth 2 --model.n-embd 32 --model.n-head 2"
-    yield _job("toy/pretrain-1", f"pretrain {tiny} --data-dir data/nano/corpus --model.block-size 64 --device-batch-size 4 --grad-accum 2 --max-steps 12 "
-               "--optimizer adamw --schedule cosine --eval-every 6 --save-every 6 --eval-tokens 2048 --log-every 3 --seed 1", needs=("data",))
-    yield _job("toy/sft-1", f"sft {tiny} --data-dir data/nano/sft --tokenizer gpt2:4096 --tags text --model.block-size 512 --device-batch-size 2 "
-               "--grad-accum 2 --mix calls=2 code=1 --mix-by rows --lora-rank 4 --optimizer adamw --max-steps 12 --eval-every 6 --save-every 6 --eval-examples 8 "
-               "--probe-examples 2 --log-every 3 --seed 1", needs=("data",))
+    yield _job(
+        "toy/pretrain-1",
+        f"pretrain {tiny} --data-dir data/nano/corpus --model.block-size 64 --device-batch-size 4 --grad-accum 2 --max-steps 12 "
+        "--optimizer adamw --schedule cosine --eval-every 6 --save-every 6 --eval-tokens 2048 --log-every 3 --seed 1",
+        needs=("data",),
+    )
+    yield _job(
+        "toy/sft-1",
+        f"sft {tiny} --data-dir data/nano/sft --tokenizer gpt2:4096 --tags text --model.block-size 512 --device-batch-size 2 "
+        "--grad-accum 2 --mix calls=2 code=1 --mix-by rows --lora-rank 4 --optimizer adamw --max-steps 12 --eval-every 6 --save-every 6 --eval-examples 8 "
+        "--probe-examples 2 --log-every 3 --seed 1",
+        needs=("data",),
+    )
     yield _job("toy/reinforce-0", f"reinforce {rl} --seed 0")
-    yield _job("toy/reinforce-1", f"reinforce {rl} --seed 1 --entropy-coef 0.01 --baseline leave_one_out --optimizer muon --schedule cosine")
+    yield _job(
+        "toy/reinforce-1",
+        f"reinforce {rl} --seed 1 --entropy-coef 0.01 --baseline leave_one_out --optimizer muon --schedule cosine",
+    )
     yield _job("toy/reinforce-lora", f"reinforce {rl} --lora-rank 4")
     yield _job("toy/reinforce-2-ranks", f"reinforce {rl} --device-batch-size 2", ranks=2)
     yield _job("toy/grpo-0", f"grpo {rl} --variant grpo --seed 0 {several}")
@@ -131,15 +178,25 @@ def _toy() -> Iterator[Job]:
 
 def _chars() -> Iterator[Job]:
     """Four objectives, 12 steps each: --max-tokens is 12 times batch x horizon, x group size where the policy reads its own symbols, x passes."""
-    shape = ("chars --model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --horizon 24 --device-batch-size 8 --group-size 4 "
-             "--eval-every 6 --save-every 6 --log-every 3 --eval-tokens 1200 --samples 2 --warmup-steps 2")
+    shape = (
+        "chars --model.depth 2 --model.n-embd 32 --model.n-head 2 --model.block-size 64 --horizon 24 --device-batch-size 8 --group-size 4 "
+        "--eval-every 6 --save-every 6 --log-every 3 --eval-tokens 1200 --samples 2 --warmup-steps 2"
+    )
     places = 12 * 8 * 24
     several = "--inner-epochs 2 --minibatches 2 --partial-logprob 0.05 --kl-coef 0.01 --kl-warmup-tokens 1000"
     for seed, fed, factor, more in ((0, "own", 4, ""), (1, "text", 2, several)):
-        yield _job(f"toy/chars-supervised-{seed}", f"{shape} --objective supervised --max-tokens {places} --seed {seed}")
+        yield _job(
+            f"toy/chars-supervised-{seed}", f"{shape} --objective supervised --max-tokens {places} --seed {seed}"
+        )
         yield _job(f"toy/chars-denoise-{seed}", f"{shape} --objective denoise --max-tokens {places} --seed {seed}")
-        yield _job(f"toy/chars-grpo-{seed}", f"{shape} --objective grpo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}")
-        yield _job(f"toy/chars-ppo-{seed}", f"{shape} --objective ppo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}")
+        yield _job(
+            f"toy/chars-grpo-{seed}",
+            f"{shape} --objective grpo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}",
+        )
+        yield _job(
+            f"toy/chars-ppo-{seed}",
+            f"{shape} --objective ppo --feed {fed} --max-tokens {places * factor} --seed {seed} {more}",
+        )
 
 
 def _job(name: str, *commands: str, **more: Any) -> Job:
@@ -197,7 +254,9 @@ def check_out(tree: str, folder: Path) -> None:
 
 def machine() -> str:
     """Hash of what the results depend on besides the code and the data: processor, Python, torch, numpy."""
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))][:2]
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("model name", "flags"))][
+        :2
+    ]
     return _digest(platform.python_version(), torch.__version__, metadata.version("numpy"), cpu)
 
 
@@ -259,26 +318,53 @@ class Tree:
                 return
         self.mark(job).parent.mkdir(exist_ok=True)
         self.mark(job).write_text(json.dumps(job.recipe()))
-        print(f"  {job.name}: {time.perf_counter() - began:.0f} s, {cpu_seconds() - used:.0f} s of CPU", file=sys.stderr, flush=True)
+        print(
+            f"  {job.name}: {time.perf_counter() - began:.0f} s, {cpu_seconds() - used:.0f} s of CPU",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def check_import(self) -> None:
         """SystemExit where a process in this tree would import another package: an installed one, say."""
         asked = [sys.executable, "-c", "import codechat; print(codechat.__file__)"]
-        found = subprocess.run(asked, cwd=self.path, env=os.environ | {"PYTHONPATH": str(self.path)}, capture_output=True, text=True).stdout.strip()
+        found = subprocess.run(
+            asked, cwd=self.path, env=os.environ | {"PYTHONPATH": str(self.path)}, capture_output=True, text=True
+        ).stdout.strip()
         if not Path(found).is_relative_to(self.path):
             raise SystemExit(f"{self.path} imports {found or 'no codechat'}; its own package is required")
 
     def call(self, job: Job, words: Sequence[str]) -> tuple[int, Path]:
         """Exit code and log of one command in this tree."""
-        env = os.environ | {"PYTHONPATH": str(self.path), "OMP_NUM_THREADS": "1", "GIT_CEILING_DIRECTORIES": str(self.path.parent)}
-        env = {k: v for k, v in env.items() if not k.startswith("CODECHAT_")} | ({"CODECHAT_DTYPE": job.dtype} if job.dtype else {})
+        env = os.environ | {
+            "PYTHONPATH": str(self.path),
+            "OMP_NUM_THREADS": "1",
+            "GIT_CEILING_DIRECTORIES": str(self.path.parent),
+        }
+        env = {k: v for k, v in env.items() if not k.startswith("CODECHAT_")} | (
+            {"CODECHAT_DTYPE": job.dtype} if job.dtype else {}
+        )
         start = ["-m", "codechat", words[0]]
         if job.ranks > 1:
-            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks), "-m", f"codechat.{words[0]}"]
+            start = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(job.ranks),
+                "-m",
+                f"codechat.{words[0]}",
+            ]
         log = self.path / "logs" / job.name.replace("/", "-")
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as out:
-            done = subprocess.run([sys.executable, *start, *words[1:]], cwd=self.path, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            done = subprocess.run(
+                [sys.executable, *start, *words[1:]],
+                cwd=self.path,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
         return done.returncode, log
 
 
@@ -334,9 +420,17 @@ def compare(job: Job, base: Tree, new: Tree) -> Findings:
 
 def compare_files(a: Path, b: Path, found: Findings) -> None:
     """Prepared data by hash; manifests are left out, since they hold paths."""
-    one, two = ({str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(root.rglob("*"))
-                 if f.suffix in (".bin", ".jsonl", ".npy")} for root in (a, b))
-    found.differences += [f"{name} {'differs' if name in two else 'is lost'}" for name in one if one[name] != two.get(name)]
+    one, two = (
+        {
+            str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest()
+            for f in sorted(root.rglob("*"))
+            if f.suffix in (".bin", ".jsonl", ".npy")
+        }
+        for root in (a, b)
+    )
+    found.differences += [
+        f"{name} {'differs' if name in two else 'is lost'}" for name in one if one[name] != two.get(name)
+    ]
     found.notes += [f"new file {name}" for name in two if name not in one]
     found.counts.append(f"{len(one)} files")
 
@@ -369,13 +463,21 @@ def compare_weights(a: Path, b: Path, found: Findings) -> None:
     differing = [n for n in one if n in two and not same_bits(one[n], two[n])]
     if differing:
         x, y = one[differing[0]], two[differing[0]]
-        gap = f"by at most {float((x.double() - y.double()).abs().max()):.3g}" if x.shape == y.shape else f"{tuple(x.shape)} became {tuple(y.shape)}"
+        gap = (
+            f"by at most {float((x.double() - y.double()).abs().max()):.3g}"
+            if x.shape == y.shape
+            else f"{tuple(x.shape)} became {tuple(y.shape)}"
+        )
         found.differences.append(f"{len(differing)} of {len(one)} tensors differ, first {differing[0]}, {gap}")
     found.counts.append(f"{len(one)} tensors")
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (x, y)))
+    return (
+        x.dtype == y.dtype
+        and x.shape == y.shape
+        and torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (x, y)))
+    )
 
 
 def compare_rows(a: Path, b: Path, mended: dict[str, str], found: Findings) -> None:
@@ -386,7 +488,9 @@ def compare_rows(a: Path, b: Path, mended: dict[str, str], found: Findings) -> N
         if not (b / file.name).exists():
             found.differences.append(f"{file.name} is lost")
             continue
-        one, two = ([json.loads(line) for line in f.read_text(encoding="utf-8").splitlines()] for f in (file, b / file.name))
+        one, two = (
+            [json.loads(line) for line in f.read_text(encoding="utf-8").splitlines()] for f in (file, b / file.name)
+        )
         if len(one) != len(two):
             found.differences.append(f"{file.name}: {len(one)} rows became {len(two)}")
         rows += len(one)
@@ -394,7 +498,9 @@ def compare_rows(a: Path, b: Path, mended: dict[str, str], found: Findings) -> N
     found.counts.append(f"{rows} rows of {len(keys)} keys")
 
 
-def _compare_keys(file: str, one: list[dict[str, Any]], two: list[dict[str, Any]], mended: dict[str, str], found: Findings) -> set[str]:
+def _compare_keys(
+    file: str, one: list[dict[str, Any]], two: list[dict[str, Any]], mended: dict[str, str], found: Findings
+) -> set[str]:
     """One line for each key that differs: the first row in which it does, and in how many more. Returns the keys that were compared."""
     first, count, added, compared = dict[str, str](), Counter[str](), Counter[str](), set[str]()
     for i, (x, y) in enumerate(zip(one, two), 1):
@@ -402,7 +508,10 @@ def _compare_keys(file: str, one: list[dict[str, Any]], two: list[dict[str, Any]
         for key in (k for k in x if not _matches(k, TIMES)):
             compared.add(key)
             if key not in y or x[key] != y[key]:
-                first.setdefault(key, f"{_short(x[key])} {'became ' + _short(y[key]) if key in y else 'is lost'} in row {i} (step {x.get('step')})")
+                first.setdefault(
+                    key,
+                    f"{_short(x[key])} {'became ' + _short(y[key]) if key in y else 'is lost'} in row {i} (step {x.get('step')})",
+                )
                 count[key] += 1
     for key, text in first.items():
         line = f"{file} {key}: {text}" + (f" and {count[key] - 1} more" if count[key] > 1 else "")
@@ -432,7 +541,9 @@ def report(job: Job, found: Findings) -> None:
     if found.differences:
         print(f"{job.name}: DIFFERENT")
         more = len(found.differences) - SHOWN
-        print(*(f"  {line}" for line in found.differences[:SHOWN] + ([f"and {more} more"] if more > 0 else [])), sep="\n")
+        print(
+            *(f"  {line}" for line in found.differences[:SHOWN] + ([f"and {more} more"] if more > 0 else [])), sep="\n"
+        )
     else:
         print(f"{job.name}: same: {', '.join(found.counts)}")
     for note in found.notes:
@@ -443,12 +554,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", metavar="BASE", help="commit whose results are right")
     parser.add_argument("new", metavar="NEW", nargs="?", help="commit to check; default: the working tree")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"runs, as names or patterns: {', '.join(JOBS)}")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="directory in which BASE's results stay, and are looked for")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help=f"runs, as names or patterns: {', '.join(JOBS)}"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="directory in which BASE's results stay, and are looked for"
+    )
     args = parser.parse_args()
     jobs, trees = chosen(args.only), (tree_of(args.base), tree_of(args.new))
     with contextlib.ExitStack() as stack:
-        kept = args.keep.resolve() if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same-base-")))
+        kept = (
+            args.keep.resolve()
+            if args.keep
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same-base-")))
+        )
         base = Tree(kept / f"{trees[0][:12]}-{machine()}")
         new = Tree(Path(tempfile.mkdtemp(prefix="same-new-")) / "tree")
         for tree, name in zip((base, new), trees, strict=True):
