@@ -29,14 +29,17 @@ from typing import Any, NamedTuple, TypeVar
 from codechat.core.errors import ConfigError, MissingFile, UserError, nearest
 from codechat.core.fields import ALIASES as ALIASES
 from codechat.core.fields import REQUIRED as REQUIRED
+from codechat.core.fields import Settings as Settings
 from codechat.core.fields import (
     arms,
     checked,
     fields_of,
     find_field,
     leaves_of,
+    metadata_of,
     type_name,
 )
+from codechat.core.fields import default as default
 from codechat.core.fields import opt as opt
 
 T = TypeVar("T")
@@ -195,10 +198,13 @@ def describe(cls: type) -> list[Row]:
 
 def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False, and those marked
-    late=True (added when runs existed) where they have their default."""
-    kept = [f for f in dataclasses.fields(cfg) if f.metadata.get("identity", True)]
-    kept = [f for f in kept if not (f.metadata.get("late") and getattr(cfg, f.name) == f.default)]
-    return {f.name: identity(v) if dataclasses.is_dataclass(v := getattr(cfg, f.name)) else plain(v) for f in kept}
+    late=True (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as)."""
+    out = {}
+    for f in dataclasses.fields(cfg):
+        meta, value = metadata_of(type(cfg))[f.name], getattr(cfg, f.name)
+        if meta.get("identity", True) and not (meta.get("late") and value == f.default):
+            out[meta.get("hashed_as", f.name)] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+    return out
 
 
 def config_hash(cfg: Any) -> str:

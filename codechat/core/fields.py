@@ -23,8 +23,9 @@ from codechat.core.errors import ConfigError
 
 REQUIRED = dataclasses.MISSING
 
-# Spelling met elsewhere -> ours. It applies where a class has our field and not the other.
-ALIASES = {
+# Spelling met elsewhere -> ours, or several of ours, of which the first that a class has is meant. It applies
+# where a class has our field and not the other.
+ALIASES: dict[str, str | tuple[str, ...]] = {
     "num_generations": "group_size", "num_samples": "group_size", "k_samples": "group_size", "group": "group_size",
     "beta": "kl_coef", "kl_beta": "kl_coef", "beta_kl": "kl_coef", "ent_coef": "entropy_coef", "vf_coef": "value_coef",
     "epsilon": "clip_eps_low", "epsilon_low": "clip_eps_low", "epsilon_high": "clip_eps_high",
@@ -32,7 +33,7 @@ ALIASES = {
     "grad_accum_steps": "grad_accum", "gradient_accumulation_steps": "grad_accum",
     "batch_size": "device_batch_size", "micro_batch_size": "device_batch_size",
     "per_device_train_batch_size": "device_batch_size",
-    "max_iters": "max_steps", "num_steps": "max_steps", "num_iterations": "max_steps",
+    "max_iters": "max_steps", "num_steps": "max_steps", "num_iterations": ("inner_epochs", "max_steps"),
     "max_completion_length": "max_new_tokens", "max_completion_tokens": "max_new_tokens",
     "max_tokens": "max_new_tokens",
     "max_grad_norm": "grad_clip", "eval_interval": "eval_every", "eval_steps": "eval_every",
@@ -51,14 +52,40 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     meta: identity=False keeps the field out of `config_hash`; late=True does so where it has its default, so
     that a setting added today leaves the hashes of older runs alone; group="Optimizer" gives a heading in --help;
     positional=True takes a bare word of the command line; presets={name: dict} lets a nested config be chosen
-    by name (`--model d12`).
+    by name (`--model d12`); hashed_as="old_name" is for a renamed field: `config_hash` uses the old name, and
+    the old name is still read.
     """
-    metadata = {"help": help, **meta}
-    if default is REQUIRED:
+    return _dataclass_field(default, {"help": help, **meta})
+
+
+def default(value: Any, **meta: Any) -> Any:
+    """Another default for a field of a base class: `lr: float = default(5e-5)`. Its help and other metadata stay;
+    meta adds to them or replaces some, such as late=True."""
+    return _dataclass_field(value, {"inherited": True, **meta})
+
+
+def _dataclass_field(value: Any, metadata: Mapping[str, Any]) -> Any:
+    if value is REQUIRED:
         return dataclasses.field(metadata=metadata)
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    if callable(value):
+        return dataclasses.field(default_factory=value, metadata=metadata)
+    return dataclasses.field(default=value, metadata=metadata)
+
+
+class Settings:
+    """Base of settings groups: frozen keyword-only dataclasses that a configuration inherits, several at once.
+
+        @dataclass(frozen=True, kw_only=True)
+        class SFTConfig(RunSettings, OptimizerSettings): ...
+
+    A `__post_init__` of a group or configuration checks its own fields and calls `super().__post_init__()`; this
+    class ends the chain. Groups take no slots=True: Python cannot inherit from two classes with slots.
+    """
+
+    def __post_init__(self) -> None:
+        following = getattr(super(), "__post_init__", None)  # of a base that is no Settings
+        if following:
+            following()
 
 
 # ---- values
@@ -160,15 +187,42 @@ class Field(NamedTuple):
     default: Any  # REQUIRED, or the value (a fresh one from a factory)
 
 
+def _names(cls: type) -> list[str]:
+    """Fields as --help lists them: groups in the order in which a class inherits them, then its own."""
+    if not dataclasses.is_dataclass(cls):
+        return []
+    inherited = [name for base in cls.__bases__ for name in _names(base)]
+    return list(dict.fromkeys([*inherited, *(f.name for f in dataclasses.fields(cls))]))
+
+
+@cache
+def metadata_of(cls: type) -> dict[str, Mapping[str, Any]]:
+    """{field: what `opt` said of it}; for a field set by `default`, what `opt` said of it in the nearest base."""
+    out = {}
+    for name in _names(cls):
+        meta: dict[str, Any] = {"inherited": True}
+        for base in cls.__mro__:
+            declared = base.__dict__.get("__dataclass_fields__", {}).get(name)
+            if declared and meta.pop("inherited", False):
+                meta = {**declared.metadata, **meta}
+        if "inherited" in meta:
+            raise TypeError(f"{cls.__name__}.{name}: default() is for a field of a base class; declare it with opt()")
+        out[name] = meta
+    hashed = [meta.get("hashed_as", name) for name, meta in out.items()]
+    if twice := {name for name in hashed if hashed.count(name) > 1}:
+        raise TypeError(f"{cls.__name__}: two fields are hashed as {min(twice)!r}; give one another hashed_as")
+    return out
+
+
 @cache
 def fields_of(cls: type) -> dict[str, Field]:
-    hints = typing.get_type_hints(cls)
+    hints, own = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
     out = {}
-    for f in dataclasses.fields(cls):
-        kinds = arms(hints[f.name])
-        nested = next((a for a in kinds if dataclasses.is_dataclass(a)), None)
-        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        out[f.name] = Field(f.name, hints[f.name], nested, f.metadata, default)
+    for name, meta in metadata_of(cls).items():
+        f = own[name]
+        nested = next((a for a in arms(hints[name]) if dataclasses.is_dataclass(a)), None)
+        value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        out[name] = Field(name, hints[name], nested, meta, value)
     return out
 
 
@@ -182,13 +236,20 @@ def leaves_of(cls: type, prefix: str = "") -> dict[str, Field]:
     return out
 
 
+def _meant_by(cls: type, key: str) -> list[str]:
+    """The fields that another spelling may mean: one that had this name once, then those of the table."""
+    renamed = [name for name, meta in metadata_of(cls).items() if meta.get("hashed_as") == key]
+    aliased = ALIASES.get(key, ())
+    return [*renamed, *([aliased] if isinstance(aliased, str) else aliased)]
+
+
 def find_field(cls: type, key: str) -> str | None:
     """The dotted name that `key` means in `cls` (alias and - resolved), or None."""
     head, _, rest = key.replace("-", "_").partition(".")
     fields = fields_of(cls)
     if head not in fields:
-        head = ALIASES.get(head, head)
-    if head not in fields or (rest and not fields[head].nested):
+        head = next((name for name in _meant_by(cls, head) if name in fields), None)
+    if head is None or (rest and not fields[head].nested):
         return None
     below = find_field(fields[head].nested, rest) if rest else ""
     return None if below is None else f"{head}.{below}" if below else head

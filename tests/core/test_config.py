@@ -9,7 +9,20 @@ from typing import Literal
 
 import pytest
 
-from codechat.core.config import REQUIRED, config_hash, describe, format_help, from_dict, opt, parse, resolve, to_dict
+from codechat.core.config import (
+    REQUIRED,
+    Settings,
+    config_hash,
+    default,
+    describe,
+    format_help,
+    from_dict,
+    identity,
+    opt,
+    parse,
+    resolve,
+    to_dict,
+)
 from codechat.core.errors import ConfigError, MissingFile, UserError
 
 
@@ -190,14 +203,116 @@ def test_the_hash_is_of_what_decides_the_result() -> None:
 
 
 def test_a_setting_that_came_later_leaves_older_hashes_alone() -> None:
-    def made(**later: object) -> type:
-        fields = {"lr": opt(1e-3, "rate"), **later}
-        space = {"__annotations__": {"lr": float} | {name: int for name in later}, **fields}
-        return dataclass(frozen=True, kw_only=True)(type("Settings", (), space))
-
-    before, after, other = made(), made(window=opt(8, "tokens", late=True)), made(window=opt(8, "tokens"))
+    lr = opt(1, "rate")
+    before = declared(lr=lr)
+    after, other = (declared(lr=lr, window=opt(8, "tokens", late=late)) for late in (True, False))
     assert config_hash(after()) == config_hash(before()) != config_hash(other())
     assert config_hash(after(window=9)) != config_hash(after())
+
+
+def declared(name: str = "Declared", bases: tuple[type, ...] = (), **fields: object) -> type:
+    """A configuration of ints with these defaults."""
+    space = {"__annotations__": dict.fromkeys(fields, int), **fields}
+    return dataclass(frozen=True, kw_only=True)(type(name, bases, space))
+
+
+def test_a_renamed_field_keeps_its_hash_and_its_old_spelling() -> None:
+    before, after = declared(lr=opt(1, "rate")), declared(peak_lr=opt(1, "rate", hashed_as="lr"))
+    assert config_hash(after(peak_lr=2)) == config_hash(before(lr=2)) != config_hash(after())
+    outer_before, outer_after = (declared("Outer", inner=opt(c, "")) for c in (before(), after()))
+    assert identity(outer_after()) == identity(outer_before()) == {"inner": {"lr": 1}}
+    assert from_dict(after, {"lr": 3}) == parse(after, ["--lr", "3"]) == after(peak_lr=3)
+    assert to_dict(after()) == {"peak_lr": 1}
+    with pytest.raises(ConfigError, match="peak_lr"):
+        from_dict(after, {"lr": 3, "peak_lr": 3})
+    with pytest.raises(TypeError, match="'lr'"):
+        config_hash(declared(peak_lr=opt(1, "", hashed_as="lr"), lr=opt(1, ""))())
+
+
+def test_an_alias_of_several_fields_means_the_first_that_a_class_has() -> None:
+    both, steps = declared(max_steps=opt(1, ""), inner_epochs=opt(1, "")), declared(max_steps=opt(1, ""))
+    assert parse(both, ["--num-iterations", "4"]).inner_epochs == 4
+    assert parse(steps, ["--num-iterations", "4"]).max_steps == 4
+    field = declared(num_iterations=opt(1, ""), max_steps=opt(1, ""))
+    assert parse(field, ["--num-iterations", "4"]) == field(num_iterations=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Settings):
+    run_name: str = opt("run", "name", identity=False)
+    seed: int = opt(0, "seed of all draws")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings(Settings):
+    lr: float = opt(1e-3, "peak learning rate")
+    warmup_steps: int = opt(10, "steps up to the peak", late=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr <= 0:
+            raise ValueError(f"lr {self.lr} must be positive")
+
+
+class Plain:
+    """Neither a dataclass nor a settings group."""
+
+    def __post_init__(self) -> None:
+        if getattr(self, "seed") < 0:
+            raise ValueError(f"seed {getattr(self, 'seed')} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(RunSettings, OptimizerSettings, Plain):
+    lr: float = default(5e-5)
+    seed: int = default(7, identity=False)
+    warmup_steps: int = opt(3, "of our own")
+    ks: tuple[int, ...] = opt((1,), "k of pass@k")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ks == ():
+            raise ValueError("ks () must name one k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Further(Grouped):
+    lr: float = default(1e-4)
+
+
+def test_settings_groups_are_inherited_and_listed_in_order() -> None:
+    assert [(row.name, row.default, row.help) for row in describe(Grouped)] == [
+        ("run_name", "run", "name"),
+        ("seed", 7, "seed of all draws"),
+        ("lr", 5e-5, "peak learning rate"),
+        ("warmup_steps", 3, "of our own"),
+        ("ks", (1,), "k of pass@k"),
+    ]
+    assert parse(Grouped, ["--learning-rate", "1", "--seed", "2"]) == Grouped(lr=1.0, seed=2)
+    assert from_dict(Grouped, to_dict(Grouped(lr=0.5))) == Grouped(lr=0.5)
+    assert (Further().lr, describe(Further)[2].help) == (1e-4, "peak learning rate")
+
+
+def test_a_new_default_keeps_what_decides_the_hash() -> None:
+    assert set(identity(Grouped())) == {"lr", "warmup_steps", "ks"}, "seed is left out here, warmup_steps is not late"
+    assert set(identity(OptimizerSettings())) == {"lr"} and set(identity(RunSettings())) == {"seed"}
+
+    class Late(OptimizerSettings):
+        lr: float = default(0.1, late=True)
+
+    late = dataclass(frozen=True, kw_only=True)(Late)
+    assert identity(late()) == {} and identity(late(lr=0.2)) == {"lr": 0.2}
+
+
+def test_every_group_checks_its_own_fields() -> None:
+    for key, value in (("lr", 0.0), ("seed", -1), ("ks", ())):
+        with pytest.raises(ConfigError, match=key):
+            from_dict(Further, {key: value})
+
+
+def test_a_new_default_needs_a_field_to_inherit() -> None:
+    with pytest.raises(TypeError, match="lrr"):
+        describe(declared(bases=(OptimizerSettings,), lrr=default(1)))
 
 
 def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
