@@ -17,5 +17,6 @@ __getattr__, __dir__, __all__ = attach(
         "preference_data",
         "preference_losses",
         "rollout",
+        "rollout_metrics",
     ],
 )

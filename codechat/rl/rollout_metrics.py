@@ -1,0 +1,111 @@
+"""What a loop logs of the rollouts that it trains on: one definition of each metric, global over ranks.
+
+`rollout_metrics` describes the batch as it is trained on, so after resampling. A loop passes its own values along (losses, clipping,
+timings), each under the rule by which ranks are combined, and one collective reduces everything:
+
+    row = rollout_metrics(batch, task.tiers, sums=dict(policy_loss=policy_loss), maxima=dict(logprob_mismatch=mismatch))
+
+    reward_mean, reward_std    over all completions; the task's own reward, without penalties
+    exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
+    frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many groups differ, on all ranks
+    completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share that ended without a stop sequence
+    entropy                    nats per token: -log p of each sampled token under the sampler, averaged over all completion tokens. Its
+                               expectation is the mean entropy of the distributions sampled from, and every engine returns it
+
+Left out: metrics of the update itself (`losses`), verdicts (`evaluation.diagnose`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from codechat.distributed import dist
+from codechat.rl.advantages import zero_variance
+from codechat.rl.rollout import RolloutBatch
+
+Values = Mapping[str, float]
+Pairs = Mapping[str, tuple[float, float]]
+
+
+class RankMetrics(NamedTuple):
+    """Values of one rank, by the rule that combines ranks.
+
+    means: over equally many items on each rank, so the mean over ranks is the mean over all items. sums: added. maxima: the largest, NaN if
+    any is. ratios: (sum, count), the sum of sums over the sum of counts, which is at least 1. stds: (mean, variance) of equally many
+    items on each rank; the standard deviation over all items."""
+
+    means: Values = {}
+    sums: Values = {}
+    maxima: Values = {}
+    ratios: Pairs = {}
+    stds: Pairs = {}
+
+
+def rollout_metrics(
+    batch: RolloutBatch,
+    tiers: Sequence[str],
+    *,
+    rewards: Tensor | None = None,
+    means: Values = {},
+    sums: Values = {},
+    maxima: Values = {},
+    ratios: Pairs = {},
+) -> dict[str, float]:
+    """Metrics of the batch that all ranks train on, and those that the loop adds. A collective; every rank passes the same names and
+    equally many groups.
+
+    rewards (P, G): what advantages are made of, where that is not `batch.rewards` (PPO's penalty); it decides which groups differ.
+    means, sums, maxima, ratios: the loop's own values, see `RankMetrics`."""
+    own = rank_metrics(batch, tiers, rewards)
+    added = RankMetrics(
+        {**own.means, **means}, {**own.sums, **sums}, {**maxima}, {**own.ratios, **ratios}, {**own.stds}
+    )
+    return combine_ranks(dist.all_gather_objects(added))
+
+
+def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | None = None) -> RankMetrics:
+    """The metrics of this rank's batch. Groups of one completion are judged as one group of all of them."""
+    rewards = batch.rewards if rewards is None else rewards  # (P, G)
+    equal = zero_variance(rewards if rewards.shape[1] > 1 else rewards.T)
+    logged = batch.rewards.double()
+    nats = -math.fsum(x for c in batch.completions for x in c.logprobs)  # 0 where an environment spoke
+    return RankMetrics(
+        means=dict(
+            reward_mean=float(logged.mean()),
+            exact_match=float(batch.correct.double().mean()),
+            frac_zero_std_groups=int(equal.sum()) / len(equal),
+            completion_tokens_mean=batch.n_tokens / len(batch.completions),
+            truncated_frac=batch.truncated_frac,
+            **batch.tier_shares(tiers),
+        ),
+        sums=dict(effective_groups=float((~equal).sum())),
+        ratios=dict(entropy=(nats, batch.n_tokens)),
+        stds=dict(reward_std=(float(logged.mean()), float(logged.var(correction=0)))),
+    )
+
+
+def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:
+    """One value of each name, from the values of every rank. Of one rank: its own values, unchanged."""
+    first = ranks[0]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(ranks)
+
+    row = {name: mean([r.means[name] for r in ranks]) for name in first.means}
+    row |= {name: sum(r.sums[name] for r in ranks) for name in first.sums}
+    row |= {
+        name: float(torch.tensor([r.maxima[name] for r in ranks], dtype=torch.float64).max()) for name in first.maxima
+    }
+    for name in first.ratios:
+        total, count = (sum(part) for part in zip(*(r.ratios[name] for r in ranks)))
+        row[name] = total / max(1.0, count)
+    for name in first.stds:  # the law of total variance; the second term is exactly 0 of one rank
+        centres, variances = zip(*(r.stds[name] for r in ranks))
+        between = mean([m * m for m in centres]) - mean(centres) * mean(centres)
+        row[name] = math.sqrt(mean(variances) + max(0.0, between))
+    return row

@@ -1,0 +1,106 @@
+"""Metrics of a batch of rollouts: closed forms, and the same values however the batch is dealt to ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from codechat.evaluation import diagnose
+from codechat.models.generate import Completion
+from codechat.rl.rollout import RolloutBatch
+from codechat.rl.rollout_metrics import RankMetrics, combine_ranks, rank_metrics, rollout_metrics
+from codechat.tasks.base import Problem, Score
+
+TIERS = ("none", "some", "all")
+
+
+def batch_of(rewards: list[list[float]], seed: int = 0) -> RolloutBatch:
+    """Completion i has 1 + i tokens, a mask with a gap from three tokens on, and stops unless i is divisible by 3."""
+    rng, flat = torch.Generator().manual_seed(seed), [r for group in rewards for r in group]
+    completions = [
+        Completion(
+            list(range(1 + i)),
+            [0.0 if t == 1 and i >= 2 else -float(x) for t, x in enumerate(torch.rand(1 + i, generator=rng))],
+            "stop" if i % 3 else ("length", "context", "turns")[i // 3 % 3],
+            [t != 1 for t in range(1 + i)] if i >= 2 else None,
+        )
+        for i in range(len(flat))
+    ]
+    scores = [Score(r, TIERS[(r > 0) + (r == 1)], {}, r == 1, terms={"close": r / 2}) for r in flat]
+    problems = [Problem(str(p), [], None, "train") for p in range(len(rewards))]
+    prompts, texts = [[1]] * len(rewards), [""] * len(flat)
+    return RolloutBatch(problems, prompts, completions, texts, scores, torch.tensor(rewards), len(rewards[0]))
+
+
+BATCH = batch_of([[0.0, 1.0, 0.5], [0.5, 0.5, 0.5], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
+
+
+def test_metrics_by_hand() -> None:
+    found = rollout_metrics(BATCH, TIERS)
+    written = 1 + 2 + sum(range(2, 12))  # a gap of one token from the third completion on
+    nats = -sum(x for c in BATCH.completions for x in c.logprobs)
+    assert found == pytest.approx(
+        {
+            "reward_mean": 7 / 12,
+            "reward_std": math.sqrt(6 / 12 - (7 / 12) ** 2),
+            "exact_match": 5 / 12,
+            "frac_zero_std_groups": 1 / 2,
+            "effective_groups": 2.0,
+            "completion_tokens_mean": written / 12,
+            "truncated_frac": 4 / 12,
+            "entropy": nats / written,
+            "tier/none": 3 / 12,
+            "tier/some": 4 / 12,
+            "tier/all": 5 / 12,
+            "reward/close": 7 / 24,
+        }
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_rank_keeps_the_numbers_of_diagnose(seed: int) -> None:
+    """Bitwise: what the loops logged before stays comparable."""
+    rewards = torch.rand(5, 7, generator=torch.Generator().manual_seed(seed))
+    batch = batch_of(rewards.tolist(), seed)
+    found, judged = rollout_metrics(batch, TIERS), diagnose.judge(batch.rewards, batch.correct, min_groups=1)
+    assert found["reward_mean"] == judged.reward_mean and found["reward_std"] == judged.reward_std
+    assert found["exact_match"] == judged.correct_share and found["frac_zero_std_groups"] == judged.frac_zero_std
+    assert found["effective_groups"] == judged.effective_groups
+    assert found["truncated_frac"] == batch.truncated_frac
+    assert {k: v for k, v in found.items() if "/" in k} == batch.tier_shares(TIERS)
+
+
+@pytest.mark.parametrize("parts", [[[0, 1], [2, 3]], [[0], [1], [2], [3]]], ids=["2 ranks", "4 ranks"])
+def test_ranks_change_nothing(parts: list[list[int]]) -> None:
+    found = combine_ranks([rank_metrics(BATCH.take(groups), TIERS) for groups in parts])
+    assert found == pytest.approx(rollout_metrics(BATCH, TIERS))
+
+
+def test_other_rewards_decide_which_groups_differ_and_nothing_else() -> None:
+    """PPO learns from a penalised reward; what is logged as the reward stays the task's."""
+    paid = BATCH.rewards - torch.tensor([[1.0, 0, 0], [1.0, 0, 0], [1.0, 0, 0], [1.0, 1.0, 2.0]])
+    found, plain = rollout_metrics(BATCH, TIERS, rewards=paid), rollout_metrics(BATCH, TIERS)
+    assert (found["effective_groups"], found["frac_zero_std_groups"]) == (3.0, 0.25)
+    changed = {"effective_groups", "frac_zero_std_groups"}
+    assert {k for k in plain if found[k] != plain[k]} == changed
+
+
+@pytest.mark.parametrize("rewards, live", [([[0.0], [1.0]], 1.0), ([[1.0], [1.0]], 0.0)])
+def test_groups_of_one_are_judged_together(rewards: list[list[float]], live: float) -> None:
+    found = rollout_metrics(batch_of(rewards), TIERS)
+    assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
+
+
+def test_a_loops_own_values_are_combined_by_their_rule() -> None:
+    ranks = [
+        RankMetrics(dict(a=1.0), dict(b=2.0), dict(c=3.0), dict(d=(6.0, 4.0), e=(0.0, 0.0))),
+        RankMetrics(dict(a=2.0), dict(b=5.0), dict(c=-1.0), dict(d=(3.0, 2.0), e=(0.0, 0.0))),
+    ]
+    assert combine_ranks(ranks) == dict(a=1.5, b=7.0, c=3.0, d=1.5, e=0.0)
+    assert math.isnan(combine_ranks([ranks[0], ranks[1]._replace(maxima=dict(c=math.nan))])["c"])
+    found = rollout_metrics(
+        BATCH, TIERS, means=dict(a=1.0), sums=dict(b=2.0), maxima=dict(c=3.0), ratios=dict(d=(6.0, 4.0))
+    )
+    assert [found[name] for name in "abcd"] == [1.0, 2.0, 3.0, 1.5] and "reward_mean" in found
