@@ -20,32 +20,22 @@ Left out: truncated sampling (sampler and trainer must agree), penalties on over
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from tqdm import tqdm
-
-from codechat import tasks
-from codechat.core import config
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError, RunError
-from codechat.distributed import dist, hardware, sharding
-from codechat.evaluation import diagnose, evaluate
-from codechat.models import lora, optim
-from codechat.models.config import PRESETS, GPTConfig
-from codechat.models.gpt import GPT
-from codechat.rl import advantages, engines, losses, rollout
-from codechat.runs import checkpoint
-from codechat.runs.run import Run, StopSignal
+from codechat import distributed, evaluation, rl, runs, training
+from codechat.core.command import train_main
+from codechat.core.config import default, opt
+from codechat.core.errors import ConfigError
 from codechat.tasks.reasoning import LORA_RUN
 from codechat.tasks.toy import TOY_RUN
-from codechat.text import tokenizer
+from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
+
+if TYPE_CHECKING:
+    import torch
+
+    from codechat.rl.rollout import RolloutBatch
+    from codechat.runs.run import Run
 
 PAPER = "; none = as --variant has it"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -70,30 +60,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOConfig:
+class GRPOConfig(MinibatchSettings, RLSettings):
     """Settings of one GRPO run."""
 
-    run_name: str = opt("grpo", "name of the run directory under runs/", identity=False)
-    resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
-    init_from: str | None = opt(
-        None, "checkpoint to start from, and the reference model; none = new weights of --model"
-    )
-    task: str = opt("funcall", "task whose reward is optimised: funcall, toy")
-    data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
-    tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags, where --init-from is none")
-    model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
-    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
+    run_name: str = default("grpo")
     variant: Literal["grpo", "dr_grpo", "dapo", "gspo"] = opt(
         "grpo", "the paper whose settings fill what is none below"
-    )
-    device_batch_size: int = opt(16, "problems per step and device")
-    group_size: int = opt(16, "completions per problem")
-    max_steps: int = opt(50, "batches of rollouts")
-    inner_epochs: int = opt(1, "passes over each batch of rollouts")
-    minibatches: int = opt(
-        1,
-        "optimizer updates per pass; divides device_batch_size. With one update per batch the ratio is 1 and nothing is clipped",
     )
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = opt(
         None, "what is subtracted from a reward" + PAPER
@@ -118,440 +90,199 @@ class GRPOConfig:
     )
     old_logprobs: Literal["sampler", "trainer"] = opt(
         "sampler",
-        "whose log-probabilities the ratio starts from; trainer costs one more pass and "
-        "keeps a mismatch between the two out of the ratio",
+        "whose log-probabilities the ratio starts from; trainer costs one more pass and keeps a mismatch out of the ratio",
     )
-    temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
-    max_new_tokens: int = opt(64, "longest completion, tokens")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-    engine: engines.Kind = opt(
-        "local", "who samples rollouts: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
-    )
-    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", identity=False)
-    engine_dir: Path | None = opt(
-        None,
-        "directory through which weights reach it: its --reload-from; of vLLM, the one that holds its model hf",
-        identity=False,
-    )
-    engine_key_file: Path | None = opt(None, "file whose first line is its API key", identity=False)
-    engine_patience_s: float = opt(600.0, "time that it may be away before the run stops, seconds", identity=False)
-    max_off_policy: int = opt(
-        0, "steps by which its weights may be older than the policy; 0 = they are pushed before every step", late=True
-    )
-    importance_cap: float = opt(
-        0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", late=True
-    )
-    lora_rank: int = opt(lora.RANK, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True)
-    lora_alpha: float = opt(lora.ALPHA, "their scale is alpha / rank", late=True)
-    lora_targets: tuple[str, ...] = opt(lora.CHOSEN, "matrices that get one: qkv out gate up down", late=True)
-    optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
-    lr: float = opt(1e-4, "AdamW learning rate")
-    muon_lr: float = opt(0.002, "Muon learning rate")
-    weight_decay: float = opt(0.0, "weight decay of matrices and embeddings")
-    warmup_steps: int = opt(5, "steps of linear warm-up")
-    schedule: Literal["constant", "cosine", "wsd"] = opt("constant", "learning-rate schedule after the warm-up")
-    final_lr_share: float = opt(0.1, "share of the learning rate left at the end")
-    grad_clip: float = opt(1.0, "largest gradient norm; 0 = off")
-    shard: bool | None = opt(
-        None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
-    )
-    shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", identity=False)
-    row_tokens: int = opt(512, "tokens of a packed training row")
-    rows: int = opt(8, "packed rows per forward pass")
-    eval_every: int = opt(25, "steps between evaluations on select problems; 0 = only the last")
-    eval_examples: int = opt(128, "select problems per evaluation")
-    ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
-    allow_dead: bool = opt(False, "train although diagnose says DEAD")
-    diagnose_groups: int = opt(
-        64, "groups judged before the first step; 0 = skip gate and diagnosis (a recipe's stage did it)"
-    )
-    dead_patience: int = opt(20, "DEAD steps in a row that end the run")
-    log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never")
-    save_every: int = opt(25, "steps between checkpoints; 0 = only the last")
-    keep_last: int = opt(2, "checkpoints to keep")
-    keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
-    seed: int = opt(0, "seed of new weights, problem order and sampling")
 
     def __post_init__(self) -> None:
-        lora.check(self.lora_rank, self.lora_alpha, self.lora_targets)
-        engines.check(self)
-        for name in ("device_batch_size", "max_steps", "max_new_tokens", "rows", "inner_epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.device_batch_size % self.minibatches:
-            raise ConfigError(
-                f"minibatches {self.minibatches} must divide device_batch_size {self.device_batch_size}; set --minibatches 1 or another divisor"
-            )
-        if self.group_size < 2 and self.baseline != "none":
-            raise ConfigError(
-                f"group_size {self.group_size} with a group baseline: the advantage is always 0; set --group-size 2 or more"
-            )
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient")
-        for name in ("clip_eps_low", "clip_eps_high", "kl_coef", "resample_rounds"):
-            if not 0 <= (getattr(self, name) or 0) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and not negative")
+        super().__post_init__()
+        self.finite("clip_eps_low", "clip_eps_high", "kl_coef", "resample_rounds")
+        if self.baseline != "none":
+            self.needs_groups("a group baseline: the advantage is always 0")
         if (self.clip_eps_low or 0) >= 1:
             raise ConfigError(f"clip_eps_low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
-        if self.importance_cap and self.old_logprobs == "sampler":
-            raise ConfigError(
-                f"importance_cap {self.importance_cap} with --old-logprobs sampler, whose ratio starts from the sampler already; set "
-                "--old-logprobs trainer, or --importance-cap 0"
-            )
+        if self.old_logprobs == "sampler":
+            if self.top_k:
+                raise ConfigError(
+                    f"top_k {self.top_k}: the sampler's log-probabilities are of its cut distribution; set --old-logprobs trainer"
+                )
+            self.no_importance_weights("the ratio of --old-logprobs sampler starts from the sampler already")
 
     def resolved(self) -> GRPOConfig:
         """With what is none filled in from the variant."""
-        return replace(
-            self, **{name: value for name, value in VARIANTS[self.variant].items() if getattr(self, name) is None}
-        )
+        missing = {name: value for name, value in VARIANTS[self.variant].items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
 
-RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()} | {"toy": TOY_RUN, "lora": LORA_RUN}
-RUN_PRESETS["nano"] |= {"tokenizer": "gpt2:4096"}
+RUN_PRESETS = run_presets(toy=TOY_RUN, lora=LORA_RUN)
+
+
+def resample_flat_groups(
+    cfg: GRPOConfig, world: Any, batch: RolloutBatch, sample: Any, cursor: int, seed: int
+) -> tuple[RolloutBatch, int]:
+    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those of the problems after `cursor`, at most
+    resample_rounds times. Returns the batch and how many problems all ranks have drawn for it.
+
+    A collective: all ranks count together, since what one replaces decides what the next one draws; each samples in every round."""
+    drawn = world.size * cfg.device_batch_size
+    for _ in range(cfg.resample_rounds):
+        flat = rl.advantages.zero_variance(batch.rewards).nonzero()[:, 0].tolist()
+        (wanted,) = training.totals([[len(flat) * (rank == world.rank) for rank in range(world.size)]])
+        if not sum(wanted):
+            break
+        at = drawn + int(sum(wanted[: world.rank]))
+        batch = batch.replace(flat, sample(cursor + at, len(flat), seed, key=at))
+        drawn += int(sum(wanted))
+    return batch, drawn
+
+
+def credit(cfg: GRPOConfig, batch: RolloutBatch, old: torch.Tensor, ref: torch.Tensor | None) -> torch.Tensor:
+    """(P, G) advantages: rewards within their group, less the completion's KL divergence from the reference where --kl-in reward.
+
+    The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree."""
+    advantage = rl.advantages.group_advantages(batch.rewards, cfg.baseline)
+    if ref is None or cfg.kl_in == "loss":
+        return advantage
+    penalty = (rl.losses.kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
+    baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
+    return advantage - cfg.kl_coef * rl.advantages.group_advantages(penalty, baseline)
 
 
 def train(cfg: GRPOConfig) -> Run:
-    """Optimise the task's reward; returns the finished run. Raises UserError before anything is written for bad settings or a DEAD task."""
-    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
-    tok = tokenizer.from_dict(parent.meta["tokenizer"]) if parent else tokenizer.load(cfg.tokenizer)
-    shape = (
-        config.from_dict(GPTConfig, parent.meta["model_config"])
-        if parent
-        else replace(cfg.model, vocab_size=tok.n_vocab)
-    )
-    cfg = replace(cfg.resolved(), model=shape, tags=parent.meta["tags"] if parent else cfg.tags)
-    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
-    problems, select = task.problems("train", seed=cfg.seed), task.problems("select", limit=cfg.eval_examples)
-    kl_in_loss, kl_in_reward = (bool(cfg.kl_coef) and cfg.kl_in == where for where in ("loss", "reward"))
-    skip_zero = not (kl_in_loss or cfg.entropy_coef)
-    with dist.session(cfg) as world, StopSignal() as stop:
-        device = world.device
-        model = sharding.build(lambda: GPT(shape), seed=cfg.seed, shard_it=cfg.shard, over=cfg.shard_over)
-        if parent:
-            checkpoint.restore(parent, model)
-        reference = (
-            sharding.build(lambda: GPT(shape), seed=cfg.seed, shard_it=cfg.shard, over=cfg.shard_over)
-            if cfg.kl_coef
-            else None
-        )
-        if reference is not None and parent:
-            checkpoint.restore(parent, reference)
-        lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
-        optimizers = optim.build(
-            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
-        )
-        peak, _ = hardware.peak_flops(device, dist.compute_dtype(device))
-        sentinel = diagnose.Sentinel(cfg.dead_patience)
-        engine = engines.open_engine(cfg, tok, give_up=lambda: stop.requested)
-        lineage = (parent.meta.get("lineage", []) if parent else []) + [
-            {"run": cfg.run_name, "kind": "grpo", "task": cfg.task, "data_dir": cfg.data_dir}
-        ]
-
-        def sample(at: int, n: int, seed: int, key: int = 0, group_size: int = cfg.group_size) -> rollout.RolloutBatch:
-            """Rollouts of the n problems from number `at` on, wrapping around; `key` numbers the first group within its step."""
-            with engine.policy(model) as policy:
-                return rollout.collect(
-                    policy,
-                    task,
-                    [problems[i % len(problems)] for i in range(at, at + n)],
-                    tok,
-                    cfg.tags,
-                    group_size=group_size,
-                    max_new_tokens=cfg.max_new_tokens,
-                    temperature=cfg.temperature,
-                    seed=seed,
-                    keys=range(key, key + n),
-                    sampler=engine.sample,
-                )
-
-        def score(scorer: GPT, batch: rollout.RolloutBatch) -> torch.Tensor:
-            with sharding.whole(scorer) as reader, dist.autocast(device):
-                return rollout.score_logprobs(
-                    reader, batch, temperature=cfg.temperature, row_tokens=cfg.row_tokens, rows=cfg.rows
-                )
-
-        if cfg.diagnose_groups and not cfg.resume:
-            tasks.gold_gate(task, problems[:512]).require()
-            engine.push(model, 0)
-            first = sample(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
-            found = diagnose.judge(
-                first.rewards, first.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS)
-            )
-            if found.verdict == "DEAD" and not cfg.allow_dead:
-                raise RunError(
-                    f"diagnose says DEAD on {cfg.task}: {found.effective_groups} of {found.n_groups} groups have any variance, mean reward "
-                    f"{found.reward_mean:.3f}; {found.remedy}; --allow-dead trains all the same"
-                )
-
-        start, cursor = 0, 0  # cursor: problems that all ranks have drawn
-        run = Run.create(
-            cfg.run_name, cfg, kind="grpo", parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite
-        )
-        if run.resumed:
-            last = checkpoint.load(run.path)
-            checkpoint.restore(last, lora.merged(model), optimizers)
-            lora.load(model, last.extra.get("lora", {}))
+    """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
+    cfg, parent, tok = training.load_parent(cfg.resolved())
+    task, problems, held_out = training.load_task(cfg)
+    probes = training.read_probes(cfg)
+    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        model = training.build_policy(cfg, parent)
+        reference = training.build_model(cfg, parent) if cfg.kl_coef else None
+        optimizers = training.build_optimizers(cfg, model)
+        engine = rl.engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+        sample = training.rollout_sampler(cfg, engine, model, task, problems, tok)
+        training.preflight.check(cfg, task, problems, model, engine, sample)
+        lineage = training.lineage(cfg, "grpo", parent, task=cfg.task, data_dir=cfg.data_dir)
+        sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
+        run, last = training.open_run("grpo", cfg, model, optimizers)
+        start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
+        if last:
             sentinel.load_state(last.extra["sentinel"])
-            start, cursor = last.step, last.extra["cursor"]
+            cursor = last.extra["cursor"]
 
         def save(step: int, wait: bool) -> None:
-            checkpoint.save(
-                run.path,
-                step,
-                model=lora.merged(model),
-                optimizers=optimizers,
-                extra={"lora": lora.adapters(model), "sentinel": sentinel.state(), "cursor": cursor},
-                meta={"tokenizer": tok.to_dict(), "tags": cfg.tags, "lineage": lineage},
-                keep_last=cfg.keep_last,
-                keep_every=cfg.keep_every,
-                wait=wait,
-            )
+            extra = dict(sentinel=sentinel.state(), cursor=cursor)
+            training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
 
-        with run, checkpoint.settled():
-            bar = tqdm(initial=start, total=cfg.max_steps, desc=run.name, unit="step", disable=not world.is_main)
+        with training.running(run, start, cfg.max_steps) as bar:
             dead, lost = False, None
             for step in range(start, cfg.max_steps + 1):
-                done = step == cfg.max_steps
-                stopping = dist.any(stop.requested or dead)
-
-                # once in a while: evaluate
-                if (done or (cfg.eval_every and step % cfg.eval_every == 0)) and not (step == start and run.resumed):
-                    with sharding.whole(model) as policy:
-                        result = evaluate.evaluate_task(
-                            policy,
-                            tok,
-                            cfg.tags,
-                            task,
-                            select,
-                            n=max(cfg.ks),
-                            temperature=cfg.temperature,
-                            max_new_tokens=cfg.max_new_tokens,
-                            ks=cfg.ks,
-                            seed=cfg.seed,
-                        )
-                    run.log_eval(step, result.row())
-
-                # once in a while: save
-                if step > start and (done or stopping or (cfg.save_every and step % cfg.save_every == 0)):
-                    save(step, wait=done or stopping)
-                if done or stopping:
+                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested or dead)
+                if turn.evaluate:
+                    run.log_eval(step, training.evaluate_policy(cfg, model, tok, task, held_out, probes))
+                if turn.save:
+                    save(step, wait=turn.last)
+                if turn.last:
                     break
+                meter = training.Meter(*(("kl_ref",) if cfg.kl_coef else ()), ratios=True)
 
-                # roll out: the next problems of this rank; draws hang on the step and on the group's number over all ranks
-                began, seed, size = time.perf_counter(), cfg.seed * 1_000_003 + step + 2, cfg.device_batch_size
+                # roll out: G completions of this rank's next P problems, drawn by the policy as it is
+                first, seed = world.rank * cfg.device_batch_size, training.step_seed(cfg, step)
                 try:
                     engine.push(model, step)
-                    batch = sample(cursor + world.rank * size, size, seed, key=world.rank * size)
-                    found, drawn = diagnose.judge(batch.rewards, batch.correct, min_groups=1), world.size * size
-                    for _ in range(
-                        cfg.resample_rounds
-                    ):  # all ranks count together: what one asks for decides what the next one draws
-                        flat = advantages.zero_variance(batch.rewards).nonzero()[:, 0].tolist()
-                        asked = dist.sum_(
-                            torch.tensor([len(flat) * (r == world.rank) for r in range(world.size)], device=device)
-                        ).tolist()
-                        if not sum(asked):
-                            break
-                        at = drawn + sum(asked[: world.rank])
-                        batch = batch.replace(
-                            flat, sample(cursor + at, len(flat), seed, key=at)
-                        )  # also where it asks for none: ranks stay in step
-                        drawn += sum(asked)
-                except engines.EngineLost as error:
+                    batch = sample(cursor + first, cfg.device_batch_size, seed, key=first)
+                    batch, drawn = resample_flat_groups(cfg, world, batch, sample, cursor, seed)
+                except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
                     break
                 cursor += drawn
-                sampler = batch.logprobs().to(device)  # (N, C)
-                old = score(model, batch) if cfg.old_logprobs == "trainer" else sampler  # (N, C)
-                importance, off = losses.importance_weights(
-                    old, sampler, batch.mask().to(device), cfg.importance_cap
+
+                # credit: a completion's reward above its group's baseline; log-probabilities that ratio and KL start from
+                sampler = batch.logprobs().to(world.device)  # (N, C)
+                old = training.score(cfg, model, batch) if cfg.old_logprobs == "trainer" else sampler  # (N, C)
+                ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
+                importance, off_policy = rl.losses.importance_weights(
+                    old, sampler, batch.mask().to(world.device), cfg.importance_cap
                 )  # (N, C)
-                ref = score(reference, batch) if reference is not None else old
-                advantage = advantages.group_advantages(batch.rewards, cfg.baseline)  # (P, G)
-                if (
-                    kl_in_reward
-                ):  # centred as the reward is, but never divided by its std, which would blow it up where rewards agree
-                    penalty = (losses.kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
-                    advantage = advantage - cfg.kl_coef * advantages.group_advantages(
-                        penalty, "mean" if cfg.baseline == "zscore" else cfg.baseline
-                    )
-                sampled = time.perf_counter()
+                advantage = credit(cfg, batch, old, ref)  # (P, G)
+                meter.rolled_out()
 
                 # learn: each minibatch is one update, its loss divided by the sequences or tokens of all ranks
-                scale = optim.lr_scale(
-                    step,
-                    max_steps=cfg.max_steps,
-                    warmup_steps=cfg.warmup_steps,
-                    schedule=cfg.schedule,
-                    final=cfg.final_lr_share,
+                lr = training.set_rate(cfg, optimizers, step)
+                before, grad_norm = evaluation.diagnose.bf16_snapshot(model), 0.0
+                parts = training.minibatches(batch, cfg.minibatches)
+                counts = training.totals(
+                    [[len(p.completions), p.n_tokens, int((advantage[g] != 0).sum())] for g, p in parts]
                 )
-                optim.set_lr(optimizers, scale)
-                before, seen, trained, policy_loss, grad_norm, mismatch, ratio_max = (
-                    diagnose.bf16_snapshot(model),
-                    Counter(),
-                    0,
-                    0.0,
-                    0.0,
-                    0.0,
-                    0.0,
-                )
-                groups = [range(m, size, cfg.minibatches) for m in range(cfg.minibatches)]
-                parts = [batch.take(g) for g in groups]
-                counts = dist.sum_(
-                    torch.tensor(
-                        [
-                            [len(p.completions), p.n_tokens, int((advantage[list(g)] != 0).sum())]
-                            for p, g in zip(parts, groups)
-                        ],
-                        dtype=torch.float64,
-                    )
-                ).tolist()
                 for update in range(cfg.inner_epochs * cfg.minibatches):
-                    at = update % cfg.minibatches
-                    part, chosen, (n_sequences, n_tokens, n_live) = parts[at], list(groups[at]), counts[at]
-                    if not advantages.worth_an_update(n_live):
-                        continue
-                    rows_of = torch.arange(len(batch.completions)).view(size, -1)[chosen].flatten()  # (n,) in the batch
-                    packs = list(
-                        rollout.pack(
-                            part, advantage[chosen], row_tokens=cfg.row_tokens, rows=cfg.rows, skip_zero=skip_zero
-                        )
+                    (groups, part), (n_sequences, n_tokens, n_live) = (
+                        parts[update % len(parts)],
+                        counts[update % len(parts)],
                     )
-                    for packed in sharding.in_step(model, packs, rollout.idle()):
-                        rows, packed = rows_of[packed.rows()], packed.to(device)
-                        with dist.autocast(device):
-                            logprobs, entropy = model.token_logprobs(
-                                packed.ids,
-                                packed.targets,
-                                temperature=cfg.temperature,
-                                entropy_grad=cfg.entropy_coef != 0,
-                                positions=packed.positions,
-                                mask=packed.mask(),
-                            )
-                        new, entropy = packed.unpack(logprobs), packed.unpack(entropy)  # (B, C)
-                        mask, C = packed.unpack(packed.completion >= 0), new.shape[1]
-                        token_loss, stats = losses.clipped_policy_loss(
+                    if not rl.advantages.worth_an_update(n_live):
+                        continue
+                    skip_zero = not (cfg.entropy_coef or (cfg.kl_coef and cfg.kl_in == "loss"))
+                    for packed in training.packs(cfg, model, part, advantage[groups], skip_zero=skip_zero):
+                        logprobs, entropy = training.token_logprobs(cfg, model, packed)  # (R, T) each
+                        new, mask = packed.unpack(logprobs), packed.unpack(packed.completion >= 0)  # (B, C)
+                        rows, C = training.rows_in(batch, groups, packed), new.shape[1]
+                        token_loss, clipped = rl.losses.clipped_policy_loss(
                             new,
                             old[rows, :C],
-                            advantage.view(-1, 1)[rows].to(device),
+                            advantage.view(-1, 1)[rows].to(world.device),
                             mask,
                             level=cfg.ratio,
                             clip_eps_low=cfg.clip_eps_low,
                             clip_eps_high=cfg.clip_eps_high,
-                        )
+                        )  # (B, C)
                         token_loss = token_loss * importance[rows, :C]
-                        if kl_in_loss:
-                            token_loss = token_loss + cfg.kl_coef * losses.kl_estimate(new, ref[rows, :C], cfg.kl_kind)
+                        if ref is not None and cfg.kl_in == "loss":
+                            token_loss = token_loss + cfg.kl_coef * rl.losses.kl_estimate(
+                                new, ref[rows, :C], cfg.kl_kind
+                            )
                         if cfg.entropy_coef:
-                            token_loss = token_loss - cfg.entropy_coef * entropy
-                        weights = losses.token_weights(
+                            token_loss = token_loss - cfg.entropy_coef * packed.unpack(entropy)
+                        weights = rl.losses.token_weights(
                             mask.sum(1),
                             cfg.weighing,
                             n_sequences=n_sequences,
                             n_tokens=n_tokens,
                             max_tokens=cfg.max_new_tokens,
-                        )
-                        loss = losses.masked_sum(token_loss * weights, mask)
+                        )  # (B, 1)
+                        loss = rl.losses.masked_sum(token_loss * weights, mask)
                         loss.backward()
-                        policy_loss, trained = policy_loss + loss.item(), trained + packed.n_tokens
-                        ratio_max = max(ratio_max, float(stats.pop("ratio_max")))
-                        kl_ref = (
-                            losses.masked_sum(losses.kl_estimate(new.detach(), ref[rows, :C]), mask)
-                            if reference is not None
-                            else 0.0
-                        )
-                        seen.update(
-                            {
-                                k: float(v)
-                                for k, v in (stats | dict(entropy=entropy.detach().sum(), kl_ref=kl_ref)).items()
-                            }
-                        )
+                        meter.loss(loss, packed.n_tokens)
+                        meter.clipped(**clipped)
+                        if ref is not None:
+                            meter.add(
+                                kl_ref=rl.losses.masked_sum(rl.losses.kl_estimate(new.detach(), ref[rows, :C]), mask)
+                            )
                         if update == 0:
-                            gap = (logprobs.detach() - packed.old_logprobs)[packed.completion >= 0].abs()
-                            mismatch = max(mismatch, float(gap.max()) if len(gap) else 0.0)
-                    dist.sum_gradients(model)
-                    grad_norm = dist.clip_gradients(model, cfg.grad_clip)
-                    for optimizer in optimizers:
-                        optimizer.step()
-                        optimizer.zero_grad(set_to_none=True)
+                            meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
+                    grad_norm = training.apply_gradients(cfg, optimizers, model)
 
                 # log
-                seconds = time.perf_counter() - began
-                row: dict[str, Any] = dist.mean(
-                    dict(
-                        reward_mean=found.reward_mean,
-                        reward_std=found.reward_std,
-                        exact_match=found.correct_share,
-                        frac_zero_std_groups=found.frac_zero_std,
-                        effective_groups=world.size * float((~advantages.zero_variance(batch.rewards)).sum()),
-                        adv_abs_mean=float(advantage.abs().mean()),
-                        completion_tokens_mean=batch.n_tokens / len(batch.completions),
-                        truncated_frac=batch.truncated_frac,
-                        policy_loss=world.size * policy_loss,
-                        logprob_mismatch=mismatch,
-                        ratio_max=ratio_max,
-                        mfu=batch.flops(shape, trained) / (seconds * peak),
-                        **(
-                            {k: float(v) / max(1, batch.n_tokens) for k, v in off.items()}
-                            if cfg.old_logprobs == "trainer"
-                            else {}
-                        ),
-                        **engine.metrics(step),
-                        **{
-                            f"sum/{k}": seen[k]
-                            for k in ("tokens", "clipped_low", "clipped_high", "kl_old", "kl_ref", "entropy")
-                        },
-                        **batch.tier_shares(task.tiers),
-                    )
+                off_policy = (
+                    {k: float(v) / max(1, batch.n_tokens) for k, v in off_policy.items()}
+                    if cfg.old_logprobs == "trainer"
+                    else {}
                 )
-                tokens = max(1.0, row.pop("sum/tokens"))
-                row |= {k.replace("sum/", ""): row.pop(k) / tokens for k in [k for k in row if k.startswith("sum/")]}
-                row["clip_frac"] = row["clipped_low"] + row["clipped_high"]
-                row["approx_kl"] = row.pop("kl_old")
-                if reference is None:
-                    del row["kl_ref"]
+                row = meter.row(
+                    cfg, batch, task, adv_abs_mean=advantage.abs().mean(), **off_policy, **engine.metrics(step)
+                )
                 dead = sentinel.update(1.0 - row["frac_zero_std_groups"])
-                run.log(
-                    step + 1,
-                    dict(
-                        row,
-                        lr=cfg.lr * scale,
-                        grad_norm=grad_norm,
-                        dead_steps=sentinel.dead_steps,
-                        resampled_groups=drawn - world.size * size,
-                        weights_changed_bf16=diagnose.weights_changed_bf16(before, model),
-                        tok_per_s=sum(n for _, n, _ in counts) / seconds,
-                        sample_s=sampled - began,
-                        train_s=seconds - (sampled - began),
-                        step_s=seconds,
-                    ),
-                )
-                if cfg.log_rollouts_every and step % cfg.log_rollouts_every == 0 and world.is_main:
-                    run.log_samples(step + 1, batch.best_and_worst(groups=4))
-                bar.update(1)
-                bar.set_postfix(
-                    reward=f"{row['reward_mean']:.3f}",
-                    exact=f"{row['exact_match']:.2f}",
-                    groups=f"{row['effective_groups']:.0f}",
-                )
-            bar.close()
-            if dead:
-                run.stop(
-                    f"DEAD: {sentinel.dead_steps} steps in a row in which under 5 % of groups had variance; {diagnose.REMEDIES['DEAD']}"
-                )
-            elif stopping or lost:
-                run.stop(f"{lost or 'interrupted'} at step {step}; continue with --resume")
+                row |= dict(lr=lr, grad_norm=grad_norm, dead_steps=sentinel.dead_steps)
+                row |= dict(resampled_groups=drawn - world.size * cfg.device_batch_size)
+                row |= dict(weights_changed_bf16=evaluation.diagnose.weights_changed_bf16(before, model))
+                run.log(step + 1, row | meter.rates(sum(n for _, n, _ in counts)))
+                training.log_rollouts(run, bar, cfg, step, row, batch)
+            training.stop(run, step, interrupted=turn.stopping, dead=sentinel if dead else None, lost=lost)
     return run
 
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat grpo`, `python -m codechat.grpo` and torchrun; 0 when finished, 130 when stopped early."""
-    cfg = config.parse(
-        GRPOConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat grpo", epilog=__doc__
-    )
-    return 0 if train(cfg).status["status"] == "finished" else 130
+    return train_main("grpo", argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from codechat.core import config, registry
 from codechat.core.errors import UserError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -32,6 +33,14 @@ STORAGE_ERRORS = {
 def run_main(command: Callable[[list[str] | None], Any]) -> None:
     """End the process with the exit code of a module's `main`: what `python -m codechat.X` calls."""
     sys.exit(guarded(command, sys.argv[1:]))
+
+
+def train_main(id: str, argv: list[str] | None, doc: str | None) -> int:
+    """The `main` of a loop: parse its settings, train; 0 when the run finished, 130 when it was stopped early."""
+    entry = registry.find(id, registry.LOOPS)
+    words = sys.argv[1:] if argv is None else argv
+    cfg = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat {entry.command}", epilog=doc)
+    return 0 if entry.load(entry.function)(cfg).status["status"] == "finished" else INTERRUPTED
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:

@@ -1,0 +1,38 @@
+"""What the training loops share: settings, opening the policy and its optimizers, checks before the first step, when to evaluate and save, stop and
+resume, metrics. Plain functions; the algorithms are in the loops at the top of the package.
+
+Not for one loop's own idea: that stays in the loop.
+"""
+
+from codechat.core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    modules=["cadence", "continuation", "meters", "opening", "preflight", "settings", "updates"],
+    names={
+        "opening": [
+            "load_parent",
+            "build_model",
+            "build_policy",
+            "build_optimizers",
+            "lineage",
+            "load_task",
+            "read_probes",
+            "rollout_sampler",
+            "step_seed",
+        ],
+        "cadence": ["turn", "evaluate_policy"],
+        "continuation": ["open_run", "save", "running", "log_rollouts", "stop"],
+        "updates": [
+            "set_rate",
+            "apply_gradients",
+            "packs",
+            "token_logprobs",
+            "minibatches",
+            "rows_in",
+            "score",
+            "totals",
+        ],
+        "meters": ["Meter", "over_ranks", "rollout_means"],
+    },
+)

@@ -1,0 +1,88 @@
+"""A run's beginning and end: created or resumed, saved whole, stopped with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from codechat.distributed import dist
+from codechat.evaluation.diagnose import REMEDIES, Sentinel
+from codechat.models import lora
+from codechat.models.gpt import GPT
+from codechat.rl.rollout import RolloutBatch
+from codechat.runs import checkpoint
+from codechat.runs.checkpoint import Checkpoint
+from codechat.runs.run import Run
+from codechat.text.tokenizer import Tokenizer
+
+
+def open_run(
+    kind: str, cfg: Any, model: GPT, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[Run, Checkpoint | None]:
+    """A new run, or the one that --resume continues: then also its last checkpoint, with weights, adapters, optimizers and random states restored."""
+    run = Run.create(cfg.run_name, cfg, kind=kind, parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite)
+    if not run.resumed:
+        return run, None
+    last = checkpoint.load(run.path)
+    checkpoint.restore(last, lora.merged(model), optimizers)
+    lora.load(model, last.extra.get("lora", {}))
+    return run, last
+
+
+def save(
+    run: Run,
+    step: int,
+    cfg: Any,
+    model: GPT,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    tok: Tokenizer,
+    lineage: list[Any],
+    wait: bool,
+    **extra: Any,
+) -> None:
+    """Write a checkpoint beside training; `wait` for it. extra: what the loop needs to go on from here."""
+    checkpoint.save(
+        run.path,
+        step,
+        model=lora.merged(model),
+        optimizers=optimizers,
+        extra={"lora": lora.adapters(model), **extra},
+        meta={"tokenizer": tok.to_dict(), "tags": cfg.tags, "lineage": lineage},
+        keep_last=cfg.keep_last,
+        keep_every=cfg.keep_every,
+        wait=wait,
+    )
+
+
+@contextmanager
+def running(run: Run, start: int, max_steps: int) -> Iterator[tqdm]:
+    """The run while it trains, with its progress bar; no checkpoint is half written when it ends."""
+    with run, checkpoint.settled():
+        with tqdm(initial=start, total=max_steps, desc=run.name, unit="step", disable=not dist.is_main()) as bar:
+            yield bar
+
+
+def log_rollouts(run: Run, bar: tqdm, cfg: Any, step: int, row: dict[str, float], batch: RolloutBatch) -> None:
+    """The best and worst rollouts of some groups for people, every --log-rollouts-every steps; and the progress bar, one step on."""
+    if cfg.log_rollouts_every and step % cfg.log_rollouts_every == 0 and dist.is_main():
+        run.log_samples(step + 1, batch.best_and_worst(groups=4))
+    bar.update(1)
+    reward, exact, groups = (row[name] for name in ("reward_mean", "exact_match", "effective_groups"))
+    bar.set_postfix(reward=f"{reward:.3f}", exact=f"{exact:.2f}", groups=f"{groups:.0f}")
+
+
+def stop(
+    run: Run, step: int, *, interrupted: bool, dead: Sentinel | None = None, lost: Exception | None = None
+) -> None:
+    """End a run before its last step, with the reason; nothing where there is none. dead: the sentinel that ends it."""
+    if dead:
+        run.stop(
+            f"DEAD: {dead.dead_steps} steps in a row in which under 5 % of groups had variance; {REMEDIES['DEAD']}"
+        )
+    elif interrupted or lost:
+        run.stop(f"{lost or 'interrupted'} at step {step}; continue with --resume")

@@ -1,0 +1,107 @@
+"""What a loop opens before its first step: the checkpoint it starts from, its policy, reference model and optimizers, its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from codechat import tasks
+from codechat.core import config
+from codechat.distributed import sharding
+from codechat.evaluation import evaluate
+from codechat.models import lora, optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import rollout
+from codechat.rl.engines import Engine
+from codechat.runs import checkpoint
+from codechat.runs.checkpoint import Checkpoint
+from codechat.tasks.base import Problem, Task
+from codechat.text import tokenizer
+from codechat.text.tokenizer import Tokenizer
+
+C = TypeVar("C")
+
+
+def load_parent(cfg: C, *, keep_tags: bool = False) -> tuple[C, Checkpoint | None, Tokenizer]:
+    """(settings, parent checkpoint or None, tokenizer). The settings take architecture and tags from the parent, or the vocabulary from the tokenizer."""
+    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
+    if parent is None:
+        tok = tokenizer.load(cfg.tokenizer)
+        return replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab)), None, tok
+    tags = cfg.tags if keep_tags else parent.meta["tags"]
+    shape = config.from_dict(GPTConfig, parent.meta["model_config"])
+    return replace(cfg, model=shape, tags=tags), parent, tokenizer.from_dict(parent.meta["tokenizer"])
+
+
+def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
+    """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of cfg.seed."""
+    model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=cfg.shard, over=cfg.shard_over)
+    if parent:
+        checkpoint.restore(parent, model)
+    return model
+
+
+def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
+    """The model that is trained: `build_model`, with LoRA adapters where cfg.lora_rank is not 0."""
+    return lora.attach(build_model(cfg, parent), cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
+
+
+def build_optimizers(cfg: Any, model: nn.Module) -> list[Any]:
+    return optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
+
+
+def lineage(cfg: Any, kind: str, parent: Checkpoint | None, **trained_on: Any) -> list[Mapping[str, Any]]:
+    """The runs that led to this one, itself last, each with what it was trained on: what the contamination check searches."""
+    former = parent.meta.get("lineage", []) if parent else []
+    return [*former, {"run": cfg.run_name, "kind": kind, **trained_on}]
+
+
+def load_task(cfg: Any) -> tuple[Task, list[Problem], list[Problem]]:
+    """(task, its training problems, the validation problems of evaluations)."""
+    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
+    return task, task.problems("train", seed=cfg.seed), task.problems("select", limit=cfg.eval_examples)
+
+
+def read_probes(cfg: Any) -> list[Any]:
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell."""
+    return evaluate.read_probes(cfg.data_dir or "", "select", cfg.probe_examples) if cfg.probe_examples else []
+
+
+Sample = Callable[..., rollout.RolloutBatch]
+
+
+def rollout_sampler(
+    cfg: Any, engine: Engine, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer
+) -> Sample:
+    """sample(at, n, seed, key=0, group_size=...): rollouts of the n problems from number `at` on, wrapping around.
+
+    `key` numbers the first group within its step over all ranks: with the seed it decides the draws, so a resumed run and another
+    number of ranks draw the same."""
+
+    def sample(at: int, n: int, seed: int, key: int = 0, group_size: int = cfg.group_size) -> rollout.RolloutBatch:
+        with engine.policy(model) as policy:
+            return rollout.collect(
+                policy,
+                task,
+                [problems[i % len(problems)] for i in range(at, at + n)],
+                tok,
+                cfg.tags,
+                group_size=group_size,
+                max_new_tokens=cfg.max_new_tokens,
+                temperature=cfg.temperature,
+                top_k=cfg.top_k,
+                seed=seed,
+                keys=range(key, key + n),
+                sampler=engine.sample,
+            )
+
+    return sample
+
+
+def step_seed(cfg: Any, step: int) -> int:
+    """Seed of a step's draws; 0 and 1 above cfg.seed are taken by new weights and the diagnosis."""
+    return cfg.seed * 1_000_003 + step + 2

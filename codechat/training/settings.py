@@ -1,0 +1,246 @@
+"""Settings that several loops share, each declared once. A loop's config inherits the groups it has and adds its own.
+
+No torch here: `--help`, presets, recipes and launch read these classes.
+Dataclasses list the fields of the last base first, so a config names its groups from the last to the first that --help shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from codechat.core.config import default, opt
+from codechat.core.errors import ConfigError
+from codechat.core.http_client import check_url
+from codechat.models.config import PRESETS, GPTConfig
+
+LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
+TASKS = "task whose reward is optimised; `codechat evaluate --help` names them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every group has: checks that name the setting, its value and what is required."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def at_least_one(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def finite(self, *names: str) -> None:
+        for name in names:
+            if not 0 <= (getattr(self, name) or 0) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and not negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Settings):
+    run_name: str = opt("run", "name of the run directory under runs/", identity=False)
+    resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
+    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    seed: int = opt(0, "seed of new weights, data order and sampling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings(Settings):
+    init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
+    tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags, where --init-from is none")
+    model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
+    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(Settings):
+    task: str = opt("funcall", TASKS)
+    data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings(Settings):
+    device_batch_size: int = opt(16, "problems per step and device")
+    group_size: int = opt(16, "completions per problem")
+    max_steps: int = opt(50, "batches of rollouts")
+    temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", late=True)
+    max_new_tokens: int = opt(64, "longest completion, tokens")
+    row_tokens: int = opt(512, "tokens of a packed training row")
+    rows: int = opt(8, "packed rows per forward pass")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least_one("device_batch_size", "max_steps", "max_new_tokens", "rows")
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient")
+
+    def needs_groups(self, why: str) -> None:
+        """ConfigError for groups of one."""
+        if self.group_size < 2:
+            raise ConfigError(f"group_size {self.group_size} with {why}; set --group-size 2 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinibatchSettings(Settings):
+    inner_epochs: int = opt(1, "passes over each batch of rollouts")
+    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least_one("inner_epochs", "minibatches")
+        size = self.device_batch_size  # type: ignore[attr-defined]
+        if size % self.minibatches:
+            raise ConfigError(
+                f"minibatches {self.minibatches} must divide device_batch_size {size}; set --minibatches 1 or a divisor"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(Settings):
+    engine: Literal["local", "http", "vllm"] = opt(
+        "local", "who samples rollouts: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
+    )
+    engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", identity=False)
+    engine_dir: Path | None = opt(
+        None,
+        "directory through which weights reach it: its --reload-from; of vLLM, the one that holds its model hf",
+        identity=False,
+    )
+    engine_key_file: Path | None = opt(None, "file whose first line is its API key", identity=False)
+    engine_patience_s: float = opt(600.0, "time that it may be away before the run stops, seconds", identity=False)
+    max_off_policy: int = opt(
+        0, "steps by which its weights may be older than the policy; 0 = they are pushed before every step", late=True
+    )
+    importance_cap: float = opt(
+        0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", late=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.importance_cap and not 1 <= self.importance_cap < math.inf:
+            raise ConfigError(
+                f"importance_cap {self.importance_cap}; it must be 0 (no weights) or at least 1, the weight where both agree"
+            )
+        if self.max_off_policy < 0 or not self.engine_patience_s > 0:
+            raise ConfigError(
+                f"max_off_policy {self.max_off_policy} must not be negative, engine_patience_s {self.engine_patience_s} must be above 0"
+            )
+        if self.engine == "local":
+            if self.max_off_policy:
+                raise ConfigError(
+                    f"max_off_policy {self.max_off_policy}, but --engine local samples from the newest weights; "
+                    "set 0, or another --engine"
+                )
+            return
+        check_url(self.engine_url, "--engine-url")
+        if self.engine_dir is None:
+            raise ConfigError(
+                f"--engine {self.engine} needs --engine-dir, which the server sees too: its --reload-from, or where vLLM's hf lies"
+            )
+
+    def no_importance_weights(self, why: str) -> None:
+        if self.importance_cap:
+            raise ConfigError(f"importance_cap {self.importance_cap}; {why}; set --importance-cap 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRASettings(Settings):
+    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True)
+    lora_alpha: float = opt(16.0, "their scale is alpha / rank", late=True)
+    lora_targets: tuple[str, ...] = opt(("qkv", "out"), f"matrices that get one: {' '.join(LORA_TARGETS)}", late=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lora_rank < 0 or (self.lora_rank and self.lora_alpha <= 0):
+            raise ConfigError(
+                f"lora_rank {self.lora_rank}, lora_alpha {self.lora_alpha}; the rank must be at least 1 (0 = off) and alpha above 0"
+            )
+        if unknown := [t for t in self.lora_targets if t not in LORA_TARGETS]:
+            raise ConfigError(f"lora_targets {unknown[0]!r}; targets are {', '.join(LORA_TARGETS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings(Settings):
+    optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
+    lr: float = opt(1e-4, "AdamW learning rate")
+    muon_lr: float = opt(0.002, "Muon learning rate")
+    weight_decay: float = opt(0.0, "weight decay of matrices and embeddings")
+    warmup_steps: int = opt(5, "steps of linear warm-up")
+    schedule: Literal["constant", "cosine", "wsd"] = opt("constant", "learning-rate schedule after the warm-up")
+    final_lr_share: float = opt(0.1, "share of the learning rate left at the end")
+    grad_clip: float = opt(1.0, "largest gradient norm; 0 = off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSettings(Settings):
+    shard: bool | None = opt(
+        None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
+    )
+    shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", identity=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings(Settings):
+    save_every: int = opt(25, "steps between checkpoints; 0 = only the last")
+    keep_last: int = opt(2, "checkpoints to keep")
+    keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings(Settings):
+    eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last")
+    eval_examples: int = opt(128, "validation problems per evaluation")
+    ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
+    probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", late=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalSettings(Settings):
+    allow_dead: bool = opt(False, "train although diagnose says DEAD")
+    diagnose_groups: int = opt(
+        64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis"
+    )
+    dead_patience: int = opt(20, "DEAD steps in a row that end the run")
+    log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLSettings(
+    CheckpointSettings,
+    SignalSettings,
+    EvaluationSettings,
+    ShardSettings,
+    OptimizerSettings,
+    LoRASettings,
+    EngineSettings,
+    RolloutSettings,
+    TaskSettings,
+    PolicySettings,
+    RunSettings,
+):
+    """What every loop that learns from a task's reward has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningSettings(CheckpointSettings, ShardSettings, OptimizerSettings, LoRASettings, PolicySettings, RunSettings):
+    """What every loop that learns from given data has."""
+
+    device_batch_size: int = opt(8, "sequences per microbatch and device")
+    grad_accum: int = opt(1, "microbatches per step")
+    max_steps: int = opt(500, "optimizer steps")
+    save_every: int = default(200)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least_one("device_batch_size", "grad_accum", "max_steps")
+
+
+def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """--preset of a loop: every named model size, `toy` where the loop has settings for it, and more."""
+    found: dict[str, Mapping[str, Any]] = {name: {"model": model} for name, model in PRESETS.items()}
+    found["nano"] = {**found["nano"], "tokenizer": "gpt2:4096"}
+    return found | ({"toy": toy} if toy is not None else {}) | more
