@@ -107,6 +107,10 @@ class RolloutBatch:
         per_token = shape.flops_per_token(prompts // len(self.prompts) + read // len(self.completions))
         return per_token * ((prompts + read) / 3 + trained)
 
+    def cut_off(self) -> Tensor:
+        """(P, G) bool: completions that ended without their stop sequence."""
+        return torch.tensor([c.stop != "stop" for c in self.completions]).view_as(self.rewards)
+
     @property
     def truncated_frac(self) -> float:
         """Share of completions that ended without their stop sequence."""

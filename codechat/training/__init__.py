@@ -8,7 +8,7 @@ from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    modules=["cadence", "continuation", "meters", "opening", "preflight", "settings", "updates"],
+    modules=["cadence", "continuation", "meters", "opening", "preflight", "settings", "updates", "value_head"],
     names={
         "opening": [
             "load_parent",
@@ -33,6 +33,7 @@ __getattr__, __dir__, __all__ = attach(
             "score",
             "totals",
         ],
-        "meters": ["Meter", "over_ranks", "rollout_means"],
+        "meters": ["Meter", "over_ranks", "rollout_means", "silent"],
+        "value_head": ["ValueHead", "explained_variance", "states", "values_of", "whiten"],
     },
 )

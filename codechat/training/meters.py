@@ -89,7 +89,7 @@ def over_ranks(means: dict[str, float], sums: Counter[str] | dict[str, float], p
     }
 
 
-def signal(batch: RolloutBatch, rewards: Tensor | None = None) -> Tensor:
+def silent(batch: RolloutBatch, rewards: Tensor | None = None) -> Tensor:
     """(P,) bool: groups that carry no gradient, all of whose rewards are equal. Where groups are of one, the batch is a group.
 
     rewards (P, G): what advantages are made of, where that is not the task's reward alone."""
@@ -102,13 +102,13 @@ def rollout_means(batch: RolloutBatch, task: Task, rewards: Tensor | None = None
 
     entropy: the mean of -log p over the tokens that the policy wrote, p under the sampler: an unbiased estimate of the entropy of its
     distribution over all completions, in nats. The task's reward is logged, also where advantages are made of another."""
-    silent = signal(batch, rewards)
+    flat = silent(batch, rewards)
     return dict(
         reward_mean=float(batch.rewards.double().mean()),
         reward_std=float(batch.rewards.double().std(correction=0)),
         exact_match=float(batch.correct.double().mean()),
-        frac_zero_std_groups=int(silent.sum()) / len(silent),
-        effective_groups=dist.world_size() * float((~silent).sum()),
+        frac_zero_std_groups=int(flat.sum()) / len(flat),
+        effective_groups=dist.world_size() * float((~flat).sum()),
         completion_tokens_mean=batch.n_tokens / len(batch.completions),
         truncated_frac=batch.truncated_frac,
         entropy=-float(batch.logprobs().double().sum()) / max(1, batch.n_tokens),

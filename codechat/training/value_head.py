@@ -1,0 +1,70 @@
+"""A learned value: a linear head on the policy's own last states, for PPO."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from codechat.distributed import dist
+from codechat.models import optim
+from codechat.models.gpt import GPT
+from codechat.rl.rollout import Packed, RolloutBatch
+from codechat.training.updates import packs
+
+
+class ValueHead(nn.Linear):
+    """(..., D) states -> (...) values. It starts at 0, and computes in float32 also under autocast: a value rounded to bfloat16 would be an advantage."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return (hidden.float() * self.weight[0]).sum(-1) + self.bias
+
+    def optimizers(self, lr: float) -> list[torch.optim.Optimizer]:
+        return optim.build(self, lr=lr, weight_decay=0.0)
+
+    def copy_of_state(self) -> dict[str, Tensor]:
+        """A copy that later steps do not change: checkpoints are written beside training."""
+        return {name: value.clone() for name, value in self.state_dict().items()}
+
+
+def states(model: GPT, packed: Packed) -> Tensor:
+    """(R, T, D) last states of packed rollouts."""
+    with dist.autocast():
+        return model.hidden(packed.ids, positions=packed.positions, mask=packed.mask())
+
+
+@torch.no_grad()
+def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
+    """(N, C): the value before each sampled token, 0 behind a completion's end."""
+    table = torch.zeros(batch.mask().shape, device=dist.device())
+    for packed in packs(cfg, model, batch, torch.ones_like(batch.rewards), skip_zero=False):
+        found = packed.unpack(head(states(model, packed)))
+        table[packed.rows(), : found.shape[1]] = found
+    return table
+
+
+def _sums(*tensors: Tensor) -> list[float]:
+    """The number of elements of the first, then the sum of each, over all ranks."""
+    return dist.sum_(
+        torch.stack([torch.tensor(tensors[0].numel(), dtype=torch.float64), *(x.double().sum().cpu() for x in tensors)])
+    ).tolist()
+
+
+def explained_variance(returns: Tensor, values: Tensor) -> float:
+    """Share of the variance of the returns that the values predict, over all ranks; 0 where they do not vary. A collective."""
+    n, r1, r2, unexplained = _sums(returns, returns**2, (returns - values) ** 2)
+    variance = r2 - r1**2 / n
+    return 1 - unexplained / variance if variance > 0 else 0.0
+
+
+def whiten(advantage: Tensor, mask: Tensor) -> Tensor:
+    """Advantages with mean 0 and standard deviation 1 over the masked tokens of all ranks. A collective."""
+    n, s1, s2 = _sums(advantage[mask], advantage[mask] ** 2)
+    return (advantage - s1 / n) / (math.sqrt(max(0.0, s2 / n - (s1 / n) ** 2)) + 1e-8)
