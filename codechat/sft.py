@@ -13,37 +13,26 @@ Same phases as pretrain: evaluate, save, learn, log. Left out: preference terms 
 from __future__ import annotations
 
 import math
-import sys
-import time
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from tqdm import tqdm
-
-from codechat.core import config, errors
-from codechat.core.config import opt
+from codechat import data, distributed, evaluation, runs, text, training
+from codechat.core.command import train_main
+from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.data import conversations
-from codechat.distributed import dist, hardware, sharding
-from codechat.evaluation import evaluate
-from codechat.evaluation.domain_loss import held_out_losses
-from codechat.models import lora, optim
-from codechat.models.config import PRESETS, GPTConfig
-from codechat.models.gpt import GPT
-from codechat.runs import checkpoint
-from codechat.runs.run import Run, StopSignal
-from codechat.text import chat, tokenizer
+from codechat.training.settings import PolicySettings, SupervisedSettings, run_presets
+
+if TYPE_CHECKING:
+    from codechat.runs.checkpoint import Checkpoint
+    from codechat.runs.run import Run
+    from codechat.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig:
+class SFTConfig(SupervisedSettings, PolicySettings):
     """Settings of one supervised fine-tuning run."""
 
-    run_name: str = opt("sft", "name of the run directory under runs/", identity=False)
-    resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
-    init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
+    run_name: str = default("sft")
     data_dir: str = opt(
         "data/sft", "directory with DOMAIN.SPLIT.jsonl made by `codechat data sft` and `codechat data calls`"
     )
@@ -54,43 +43,16 @@ class SFTConfig:
     tags: Literal["reserved", "text", "template"] = opt(
         "reserved", "turn tags as single reserved ids, as plain text, or by an imported model's template"
     )
-    model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
-    tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
-    seq_len: int | None = opt(None, "tokens per packed row; none = the model's block size")
-    device_batch_size: int = opt(8, "packed rows per microbatch and device")
-    grad_accum: int = opt(1, "microbatches per step")
-    max_steps: int = opt(500, "optimizer steps")
-    lora_rank: int = opt(lora.RANK, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True)
-    lora_alpha: float = opt(lora.ALPHA, "their scale is alpha / rank", late=True)
-    lora_targets: tuple[str, ...] = opt(lora.CHOSEN, "matrices that get one: qkv out gate up down", late=True)
-    optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices; everything else takes AdamW")
-    lr: float = opt(1e-3, "AdamW learning rate")
-    muon_lr: float = opt(0.01, "Muon learning rate")
-    weight_decay: float = opt(0.0, "weight decay of matrices and embeddings")
-    warmup_steps: int = opt(10, "steps of linear warm-up")
-    schedule: Literal["constant", "cosine", "wsd"] = opt("wsd", "learning-rate schedule after the warm-up")
-    final_lr_share: float = opt(0.05, "share of the learning rate left at the end")
-    grad_clip: float = opt(1.0, "largest gradient norm; 0 = off")
-    eval_every: int = opt(100, "steps between held-out losses and probes; 0 = only the last")
+    lr: float = default(1e-3)
+    muon_lr: float = default(0.01)
+    warmup_steps: int = default(10)
     eval_examples: int = opt(64, "held-out conversations per domain")
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none")
     stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
-    save_every: int = opt(200, "steps between checkpoints; 0 = only the last")
-    keep_last: int = opt(2, "checkpoints to keep")
-    keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
-    log_every: int = opt(10, "steps between logged metrics")
     compile: bool | None = opt(None, "torch.compile the step; none = where it pays", late=True)
-    shard: bool | None = opt(
-        None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
-    )
-    shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", identity=False)
-    seed: int = opt(0, "seed of new weights and of the data order")
 
     def __post_init__(self) -> None:
-        lora.check(self.lora_rank, self.lora_alpha, self.lora_targets)
-        for name in ("device_batch_size", "grad_accum", "max_steps", "log_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        super().__post_init__()
         self.weights  # noqa: B018  (validates)
 
     @property
@@ -108,8 +70,7 @@ class SFTConfig:
         return shares or None
 
 
-RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
-RUN_PRESETS["nano"] |= {"tokenizer": "gpt2:4096"}
+RUN_PRESETS = run_presets()
 
 
 def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
@@ -120,185 +81,112 @@ def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
     return [k for k in recent[-1] if all(a.get(k, math.inf) < b[k] for a, b in zip(recent, recent[1:]))]
 
 
+def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> None:
+    """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
+    if cfg.tags != "reserved" or cfg.model.owned >= tok.n_vocab + text.chat.N_TAGS:
+        return
+    advice = "leave --model.n-tags at 6, or set --tags text"
+    if parent:
+        advice = f"set --tags {parent.meta['tags']}, or import it with --tags reserved"
+    raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
+
+
 def train(cfg: SFTConfig) -> Run:
-    """Fine-tune on the conversations of cfg.data_dir; returns the finished run. Raises UserError for bad settings before writing."""
-    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
-    tok = tokenizer.from_dict(parent.meta["tokenizer"]) if parent else tokenizer.load(cfg.tokenizer)
-    shape = (
-        config.from_dict(GPTConfig, parent.meta["model_config"])
-        if parent
-        else replace(cfg.model, vocab_size=tok.n_vocab)
-    )
-    cfg = replace(cfg, model=shape)
-    if cfg.tags == "reserved" and shape.owned < tok.n_vocab + chat.N_TAGS:
-        advice = (
-            f"set --tags {parent.meta['tags']}, or import it with --tags reserved"
-            if parent
-            else "leave --model.n-tags at 6, or set --tags text"
+    """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
+    cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
+    check_tags(cfg, tok, parent)
+    block = cfg.model.block_size
+    examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(cfg.length, block))
+    held = data.conversations.load_domains(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
+    probes = training.read_probes(cfg)
+    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        shares = cfg.weights
+        if shares and cfg.mix_by == "rows":
+            shares = data.conversations.token_weights(examples, shares)
+        loader = data.conversations.PackedLoader(
+            examples, shares, cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
         )
-        raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
-    length = cfg.seq_len or shape.block_size
-    data = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(length, shape.block_size))
-    held = conversations.load_domains(cfg.data_dir, "select", tok, cfg.tags, shape.block_size, limit=cfg.eval_examples)
-    probes = evaluate.read_probes(cfg.data_dir, "select", cfg.probe_examples) if cfg.probe_examples else []
-    with dist.session(cfg) as world, StopSignal() as stop:
-        device, dtype = world.device, dist.compute_dtype(world.device)
-        weights = (
-            conversations.token_weights(data, cfg.weights) if cfg.mix_by == "rows" and cfg.weights else cfg.weights
-        )
-        loader = conversations.PackedLoader(
-            data, weights, cfg.device_batch_size, length, cfg.seed, world.rank, world.size
-        )
-        held_out = {d: conversations.held_out(examples, cfg.device_batch_size, length) for d, examples in held.items()}
-        model = sharding.build(lambda: GPT(shape), seed=cfg.seed, shard_it=cfg.shard, over=cfg.shard_over)
-        if parent:
-            checkpoint.restore(parent, model)
-        lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
-        optimizers = optim.build(
-            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
-        )
-        lineage = (parent.meta.get("lineage", []) if parent else []) + [
-            {"run": cfg.run_name, "kind": "sft", "data_dir": cfg.data_dir}
-        ]
-        start, supervised, history = 0, 0, []
-        run = Run.create(
-            cfg.run_name, cfg, kind="sft", parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite
-        )
-        if run.resumed:
-            last = checkpoint.load(run.path)
-            checkpoint.restore(last, lora.merged(model), optimizers)
-            lora.load(model, last.extra.get("lora", {}))
+        held_out = {
+            domain: data.conversations.held_out(some, cfg.device_batch_size, cfg.length)
+            for domain, some in held.items()
+        }
+        model = training.build_policy(cfg, parent)
+        optimizers = training.build_optimizers(cfg, model)
+        lineage = training.lineage(cfg, "sft", parent, data_dir=cfg.data_dir)
+        run, last = training.open_run("sft", cfg, model, optimizers)
+        start, supervised, history, regression = 0, 0, [], []
+        if last:
             loader.load_state(last.extra["loader"])
             start, supervised, history = last.step, last.extra["supervised"], last.extra["history"]
-        tokens_per_step = cfg.device_batch_size * length * cfg.grad_accum * world.size
-        loss_of = hardware.maybe_compile(
-            model.loss,
-            cfg.compile,
-            device,
-            dtype,
-            cfg.max_steps * tokens_per_step / world.size * shape.flops_per_token(length),
-        )
-        peak, _ = hardware.peak_flops(device, dtype)
-        with run, checkpoint.settled():
-            bar = tqdm(initial=start, total=cfg.max_steps, desc=run.name, unit="step", disable=not world.is_main)
-            began, logged, regression = time.perf_counter(), start, []
+        tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
+        loss_of = training.compiled(cfg, model, tokens_per_step)
+
+        def save(step: int, wait: bool) -> None:
+            extra = dict(loader=loader.state(), supervised=supervised, history=history)
+            training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
+
+        def evaluate(step: int) -> tuple[list[dict[str, float]], list[str]]:
+            """Held-out losses up to here, and the domains whose loss rises."""
+            with distributed.sharding.whole(model) as reader:
+                losses = evaluation.domain_loss.held_out_losses(reader, held_out, world.device)
+                found = (
+                    evaluation.evaluate.behaviour_matrix(reader, tok, cfg.tags, probes, seed=cfg.seed).metrics()
+                    if probes
+                    else {}
+                )
+            run.log_eval(step, {**losses, **found})
+            rising = regressed([*history, losses])
+            for name in rising:
+                bar.write(
+                    f"{run.name}: {name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}; "
+                    "this domain is being overwritten: raise its --mix share or lower --lr"
+                )
+            return [*history, losses], rising
+
+        with training.running(run, start, cfg.max_steps) as bar:
+            pace = training.Pace(start)
             for step in range(start, cfg.max_steps + 1):
-                done = step == cfg.max_steps
-                stopping = dist.any(stop.requested)
-
-                # once in a while: evaluate
-                if (done or (cfg.eval_every and step % cfg.eval_every == 0)) and not (step == start and run.resumed):
-                    with sharding.whole(model) as reader:
-                        losses = held_out_losses(reader, held_out, device)
-                        matrix = (
-                            evaluate.behaviour_matrix(reader, tok, cfg.tags, probes, seed=cfg.seed).metrics()
-                            if probes
-                            else {}
-                        )
-                    run.log_eval(step, {**losses, **matrix})
-                    history.append(losses)
-                    regression = regressed(history)
-                    for name in regression:
-                        bar.write(
-                            f"{run.name}: {name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}; "
-                            "this domain is being overwritten: raise its --mix share or lower --lr"
-                        )
-                    began, logged = time.perf_counter(), step
-                stopping = stopping or bool(regression and cfg.stop_on_regression)
-
-                # once in a while: save
-                if step > start and (done or stopping or (cfg.save_every and step % cfg.save_every == 0)):
-                    checkpoint.save(
-                        run.path,
-                        step,
-                        model=lora.merged(model),
-                        optimizers=optimizers,
-                        extra={
-                            "lora": lora.adapters(model),
-                            "loader": loader.state(),
-                            "supervised": supervised,
-                            "history": history,
-                        },
-                        meta={"tokenizer": tok.to_dict(), "tags": cfg.tags, "lineage": lineage},
-                        keep_last=cfg.keep_last,
-                        keep_every=cfg.keep_every,
-                        wait=done or stopping,
-                    )
-                if done or stopping:
+                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested)
+                if turn.evaluate:
+                    history, regression = evaluate(step)
+                    turn = turn.also_stop_if(bool(regression and cfg.stop_on_regression), step > start)
+                    pace.restart(step)
+                if turn.save:
+                    save(step, wait=turn.last)
+                if turn.last:
                     break
 
-                # learn: the loss of a step is the mean over its supervised tokens, over all microbatches and ranks
-                scale = optim.lr_scale(
-                    step,
-                    max_steps=cfg.max_steps,
-                    warmup_steps=cfg.warmup_steps,
-                    schedule=cfg.schedule,
-                    final=cfg.final_lr_share,
-                )
-                optim.set_lr(optimizers, scale)
-                batches = [loader.next().to(device) for _ in range(cfg.grad_accum)]
-                count = float(
-                    dist.sum_(torch.tensor(float(sum(int((b.targets >= 0).sum()) for b in batches)), device=device))
-                )
-                nats = torch.zeros((), device=device)
+                # learn: the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
+                lr = training.set_rate(cfg, optimizers, step)
+                batches = [loader.next().to(world.device) for _ in range(cfg.grad_accum)]
+                ((n_tokens,),) = training.totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
+                nats = 0.0
                 for batch in batches:
-                    with dist.autocast(device):
-                        loss = (
-                            loss_of(
-                                batch.ids,
-                                batch.targets,
-                                reduction="sum",
-                                positions=batch.positions,
-                                mask=conversations.block_mask(batch.docs),
-                            )
-                            / count
-                        )
-                    loss.backward()
-                    nats += loss.detach()
-                dist.sum_gradients(model)
-                grad_norm = dist.clip_gradients(model, cfg.grad_clip)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-                supervised += int(count)
+                    mask = data.conversations.block_mask(batch.docs)
+                    with distributed.dist.autocast():
+                        total = loss_of(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
+                    (total / n_tokens).backward()
+                    nats += (total / n_tokens).detach()
+                grad_norm = training.apply_gradients(cfg, optimizers, model)
+                supervised += int(n_tokens)
                 bar.update(1)
 
                 # log
                 if (step + 1) % cfg.log_every == 0 or step + 1 == cfg.max_steps:
-                    train_loss = float(dist.sum_(nats.clone()))
-                    rate = tokens_per_step * (step + 1 - logged) / (time.perf_counter() - began)
-                    row: dict[str, Any] = dict(
-                        tokens=(step + 1) * tokens_per_step,
-                        supervised_tokens=supervised,
-                        train_loss=train_loss,
-                        lr=cfg.lr * scale,
-                        grad_norm=grad_norm,
-                        tok_per_s=rate,
-                        mfu=rate * shape.flops_per_token(length) / (peak * world.size),
-                    )
-                    run.log(step + 1, row)
-                    bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rate:,.0f}")
-                    if not math.isfinite(train_loss):
-                        raise errors.RunError(
-                            f"loss is {train_loss} at step {step + 1}; lower --lr or --muon-lr; the last checkpoint is kept"
-                        )
-                    began, logged = time.perf_counter(), step + 1
-            bar.close()
-            if stopping:
-                run.stop(
-                    f"{regression[0]} rose three evaluations in a row"
-                    if regression
-                    else f"interrupted at step {step}; continue with --resume"
-                )
+                    ((train_loss,),) = training.totals([[float(nats)]])
+                    rates = pace.rates(step + 1, tokens_per_step, cfg.model.flops_per_token(cfg.length))
+                    row = dict(tokens=(step + 1) * tokens_per_step, supervised_tokens=supervised, train_loss=train_loss)
+                    run.log(step + 1, row | dict(lr=lr, grad_norm=grad_norm) | rates)
+                    bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rates['tok_per_s']:,.0f}")
+                    training.check_finite(step + 1, loss=train_loss)
+            why = f"{regression[0]} rose three evaluations in a row" if regression else ""
+            training.stop(run, step, interrupted=turn.stopping, why=why)
     return run
 
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat sft`, `python -m codechat.sft` and torchrun; 0 when finished, 130 when stopped early."""
-    cfg = config.parse(
-        SFTConfig, sys.argv[1:] if argv is None else argv, presets=RUN_PRESETS, prog="codechat sft", epilog=__doc__
-    )
-    return 0 if train(cfg).status["status"] == "finished" else 130
+    return train_main("sft", argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "updates": [
             "set_rate",
             "apply_gradients",
+            "compiled",
             "packs",
             "token_logprobs",
             "minibatches",
@@ -33,7 +34,7 @@ __getattr__, __dir__, __all__ = attach(
             "score",
             "totals",
         ],
-        "meters": ["Meter", "over_ranks", "rollout_means", "silent"],
+        "meters": ["Meter", "Pace", "check_finite", "over_ranks", "rollout_means", "silent"],
         "value_head": ["ValueHead", "explained_variance", "states", "values_of", "whiten"],
     },
 )

@@ -21,6 +21,10 @@ class Turn(NamedTuple):
     last: bool
     stopping: bool
 
+    def also_stop_if(self, stop: bool, updated: bool) -> Turn:
+        """The same, but saving and ending where an evaluation says so. updated: whether there is anything new to save."""
+        return self._replace(save=self.save or updated, last=True, stopping=True) if stop else self
+
 
 def turn(cfg: Any, step: int, start: int, run: Run, *, stopping: bool, max_steps: int | None = None) -> Turn:
     """Loops run max_steps + 1 times, so that the last weights are evaluated and saved. stopping: on any rank; a collective.

@@ -43,16 +43,17 @@ def save(
     tok: Tokenizer,
     lineage: list[Any],
     wait: bool,
+    tags: str | None = None,
     **extra: Any,
 ) -> None:
-    """Write a checkpoint beside training; `wait` for it. extra: what the loop needs to go on from here."""
+    """Write a checkpoint beside training; `wait` for it. extra: what the loop needs to go on from here. tags: none = cfg.tags."""
     checkpoint.save(
         run.path,
         step,
         model=lora.merged(model),
         optimizers=optimizers,
         extra={"lora": lora.adapters(model), **extra},
-        meta={"tokenizer": tok.to_dict(), "tags": cfg.tags, "lineage": lineage},
+        meta={"tokenizer": tok.to_dict(), "tags": tags or cfg.tags, "lineage": lineage},
         keep_last=cfg.keep_last,
         keep_every=cfg.keep_every,
         wait=wait,
@@ -77,10 +78,18 @@ def log_rollouts(run: Run, bar: tqdm, cfg: Any, step: int, row: dict[str, float]
 
 
 def stop(
-    run: Run, step: int, *, interrupted: bool, dead: Sentinel | None = None, lost: Exception | None = None
+    run: Run,
+    step: int,
+    *,
+    interrupted: bool,
+    dead: Sentinel | None = None,
+    lost: Exception | None = None,
+    why: str = "",
 ) -> None:
-    """End a run before its last step, with the reason; nothing where there is none. dead: the sentinel that ends it."""
-    if dead:
+    """End a run before its last step, with the reason; nothing where there is none. dead: the sentinel that ends it; why: another reason."""
+    if why and interrupted:
+        run.stop(why)
+    elif dead:
         run.stop(
             f"DEAD: {dead.dead_steps} steps in a row in which under 5 % of groups had variance; {REMEDIES['DEAD']}"
         )

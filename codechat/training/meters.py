@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from typing import Any
 
 from torch import Tensor
 
+from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
 from codechat.rl import advantages
 from codechat.rl.rollout import RolloutBatch
@@ -76,6 +78,32 @@ class Meter:
             step_s=now - self.began,
             tok_per_s=n_tokens / (now - self.began),
         )
+
+
+class Pace:
+    """Tokens per second and MFU between logged steps; evaluations do not count."""
+
+    def __init__(self, step: int) -> None:
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self.began, self.step = time.perf_counter(), step
+
+    def rates(self, step: int, tokens_per_step: int, flops_per_token: float = 0.0) -> dict[str, float]:
+        """tok_per_s of all ranks since the last restart, with mfu where FLOPs are given; restarts."""
+        rate = tokens_per_step * (step - self.step) / (time.perf_counter() - self.began)
+        self.restart(step)
+        if not flops_per_token:
+            return dict(tok_per_s=rate)
+        peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
+        return dict(tok_per_s=rate, mfu=rate * flops_per_token / (peak * dist.world_size()))
+
+
+def check_finite(step: int, **values: float) -> None:
+    """RunError for a metric that is not finite: the run ends before it is saved."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise RunError(f"{name} is {value} at step {step}; lower --lr or --muon-lr; the last checkpoint is kept")
 
 
 def over_ranks(means: dict[str, float], sums: Counter[str] | dict[str, float], per: str = "tokens") -> dict[str, float]:

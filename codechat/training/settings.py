@@ -226,17 +226,38 @@ class RLSettings(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningSettings(CheckpointSettings, ShardSettings, OptimizerSettings, LoRASettings, PolicySettings, RunSettings):
+class LearningSettings(CheckpointSettings, ShardSettings, OptimizerSettings, LoRASettings, RunSettings):
     """What every loop that learns from given data has."""
 
     device_batch_size: int = opt(8, "sequences per microbatch and device")
     grad_accum: int = opt(1, "microbatches per step")
     max_steps: int = opt(500, "optimizer steps")
-    save_every: int = default(200)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least_one("device_batch_size", "grad_accum", "max_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedSettings(LearningSettings):
+    """What pretraining and SFT have."""
+
+    seq_len: int | None = opt(None, "tokens per sequence; none = the model's block size")
+    optimizer: Literal["adamw", "muon"] = default("muon")
+    schedule: Literal["constant", "cosine", "wsd"] = default("wsd")
+    final_lr_share: float = default(0.05)
+    eval_every: int = opt(100, "steps between evaluations; 0 = only the last")
+    save_every: int = default(200)
+    log_every: int = opt(10, "steps between logged metrics")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.at_least_one("log_every")
+
+    @property
+    def length(self) -> int:
+        """Tokens per sequence."""
+        return self.seq_len or self.model.block_size  # type: ignore[attr-defined]
 
 
 def run_presets(toy: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, hardware, sharding
 from codechat.models import optim
 from codechat.models.gpt import GPT
 from codechat.rl.rollout import Packed, RolloutBatch, idle, pack, score_logprobs
@@ -26,6 +26,12 @@ def set_rate(cfg: Any, optimizers: Iterable[torch.optim.Optimizer], step: int, m
     )
     optim.set_lr(optimizers, scale)
     return cfg.lr * scale
+
+
+def compiled(cfg: Any, model: GPT, tokens_per_step: int) -> Callable[..., Tensor]:
+    """`model.loss`, compiled where --compile says so or where it pays over the whole run. tokens_per_step: of all ranks."""
+    flops = cfg.max_steps * tokens_per_step / dist.world_size() * cfg.model.flops_per_token(cfg.length)
+    return hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
 
 
 def apply_gradients(
