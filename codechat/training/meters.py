@@ -69,6 +69,10 @@ class Meter:
             found["clip_frac"] = found["clipped_low"] + found["clipped_high"]
         return found
 
+    def seconds(self) -> float:
+        """Since the step began."""
+        return time.perf_counter() - self.began
+
     def rates(self, n_tokens: float) -> dict[str, float]:
         """Seconds of the step's parts, and completion tokens of all ranks per second."""
         now = time.perf_counter()
