@@ -7,5 +7,14 @@ from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    modules=["chars", "defects", "denoise", "exact_gradients", "loss_exercises", "reward_ablation", "scaling_law"],
+    modules=[
+        "chars",
+        "chars_learning",
+        "defects",
+        "denoise",
+        "exact_gradients",
+        "loss_exercises",
+        "reward_ablation",
+        "scaling_law",
+    ],
 )

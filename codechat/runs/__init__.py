@@ -7,6 +7,16 @@ from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    modules=['background', 'checkpoint', 'checkpoint_files', 'command', 'metrics', 'paths', 'planned', 'run', 'sharded_checkpoint'],
-    names={'run': ['Run']},
+    modules=[
+        "background",
+        "checkpoint",
+        "checkpoint_files",
+        "command",
+        "metrics",
+        "paths",
+        "planned",
+        "run",
+        "sharded_checkpoint",
+    ],
+    names={"run": ["Run"]},
 )

@@ -34,7 +34,9 @@ class _Write:
         self.thread.start()
 
     def _run_behind(self, job: Callable[[], None]) -> None:
-        if sys.platform == "linux":  # where a priority is a thread's own: on a CPU, steps wait for the core that hashing takes
+        if (
+            sys.platform == "linux"
+        ):  # where a priority is a thread's own: on a CPU, steps wait for the core that hashing takes
             os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
         self.run(job)
 

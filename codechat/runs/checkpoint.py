@@ -100,16 +100,18 @@ def _check_plain(value: Any, name: str) -> None:
         for i, v in enumerate(value):
             _check_plain(v, f"{name}[{i}]")
     elif type(value) not in (int, float, bool, str, bytes, Tensor, type(None)):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; use .tolist()"
-        )
+        raise TypeError(f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; use .tolist()")
 
 
 # ---- writing
 
 
 def _describe(
-    run_path: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], meta: Mapping[str, Any] | None
+    run_path: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    meta: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     shape = getattr(model, "cfg", None)
     about = {
@@ -167,7 +169,10 @@ def save(
     else:
         contents = {}
         if dist.is_main():
-            contents = keep({"model.pt": model.state_dict()} | ({"optim.pt": [o.state_dict() for o in optimizers]} if optimizers else {}))
+            contents = keep(
+                {"model.pt": model.state_dict()}
+                | ({"optim.pt": [o.state_dict() for o in optimizers]} if optimizers else {})
+            )
 
         def job() -> None:
             if dist.is_main():
@@ -208,9 +213,7 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     return meta
 
 
-def load(
-    ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, mmap: bool = False
-) -> Checkpoint:
+def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, mmap: bool = False) -> Checkpoint:
     """Read a checkpoint (see `resolve` for what a reference may be); mmap leaves the weights in their file. Of a
     sharded one tensors are read when they are asked for. Within a session a collective.
     MissingFile names what exists; CheckpointError says what is wrong."""
@@ -234,7 +237,11 @@ def load(
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return state.shapes() if isinstance(state, sharded_checkpoint.Shards) else {k: tuple(v.shape) for k, v in state.items()}
+    return (
+        state.shapes()
+        if isinstance(state, sharded_checkpoint.Shards)
+        else {k: tuple(v.shape) for k, v in state.items()}
+    )
 
 
 def _check_fit(path: Path, state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

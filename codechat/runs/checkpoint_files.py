@@ -89,7 +89,9 @@ def temporary(final: Path) -> Path:
     return final.with_name(final.name + ".tmp")
 
 
-def write_step(final: Path, contents: Mapping[str, Any], meta: dict[str, Any], written: Mapping[str, Any] | None = None) -> None:
+def write_step(
+    final: Path, contents: Mapping[str, Any], meta: dict[str, Any], written: Mapping[str, Any] | None = None
+) -> None:
     """Make the directory `final` of a step, whole or not at all, and point `latest` at it.
 
     contents: {file: value}. written: {file: record} of files that lie in its temporary directory already. OSError where the disk
@@ -139,7 +141,9 @@ def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> Chec
 
 def verify(folder: Path, files: Mapping[str, Any], names: list[str]) -> None:
     """CheckpointError, on every rank, where one of the files is missing or damaged. Each rank hashes its share of them. A collective."""
-    found = [_damage(folder / name, files.get(name), i % dist.world_size() == dist.rank()) for i, name in enumerate(names)]
+    found = [
+        _damage(folder / name, files.get(name), i % dist.world_size() == dist.rank()) for i, name in enumerate(names)
+    ]
     dist.raise_together(next((problem for problem in found if problem), None))
 
 

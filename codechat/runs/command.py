@@ -39,9 +39,7 @@ class RunsConfig:
     action: Literal["list", "show", "compare", "export"] = opt("list", "what to do", positional=True)
     runs: tuple[str, ...] = opt((), "runs: one for show and export, two for compare", positional=True)
     wandb: bool = opt(False, "export to Weights & Biases (pip install wandb)")
-    offline: bool = opt(
-        False, "write the export into the run directory, to be uploaded later by `wandb sync`"
-    )
+    offline: bool = opt(False, "write the export into the run directory, to be uploaded later by `wandb sync`")
     project: str = opt("codechat", "project of the tracker")
 
     def __post_init__(self) -> None:
@@ -89,8 +87,7 @@ def _last_metrics(run: Run) -> dict[str, str]:
     for row in read_rows(run.path / "metrics.jsonl"):
         last |= {key: (value, row["step"]) for key, value in row.items() if is_declared(key)}
     return {
-        key: f"{_number(value)} {metric(key).unit}".rstrip() + f" at step {step}"
-        for key, (value, step) in last.items()
+        key: f"{_number(value)} {metric(key).unit}".rstrip() + f" at step {step}" for key, (value, step) in last.items()
     }
 
 
@@ -183,9 +180,7 @@ EPILOG = """examples:
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat runs`."""
-    cfg = config.parse(
-        RunsConfig, sys.argv[1:] if argv is None else argv, prog="codechat runs", epilog=EPILOG
-    )
+    cfg = config.parse(RunsConfig, sys.argv[1:] if argv is None else argv, prog="codechat runs", epilog=EPILOG)
     if cfg.action == "list":
         show_list()
     elif cfg.action == "show":

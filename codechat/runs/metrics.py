@@ -28,7 +28,9 @@ METRICS: dict[str, Metric] = {
     "val_loss": Metric("nats/token", "validation loss"),
     "val_bpb": Metric("bits/byte", "validation loss in bits per byte of text"),
     "heldout_loss/*": Metric("nats/token", "held-out loss of one domain"),
-    "heldout_nats/*": Metric("nats", "held-out loss of one domain per conversation; comparable between ways to write tags"),
+    "heldout_nats/*": Metric(
+        "nats", "held-out loss of one domain per conversation; comparable between ways to write tags"
+    ),
     "lr": Metric("", "learning rate of the step"),
     "grad_norm": Metric("", "gradient norm before clipping"),
     "weights_changed_bf16": Metric("share", "weights whose bf16 value the step changed"),
@@ -58,7 +60,9 @@ METRICS: dict[str, Metric] = {
     "kl_weight": Metric("", "weight of the KL term at this step"),
     "kl_ref": Metric("nats/token", "drift from the reference model"),
     "logprob_mismatch": Metric("nats", "largest difference between sampled and recomputed logprobs"),
-    "mismatch_kl": Metric("nats/token", "KL(sampler || trainer) over the sampled tokens before they are learned from, k3"),
+    "mismatch_kl": Metric(
+        "nats/token", "KL(sampler || trainer) over the sampled tokens before they are learned from, k3"
+    ),
     "importance_capped": Metric("share", "tokens whose importance weight was cut to --importance-cap"),
     "off_policy_steps": Metric("steps", "by which the weights that sampled were older than those that learned"),
     "push_s": Metric("s", "wall time of handing weights to the engine"),
@@ -70,7 +74,10 @@ METRICS: dict[str, Metric] = {
     "ratio_max": Metric("", "largest ratio of new to sampling policy"),
     "resampled_groups": Metric("groups", "groups drawn to replace some without variance, all ranks"),
     "value_loss": Metric("", "half the squared error of the value, per completion token"),
-    "explained_variance": Metric("share", "variance of the returns that the value predicts at sampling time; 1 = all, below 0 = worse than a constant"),
+    "explained_variance": Metric(
+        "share",
+        "variance of the returns that the value predicts at sampling time; 1 = all, below 0 = worse than a constant",
+    ),
     "kept_frac": Metric("share", "completions that were trained on"),
     "preference_loss": Metric("nats/pair", "preference loss, its SFT term included"),
     "preference_margin": Metric("nats", "implicit reward of what was preferred minus that of what was not"),
@@ -147,7 +154,5 @@ def metric_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, A
     row = plain_row(step, time, values)
     for name, value in row.items():
         if isinstance(value, (list, dict)):
-            raise ValueError(
-                f"metric {name!r} is a {type(value).__name__}; log scalars (log_eval takes more)"
-            )
+            raise ValueError(f"metric {name!r} is a {type(value).__name__}; log scalars (log_eval takes more)")
     return row

@@ -42,9 +42,7 @@ def is_run(path: Path) -> bool:
 
 def run_paths() -> list[Path]:
     found = [p.parent for pattern in ("*/status.json", "*/*/status.json") for p in runs_dir().glob(pattern)]
-    return sorted(
-        p for p in found if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts)
-    )
+    return sorted(p for p in found if is_run(p) and not any(q.startswith(".") for q in p.relative_to(runs_dir()).parts))
 
 
 def name_of(path: Path) -> str:
@@ -61,8 +59,7 @@ def _place(ref: str | Path) -> Path | None:
 def no_such_run(ref: str | Path) -> MissingFile:
     names = [name_of(p.resolve()) for p in run_paths()]
     return MissingFile(
-        f"no run {str(ref)!r}"
-        + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
+        f"no run {str(ref)!r}" + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
     )
 
 
@@ -103,21 +100,11 @@ def _checkpoint_of(run_path: Path, which: str) -> Path:
     name, steps = name_of(run_path), checkpoint_paths(run_path)
     if not steps:
         state = read_status(run_path)["status"]
-        raise MissingFile(
-            f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume"
-        )
+        raise MissingFile(f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume")
     listed = ", ".join(map(str, steps))
-    step = (
-        int(which)
-        if which.isdecimal()
-        else pointed_step(run_path, which)
-        if which in ("latest", "best")
-        else None
-    )
+    step = int(which) if which.isdecimal() else pointed_step(run_path, which) if which in ("latest", "best") else None
     if which == "best" and step is None:
-        raise MissingFile(
-            f"run {name} has no best; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one"
-        )
+        raise MissingFile(f"run {name} has no best; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one")
     if step not in steps:
         best = " and best" if pointed_step(run_path, "best") in steps else ""
         raise MissingFile(f"run {name} has no checkpoint {which!r}; it has {listed}, latest{best}")
@@ -188,28 +175,18 @@ def list_runs() -> pd.DataFrame:
 
 def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)"
-        )
+        raise ConfigError(f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)")
     path = runs_dir() / name
     if is_run(path.parent):
-        raise ConfigError(
-            f"run name {name!r} lies inside run {path.parent.name!r}; choose another --run-name"
-        )
+        raise ConfigError(f"run name {name!r} lies inside run {path.parent.name!r}; choose another --run-name")
     if path.exists() and not is_run(path) and any(path.iterdir()):
         raise RunError(f"{path} is there and is not a run; choose another --run-name, or move it away")
 
 
 def check_idle(name: str) -> None:
     status = read_status(runs_dir() / name)
-    if (
-        status["status"] == "running"
-        and status.get("host") == platform.node()
-        and status.get("pid") != os.getpid()
-    ):
-        raise RunError(
-            f"run {name} is being written by process {status['pid']}; stop it, or choose another --run-name"
-        )
+    if status["status"] == "running" and status.get("host") == platform.node() and status.get("pid") != os.getpid():
+        raise RunError(f"run {name} is being written by process {status['pid']}; stop it, or choose another --run-name")
 
 
 def lock_of(run_path: Path) -> Path:
@@ -218,10 +195,15 @@ def lock_of(run_path: Path) -> Path:
 
 def hold(run_path: Path) -> None:
     if not lock(lock_of(run_path)):
-        raise RunError(f"run {name_of(run_path)} is being written by another process; stop it, or choose another --run-name")
+        raise RunError(
+            f"run {name_of(run_path)} is being written by another process; stop it, or choose another --run-name"
+        )
 
 
-BATCH = ("device_batch_size", "grad_accum")  # how a step's rows are dealt out; their product over all ranks decides the result
+BATCH = (
+    "device_batch_size",
+    "grad_accum",
+)  # how a step's rows are dealt out; their product over all ranks decides the result
 
 
 def ranks_now() -> int:
@@ -232,12 +214,17 @@ def _check_batch(name: str, before: dict[str, Any], now: dict[str, Any], ranks_b
     """Rows of a step may be dealt out differently when a run is resumed, by fewer or more ranks; takes the fields away where that holds."""
     if "device_batch_size" not in before or "device_batch_size" not in now:
         return
-    rows = [(c["device_batch_size"], c.get("grad_accum", 1), ranks) for c, ranks in ((before, ranks_before), (now, ranks_now()))]
+    rows = [
+        (c["device_batch_size"], c.get("grad_accum", 1), ranks)
+        for c, ranks in ((before, ranks_before), (now, ranks_now()))
+    ]
     totals = [a * b * c for a, b, c in rows]
     if totals[0] != totals[1]:
         shown = ["{} x {} x {}".format(*r) for r in rows]
-        raise RunError(f"run {name} was begun with a batch of {totals[0]} (device_batch_size x grad_accum x ranks = {shown[0]}), this would be "
-                       f"{totals[1]} ({shown[1]}); set --device-batch-size and --grad-accum so that the product is {totals[0]}")
+        raise RunError(
+            f"run {name} was begun with a batch of {totals[0]} (device_batch_size x grad_accum x ranks = {shown[0]}), this would be "
+            f"{totals[1]} ({shown[1]}); set --device-batch-size and --grad-accum so that the product is {totals[0]}"
+        )
     for field in BATCH:
         before.pop(field, None)
         now.pop(field, None)
@@ -255,7 +242,9 @@ def _check_same(name: str, config: Any) -> None:
                 f"run {name} was begun with another version of its settings ({e}); choose another --run-name"
             ) from e
         if configs.config_hash(begun) != env.get("config_hash"):
-            raise RunError(f"config.json of run {name} was edited after the run was begun; undo the edit, or choose another --run-name")
+            raise RunError(
+                f"config.json of run {name} was edited after the run was begun; undo the edit, or choose another --run-name"
+            )
         config = configs.identity(config)
         _check_batch(name, stored, config, env.get("world_size", 1))
     differing = [f"{k} {a!r} -> {b!r}" for k, (a, b) in configs.differences(stored, config).items()]
@@ -300,9 +289,7 @@ def _launches(name: str) -> list[str | None]:
     return [e.get("launch") for e in (env, *env.get("resumed", []))]
 
 
-def prepare(
-    name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool
-) -> None:
+def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool) -> None:
     """The directory of the run, complete or not there at all."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
@@ -352,7 +339,9 @@ def prepare(
     make_directory(path, files, replaces=there)
 
 
-def make_directory(path: Path, files: Mapping[str, Any], replaces: bool, texts: Mapping[str, str] | None = None) -> None:
+def make_directory(
+    path: Path, files: Mapping[str, Any], replaces: bool, texts: Mapping[str, str] | None = None
+) -> None:
     fresh, former = (path.with_name(f".{path.name}.{suffix}") for suffix in (f"{os.getpid()}.new", "old"))
     for leftover in (fresh, former):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -34,7 +34,21 @@ from codechat.core.errors import UserError, RunError
 from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_atomic, write_json
 from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
 from codechat.core.processes import StopSignal, unlock
-from codechat.runs.paths import ROOT, checkpoint_paths, exists, find_checkpoint, find_run, list_runs, lock_of, name_of, pointed_step, prepare, read_status, runs_dir, same_launch
+from codechat.runs.paths import (
+    ROOT,
+    checkpoint_paths,
+    exists,
+    find_checkpoint,
+    find_run,
+    list_runs,
+    lock_of,
+    name_of,
+    pointed_step,
+    prepare,
+    read_status,
+    runs_dir,
+    same_launch,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,11 +104,7 @@ def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     rows = list(read_rows(path))
-    return (
-        pd.DataFrame(rows)
-        if rows
-        else pd.DataFrame({"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
-    )
+    return pd.DataFrame(rows) if rows else pd.DataFrame({"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
 
 
 class _Board:
@@ -314,9 +324,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         if not self._writing:
             return  # ended within the block
         try:

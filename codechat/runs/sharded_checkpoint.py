@@ -57,7 +57,10 @@ def write(final: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one about its own use of a deprecated function
             dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
-        names = [*(temp / FOLDER).glob(f"__{dist.rank()}_*.distcp"), *((temp / FOLDER).glob(".metadata") if dist.is_main() else ())]
+        names = [
+            *(temp / FOLDER).glob(f"__{dist.rank()}_*.distcp"),
+            *((temp / FOLDER).glob(".metadata") if dist.is_main() else ()),
+        ]
         mine = {f"{FOLDER}/{path.name}": file_record(path) for path in names}
     except CheckpointException as e:  # on every rank, with what each of them met
         problem = next(iter(e.failures.values()))[0]
@@ -75,8 +78,16 @@ def write(final: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) ->
 # ---- reading
 
 _KNOWN = {
-    "torch.distributed.checkpoint.metadata": {"Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-                                              "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"},
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
@@ -112,8 +123,11 @@ class Shards(Mapping[str, Tensor]):
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder / FOLDER, prefix
         table = _Reader(self.folder).read_metadata().state_dict_metadata
-        self._about = {name.removeprefix(prefix): about for name, about in table.items()
-                       if name.startswith(prefix) and isinstance(about, TensorStorageMetadata)}
+        self._about = {
+            name.removeprefix(prefix): about
+            for name, about in table.items()
+            if name.startswith(prefix) and isinstance(about, TensorStorageMetadata)
+        }
 
     def __getitem__(self, name: str) -> Tensor:
         about = self._about[name]
@@ -141,7 +155,11 @@ class Shards(Mapping[str, Tensor]):
         """Fill the targets, whole or sharded tensors, in place; a rank reads what it owns. No communication."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load({self.prefix + name: target.detach() for name, target in targets.items()}, storage_reader=_Reader(self.folder), no_dist=True)
+            dcp.load(
+                {self.prefix + name: target.detach() for name, target in targets.items()},
+                storage_reader=_Reader(self.folder),
+                no_dist=True,
+            )
 
 
 def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -35,13 +35,19 @@ def compiled(cfg: Any, model: GPT, tokens_per_step: int) -> Callable[..., Tensor
 
 
 def apply_gradients(
-    cfg: Any, optimizers: Iterable[torch.optim.Optimizer], model: nn.Module, *heads: nn.Module
+    cfg: Any,
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: nn.Module,
+    *heads: nn.Module,
+    weights: Sequence[Tensor] = (),
 ) -> float:
-    """Add the gradients of all ranks, clip their common norm, take a step and forget them; returns the norm before clipping."""
+    """Add the gradients of all ranks, clip their common norm, take a step and forget them; returns the norm before clipping.
+
+    weights: what the norm is taken over, in this order, on which its last bits depend; default: all weights of model and heads."""
     for part in (model, *heads):
         dist.sum_gradients(part)
-    if heads:
-        weights = [p for part in (model, *heads) for p in part.parameters()]
+    weights = weights or [p for part in (model, *heads) for p in part.parameters() if heads]
+    if weights:
         norm = float(torch.nn.utils.clip_grad_norm_(weights, cfg.grad_clip or math.inf))
     else:
         norm = dist.clip_gradients(model, cfg.grad_clip)

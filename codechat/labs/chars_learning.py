@@ -1,0 +1,285 @@
+"""One step of the character laboratory: what is drawn, how it is rewarded, and the loss of each objective; validation and samples.
+
+Shapes: W windows of P given and T learned symbols; S draws of a window; R rows that go through the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from codechat.core import config
+from codechat.core.errors import ConfigError
+from codechat.distributed import dist, sharding
+from codechat.distributed.dist import World
+from codechat.labs import denoise
+from codechat.models import generate
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.rl import advantages, losses, per_token_rewards
+from codechat.runs import checkpoint
+from codechat.runs.checkpoint import Checkpoint
+from codechat.tasks import chars
+from codechat.text import tokenizer
+from codechat.training import ValueHead, explained_variance, step_seed
+
+if TYPE_CHECKING:
+    from codechat.labs.chars import CharsConfig
+
+VAL_DRAWS = 4  # masks of each held-out window in the bound of a denoising model
+
+
+def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
+    """(settings with the architecture that is trained, parent checkpoint or None, the text). ConfigError where the parent does not fit."""
+    parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
+    text = chars.load(cfg.source, tokenizer.from_dict(parent.meta["tokenizer"]) if parent else cfg.tokenizer)
+    shape = replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
+    if parent:
+        shape = config.from_dict(GPTConfig, parent.meta["model_config"])
+    if shape.causal == (cfg.objective == "denoise"):
+        raise ConfigError(
+            f"{cfg.init_from} has causal={shape.causal}; objective {cfg.objective} takes the other kind; start from another checkpoint"
+        )
+    if cfg.prompt_len + cfg.horizon > shape.block_size:
+        raise ConfigError(
+            f"prompt_len {cfg.prompt_len} + horizon {cfg.horizon} exceed block_size {shape.block_size} of {cfg.init_from}; lower --horizon"
+        )
+    return replace(cfg, model=replace(shape, causal=True)), parent, text
+
+
+class Learner:
+    """The model with its value head and reference, and the current step: windows, draws and what is logged of them (`row`)."""
+
+    def __init__(self, cfg: CharsConfig, parent: Checkpoint | None, text: chars.Text, world: World) -> None:
+        self.cfg, self.text, self.world = cfg, text, world
+        # cfg.model says causal, so that a parent of either kind fits it; `shape` says what is built
+        self.shape = replace(cfg.model, causal=cfg.objective != "denoise")
+        self.model = self._build(parent)
+        self.head = ValueHead(self.shape.n_embd).to(world.device)
+        self.bigram = chars.Bigram(text.train, self.shape.owned).to(world.device)
+        frozen = cfg.kl_coef and cfg.reference == "random"
+        self.frozen = self._build(parent).requires_grad_(False) if frozen else None
+        first = world.rank * cfg.device_batch_size
+        self.mine = torch.arange(first, first + cfg.device_batch_size)  # windows of this rank among those of all
+        self.row: dict[str, float] = {}
+
+    def _build(self, parent: Checkpoint | None) -> GPT:
+        model = sharding.build(lambda: GPT(self.shape), seed=self.cfg.seed, shard_it=False)
+        if parent:
+            checkpoint.restore(parent, model)
+        return model
+
+    def begin(self, step: int) -> None:
+        """Windows (W, P + T) of the step. All its randomness depends on the seed and the step; every rank takes its part of the same draws."""
+        self.row, self.live = {}, True
+        self.rng = torch.Generator().manual_seed(step_seed(self.cfg, step))
+        length = self.cfg.prompt_len + self.cfg.horizon
+        windows = self.text.draw_windows(self.cfg.device_batch_size * self.world.size, length, self.rng)
+        self.windows = windows[self.mine].to(self.world.device)
+
+    @torch.no_grad()
+    def draw(self, step: int) -> None:
+        """Draw symbols, fed by itself or by the text; PPO also asks for the values of the states."""
+        cfg, T, G = self.cfg, self.cfg.horizon, self.cfg.group_size
+        self.model.eval()
+        with dist.autocast():
+            if cfg.feed == "own":
+                self.batch = per_token_rewards.draw_fed_by_itself(
+                    self.model,
+                    self.windows,
+                    T,
+                    G,
+                    seed=step_seed(cfg, step),
+                    first=int(self.mine[0]),
+                    credit=bool(cfg.partial_logprob),
+                )
+            else:
+                shape = (cfg.device_batch_size * self.world.size, G, T)
+                uniforms = torch.rand(*shape, generator=self.rng, dtype=torch.float64)[self.mine]
+                uniforms = uniforms.to(self.world.device)
+                self.batch = per_token_rewards.draw_fed_by_text(self.model, self.windows, T, G, uniforms)
+            if cfg.objective == "ppo":
+                states = per_token_rewards.states(self.model, self.batch.inputs, T)
+                self.old_values = self.head(states)[:, None].expand_as(self.batch.drawn)  # (R, S, T)
+        self.model.train()
+
+    def credit(self, tokens: int) -> None:
+        """Rewards and advantages (R, S, T) of the draws. tokens: places that have been learned from, for the KL term's weight."""
+        cfg, batch = self.cfg, self.batch
+        partial = batch.truth_logprobs if cfg.partial_of == "true" else batch.logprobs
+        rewards = chars.dense_rewards(
+            batch.drawn, batch.truth, cfg.reward_mode, partial=cfg.partial_logprob, credit=partial
+        )
+        if cfg.objective == "grpo":
+            self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, cfg.baseline, cfg.gamma)
+            moves = self.advantage != 0
+        else:
+            flat = rewards.flatten(0, 1)
+            found = advantages.estimate_gae(
+                flat, self.old_values.flatten(0, 1), torch.ones_like(flat), gamma=cfg.gamma, lam=cfg.lam
+            )
+            self.advantage, self.returns = (x.view_as(rewards) for x in found)
+            self.row["explained_variance"] = explained_variance(self.returns, self.old_values)
+            moves = rewards != rewards[0, 0, 0]
+        self.kl_coef = chars.annealed(cfg.kl_coef, tokens, cfg.kl_warmup_tokens)
+        right = (batch.drawn == batch.truth).float()
+        flat_places = advantages.zero_variance(per_token_rewards.group_by_place(right, cfg.group_size))
+        self.row |= dict(
+            reward_mean=float(rewards.mean()),
+            symbol_accuracy=float(right.mean()),
+            adv_abs_mean=float(self.advantage.abs().mean()),
+            frac_zero_std_groups=float(flat_places.float().mean()),
+            kl_weight=self.kl_coef,
+        )
+        # without it neither a KL term nor the value's errors nor momentum may move the policy
+        self.live = dist.any(bool(moves.any()))
+
+    def updates(self) -> int:
+        """Optimizer updates of this step; none where no draw is better than another."""
+        if not self.cfg.learns_from_rewards:
+            return 1
+        return self.cfg.inner_epochs * self.cfg.minibatches if self.live else 0
+
+    def loss(self, update: int) -> Tensor:
+        """The loss of one update, divided by the places of all ranks; gradients of ranks are summed."""
+        if self.cfg.objective == "supervised":
+            return self._of_places(self._supervised())
+        if self.cfg.objective == "denoise":
+            return self._of_places(self._denoising())
+        return self._rewarded(update) / self.world.size
+
+    def _of_places(self, nats: Tensor) -> Tensor:
+        loss = nats / (self.cfg.device_batch_size * self.cfg.horizon * self.world.size)
+        self._log(train_loss=float(loss.detach()) * self.world.size)
+        return loss
+
+    def _supervised(self) -> Tensor:
+        """Summed cross-entropy of the learned symbols, nats."""
+        targets = self.windows[:, 1:].clone()
+        targets[:, : self.cfg.prompt_len - 1] = -100
+        with dist.autocast():
+            return self.model.loss(self.windows[:, :-1], targets, reduction="sum")
+
+    def _denoising(self) -> Tensor:
+        """Summed bound of the cross-entropy, nats, at masks that all ranks draw together."""
+        W, T = self.cfg.device_batch_size * self.world.size, self.cfg.horizon
+        offset = float(torch.rand((), generator=self.rng, dtype=torch.float64))
+        counts = denoise.mask_counts(self.mine, W, T, offset).to(self.world.device)
+        ranks = denoise.random_ranks(W, T, self.rng)[self.mine].to(self.world.device)
+        with dist.autocast():
+            return denoise.bound(self.model, self.windows, counts, ranks).sum()
+
+    def _rewarded(self, update: int) -> Tensor:
+        """Clipped policy loss of one minibatch, with its KL, entropy and value terms: means over its draws."""
+        cfg = self.cfg
+        chosen = list(range(update % cfg.minibatches, cfg.device_batch_size, cfg.minibatches))
+        part, at = self.batch.take(chosen), self.batch.rows(chosen)
+        with dist.autocast():
+            hidden = per_token_rewards.states(self.model, part.inputs, cfg.horizon)
+            logprobs, entropy = per_token_rewards.symbol_logprobs(
+                self.model, part.inputs, hidden, part.drawn, entropy_grad=cfg.entropy_coef != 0
+            )
+        draw_loss, stats = losses.clipped_policy_loss(
+            logprobs,
+            part.logprobs,
+            self.advantage[at],
+            torch.ones_like(logprobs),
+            clip_eps_low=cfg.clip_eps_low,
+            clip_eps_high=cfg.clip_eps_high,
+        )
+        loss = draw_loss.mean() - cfg.entropy_coef * entropy.mean()
+        self._log(policy_loss=loss.detach())
+        if cfg.kl_coef:
+            kl = losses.kl_estimate(logprobs, self._reference_logprobs(part), cfg.kl_kind).mean()
+            loss = loss + self.kl_coef * kl
+            self._log(kl_ref=kl.detach())
+        if cfg.objective == "ppo":
+            values = self.head(hidden)[:, None].expand_as(part.drawn)
+            error = losses.value_loss(values, self.old_values[at], self.returns[at], cfg.value_clip_eps).mean()
+            loss = loss + cfg.value_coef * error
+            self._log(value_loss=error.detach())
+        clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
+        self._log(entropy=entropy.detach().mean(), clip_frac=clipped)
+        if update == 0:
+            self.row["logprob_mismatch"] = float((logprobs.detach() - part.logprobs).abs().max())
+        return loss
+
+    def _reference_logprobs(self, part: per_token_rewards.DenseBatch) -> Tensor:
+        """(R, S, T) of the drawn symbols."""
+        if self.frozen is None:
+            return self.bigram.logprobs(part.before.expand_as(part.drawn), part.drawn)
+        with torch.no_grad(), dist.autocast():
+            states = per_token_rewards.states(self.frozen, part.inputs, self.cfg.horizon)
+            return per_token_rewards.symbol_logprobs(self.frozen, part.inputs, states, part.drawn)[0]
+
+    def _log(self, **values: Tensor | float) -> None:
+        """Means over the updates of the step."""
+        for name, value in values.items():
+            self.row[name] = self.row.get(name, 0.0) + float(value) / self.updates()
+
+
+@torch.no_grad()
+def validate(model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device) -> dict[str, Any]:
+    """Cross-entropy of held-out windows, each place after the text's own symbols (for a denoising model the bound of it), in nats per symbol and bits
+    per byte of text; and the chance that a draw is right, which is the reward that a policy fed by the text can expect. Sums over ranks."""
+    P, T = cfg.prompt_len, cfg.horizon
+    windows = text.val_windows(P + T, T, -(-cfg.eval_tokens // T))
+    mine = torch.arange(dist.rank(), len(windows), dist.world_size())
+    rng, sums = torch.Generator().manual_seed(cfg.seed), torch.zeros(4, dtype=torch.float64)
+    ranks = [denoise.random_ranks(len(windows), T, rng) for _ in range(VAL_DRAWS)] if not model.cfg.causal else []
+    size = text.symbol_bytes()
+    for rows in mine.split(cfg.device_batch_size):
+        ids = windows[rows].to(device)
+        with dist.autocast(device):
+            if model.cfg.causal:
+                found = per_token_rewards.symbol_logprobs(
+                    model, ids[:, :-1], per_token_rewards.states(model, ids[:, :-1], T), ids[:, None, -T:]
+                )[0].double()
+                nats, right = -found.sum(), found.exp().sum()
+            else:
+                counts = [
+                    denoise.mask_counts(rows, len(windows), T, (i + 0.5) / VAL_DRAWS).to(device)
+                    for i in range(VAL_DRAWS)
+                ]
+                nats = (
+                    sum(denoise.bound(model, ids, c, r[rows].to(device)).double().sum() for c, r in zip(counts, ranks))
+                    / VAL_DRAWS
+                )
+                right = torch.zeros(())
+        sums += torch.tensor(
+            [float(nats), float(right), len(rows) * T, int(size[windows[rows, -T:]].sum())], dtype=torch.float64
+        )
+    nats, right, symbols, n_bytes = dist.sum_(sums.to(device)).tolist()
+    found = {
+        "val_loss": nats / symbols,
+        "val_bpb": nats / math.log(2) / n_bytes,
+        "val_symbols": int(symbols),
+        "val_bound": not model.cfg.causal,
+    }
+    return found | ({"val_accuracy": right / symbols} if model.cfg.causal else {})
+
+
+@torch.no_grad()
+def write_samples(
+    model: GPT, text: chars.Text, cfg: CharsConfig, device: torch.device, length: int | None = None
+) -> list[dict[str, str]]:
+    """Texts of `length` symbols (default: the horizon) after held-out prompts."""
+    T = length or cfg.horizon
+    prompts = text.val_windows(cfg.prompt_len, cfg.prompt_len + cfg.horizon, cfg.samples).to(device)
+    with dist.autocast(device):
+        if model.cfg.causal:
+            done = generate.sample(model, prompts.tolist(), max_new_tokens=T, seed=cfg.seed)
+            drawn = [c.ids for c in done]
+        else:
+            rng = torch.Generator().manual_seed(cfg.seed)
+            drawn = denoise.fill_in(model, prompts, T, passes=min(T, cfg.fill_passes), rng=rng)[
+                :, cfg.prompt_len :
+            ].tolist()
+    return [
+        dict(prompt=text.tokenizer.decode(p), completion=text.tokenizer.decode(d))
+        for p, d in zip(prompts.tolist(), drawn)
+    ]
