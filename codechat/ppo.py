@@ -168,7 +168,8 @@ def train(cfg: PPOConfig) -> Run:
                 # learn: each minibatch is one update, its loss divided by the tokens of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
                 before, grad_norm = evaluation.diagnose.bf16_snapshot(model), 0.0
-                parts, live = training.minibatches(batch, cfg.minibatches), int((~training.silent(batch, paid)).sum())
+                parts = training.minibatches(batch, cfg.minibatches)
+                live = rl.rollout_metrics.rank_metrics(batch, task.tiers, paid).sums["effective_groups"]
                 counts = training.totals([[part.n_tokens, live] for _, part in parts])
                 for update in range(cfg.inner_epochs * cfg.minibatches):
                     (groups, part), (n_tokens, n_live) = parts[update % len(parts)], counts[update % len(parts)]

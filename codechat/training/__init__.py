@@ -34,7 +34,11 @@ __getattr__, __dir__, __all__ = attach(
             "score",
             "totals",
         ],
-        "meters": ["Meter", "Pace", "check_finite", "over_ranks", "rollout_means", "silent"],
+        "meters": [
+            "Meter",
+            "Pace",
+            "check_finite",
+        ],
         "value_head": ["ValueHead", "explained_variance", "states", "values_of", "whiten"],
     },
 )

@@ -1,4 +1,4 @@
-"""The metrics of a step, each defined once, over all ranks. Names and units are declared in `runs.metrics`."""
+"""What a loop measures within a step, and how fast it is. `rl.rollout_metrics` defines the metrics of rollouts, `runs.metrics` names and units."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
-from codechat.rl import advantages
 from codechat.rl.rollout import RolloutBatch
+from codechat.rl.rollout_metrics import rollout_metrics
 from codechat.tasks.base import Task
 
 RATIOS = ("clipped_low", "clipped_high", "kl_old")
@@ -56,18 +56,23 @@ class Meter:
     def row(
         self, cfg: Any, batch: RolloutBatch, task: Task, rewards: Tensor | None = None, **means: float
     ) -> dict[str, float]:
-        """The step's metrics over all ranks. rewards: as `rollout_means` takes them. means: more values to average over ranks. A collective."""
-        seconds = time.perf_counter() - self.began
+        """The step's metrics over all ranks; rewards and means as `rollout_metrics` takes them. A collective."""
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
-        own = dict(
-            policy_loss=dist.world_size() * self.policy_loss,
-            mfu=batch.flops(cfg.model, self.trained) / (seconds * peak),
+        mfu = batch.flops(cfg.model, self.trained) / (self.seconds() * peak)
+        tokens = self.sums["tokens"]
+        row = rollout_metrics(
+            batch,
+            task.tiers,
+            rewards=rewards,
+            means={**means, "mfu": mfu},
+            sums={"policy_loss": self.policy_loss},
+            maxima=self.maxima,
+            ratios={name: (value, tokens) for name, value in self.sums.items() if name != "tokens"},
         )
-        found = over_ranks({**rollout_means(batch, task, rewards), **own, **self.maxima, **means}, self.sums)
-        if "kl_old" in found:
-            found["approx_kl"] = found.pop("kl_old")
-            found["clip_frac"] = found["clipped_low"] + found["clipped_high"]
-        return found
+        if "kl_old" in row:
+            row["approx_kl"] = row.pop("kl_old")
+            row["clip_frac"] = row["clipped_low"] + row["clipped_high"]
+        return row
 
     def seconds(self) -> float:
         """Since the step began."""
@@ -108,41 +113,3 @@ def check_finite(step: int, **values: float) -> None:
     for name, value in values.items():
         if not math.isfinite(value):
             raise RunError(f"{name} is {value} at step {step}; lower --lr or --muon-lr; the last checkpoint is kept")
-
-
-def over_ranks(means: dict[str, float], sums: Counter[str] | dict[str, float], per: str = "tokens") -> dict[str, float]:
-    """One row for all ranks: the mean of each of `means`, and the sum of each of `sums` over that named `per`, which itself is left out.
-
-    A collective: every rank passes the same names."""
-    row = dist.mean({**means, **{f"sum/{name}": value for name, value in sums.items()}})
-    count = max(1.0, row.pop(f"sum/{per}", 0.0))
-    return {
-        name.removeprefix("sum/"): value / count if name.startswith("sum/") else value for name, value in row.items()
-    }
-
-
-def silent(batch: RolloutBatch, rewards: Tensor | None = None) -> Tensor:
-    """(P,) bool: groups that carry no gradient, all of whose rewards are equal. Where groups are of one, the batch is a group.
-
-    rewards (P, G): what advantages are made of, where that is not the task's reward alone."""
-    paid = batch.rewards if rewards is None else rewards
-    return advantages.zero_variance(paid if batch.group_size > 1 else paid.T)
-
-
-def rollout_means(batch: RolloutBatch, task: Task, rewards: Tensor | None = None) -> dict[str, float]:
-    """What is logged of the rollouts that are trained on: means of this rank's batch, to be averaged over ranks of equal batches.
-
-    entropy: the mean of -log p over the tokens that the policy wrote, p under the sampler: an unbiased estimate of the entropy of its
-    distribution over all completions, in nats. The task's reward is logged, also where advantages are made of another."""
-    flat = silent(batch, rewards)
-    return dict(
-        reward_mean=float(batch.rewards.double().mean()),
-        reward_std=float(batch.rewards.double().std(correction=0)),
-        exact_match=float(batch.correct.double().mean()),
-        frac_zero_std_groups=int(flat.sum()) / len(flat),
-        effective_groups=dist.world_size() * float((~flat).sum()),
-        completion_tokens_mean=batch.n_tokens / len(batch.completions),
-        truncated_frac=batch.truncated_frac,
-        entropy=-float(batch.logprobs().double().sum()) / max(1, batch.n_tokens),
-        **batch.tier_shares(task.tiers),
-    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat.core.config import default, opt
+from codechat.core.config import Settings, default, opt
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import check_url
 from codechat.models.config import PRESETS, GPTConfig
@@ -22,11 +22,8 @@ TASKS = "task whose reward is optimised; `codechat evaluate --help` names them"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Group(Settings):
     """What every group has: checks that name the setting, its value and what is required."""
-
-    def __post_init__(self) -> None:
-        pass
 
     def at_least_one(self, *names: str) -> None:
         for name in names:
@@ -40,7 +37,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings(Settings):
+class RunSettings(Group):
     run_name: str = opt("run", "name of the run directory under runs/", identity=False)
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
@@ -48,7 +45,7 @@ class RunSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings(Settings):
+class PolicySettings(Group):
     init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
     tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags, where --init-from is none")
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
@@ -56,13 +53,13 @@ class PolicySettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(Settings):
+class TaskSettings(Group):
     task: str = opt("funcall", TASKS)
     data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSettings(Settings):
+class RolloutSettings(Group):
     device_batch_size: int = opt(16, "problems per step and device")
     group_size: int = opt(16, "completions per problem")
     max_steps: int = opt(50, "batches of rollouts")
@@ -85,7 +82,7 @@ class RolloutSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinibatchSettings(Settings):
+class MinibatchSettings(Group):
     inner_epochs: int = opt(1, "passes over each batch of rollouts")
     minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size")
 
@@ -100,7 +97,7 @@ class MinibatchSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(Settings):
+class EngineSettings(Group):
     engine: Literal["local", "http", "vllm"] = opt(
         "local", "who samples rollouts: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
     )
@@ -148,7 +145,7 @@ class EngineSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRASettings(Settings):
+class LoRASettings(Group):
     lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True)
     lora_alpha: float = opt(16.0, "their scale is alpha / rank", late=True)
     lora_targets: tuple[str, ...] = opt(("qkv", "out"), f"matrices that get one: {' '.join(LORA_TARGETS)}", late=True)
@@ -164,7 +161,7 @@ class LoRASettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings(Settings):
+class OptimizerSettings(Group):
     optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
     lr: float = opt(1e-4, "AdamW learning rate")
     muon_lr: float = opt(0.002, "Muon learning rate")
@@ -176,7 +173,7 @@ class OptimizerSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardSettings(Settings):
+class ShardSettings(Group):
     shard: bool | None = opt(
         None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
     )
@@ -184,14 +181,14 @@ class ShardSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings(Settings):
+class CheckpointSettings(Group):
     save_every: int = opt(25, "steps between checkpoints; 0 = only the last")
     keep_last: int = opt(2, "checkpoints to keep")
     keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSettings(Settings):
+class EvaluationSettings(Group):
     eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last")
     eval_examples: int = opt(128, "validation problems per evaluation")
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
@@ -199,7 +196,7 @@ class EvaluationSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignalSettings(Settings):
+class SignalSettings(Group):
     allow_dead: bool = opt(False, "train although diagnose says DEAD")
     diagnose_groups: int = opt(
         64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis"
