@@ -50,7 +50,19 @@ TIMES = (  # keys of a row, as patterns
     "peak_memory_mb",  # depends on the allocator
 )
 # Metrics whose definition is changed on purpose: {loop: {metric, as a pattern: reason}}. Their differences are listed, not counted.
-MENDED: dict[str, dict[str, str]] = {}
+RL = {
+    "entropy": "of all completions, from the sampler's log-probabilities; was of the completions that were trained on, from the trainer's",
+    "effective_groups": "of all ranks in every loop",
+    "policy_loss": "of all ranks in every loop",
+    "reward_std": "of the completions of all ranks; was the mean of each rank's",
+    "logprob_mismatch": "the largest of all ranks; was the mean of each rank's",
+    "ratio_max": "the largest of all ranks; was the mean of each rank's",
+    "mismatch_kl": "per token of all ranks; was the mean of each rank's",
+    "importance_capped": "per token of all ranks; was the mean of each rank's",
+}
+JUDGED = "of the batch that is trained on; was of the one before groups without variance were replaced"
+MENDED: dict[str, dict[str, str]] = {loop: RL for loop in ("reinforce", "grpo", "ppo", "expert")}
+MENDED["grpo"] = RL | dict.fromkeys(("reward_mean", "exact_match", "frac_zero_std_groups"), JUDGED)
 # Flags that have another name now: {new: old}. JOBS has the new ones; a tree that refuses them is given the old ones.
 RENAMED: dict[str, str] = {}
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch.distributed as td
 from torch import Tensor
 
-from codechat.distributed import dist
 from codechat.core.errors import CheckpointError
+from codechat.distributed import dist
 
 
 @dataclass

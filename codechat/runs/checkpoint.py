@@ -34,14 +34,13 @@ import torch
 from torch import Tensor, nn
 
 from codechat.core import config
+from codechat.core.atomic_files import write_atomic
+from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
 from codechat.runs import sharded_checkpoint
 from codechat.runs.background import begin, on_host, settle, settled, side_group
 from codechat.runs.checkpoint_files import prune, read_file, verify, write_step
-from codechat.core.errors import CheckpointError
-from codechat.core.atomic_files import write_atomic
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of
-
 
 FORMAT = 1
 __all__ = ["Checkpoint", "load", "read_meta", "resolve", "restore", "save", "set_best", "settle", "settled"]

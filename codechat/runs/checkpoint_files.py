@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from codechat.distributed import dist
-from codechat.core.errors import CheckpointError
 from codechat.core.atomic_files import write_atomic
+from codechat.core.errors import CheckpointError
+from codechat.distributed import dist
 from codechat.runs.paths import checkpoint_paths, pointed_step
 
 ADVICE = "use another step of the run (NAME@STEP)"

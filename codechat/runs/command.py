@@ -22,11 +22,10 @@ from types import ModuleType
 from typing import Any, Literal
 
 from codechat.core import config
-from codechat.core.config import opt
+from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError, RunError
 from codechat.runs.metrics import is_declared, metric
 from codechat.runs.run import Run, compare_configs, list_runs, read_rows, runs_dir
-from codechat.core.config import differences
 
 NAMES = {"list": 0, "show": 1, "compare": 2, "export": 1}
 LONG = 60  # characters of a value in a table

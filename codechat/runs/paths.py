@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import codechat
 from codechat.core import config as configs
 from codechat.core import provenance
-from codechat.runs import planned
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
 from codechat.core.atomic_files import read_json, write_atomic, write_json
+from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
 from codechat.core.processes import alive, lock, lock_moved, process_start, unlock
+from codechat.runs import planned
 
 if TYPE_CHECKING:
     import pandas as pd

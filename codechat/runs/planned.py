@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core import config as configs
-from codechat.core.errors import RunError
 from codechat.core.atomic_files import read_json, write_json
+from codechat.core.errors import RunError
 
 PLANNED = "planned"
 COMPLETED = ("model", "tags")  # settings that a loop completes from its data and its parent before it begins

@@ -28,12 +28,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from codechat.core.config import differences
 from codechat.core import provenance
-from codechat.core.errors import UserError, RunError
 from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_atomic, write_json
-from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
+from codechat.core.config import differences
+from codechat.core.errors import RunError, UserError
 from codechat.core.processes import StopSignal, unlock
+from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
 from codechat.runs.paths import (
     ROOT,
     checkpoint_paths,

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
 from codechat.runs.checkpoint_files import file_record, temporary
-from codechat.core.errors import CheckpointError
 
 FOLDER = "shards"
 

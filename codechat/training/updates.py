@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from codechat.distributed import dist, hardware, sharding
 from codechat.models import optim
 from codechat.models.gpt import GPT
-from codechat.rl.rollout import Packed, RolloutBatch, idle, pack, score_logprobs
+from codechat.rl import rollout
+from codechat.rl.rollout import Packed, RolloutBatch
 
 
 def set_rate(cfg: Any, optimizers: Iterable[torch.optim.Optimizer], step: int, max_steps: int | None = None) -> float:
@@ -59,8 +60,8 @@ def apply_gradients(
 
 def packs(cfg: Any, model: GPT, batch: RolloutBatch, advantages: Tensor, *, skip_zero: bool = True) -> Iterator[Packed]:
     """The batch as packed rows on this rank's device; where the model is sharded, equally many microbatches on every rank."""
-    found = list(pack(batch, advantages, row_tokens=cfg.row_tokens, rows=cfg.rows, skip_zero=skip_zero))
-    return (packed.to(dist.device()) for packed in sharding.in_step(model, found, idle()))
+    found = list(rollout.pack(batch, advantages, row_tokens=cfg.row_tokens, rows=cfg.rows, skip_zero=skip_zero))
+    return (packed.to(dist.device()) for packed in sharding.in_step(model, found, rollout.idle()))
 
 
 def token_logprobs(cfg: Any, model: GPT, packed: Packed, **how: Any) -> tuple[Tensor, Tensor]:
@@ -80,7 +81,9 @@ def token_logprobs(cfg: Any, model: GPT, packed: Packed, **how: Any) -> tuple[Te
 def score(cfg: Any, model: GPT, batch: RolloutBatch) -> Tensor:
     """(N, C) log-probabilities of the completions under the model, without gradient. A collective where it is sharded."""
     with sharding.whole(model) as reader, dist.autocast():
-        return score_logprobs(reader, batch, temperature=cfg.temperature, row_tokens=cfg.row_tokens, rows=cfg.rows)
+        return rollout.score_logprobs(
+            reader, batch, temperature=cfg.temperature, row_tokens=cfg.row_tokens, rows=cfg.rows
+        )
 
 
 def minibatches(batch: RolloutBatch, parts: int) -> list[tuple[list[int], RolloutBatch]]:

@@ -16,6 +16,8 @@ import pytest
 import codechat
 from codechat import pretrain
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.data import corpus
+from codechat.distributed import dist
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import nano, runner
 from codechat.launch.recipes.nano import NANO, Stage
@@ -115,9 +117,9 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
         ran()
     monkeypatch.setattr(checkpoint, "save", saved)
     started: list[int] = []
-    learn = pretrain.corpus.WindowLoader.load_state
+    learn = corpus.WindowLoader.load_state
     monkeypatch.setattr(
-        pretrain.corpus.WindowLoader, "load_state", lambda self, state: (started.append(1), learn(self, state))[1]
+        corpus.WindowLoader, "load_state", lambda self, state: (started.append(1), learn(self, state))[1]
     )
     assert ran() == ["first", "second"]
     assert started == [1]
@@ -126,7 +128,7 @@ def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
 
 
 def test_an_interrupted_stage_stops_the_recipe(stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrain.dist, "any", lambda flag: True)
+    monkeypatch.setattr(dist, "any", lambda flag: True)
     with pytest.raises(RunError, match="first did not finish: interrupted.*again to continue"):
         ran()
     ledger = json.loads((paths.runs_dir() / "tiny" / "stages.json").read_text())

@@ -182,10 +182,12 @@ def distance(a: run.Run, b: run.Run) -> float:
 
 
 def test_the_first_update_per_batch_is_reinforce_with_a_group_baseline(home: Path) -> None:
-    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and weighing the two loops walk the same path."""
-    plain = reinforce.train(settings(reinforce.ReinforceConfig, run_name="plain", baseline="mean"))
-    ours = grpo.train(settings(run_name="ours", baseline="mean", weighing="token", minibatches=1))
-    other = grpo.train(settings(run_name="other", baseline="zscore", weighing="token", minibatches=1))
+    """One update per batch keeps the ratio at 1: with REINFORCE's baseline and loss aggregation the two loops walk the same path.
+
+    Three steps: AdamW's first updates divide by gradients near 0, and blow up what two orders of summation differ by."""
+    plain = reinforce.train(settings(reinforce.ReinforceConfig, run_name="plain", baseline="mean", max_steps=3))
+    ours = grpo.train(settings(run_name="ours", baseline="mean", weighing="token", minibatches=1, max_steps=3))
+    other = grpo.train(settings(run_name="other", baseline="zscore", weighing="token", minibatches=1, max_steps=3))
     assert [r for _, r in curve(plain, "reward_mean")] == [r for _, r in curve(ours, "reward_mean")]
     for (_, a), (_, b) in zip(curve(plain, "grad_norm"), curve(ours, "grad_norm"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
@@ -292,10 +294,10 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
     pack = rollout.pack
     monkeypatch.setattr(rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k))
     frame = grpo.train(settings(run_name="fresh", max_steps=4, minibatches=1, resample_rounds=8)).metrics()
-    # some of the first steps may, by chance, have a second group without variance
-    assert frame["effective_groups"].tolist() == [4.0] * 4 and frame["frac_zero_std_groups"].min() >= 0.25 - 1e-9
+    # of the batch that is trained on
+    assert frame["effective_groups"].tolist() == [4.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
     assert frame["resampled_groups"].min() >= 1
-    assert all(p.gold != "upper" for batch in taken for p in batch.problems)
+    assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
 
 
 def test_replacing_groups_keeps_order_and_ids(home: Path) -> None:

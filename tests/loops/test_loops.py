@@ -18,6 +18,7 @@ from codechat import pretrain, reinforce, sft
 from codechat.core import config
 from codechat.core.errors import RunError, UserError
 from codechat.data import command, corpus
+from codechat.evaluation import domain_loss
 from codechat.models.config import GPTConfig
 from codechat.runs import checkpoint, run
 from codechat.tasks import toy
@@ -226,7 +227,7 @@ def test_three_rises_of_a_held_out_loss_are_named() -> None:
 
 def test_stop_on_regression_ends_the_run_with_a_checkpoint(conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rising = iter(range(1, 100))
-    monkeypatch.setattr(sft, "held_out_losses", lambda *a: {"heldout_loss/code": float(next(rising))})
+    monkeypatch.setattr(domain_loss, "held_out_losses", lambda *a: {"heldout_loss/code": float(next(rising))})
     found = sft.train(
         sft_config(conversations, eval_every=2, max_steps=50, stop_on_regression=True, run_name="regress")
     )

@@ -163,7 +163,7 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
         ("reinforce", dict(max_off_policy=1), "--engine local samples"),
         ("reinforce", dict(engine="http", engine_url="nonsense"), "--engine-url nonsense"),
         ("reinforce", dict(max_off_policy=-1), "must not be negative"),
-        ("grpo", dict(old_logprobs="sampler"), "--old-logprobs trainer"),
+        ("grpo", dict(old_logprobs="sampler"), "--importance-cap 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(loop: str, changes: dict[str, Any], why: str, home: Path) -> None:
