@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -34,6 +35,12 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise RunError(f"{path} cannot be read ({e}); the run is damaged") from e
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """{bytes, sha256} of a file."""
+    with open(path, "rb") as f:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

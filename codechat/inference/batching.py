@@ -38,7 +38,7 @@ from codechat.inference.slots import SlotCache
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
 from codechat.models.kv_cache import new_cache
 from codechat.models.loading import LoadedModel
-from codechat.runs.checkpoint_files import fingerprint
+from codechat.runs.checkpoint import fingerprint
 
 PREFILL_TOKENS = 4096  # of prompts that are run together: more would only make others wait longer
 FLUSH_S = 0.05  # a stream hears of new tokens at most this often: waking its reader costs as much as drawing some

@@ -13,7 +13,7 @@ from codechat.inference.batching import Engine
 from codechat.inference.errors import ApiError
 from codechat.inference.requests import Served
 from codechat.models import loading
-from codechat.runs.checkpoint_files import fingerprint
+from codechat.runs.checkpoint import fingerprint
 
 
 def take_over(path: str, served: Served, engine: Engine) -> str:

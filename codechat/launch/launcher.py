@@ -42,7 +42,8 @@ from codechat.distributed import gpu_specs as gpu_table
 from codechat.launch import job_scripts
 from codechat.launch.job_scripts import Job
 from codechat.launch.live_metrics import Follower, last_row, show
-from codechat.runs import paths, planned
+from codechat.runs import paths
+from codechat.runs import paths as planned
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
 LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate")}}

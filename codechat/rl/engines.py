@@ -42,7 +42,7 @@ from codechat.models import export, generate, lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
-from codechat.runs.checkpoint_files import fingerprint
+from codechat.runs.checkpoint import fingerprint
 from codechat.text.tokenizer import Tokenizer
 
 Kind = Literal["local", "http", "vllm"]

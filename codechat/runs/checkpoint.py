@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to continue on the same curve, in a directory that is whole or not there.
+"""Checkpoints: everything a run needs to continue on the same curve, in a directory that is complete or absent.
 
     checkpoints/step_000120/model.pt   weights, float32
                             optim.pt   optimizer states
@@ -6,51 +6,60 @@
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes
     checkpoints/latest, best           text: the name of a step
 
-A sharded model has its weights and optimizer states in shards/ instead (see checkpoint_shards); either kind
-is read into a model that is whole or sharded, by any number of ranks.
+A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read
+into a whole or a sharded model, by any number of ranks.
 
-A step is written beside its place, synced, hashed as it is written, and renamed; `latest` follows, then old
-steps go. With wait=False a thread does that while training goes on, from a copy in host memory. Files are read without executing what they hold (`weights_only`), and only after their hash agreed.
+A step is written to a temporary directory, hashed on the way, synced, and renamed. Then `latest` points at it, and old
+steps are removed. With wait=False a thread does this from a copy in host memory while training goes on; at most one
+checkpoint is written at a time. Files are read without executing what they hold (`weights_only`), and only after their
+hashes are verified.
 
-`meta["lineage"]` lists the runs behind the weights, oldest first, this run last with its step, so that an
-evaluation can ask what a model was trained on.
+`meta["lineage"]` lists the runs behind the weights, oldest first, this run last with its step, so that an evaluation can
+ask what a model was trained on.
 
-Left out: object stores; hosts without a shared file system.
+Left out: object stores; hosts without a shared file system; a separate process for writing (copying, hashing and writing
+release the interpreter lock).
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
+import pickle
 import random
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from threading import Thread, get_native_id
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as td
 from torch import Tensor, nn
 
 from codechat.core import config
-from codechat.core.atomic_files import write_atomic
+from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
 from codechat.runs import sharded_checkpoint
-from codechat.runs.background import begin, on_host, settle, settled, side_group
-from codechat.runs.checkpoint_files import prune, read_file, verify, write_step
-from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of
+from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
-__all__ = ["Checkpoint", "load", "read_meta", "resolve", "restore", "save", "set_best", "settle", "settled"]
+ADVICE = "use another step of the run (NAME@STEP)"
 resolve = find_checkpoint
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` read. `optim_state` is None where it was not asked for; `rng` is None where the number of
-    ranks changed."""
+    """What `load` read. `optim_state` is None where it was not requested; `rng` is None where the number of ranks changed."""
 
     path: Path
     step: int
@@ -59,6 +68,9 @@ class Checkpoint:
     optim_state: list[dict[str, Any]] | sharded_checkpoint.Shards | None
     extra: dict[str, Any]
     rng: dict[str, Any] | None
+
+
+# ---- what is saved
 
 
 def rng_state() -> dict[str, Any]:
@@ -82,16 +94,24 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module below torch.compile and data-parallel wrappers, whose weights have their own names."""
+    """The module below torch.compile and data-parallel wrappers, which prefix the names of weights."""
     for inner in ("_orig_mod", "module"):
         if isinstance(found := getattr(model, inner, None), nn.Module):
             return unwrap(found)
     return model
 
 
+def on_host(value: Any) -> Any:
+    """A copy in host memory, which later steps do not change."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {k: on_host(v) for k, v in value.items()}
+    return type(value)(map(on_host, value)) if isinstance(value, (list, tuple)) else value
+
+
 def _check_plain(value: Any, name: str) -> None:
-    """Reading does not execute code, so nothing may be written that needs some: TypeError now rather than a
-    lost run later."""
+    """Reading executes no code, so values that need some cannot be saved: TypeError now rather than a lost run later."""
     if isinstance(value, Mapping):
         for k, v in value.items():
             _check_plain(v, f"{name}[{k!r}]")
@@ -100,9 +120,6 @@ def _check_plain(value: Any, name: str) -> None:
             _check_plain(v, f"{name}[{i}]")
     elif type(value) not in (int, float, bool, str, bytes, Tensor, type(None)):
         raise TypeError(f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; use .tolist()")
-
-
-# ---- writing
 
 
 def _describe(
@@ -131,6 +148,181 @@ def _describe(
     return about
 
 
+def fingerprint(meta: Mapping[str, Any]) -> str:
+    """Which weights these are, from a checkpoint's meta.json: RUN@STEP and a hash of the files' hashes; "" without files."""
+    files = meta.get("files")
+    if not files:
+        return ""
+    digest = hashlib.sha256("".join(f"{name}{files[name]['sha256']}" for name in sorted(files)).encode()).hexdigest()
+    return f"{meta['run']}@{meta['step']}-{digest[:12]}"
+
+
+# ---- files
+
+
+class _HashingFile(io.BufferedWriter):
+    """Hashes what torch.save writes, and keeps the OSError that torch reports as "unexpected pos"."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self.hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            count = super().write(data)
+        except OSError as e:
+            self.error = self.error or e
+            raise
+        self.hash.update(data)
+        return count
+
+
+def _write_file(path: Path, value: Any) -> dict[str, Any]:
+    """torch.save, synced; returns {bytes, sha256}. OSError where the disk fails."""
+    with _HashingFile(path) as out:
+        try:
+            torch.save(value, out)
+        except RuntimeError as e:
+            raise out.error or e
+        out.flush()
+        os.fsync(out.fileno())
+        return {"bytes": out.tell(), "sha256": out.hash.hexdigest()}
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _temporary(final: Path) -> Path:
+    return final.with_name(final.name + ".tmp")
+
+
+def write_step(
+    final: Path, contents: Mapping[str, Any], meta: dict[str, Any], shards: Mapping[str, Any] | None = None
+) -> None:
+    """Create the directory `final` of a step, complete or not at all, and point `latest` at it.
+
+    contents: {file: value}. shards: {file: record} of the files that are in its temporary directory already. OSError
+    where the disk fails: no partial directory stays, and a former directory of this step is untouched."""
+    temp, old = _temporary(final), final.with_name(final.name + ".old")
+    if shards is None:
+        shutil.rmtree(temp, ignore_errors=True)
+    try:
+        temp.mkdir(parents=True, exist_ok=shards is not None)
+        meta["files"] = {name: _write_file(temp / name, value) for name, value in contents.items()} | dict(shards or {})
+        write_atomic(temp / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+        _sync_directory(temp)
+        if final.exists():  # the step was reached again: readable as .old until the new one is in place
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(final, old)
+        os.rename(temp, final)
+        _sync_directory(final.parent)
+        write_atomic(final.parent / "latest", final.name + "\n")
+    except BaseException:  # an interrupt too must leave nothing partial; raised again
+        shutil.rmtree(temp, ignore_errors=True)
+        raise
+
+
+def prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
+    """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never partial."""
+    paths = checkpoint_paths(run_path)
+    for left in (run_path / "checkpoints").glob("step_*.*"):
+        if left not in paths.values():
+            shutil.rmtree(left)
+    kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
+    for old, path in paths.items():
+        if keep_last > 0 and old not in kept and not (keep_every and old % keep_every == 0):
+            doomed = _temporary(path)
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+
+
+def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> CheckpointError | None:
+    if listed is None or not path.is_file():
+        return CheckpointError(f"{path} is missing from the checkpoint; {ADVICE}")
+    if (size := path.stat().st_size) != listed["bytes"]:
+        return CheckpointError(f"{path} is damaged: {size} bytes, written with {listed['bytes']}; {ADVICE}")
+    if in_full and file_record(path)["sha256"] != listed["sha256"]:
+        return CheckpointError(f"{path} is damaged: its bytes are not those that were written; {ADVICE}")
+    return None
+
+
+def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> None:
+    """CheckpointError, on every rank, where a file is missing or damaged. Each rank hashes its share. A collective."""
+    size, rank = dist.world_size(), dist.rank()
+    found = [_damage(folder / name, files.get(name), i % size == rank) for i, name in enumerate(names)]
+    dist.raise_together(next((problem for problem in found if problem), None))
+
+
+def _read_file(path: Path, map_location: Any = "cpu", mmap: bool = False) -> Any:
+    """torch.load of a verified file; executes nothing in it."""
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+    except (RuntimeError, pickle.UnpicklingError) as e:
+        raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
+
+
+# ---- writing
+
+
+class _Write(Thread):
+    """A checkpoint on its way to the disk: `run` writes it at once, `start` beside training."""
+
+    def __init__(self, final: Path, job: Callable[[], None]) -> None:
+        super().__init__(name=f"checkpoint {final.name}")
+        self.final, self.job = final, job
+        self.problem: CheckpointError | None = None
+
+    def run(self) -> None:
+        # Linux sets the priority of a thread: hashing must not take a core from the steps of a CPU run.
+        if sys.platform == "linux" and self.native_id == get_native_id():
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
+        try:
+            self.job()
+        except OSError as e:
+            self.problem = CheckpointError(
+                f"checkpoint {self.final} cannot be written ({e}); free space, then continue with --resume; "
+                "earlier checkpoints are intact"
+            )
+        finally:
+            del self.job  # and with it the copy in host memory
+
+
+_under_way: _Write | None = None
+
+
+def settle() -> None:
+    """Wait for the checkpoint that is being written, if any; raise on every rank what went wrong. A collective."""
+    global _under_way
+    write, _under_way = _under_way, None
+    if write is not None:
+        write.join()
+        dist.raise_together(write.problem)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """At the end of the block no checkpoint is being written."""
+    try:
+        yield
+    except BaseException:  # the block's own error is raised, whatever became of the checkpoint
+        if _under_way:
+            _under_way.join()
+        raise
+    settle()
+
+
+@lru_cache(maxsize=1)
+def _group_for_writing(world: td.ProcessGroup) -> td.ProcessGroup:
+    """A gloo group of its own: the collectives of a thread must not mix with those of the steps."""
+    return td.new_group(backend="gloo")
+
+
 def save(
     run_path: str | Path,
     step: int,
@@ -146,46 +338,45 @@ def save(
     """Write checkpoints/step_<step> and point `latest` at it; returns its directory. A collective over ranks.
 
     extra: this rank's own state (data cursor, ...), plain values and tensors. meta: json about the model
-    (tokenizer, tags, lineage). wait: false returns as soon as the state is copied to host memory and lets a
-    thread write it; what goes wrong there is raised by the next `save` or by `settle`.
+    (tokenizer, tags, lineage). wait: False returns as soon as the state is copied to host memory and lets a
+    thread write it; errors of the thread are raised by the next `save` or by `settle`.
     Kept: the newest `keep_last` (0 = all), every multiple of `keep_every`, best and latest. CheckpointError
-    where the disk refuses: nothing half written stays, and the former checkpoint is untouched.
+    where the disk fails: no partial checkpoint stays, and the former ones are untouched.
     """
+    global _under_way
     settle()
     run_path, model = Path(run_path), unwrap(model)
     _check_plain(dict(extra or {}), "extra")
     final = run_path / "checkpoints" / f"step_{step:06d}"
     ranks = dist.gather_objects({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(run_path, step, model, optimizers, meta)
-    keep = on_host if not wait else lambda value: value
-    if sharding.is_sharded(model):
-        tensors, group = keep(sharded_checkpoint.named_states(model, optimizers)), side_group()
+    sharded, contents, tensors = sharding.is_sharded(model), {}, {}
+    if sharded:
+        tensors, group = sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
+    elif dist.is_main():
+        contents["model.pt"] = model.state_dict()
+        if optimizers:
+            contents["optim.pt"] = [o.state_dict() for o in optimizers]
+    if not wait:
+        contents, tensors = on_host(contents), on_host(tensors)
 
-        def job() -> None:
-            files = sharded_checkpoint.write(final, tensors, group)
-            if dist.is_main():
-                write_step(final, {"ranks.pt": ranks}, about, files)
+    def job() -> None:
+        shards = sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
+        if not dist.is_main():
+            return
+        write_step(final, contents | {"ranks.pt": ranks}, about, shards)
+        try:
+            prune(run_path, step, keep_last, keep_every)
+        except OSError as e:
+            print(f"old checkpoints in {final.parent} cannot be removed ({e})", file=sys.stderr)
+
+    write = _Write(final, job)
+    if wait:
+        write.run()
+        dist.raise_together(write.problem)
     else:
-        contents = {}
-        if dist.is_main():
-            contents = keep(
-                {"model.pt": model.state_dict()}
-                | ({"optim.pt": [o.state_dict() for o in optimizers]} if optimizers else {})
-            )
-
-        def job() -> None:
-            if dist.is_main():
-                write_step(final, contents | {"ranks.pt": ranks}, about)
-
-    def job_and_prune() -> None:
-        job()
-        if dist.is_main():
-            try:
-                prune(run_path, step, keep_last, keep_every)
-            except OSError as e:
-                print(f"old checkpoints in {final.parent} cannot be removed ({e})", file=sys.stderr)
-
-    begin(final, job_and_prune, wait)
+        _under_way = write
+        write.start()
     return final
 
 
@@ -205,16 +396,17 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
-        raise CheckpointError(f"{path} is damaged ({e}); use another step of the run (NAME@STEP)") from e
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+        raise CheckpointError(f"{path} is damaged ({e}); {ADVICE}") from e
+    got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+    if got != FORMAT:
         raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}")
     return meta
 
 
 def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, mmap: bool = False) -> Checkpoint:
-    """Read a checkpoint (see `resolve` for what a reference may be); mmap leaves the weights in their file. Of a
-    sharded one tensors are read when they are asked for. Within a session a collective.
+    """Read a checkpoint; `paths.find_checkpoint` says what a reference may be. A collective within a session.
+
+    mmap leaves the weights in their file. The tensors of a sharded checkpoint are read when they are accessed.
     MissingFile names what exists; CheckpointError says what is wrong."""
     settle()
     path = resolve(ref)
@@ -222,38 +414,34 @@ def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, 
     files = meta["files"]
     optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
     if meta.get("sharded"):
-        verify(path, files, [*files])
+        _verify(path, files, [*files])
         state = sharded_checkpoint.Shards(path, "model.")
         optim = sharded_checkpoint.Shards(path, "optim.") if optimizer else None
     else:
-        verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
-        state = read_file(path / "model.pt", map_location, mmap)
-        optim = read_file(path / "optim.pt", map_location, mmap) if optimizer else None
-    ranks = read_file(path / "ranks.pt", "cpu")
+        _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
+        state = _read_file(path / "model.pt", map_location, mmap)
+        optim = _read_file(path / "optim.pt", map_location, mmap) if optimizer else None
+    ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     mine = ranks[dist.rank() if same else 0]
     return Checkpoint(path, meta["step"], meta, state, optim, mine["extra"], mine["rng"] if same else None)
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return (
-        state.shapes()
-        if isinstance(state, sharded_checkpoint.Shards)
-        else {k: tuple(v.shape) for k, v in state.items()}
-    )
+    if isinstance(state, sharded_checkpoint.Shards):
+        return state.shapes()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def _check_fit(path: Path, state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    saved, wanted = _shapes(state), _shapes(target)
-    problems = [f"{k} is {saved[k]} there and {wanted[k]} here" for k in wanted if k in saved and saved[k] != wanted[k]]
-    problems += [f"{k} is only there" for k in saved if k not in wanted] + [
-        f"{k} is only here" for k in wanted if k not in saved
-    ]
+    there, here = _shapes(state), _shapes(target)
+    problems = [f"{k} is {there[k]} there and {here[k]} here" for k in here if k in there and there[k] != here[k]]
+    problems += [f"{k} is only there" for k in there if k not in here]
+    problems += [f"{k} is only here" for k in here if k not in there]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
-            f"{path} is of another shape than the model: {'; '.join(problems[:3])}{more}; "
-            "use the settings it was made with"
+            f"{path} does not fit the model: {'; '.join(problems[:3])}{more}; use the settings of the run that saved it"
         )
 
 
@@ -262,17 +450,17 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
     saved = ckpt.meta.get("optimizers", names[: len(ckpt.optim_state or [])]) if ckpt.optim_state is not None else []
     if len(saved) != len(names):
         raise CheckpointError(
-            f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are wanted; use the same --optimizer"
+            f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required; use the same --optimizer"
         )
     try:
         if isinstance(ckpt.optim_state, sharded_checkpoint.Shards):
             sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
-        else:
-            for optimizer, state in zip(optimizers, ckpt.optim_state):
-                if sharding.is_sharded(model):
-                    sharded_checkpoint.restore_whole(optimizer, state)
-                else:
-                    optimizer.load_state_dict(state)
+            return
+        for optimizer, state in zip(optimizers, ckpt.optim_state or ()):
+            if sharding.is_sharded(model):
+                sharded_checkpoint.restore_whole(optimizer, state)
+            else:
+                optimizer.load_state_dict(state)
     except ValueError as e:
         raise CheckpointError(f"{ckpt.path}: the state of {' and '.join(names)} does not fit ({e})") from e
 
@@ -283,11 +471,10 @@ def restore(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     rng: bool | None = None,
 ) -> None:
-    """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not
-    fit.
+    """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not fit.
 
     rng: also the global random states; None = when optimizers are given, that is, when a run continues rather
-    than starts from it.
+    than starts from the checkpoint.
     """
     model = unwrap(model)
     targets = model.state_dict()

@@ -1,12 +1,11 @@
-"""Runs seen from the terminal: a list, one in detail, two compared, one replayed into a tracker.
+"""`codechat runs`: list runs, show one, compare two, replay one into a tracker.
 
     codechat runs                                     every run, with its state and last checkpoint
     codechat runs show nano/rl                        settings, where it came from, last metrics, evaluations
     codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
     codechat runs export nano/rl --wandb --offline    replay the metrics into Weights & Biases
 
-An export reads the finished run directory, so that no training loop depends on a tracker, its network or its
-login.
+An export reads the run directory, so that no training loop depends on a tracker, its network or its login.
 
 Left out: plots (a report draws them; TensorBoard reads runs/NAME/tb), and deleting runs.
 """
@@ -33,12 +32,12 @@ LONG = 60  # characters of a value in a table
 
 @dataclass(frozen=True, kw_only=True)
 class RunsConfig:
-    """What to do with which runs."""
+    """The action and its runs."""
 
     action: Literal["list", "show", "compare", "export"] = opt("list", "what to do", positional=True)
     runs: tuple[str, ...] = opt((), "runs: one for show and export, two for compare", positional=True)
     wandb: bool = opt(False, "export to Weights & Biases (pip install wandb)")
-    offline: bool = opt(False, "write the export into the run directory, to be uploaded later by `wandb sync`")
+    offline: bool = opt(False, "write the export into the run directory, for a later `wandb sync`")
     project: str = opt("codechat", "project of the tracker")
 
     def __post_init__(self) -> None:
@@ -136,10 +135,10 @@ def _of_eval(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], None] = print) -> int:
-    """Replay a run's metrics and evaluations into Weights & Biases; the number of rows.
+    """Replay a run's metrics and evaluations into Weights & Biases; returns the number of rows.
 
-    RunError where wandb is not installed or cannot log in. The run's name is its id and wandb is not asked to
-    resume, so a second export takes the place of the first."""
+    RunError where wandb is not installed or cannot log in. The run's name is its id, and the export does not resume,
+    so a second export replaces the first."""
     run = Run.open(ref)
     wandb = _import_wandb()
     identity = run.name.replace("/", "--")

@@ -1,8 +1,8 @@
 """The names under which a run may log, with their units; and values as plain json.
 
 A name with a `*` declares a family: `tier/*` allows `tier/full_match`. A number that is not finite is written
-as null, and named in the row's `nonfinite` ("train_loss=nan"), since json has no word for it and a missing
-point must not pass for one that was never logged.
+as null, since json has no word for it, and listed in the row's `nonfinite` ("train_loss=nan"), so that it is not
+taken for a value that was never logged.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ METRICS: dict[str, Metric] = {
     ),
     "lr": Metric("", "learning rate of the step"),
     "grad_norm": Metric("", "gradient norm before clipping"),
-    "weights_changed_bf16": Metric("share", "weights whose bf16 value the step changed"),
+    "weights_changed_bf16": Metric("share", "weights whose bf16 value changed in the step"),
     "tok_per_s": Metric("tokens/s", "throughput, all ranks"),
     "mfu": Metric("share", "model FLOPs over the stated peak"),
     "step_s": Metric("s", "wall time of a step"),
     "sample_s": Metric("s", "wall time of sampling within a step"),
-    "train_s": Metric("s", "wall time of learning within a step"),
+    "train_s": Metric("s", "wall time of the updates within a step"),
     "peak_memory_mb": Metric("MB", "peak memory of this process"),
     "reward_mean": Metric("reward", "mean reward of the step's completions"),
     "reward_std": Metric("reward", "standard deviation of the rewards"),
@@ -46,45 +46,47 @@ METRICS: dict[str, Metric] = {
     "exact_match": Metric("share", "completions that are fully correct"),
     "tier/*": Metric("share", "completions on one rung of the reward"),
     "reward/*": Metric("reward", "mean of one of the terms that the reward is the sum of"),
-    "format_rate": Metric("share", "completions in the layout that was asked for, right or wrong"),
+    "format_rate": Metric("share", "completions in the requested layout, correct or not"),
     "kept/*": Metric("share", "rows of one source that were kept"),
-    "probe/*": Metric("share", "behaviour probes that behaved as asked"),
+    "probe/*": Metric("share", "behaviour probes with the expected behaviour"),
     "frac_zero_std_groups": Metric("share", "groups whose rewards are all equal: no gradient"),
     "effective_groups": Metric("groups", "groups with a gradient"),
     "adv_abs_mean": Metric("reward", "mean absolute advantage"),
     "completion_tokens_mean": Metric("tokens", "mean completion length"),
     "truncated_frac": Metric("share", "completions cut at the token limit"),
     "entropy": Metric("nats", "mean entropy of the policy over completion tokens"),
-    "symbol_accuracy": Metric("share", "drawn symbols that are the text's own"),
-    "val_accuracy": Metric("share", "chance that a draw after held-out text is the text's own symbol"),
+    "symbol_accuracy": Metric("share", "sampled symbols that equal the text's"),
+    "val_accuracy": Metric("share", "probability of sampling the next symbol of held-out text"),
     "kl_weight": Metric("", "weight of the KL term at this step"),
     "kl_ref": Metric("nats/token", "drift from the reference model"),
     "logprob_mismatch": Metric("nats", "largest difference between sampled and recomputed logprobs"),
-    "mismatch_kl": Metric(
-        "nats/token", "KL(sampler || trainer) over the sampled tokens before they are learned from, k3"
-    ),
+    "mismatch_kl": Metric("nats/token", "KL(sampler || trainer) over the sampled tokens before the update, k3"),
     "importance_capped": Metric("share", "tokens whose importance weight was cut to --importance-cap"),
-    "off_policy_steps": Metric("steps", "by which the weights that sampled were older than those that learned"),
-    "push_s": Metric("s", "wall time of handing weights to the engine"),
-    "engine_retries": Metric("requests", "that were made again, since the engine was away, busy or had other weights"),
+    "off_policy_steps": Metric(
+        "steps", "policy staleness: updates between the weights that sampled and those that are trained"
+    ),
+    "push_s": Metric("s", "wall time of sending weights to the engine"),
+    "engine_retries": Metric(
+        "requests", "requests repeated because the engine was unreachable, busy or had other weights"
+    ),
     "clip_frac": Metric("share", "completion tokens whose ratio was clipped, over all updates of the step"),
     "clipped_low": Metric("share", "tokens clipped below: advantage negative, ratio small"),
     "clipped_high": Metric("share", "tokens clipped above: advantage positive, ratio large"),
-    "approx_kl": Metric("nats/token", "drift from the policy that sampled, k3"),
-    "ratio_max": Metric("", "largest ratio of new to sampling policy"),
-    "resampled_groups": Metric("groups", "groups drawn to replace some without variance, all ranks"),
+    "approx_kl": Metric("nats/token", "drift from the old policy, k3"),
+    "ratio_max": Metric("", "largest ratio of new to old policy"),
+    "resampled_groups": Metric("groups", "groups sampled to replace those without variance, all ranks"),
     "value_loss": Metric("", "half the squared error of the value, per completion token"),
     "explained_variance": Metric(
         "share",
         "variance of the returns that the value predicts at sampling time; 1 = all, below 0 = worse than a constant",
     ),
-    "kept_frac": Metric("share", "completions that were trained on"),
+    "kept_frac": Metric("share", "completions used for training"),
     "preference_loss": Metric("nats/pair", "preference loss, its SFT term included"),
-    "preference_margin": Metric("nats", "implicit reward of what was preferred minus that of what was not"),
+    "preference_margin": Metric("nats", "implicit reward of the chosen minus that of the rejected answer"),
     "preference_accuracy": Metric("share", "pairs whose margin is positive"),
-    "chosen_reward": Metric("nats", "implicit reward of what was preferred"),
-    "rejected_reward": Metric("nats", "implicit reward of what was not"),
-    "chosen_logprob": Metric("nats", "summed log-probability of what was preferred"),
+    "chosen_reward": Metric("nats", "implicit reward of the chosen answer"),
+    "rejected_reward": Metric("nats", "implicit reward of the rejected answer"),
+    "chosen_logprob": Metric("nats", "summed log-probability of the chosen answer"),
     "heldout_preference_*": Metric("", "the same on held-out preferences"),
     "heldout_chosen_*": Metric("nats", "the same on held-out preferences"),
     "heldout_rejected_*": Metric("nats", "the same on held-out preferences"),
@@ -100,7 +102,7 @@ _known: set[str] = set(METRICS) - {f + "*" for f in _FAMILIES}
 
 
 def metric(name: str) -> Metric:
-    """The declaration behind `name`; ValueError with the nearest name where there is none."""
+    """The declaration of `name`; ValueError with the nearest name where there is none."""
     if found := METRICS.get(name):
         return found
     for family in _FAMILIES:
@@ -114,8 +116,7 @@ def is_declared(name: str) -> bool:
 
 
 def plain(value: Any, name: str, bad: list[str]) -> Any:
-    """`value` as json holds it: numpy and torch scalars as numbers, tuples as lists; what is not finite as
-    None, noted in `bad`."""
+    """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is not finite as None, noted in `bad`."""
     kind = type(value)
     if kind is float:
         if math.isfinite(value):
@@ -138,7 +139,7 @@ def plain(value: Any, name: str, bad: list[str]) -> Any:
 
 
 def plain_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, Any]:
-    """{step, time, ...values}, and `nonfinite` where a value was not."""
+    """{step, time, ...values}, and `nonfinite` where a value is not finite."""
     bad: list[str] = []
     row = {"step": int(step), "time": round(time, 3), **{k: plain(v, k, bad) for k, v in values.items()}}
     if bad:

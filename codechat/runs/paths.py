@@ -1,7 +1,14 @@
-"""Where runs and checkpoints lie, what they are called, and what state they are in. `run.Run` writes them.
+"""Paths, names and states of run directories, and their creation. `run.Run` writes what is in them.
 
 A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a
 checkpoint, or a file inside.
+
+A run may be planned: `launch` writes its directory, torchrun starts the loop later, and `prepare` lets that loop take
+the directory over. Somebody may edit config.json between the two, and what was planned, estimated and logged would not
+be what runs. So env.json holds the hash of config.json as it was written, and a mismatch is an error.
+
+Left out: which fields of a planned run may be edited. Writing the launch again is as short as an edit, and checks the
+values.
 """
 
 from __future__ import annotations
@@ -21,7 +28,6 @@ from codechat.core import provenance
 from codechat.core.atomic_files import read_json, write_atomic, write_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
 from codechat.core.processes import alive, lock, lock_moved, process_start, unlock
-from codechat.runs import planned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +36,13 @@ _SOURCE = Path(codechat.__file__).resolve().parent.parent
 ROOT = _SOURCE if (_SOURCE / "pyproject.toml").is_file() else Path.cwd()
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"step_(\d+)(\.old)?")
+PLANNED = "planned"  # status of a run that was written and has not begun
+SEAL = "settings_hash"
+COMPLETED = ("model", "tags")  # settings that a loop completes from its data and its parent before it begins
+BATCH = (
+    "device_batch_size",
+    "grad_accum",
+)  # how ranks share the rows of a step; their product over all ranks decides the result
 
 
 def runs_dir() -> Path:
@@ -51,7 +64,7 @@ def name_of(path: Path) -> str:
 
 
 def _place(ref: str | Path) -> Path | None:
-    """A run name, or a path that exists."""
+    """The path of a run name, or of a path that exists."""
     named = runs_dir() / ref
     return next((p.resolve() for p in (named, Path(ref)) if p.exists()), None)
 
@@ -75,13 +88,13 @@ def find_run(ref: str | Path) -> Path:
 
 
 def exists(name: str) -> bool:
-    """Whether a run of this name is there, in whatever state."""
+    """Whether a run of this name exists, in any state."""
     return is_run(runs_dir() / name)
 
 
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
-    """step -> directory, ascending. A step that was being replaced when its process died is its former self,
-    step_N.old."""
+    """step -> directory, ascending. A step that was being replaced when its process died is read from its former
+    directory, step_N.old."""
     found: dict[int, Path] = {}
     for path in sorted((run_path / "checkpoints").glob("step_*")):  # step_N sorts before step_N.old
         if (m := STEP.fullmatch(path.name)) and (path / "meta.json").is_file():
@@ -137,7 +150,7 @@ def find_checkpoint(ref: str | Path) -> Path:
 
 
 def read_status(run_path: Path) -> dict[str, Any]:
-    """status.json; a run whose process died without a word is "killed"."""
+    """status.json; the status is "killed" where the process of a running run is gone."""
     status = read_json(run_path / "status.json")
     if status["status"] == "running" and not alive(status):
         status |= {"status": "killed", "reason": f"process {status.get('pid')} is gone"}
@@ -170,22 +183,25 @@ def list_runs() -> pd.DataFrame:
     return pd.DataFrame([_describe(p) for p in run_paths()], columns=columns)
 
 
-# ---- making one
+# ---- names in use
 
 
 def check_name(name: str) -> None:
+    """ConfigError or RunError where no run can have this name."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"run name {name!r}; it takes letters, digits and . _ -, with at most one / (as in nano/sft)")
     path = runs_dir() / name
     if is_run(path.parent):
-        raise ConfigError(f"run name {name!r} lies inside run {path.parent.name!r}; choose another --run-name")
+        raise ConfigError(f"run name {name!r} is inside run {path.parent.name!r}; choose another --run-name")
     if path.exists() and not is_run(path) and any(path.iterdir()):
-        raise RunError(f"{path} is there and is not a run; choose another --run-name, or move it away")
+        raise RunError(f"{path} exists and is not a run; choose another --run-name, or move it away")
 
 
 def check_idle(name: str) -> None:
+    """RunError where a live process of this host, other than this one, writes the run."""
     status = read_status(runs_dir() / name)
-    if status["status"] == "running" and status.get("host") == platform.node() and status.get("pid") != os.getpid():
+    here = status.get("host") == platform.node() and status.get("pid") != os.getpid()
+    if status["status"] == "running" and here:
         raise RunError(f"run {name} is being written by process {status['pid']}; stop it, or choose another --run-name")
 
 
@@ -194,36 +210,83 @@ def lock_of(run_path: Path) -> Path:
 
 
 def hold(run_path: Path) -> None:
+    """Lock the run for this process; RunError where another one holds it."""
     if not lock(lock_of(run_path)):
         raise RunError(
             f"run {name_of(run_path)} is being written by another process; stop it, or choose another --run-name"
         )
 
 
-BATCH = (
-    "device_batch_size",
-    "grad_accum",
-)  # how a step's rows are dealt out; their product over all ranks decides the result
+# ---- planned runs
 
 
-def ranks_now() -> int:
+def seal(settings: Any) -> dict[str, str]:
+    """The entry of env.json that detects edits: the hash of config.json as it is written."""
+    return {SEAL: configs.config_hash(configs.plain(settings))}
+
+
+def is_planned(path: Path) -> bool:
+    """Whether the run was written by `launch` and has not begun."""
+    return (path / "status.json").is_file() and read_json(path / "status.json").get("status") == PLANNED
+
+
+def check_unedited(path: Path, name: str) -> None:
+    """RunError where config.json is not what was written. Runs without a hash pass."""
+    sealed = read_json(path / "env.json").get(SEAL)
+    if sealed and sealed != configs.config_hash(read_json(path / "config.json")):
+        raise RunError(
+            f"{path / 'config.json'} was edited after it was written; run {name} must run as it was launched; "
+            "undo the edit, or write the launch again with the settings you want (or under another --run-name)"
+        )
+
+
+def _check_planned(path: Path, name: str, config: Any) -> None:
+    """RunError where a loop that takes the directory over has other settings than planned."""
+    ignored = (*COMPLETED, "resume", "overwrite")
+    both = [configs.plain(x) for x in (read_json(path / "config.json"), config)]
+    if listed := _differences(*({k: v for k, v in x.items() if k not in ignored} for x in both)):
+        raise RunError(
+            f"run {name} was launched with other settings: {listed}; start it by its launch.sh, "
+            "set --overwrite to replace it, or choose another --run-name"
+        )
+
+
+def _begin_planned(path: Path, files: Mapping[str, Any]) -> None:
+    """Turn a planned directory into a running one, in place: launch.sh and its log stay where they are.
+
+    status.json goes first: a kill in between leaves a killed run, never a planned one whose settings seem edited."""
+    (path / "checkpoints").mkdir(exist_ok=True)
+    write_json(path / "status.json", files["status.json"])
+    write_json(path / "env.json", files["env.json"] | seal(files["config.json"]))
+    write_json(path / "config.json", files["config.json"])
+
+
+# ---- resuming
+
+
+def _differences(before: Any, now: Any) -> str:
+    return ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in configs.differences(before, now).items())
+
+
+def _ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _check_batch(name: str, before: dict[str, Any], now: dict[str, Any], ranks_before: int) -> None:
-    """Rows of a step may be dealt out differently when a run is resumed, by fewer or more ranks; takes the fields away where that holds."""
+    """A resumed run may share the rows of a step differently, among more or fewer ranks, if their number stays the same;
+    the fields are then removed from both."""
     if "device_batch_size" not in before or "device_batch_size" not in now:
         return
-    rows = [
-        (c["device_batch_size"], c.get("grad_accum", 1), ranks)
-        for c, ranks in ((before, ranks_before), (now, ranks_now()))
-    ]
-    totals = [a * b * c for a, b, c in rows]
-    if totals[0] != totals[1]:
-        shown = ["{} x {} x {}".format(*r) for r in rows]
+    (a, shown), (b, shown_now) = (
+        (size * accum * ranks, f"{size} x {accum} x {ranks}")
+        for size, accum, ranks in (
+            (c["device_batch_size"], c.get("grad_accum", 1), n) for c, n in ((before, ranks_before), (now, _ranks()))
+        )
+    )
+    if a != b:
         raise RunError(
-            f"run {name} was begun with a batch of {totals[0]} (device_batch_size x grad_accum x ranks = {shown[0]}), this would be "
-            f"{totals[1]} ({shown[1]}); set --device-batch-size and --grad-accum so that the product is {totals[0]}"
+            f"run {name} was begun with a batch of {a} (device_batch_size x grad_accum x ranks = {shown}), this would "
+            f"be {b} ({shown_now}); set --device-batch-size and --grad-accum so that the product is {a}"
         )
     for field in BATCH:
         before.pop(field, None)
@@ -231,12 +294,12 @@ def _check_batch(name: str, before: dict[str, Any], now: dict[str, Any], ranks_b
 
 
 def _check_same(name: str, config: Any) -> None:
-    """A resumed run must compute what it began; fields marked identity=False may differ, and how a batch is dealt out."""
+    """RunError where a resumed run would compute something else than it began. Fields marked identity=False may differ, and
+    so may the way in which ranks share a batch."""
     stored, env = (read_json(runs_dir() / name / file) for file in ("config.json", "env.json"))
     if dataclasses.is_dataclass(config):
         try:
             begun = configs.from_dict(type(config), stored)
-            stored = configs.identity(begun)
         except ConfigError as e:
             raise RunError(
                 f"run {name} was begun with another version of its settings ({e}); choose another --run-name"
@@ -245,62 +308,53 @@ def _check_same(name: str, config: Any) -> None:
             raise RunError(
                 f"config.json of run {name} was edited after the run was begun; undo the edit, or choose another --run-name"
             )
-        config = configs.identity(config)
+        stored, config = configs.identity(begun), configs.identity(config)
         _check_batch(name, stored, config, env.get("world_size", 1))
-    differing = [f"{k} {a!r} -> {b!r}" for k, (a, b) in configs.differences(stored, config).items()]
-    if differing:
+    if listed := _differences(stored, config):
         raise RunError(
-            f"run {name} was begun with other settings: {', '.join(differing)}; "
-            "resume with the same, or choose another --run-name"
+            f"run {name} was begun with other settings: {listed}; resume with the same, or choose another --run-name"
         )
+
+
+def launch_id() -> str | None:
+    """torchrun's name of this launch; the same after it has restarted the ranks."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
+def same_launch(name: str) -> bool:
+    """Whether the run of this name was begun, or last resumed, under the launch of this process."""
+    if not exists(name):
+        return False
+    env = read_json(runs_dir() / name / "env.json")
+    return [env, *env.get("resumed", [])][-1].get("launch") == launch_id()
+
+
+# ---- creation
 
 
 def _parent_record(ref: str | Path | None) -> dict[str, Any] | None:
     if ref is None:
         return None
     path = find_checkpoint(ref)
-    owner = path.parent.parent
-    known = (
-        {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")}
-        if is_run(owner)
-        else {}
-    )
-    m = STEP.fullmatch(path.name)
-    return {
-        "ref": str(ref),
-        "path": os.path.relpath(path, ROOT.resolve()),
-        "step": int(m[1]) if m else None,
-        **known,
-    }
-
-
-def launch_id() -> str | None:
-    """What torchrun calls this launch; the same after it has restarted the ranks."""
-    return os.environ.get("TORCHELASTIC_RUN_ID")
-
-
-def same_launch(name: str) -> bool:
-    """Whether the run of this name was begun, or last resumed, under the launch that this process belongs to."""
-    return exists(name) and _launches(name)[-1] == launch_id()
-
-
-def _launches(name: str) -> list[str | None]:
-    env = read_json(runs_dir() / name / "env.json")
-    return [e.get("launch") for e in (env, *env.get("resumed", []))]
+    owner, m = path.parent.parent, STEP.fullmatch(path.name)
+    found = {"ref": str(ref), "path": os.path.relpath(path, ROOT.resolve()), "step": int(m[1]) if m else None}
+    if is_run(owner):
+        found |= {"run": name_of(owner), "config_hash": read_json(owner / "env.json").get("config_hash")}
+    return found
 
 
 def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume: bool, overwrite: bool) -> None:
-    """The directory of the run, complete or not there at all."""
+    """Create the directory of a run, complete or not at all; or take over that of a resumed or planned run."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; keep one")
     check_name(name)
     path, there = runs_dir() / name, exists(name)
-    waiting = there and planned.is_planned(path) and not overwrite  # written by `launch`: this run may begin in it
+    planned = there and is_planned(path) and not overwrite
     if resume and not there:
         raise no_such_run(name)
-    if waiting:
-        planned.check_unedited(path, name)
-    if there and not (resume or overwrite or waiting):
+    if planned:
+        check_unedited(path, name)
+    if there and not (resume or overwrite or planned):
         raise RunError(
             f"run name {name!r} is in use ({read_status(path)['status']}); "
             "set --resume to continue it, --overwrite to replace it, or another --run-name"
@@ -311,8 +365,9 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
     origin = _parent_record(parent)
     if overwrite and origin and origin.get("run") == name:
         raise ConfigError(
-            f"--overwrite would delete {name}, where --init-from {parent} lies; choose another --run-name"
+            f"--overwrite would delete {name}, which holds --init-from {parent}; choose another --run-name"
         )
+    writer = {"host": platform.node(), "pid": os.getpid(), "pid_start": process_start(os.getpid())}
     status = {
         "status": "running",
         "reason": None,
@@ -320,28 +375,27 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         "started": provenance.now(),
         "ended": None,
         "summary": {},
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "pid_start": process_start(os.getpid()),
     }
-    snapshot = provenance.snapshot(ROOT) | {"world_size": ranks_now(), "launch": launch_id()}
+    status |= writer
+    snapshot = provenance.snapshot(ROOT) | {"world_size": _ranks(), "launch": launch_id()}
     env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
     files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
-    if waiting:
-        planned.check_same(path, name, config)
-        return planned.begin(path, files)
-    if resume:
+    if planned:
+        _check_planned(path, name, config)
+        _begin_planned(path, files)
+    elif resume:
         _check_same(name, config)
         env = read_json(path / "env.json")
         write_json(path / "env.json", env | {"resumed": [*env.get("resumed", []), snapshot]})
         write_json(path / "status.json", status | {"started": read_json(path / "status.json")["started"]})
-        return
-    make_directory(path, files, replaces=there)
+    else:
+        make_directory(path, files, replaces=there)
 
 
 def make_directory(
     path: Path, files: Mapping[str, Any], replaces: bool, texts: Mapping[str, str] | None = None
 ) -> None:
+    """Create a run directory that holds these json files and texts, locked by this process; it appears complete, by a rename."""
     fresh, former = (path.with_name(f".{path.name}.{suffix}") for suffix in (f"{os.getpid()}.new", "old"))
     for leftover in (fresh, former):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -356,7 +410,7 @@ def make_directory(
             os.rename(path, former)
         os.rename(fresh, path)
         lock_moved(lock_of(fresh), lock_of(path))
-    except BaseException:  # an interrupt too must leave nothing half made; raised again
+    except BaseException:  # an interrupt too must leave nothing partial; raised again
         unlock(lock_of(fresh))
         shutil.rmtree(fresh, ignore_errors=True)
         if replaces and former.exists() and not path.exists():

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
+from codechat import distributed  # its modules, and torch with them, are imported when they are first used
 from codechat.core import provenance
 from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, trim_cut_line, write_atomic, write_json
 from codechat.core.config import differences
@@ -53,36 +54,11 @@ from codechat.runs.paths import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# what callers take from here, whatever file it lies in
+# what other rooms import from here, whichever module defines it
 __all__ = ["METRICS", "Metric", "ROOT", "Run", "StopSignal", "compare_configs", "exists", "find_checkpoint"]
 __all__ += ["find_run", "list_runs", "metric", "read_rows", "runs_dir", "write_atomic"]
 
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
-
-
-def _is_main() -> bool:
-    from codechat.distributed import dist  # here, so that reading runs does not wait for torch
-
-    return dist.is_main()
-
-
-def _from_main(value: Any) -> Any:
-    from codechat.distributed import dist
-
-    return dist.broadcast_object(value)
-
-
-def _was_restarted() -> bool:
-    """Whether torchrun started one of the ranks anew: over several hosts only the agent of the one that died counts."""
-    from codechat.distributed import dist
-
-    return dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-
-
-def _explained(error: BaseException | None) -> BaseException | None:
-    from codechat.distributed import dist
-
-    return dist.explained(error)
 
 
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
@@ -104,12 +80,11 @@ def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     rows = list(read_rows(path))
-    return pd.DataFrame(rows) if rows else pd.DataFrame({"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
+    return pd.DataFrame(rows or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
 
 
 class _Board:
-    """TensorBoard, fed one event per row; importing it takes longer than a step, so it waits for the first
-    row."""
+    """TensorBoard, one event per row; created at the first row, since importing it takes longer than a step."""
 
     def __init__(self, folder: Path, purge_after: int | None) -> None:
         self.writer: Any = None
@@ -117,12 +92,11 @@ class _Board:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as e:
-            print(f"TensorBoard is left out ({e}); metrics.jsonl has everything", file=sys.stderr)
+            print(f"TensorBoard is skipped ({e}); metrics.jsonl has everything", file=sys.stderr)
             return
         self.summary = Summary
-        self.writer = SummaryWriter(
-            str(folder), purge_step=None if purge_after is None else purge_after + 1, flush_secs=10
-        )
+        purge = None if purge_after is None else purge_after + 1
+        self.writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
 
     def add(self, row: Mapping[str, Any]) -> None:
         if self.writer is not None:
@@ -149,9 +123,7 @@ class Run:
         self.name = name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
-        self._rewind_to: int | None = (
-            None  # where a resumed run goes on: rows after it are dropped before the first new one
-        )
+        self._rewind_to: int | None = None  # step from which a resumed run continues; later rows are dropped
         self._rewound = False
         self._board: _Board | None = None
         self._files: dict[str, IO[bytes]] = {}
@@ -167,18 +139,20 @@ class Run:
         resume: bool = False,
         overwrite: bool = False,
     ) -> Run:
-        """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it
-        starts from.
+        """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
-        Where torchrun restarted the ranks of a run (--max-restarts) it is resumed whatever the flags say.
-        RunError where the name is in use, the run is being written by another process, or (resume) its
-        configuration differs. With several ranks: a collective, and every rank raises what the first found. A
-        run that is resumed before its first checkpoint starts again from step 0: `run.resumed` is False then.
+        A run whose ranks torchrun restarted (--max-restarts) is resumed whatever the flags say. RunError where the
+        name is in use, another process writes the run, or (resume) its configuration differs. With several ranks: a
+        collective, and every rank raises what the first found. A run that is resumed before its first checkpoint
+        starts again from step 0; `run.resumed` is then False.
         """
         problem: Exception | None = None
-        if _was_restarted() and _from_main(same_launch(name)):
+        dist = distributed.dist
+        # over several hosts torchrun counts restarts only where a rank died
+        restarted = dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+        if restarted and dist.broadcast_object(same_launch(name)):
             resume, overwrite = True, False
-        if _is_main():
+        if dist.is_main():
             try:
                 prepare(name, config, kind, parent, resume, overwrite)
             except UserError as e:
@@ -187,7 +161,7 @@ class Run:
                 problem = RunError(
                     f"run {name}: {runs_dir()} cannot be written ({e}); free space or change permissions"
                 )
-        if problem := _from_main(problem):
+        if problem := dist.broadcast_object(problem):
             raise problem
         run = cls(runs_dir() / name)
         run._writing = True
@@ -214,8 +188,7 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """{state, reason, kind, started, ended, summary, ...}; state: running, finished, stopped, failed or
-        killed."""
+        """{status, reason, kind, started, ended, summary, ...}; status: planned, running, finished, stopped, failed or killed."""
         return read_status(self.path)
 
     def checkpoints(self) -> list[int]:
@@ -223,15 +196,14 @@ class Run:
         return list(checkpoint_paths(self.path))
 
     def metrics(self) -> pd.DataFrame:
-        """One row per logged step, a column per metric; rows of the same step are merged, the later value
-        wins."""
+        """One row per logged step, a column per metric; of several rows of a step the later values win."""
         frame = _frame(self.path / "metrics.jsonl")
         if len(frame) and frame["step"].duplicated().any():
             frame = frame.groupby("step", as_index=False, sort=False).last()
         return frame
 
     def evals(self) -> pd.DataFrame:
-        """One row per evaluation, in the order in which they were made."""
+        """One row per evaluation, in the order of time."""
         return _frame(self.path / "eval.jsonl")
 
     def samples(self) -> list[dict[str, Any]]:
@@ -242,21 +214,20 @@ class Run:
     def log(self, step: int, values: Mapping[str, Any] | None = None, /, **metrics: Any) -> None:
         """Append one row of declared metrics (scalars); ValueError for a name that METRICS does not hold."""
         row = metric_row(step, time.time(), {**(values or {}), **metrics})
-        if _is_main():
+        if distributed.dist.is_main():
             self._append("metrics.jsonl", [row])
             self._show(row)
 
     def log_eval(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append one evaluation of the weights after `step` updates: metrics and what they were measured on
-        (n, split, ...)."""
+        """Append one evaluation of the weights after `step` updates: metrics, and what they were measured on (n, split, ...)."""
         row = plain_row(step, time.time(), values)
-        if _is_main():
+        if distributed.dist.is_main():
             self._append("eval.jsonl", [row])
             self._show({k: v for k, v in row.items() if k in ("step", "time") or is_declared(k)})
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
-        if _is_main():
+        if distributed.dist.is_main():
             self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
 
     def _show(self, row: Mapping[str, Any]) -> None:
@@ -271,7 +242,7 @@ class Run:
             if f.write(data) != len(data):  # unbuffered: a full disk takes a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as e:
-            self._files.pop(file, None)  # opened again, it is trimmed to whole rows
+            self._files.pop(file, None)  # the next row opens it again, which removes a partial row
             raise RunError(
                 f"{self.path / file} cannot be written ({e}); free space, then continue with --resume"
             ) from e
@@ -290,7 +261,7 @@ class Run:
     # the end
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """The run did what it was asked to."""
+        """The run did all it was started for."""
         bad: list[str] = []
         self._end(
             "finished",
@@ -299,7 +270,7 @@ class Run:
         )
 
     def stop(self, reason: str) -> None:
-        """Ended early on purpose, with what it had: an interruption, a rule."""
+        """The run ended early on purpose: an interruption, a rule."""
         self._end("stopped", reason, {})
 
     def fail(self, reason: str) -> None:
@@ -312,9 +283,8 @@ class Run:
         if self._board:
             self._board.close()
         self._board, self._writing = None, False
-        if _is_main():
+        if distributed.dist.is_main():
             unlock(lock_of(self.path))
-        if _is_main():
             status = read_json(self.path / "status.json")
             write_json(
                 self.path / "status.json",
@@ -333,7 +303,7 @@ class Run:
             elif issubclass(kind, KeyboardInterrupt):
                 self.stop("interrupted")
             else:
-                e = _explained(e)
+                e = distributed.dist.explained(e)
                 self.fail(f"{type(e).__name__}: {e}")
         except OSError as lost:
             if kind is None:

@@ -1,10 +1,10 @@
-"""Checkpoints of sharded models, by torch.distributed.checkpoint: every rank writes what it owns, and any number of ranks reads it.
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: each rank writes its shard, any number of ranks reads them.
 
-    step_000120/shards/.metadata       which part of which tensor lies where
-                       __R_0.distcp    what rank R wrote
+    step_000120/shards/.metadata       which part of which tensor is in which file
+                       __R_0.distcp    written by rank R
 
-Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_parameters()`), so that they find their place whatever the
-sharding, the number of ranks or the order of parameters. All ranks must see the same file system.
+Tensors are named `model.NAME` and `optim.NAME.KEY` (NAME as in `model.named_parameters()`), so that reading does not
+depend on the sharding, the number of ranks or the order of parameters. All ranks must see the same file system.
 
 Left out: hosts without a shared file system.
 """
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from codechat.core.atomic_files import file_record
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
-from codechat.runs.checkpoint_files import file_record, temporary
 
 FOLDER = "shards"
 
@@ -44,11 +44,10 @@ def named_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) 
     return found
 
 
-def write(final: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> dict[str, Any]:
-    """Write this rank's part into the temporary directory of the step `final`; {file: record} of all ranks' files.
+def write(temp: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> dict[str, Any]:
+    """Write this rank's shard below the temporary directory of a step; {file: record} of all ranks' files.
 
-    A collective over `group`. OSError, on every rank, where a disk refuses; the temporary directory is then gone."""
-    temp = temporary(final)
+    A collective over `group`. OSError, on every rank, where a disk fails; the temporary directory is then removed."""
     if dist.is_main():
         shutil.rmtree(temp, ignore_errors=True)
     td.barrier(group)
@@ -57,12 +56,10 @@ def write(final: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one about its own use of a deprecated function
             dcp.save(dict(tensors), storage_writer=dcp.FileSystemWriter(temp / FOLDER), process_group=group)
-        names = [
-            *(temp / FOLDER).glob(f"__{dist.rank()}_*.distcp"),
-            *((temp / FOLDER).glob(".metadata") if dist.is_main() else ()),
-        ]
-        mine = {f"{FOLDER}/{path.name}": file_record(path) for path in names}
-    except CheckpointException as e:  # on every rank, with what each of them met
+        patterns = [f"__{dist.rank()}_*.distcp", *([".metadata"] if dist.is_main() else [])]
+        paths = [path for pattern in patterns for path in (temp / FOLDER).glob(pattern)]
+        mine = {f"{FOLDER}/{path.name}": file_record(path) for path in paths}
+    except CheckpointException as e:  # on every rank, with the failures of all
         problem = next(iter(e.failures.values()))[0]
     except OSError as e:
         problem = e
@@ -77,17 +74,12 @@ def write(final: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) ->
 
 # ---- reading
 
-_KNOWN = {
-    "torch.distributed.checkpoint.metadata": {
-        "Metadata",
-        "TensorStorageMetadata",
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "TensorProperties",
-        "MetadataIndex",
-        "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
-    },
+_METADATA = (
+    "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex StorageMeta "
+    "_MEM_FORMAT_ENCODING"
+)
+_ALLOWED = {
+    "torch.distributed.checkpoint.metadata": set(_METADATA.split()),
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
@@ -96,10 +88,10 @@ _KNOWN = {
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads .metadata, which is a pickle, without executing anything but the making of its own tables."""
+    """Reads .metadata, which is a pickle, and constructs nothing but the tables of torch's format."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if name not in _KNOWN.get(module, ()):
+        if name not in _ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
 
@@ -118,7 +110,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of a sharded checkpoint whose names begin with `prefix`, without it; each is read, whole, when it is asked for."""
+    """The tensors of a sharded checkpoint whose names begin with `prefix`, which is cut off; each is read, whole, on access."""
 
     def __init__(self, folder: Path, prefix: str) -> None:
         self.folder, self.prefix = folder / FOLDER, prefix
@@ -145,14 +137,14 @@ class Shards(Mapping[str, Tensor]):
         return {name: tuple(about.size) for name, about in self._about.items()}
 
     def empty_like(self, name: str, p: Tensor) -> Tensor:
-        """Room for a tensor: placed as p is where it has p's shape, else on p's device."""
+        """A target for a tensor: sharded as p is where it has p's shape, else whole on p's device."""
         about = self._about[name]
         if about.size == p.shape:
             return torch.zeros_like(p, dtype=about.properties.dtype)
         return torch.zeros(about.size, dtype=about.properties.dtype, device=p.device)
 
     def read_into(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill the targets, whole or sharded tensors, in place; a rank reads what it owns. No communication."""
+        """Fill the targets, whole or sharded tensors, in place; a rank reads its own shard. No communication."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(
@@ -163,7 +155,7 @@ class Shards(Mapping[str, Tensor]):
 
 
 def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """The optimizer states of each parameter, by its name. ValueError where a parameter has none."""
+    """Read the optimizer states of each parameter, by its name. ValueError where a parameter has none."""
     names, targets = {p: name for name, p in model.named_parameters()}, {}
     for optimizer in optimizers:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
@@ -177,7 +169,7 @@ def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[tor
 
 
 def restore_whole(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """A `state_dict` that was saved whole, into an optimizer of sharded parameters. ValueError where it has another number of them."""
+    """Put a `state_dict` that was saved whole into an optimizer of sharded parameters. ValueError where their numbers differ."""
     numbers = [n for group in saved["param_groups"] for n in group["params"]]
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if len(numbers) != len(params):

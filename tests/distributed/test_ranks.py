@@ -333,20 +333,20 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
     most_held(lambda: export.export(export.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32")))
     with safetensors_files.Weights(tmp_path / "hf") as weights:
         assert torch.equal(weights["model.embed_tokens.weight"], theirs["wte.weight"])
-    with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight is only there"):
+    with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight"):
         checkpoint.restore(checkpoint.load(path), GPT(replace(TINY, qk_norm=False)))
     model = GPT(TINY)
-    with pytest.raises(CheckpointError, match="holds 2 optimizer states, 1 are wanted"):
+    with pytest.raises(CheckpointError, match="2 optimizer.*1.*--optimizer"):
         checkpoint.restore(checkpoint.load(path), model, optim.build(model, lr=1.0))
 
     # damage
     (path / "shards" / "__1_0.distcp").rename(tmp_path / "away")
-    with pytest.raises(CheckpointError, match="__1_0.distcp is missing from the checkpoint; use another step"):
+    with pytest.raises(CheckpointError, match="__1_0.distcp"):
         checkpoint.load(path)
     damaged = bytearray((tmp_path / "away").read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (path / "shards" / "__1_0.distcp").write_bytes(damaged)
-    with pytest.raises(CheckpointError, match="__1_0.distcp is damaged"):
+    with pytest.raises(CheckpointError, match="__1_0.distcp"):
         checkpoint.load(path)
     (tmp_path / "away").replace(path / "shards" / "__1_0.distcp")
     table = pickle.dumps(Bomb(tmp_path / "exploded"))
@@ -354,7 +354,7 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
     meta = json.loads((path / "meta.json").read_text())
     meta["files"]["shards/.metadata"] = {"bytes": len(table), "sha256": hashlib.sha256(table).hexdigest()}
     (path / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(CheckpointError, match="metadata cannot be read by torch .*it asks for posix.mkdir"):
+    with pytest.raises(CheckpointError, match="metadata.*posix.mkdir"):
         checkpoint.load(path)
     assert not (tmp_path / "exploded").exists()
 

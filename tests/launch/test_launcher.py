@@ -30,7 +30,8 @@ from codechat.launch.job_scripts import Job
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
-from codechat.runs import paths, planned
+from codechat.runs import paths
+from codechat.runs import paths as planned
 from codechat.runs.run import Run
 from codechat.sft import SFTConfig
 

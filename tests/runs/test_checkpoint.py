@@ -118,7 +118,7 @@ def test_a_model_with_its_tokenizer_and_tags(run: Run) -> None:
     assert loaded.tokenizer.spec == "bytes" and loaded.tags == "text" and loaded.meta["step"] == 4
     assert loaded.path == checkpoint.resolve("r") and loaded.model.cfg == TINY
     save(run, 5)
-    with pytest.raises(CheckpointError, match="holds a Sequential without model_config"):
+    with pytest.raises(CheckpointError, match="model_config"):
         loading.load_model("r")
 
 
@@ -152,7 +152,7 @@ def test_which_checkpoints_stay(run: Run) -> None:
         "step_000003",
         "step_000012",
     ]
-    with pytest.raises(CheckpointError, match="no checkpoint 7; it has 3, 12"):
+    with pytest.raises(CheckpointError, match="7.*3, 12"):
         checkpoint.set_best(run.path, 7)
 
 
@@ -175,12 +175,9 @@ def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.
     save(run, 1, extra={"n": 1})
     with monkeypatch.context() as m:
         m.setattr(call, full_disk)
-        with pytest.raises(
-            CheckpointError,
-            match="cannot be written .*No space left on device.*earlier checkpoints are intact",
-        ):
+        with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
             save(run, 2, extra={"n": 2})
-        with pytest.raises(CheckpointError, match="No space left"):
+        with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
             save(run, 1, extra={"n": 3})
     assert not list((run.path / "checkpoints").glob("*.tmp")) and not list((run.path / "checkpoints").glob(".*"))
     assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
@@ -195,7 +192,7 @@ def test_a_real_limit_on_the_disk_names_its_cause(run: Run) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(CheckpointError, match="File too large"):
+        with pytest.raises(CheckpointError, match=os.strerror(errno.EFBIG)):
             save(run, 2, big)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -215,10 +212,10 @@ def test_old_checkpoints_that_cannot_go_do_not_stop_the_run(
 KILLED_WHILE_SAVING = """
 import os, pathlib, shutil, signal, sys
 import torch
-from codechat.runs import checkpoint, paths as rundirs
+from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 
-rundirs.ROOT, step = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+paths.ROOT, step = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 run = Run.open("r")
 
 def save(step, n):
@@ -273,14 +270,14 @@ def test_another_shape_is_refused_with_both(run: Run) -> None:
     save(run, 1, model, optimizers=[adamw(model)])
     wide = tiny(5)
     before = wide[0].weight.clone()
-    with pytest.raises(CheckpointError, match=r"0.weight is \(3, 2\) there and \(5, 2\) here; 0.bias is \(3,\) there"):
+    with pytest.raises(CheckpointError, match=r"0.weight.*\(3, 2\).*\(5, 2\).*0.bias.*\(3,\)"):
         checkpoint.restore(checkpoint.load("r"), wide)
     assert torch.equal(before, wide[0].weight), "nothing is half loaded"
-    with pytest.raises(CheckpointError, match=r"1.weight is only here; 1.bias is only here|only there"):
+    with pytest.raises(CheckpointError, match="2.weight.*1.weight"):
         checkpoint.restore(checkpoint.load("r"), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
-    with pytest.raises(CheckpointError, match="holds 1 optimizer states, 2 are wanted"):
+    with pytest.raises(CheckpointError, match="1 optimizer.*2.*--optimizer"):
         checkpoint.restore(checkpoint.load("r"), model, [adamw(model), adamw(model)])
-    with pytest.raises(CheckpointError, match="state of AdamW does not fit"):
+    with pytest.raises(CheckpointError, match="AdamW"):
         checkpoint.restore(checkpoint.load("r"), model, [torch.optim.AdamW([model[0].weight])])
 
 
@@ -295,33 +292,27 @@ def test_damage_is_found(run: Run, name: str) -> None:
     model = tiny()
     path = save(run, 1, model, optimizers=[adamw(model)]) / name
     flip(path)
-    with pytest.raises(
-        CheckpointError, match=f"{name} is damaged: its bytes are not those that were written; use another"
-    ):
+    with pytest.raises(CheckpointError, match=name):
         checkpoint.load("r")
+    size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"{name} is damaged: .* bytes, written with"):
+    with pytest.raises(CheckpointError, match=f"{name}.*{size - 1}.*{size}"):
         checkpoint.load("r")
     path.unlink()
-    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+    with pytest.raises(CheckpointError, match=name):
         checkpoint.load("r")
 
 
 def test_foreign_and_damaged_meta(run: Run, tmp_path: Path) -> None:
     path = save(run, 1)
-    for text, message in (
-        ("{", "is damaged"),
-        ("{}", "format None"),
-        ("[]", "format 'list'"),
-        ('{"format": 9}', "format 9"),
-    ):
+    for text, got in (("{", "meta.json"), ("{}", "None"), ("[]", "'list'"), ('{"format": 9}', "9")):
         (path / "meta.json").write_text(text)
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError, match=got):
             checkpoint.load("r")
     torch.save(tiny().state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match="is not a CodeChat checkpoint"):
+    with pytest.raises(CheckpointError, match="meta.json"):
         checkpoint.load(tmp_path / "weights.pt")
-    with pytest.raises(MissingFile, match="did you mean 'r'"):
+    with pytest.raises(MissingFile, match="'rr'.*'r'"):
         checkpoint.load("rr")
 
 
@@ -340,9 +331,9 @@ def test_reading_never_executes_and_writing_refuses_what_would_need_it(
     data = (path / "model.pt").read_bytes()
     meta["files"]["model.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (path / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(CheckpointError, match="cannot be read by torch"):
+    with pytest.raises(CheckpointError, match="model.pt"):
         checkpoint.load("r")
     assert not (tmp_path / "exploded").exists()
-    with pytest.raises(TypeError, match=r"extra\['loader'\]\[1\] is a ndarray"):
+    with pytest.raises(TypeError, match=r"extra\['loader'\]\[1\].*ndarray"):
         save(run, 2, extra={"loader": [0, np.zeros(2)]})
     assert list(checkpoint_paths(run.path)) == [1]

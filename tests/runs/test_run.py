@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from codechat.core import provenance
 from codechat.core.config import opt
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError
-from codechat.runs import paths, planned
+from codechat.runs import paths
 from codechat.runs.metrics import METRICS
 from codechat.runs.run import (
     Run,
@@ -65,8 +65,8 @@ def fake_checkpoint(run: Run, step: int, latest: bool = True) -> Path:
 
 def child(program: str, root: Path, **popen: object) -> subprocess.Popen[str]:
     """A process with the run root of this test."""
-    head = "import pathlib, sys, time\nfrom codechat.runs import paths as rundirs\nfrom codechat.runs.run import Run, StopSignal\n"
-    head += f"rundirs.ROOT = pathlib.Path({str(root)!r})\n"
+    head = "import pathlib, sys, time\nfrom codechat.runs import paths\nfrom codechat.runs.run import Run, StopSignal\n"
+    head += f"paths.ROOT = pathlib.Path({str(root)!r})\n"
     repository = Path(__file__).resolve().parents[2]
     return subprocess.Popen(
         [sys.executable, "-c", head + program], text=True, stdout=subprocess.PIPE, cwd=repository, **popen
@@ -120,11 +120,11 @@ def test_rows_of_one_step_are_one_row_of_the_frame() -> None:
 
 def test_only_declared_names_with_scalars() -> None:
     run = new()
-    with pytest.raises(ValueError, match="'trainloss' is not declared.*did you mean 'train_loss'"):
+    with pytest.raises(ValueError, match="'trainloss'.*'train_loss'"):
         run.log(1, trainloss=1.0)
-    with pytest.raises(ValueError, match="'tier/' is not declared"):
+    with pytest.raises(ValueError, match="'tier/'"):
         run.log(1, {"tier/": 1.0})
-    with pytest.raises(ValueError, match="'lr' is a list"):
+    with pytest.raises(ValueError, match="'lr'.*list"):
         run.log(1, lr=[1.0])
     assert not (run.path / "metrics.jsonl").exists()
     assert metric("pass@64") is METRICS["pass@*"] and metric("val_bpb").unit == "bits/byte"
@@ -156,7 +156,7 @@ def test_a_run_without_tensorboard_says_so_once(
     with new() as run:
         run.log(1, lr=0.1)
         run.log(2, lr=0.1)
-    assert capsys.readouterr().err.count("TensorBoard is left out") == 1 and len(run.metrics()) == 2
+    assert capsys.readouterr().err.count("TensorBoard") == 1 and len(run.metrics()) == 2
 
 
 def test_logging_is_cheap() -> None:
@@ -210,9 +210,9 @@ def test_a_killed_run_says_killed(runs_root: Path) -> None:
     )
     assert process.stdout.readline() == "up\n"
     assert Run.open("k").status["status"] == "running"
-    with pytest.raises(RunError, match=f"is being written by process {process.pid}"):
+    with pytest.raises(RunError, match=str(process.pid)):
         Run.create("k", {}, kind="t", overwrite=True)
-    with pytest.raises(RunError, match="is being written"):
+    with pytest.raises(RunError, match=str(process.pid)):
         Run.create("k", {}, kind="t", resume=True)
     process.kill()
     deadline = time.monotonic() + 20
@@ -248,36 +248,36 @@ print('left', flush=True)
 # ---- names
 
 
-def test_a_name_in_use_is_refused_resumed_or_replaced() -> None:
+def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
     with new() as run:
         run.log(1, lr=1.0)
-    with pytest.raises(RunError, match="'r' is in use \\(finished\\); set --resume to continue it, --overwrite"):
+    with pytest.raises(RunError, match="'r'.*finished.*--resume.*--overwrite"):
         new()
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="--resume.*--overwrite"):
         new(resume=True, overwrite=True)
     assert len(Run.open("r").metrics()) == 1
     assert len(new(overwrite=True).metrics()) == 0
     assert sorted(p.name for p in runs_dir().iterdir()) == ["r"], "nothing is left of the former run"
-    with pytest.raises(MissingFile, match="no run 'q'; .*r"):
+    with pytest.raises(MissingFile, match="'q'.*r"):
         new("q", resume=True)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b/c", "../x", ".x", "-x", "x/", "/tmp/x", "x/..", "x\n"])
 def test_names_that_cannot_be(name: str) -> None:
-    with pytest.raises(ConfigError, match="letters, digits"):
+    with pytest.raises(ConfigError, match="run name"):
         new(name)
 
 
 def test_runs_do_not_nest_and_foreign_folders_are_left_alone() -> None:
     new("nano/sft")
     new("a")
-    with pytest.raises(ConfigError, match="inside run 'a'"):
+    with pytest.raises(ConfigError, match="'a'.*--run-name"):
         new("a/b")
-    with pytest.raises(RunError, match="is not a run"):
+    with pytest.raises(RunError, match="nano.*--run-name"):
         new("nano", overwrite=True)
     (runs_dir() / "notes").mkdir()
     (runs_dir() / "notes" / "mine.txt").write_text("keep")
-    with pytest.raises(RunError, match="is not a run"):
+    with pytest.raises(RunError, match="notes.*--run-name"):
         new("notes", overwrite=True)
     assert exists("nano/sft") and not exists("nano") and (runs_dir() / "notes" / "mine.txt").exists()
 
@@ -288,9 +288,9 @@ def test_a_run_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
     new("old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match="No space left on device.*; free space"):
+    with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
         new("r")
-    with pytest.raises(RunError, match="No space left"):
+    with pytest.raises(RunError, match=os.strerror(errno.ENOSPC)):
         new("old", overwrite=True)
     assert not exists("r") and exists("old") and [p.name for p in runs_dir().iterdir()] == ["old"]
 
@@ -335,17 +335,17 @@ def test_resume_before_the_first_checkpoint_starts_again() -> None:
     assert again.metrics()["train_loss"].tolist() == [7.0]
 
 
-def test_resume_wants_the_same_settings() -> None:
+def test_resume_requires_the_same_settings() -> None:
     new("r")
     other = Settings(run_name="r", lr=0.2)
-    with pytest.raises(RunError, match="begun with other settings: lr 0.1 -> 0.2; resume with the same"):
+    with pytest.raises(RunError, match="lr 0.1 -> 0.2.*--run-name"):
         Run.create("r", other, kind="test", resume=True)
     Run.create("r", Settings(run_name="else", resume=True), kind="test", resume=True)
     stored = json.loads((runs_dir() / "r" / "config.json").read_text())
     (runs_dir() / "r" / "config.json").write_text(json.dumps(stored | {"gone": 1}))
     env = runs_dir() / "r" / "env.json"  # as another version would have written both
-    env.write_text(json.dumps(json.loads(env.read_text()) | planned.seal(stored | {"gone": 1})))
-    with pytest.raises(RunError, match="another version of its settings.*'gone'"):
+    env.write_text(json.dumps(json.loads(env.read_text()) | paths.seal(stored | {"gone": 1})))
+    with pytest.raises(RunError, match="'gone'"):
         new("r", resume=True)
 
 
@@ -366,11 +366,11 @@ def test_damage_in_the_middle_is_not_passed_over() -> None:
     run.log(1, train_loss=1.0)
     text = (run.path / "metrics.jsonl").read_text()
     (run.path / "metrics.jsonl").write_text("oops\n" + text)
-    with pytest.raises(RunError, match="metrics.jsonl line 1 is not json"):
+    with pytest.raises(RunError, match="metrics.jsonl line 1"):
         run.metrics()
 
 
-def test_a_full_disk_while_logging_is_a_refusal_and_loses_no_whole_row(runs_root: Path) -> None:
+def test_a_full_disk_while_logging_is_an_error_and_loses_no_whole_row(runs_root: Path) -> None:
     program = f"""
 import resource
 from codechat.core.errors import RunError
@@ -388,7 +388,7 @@ run.log(step, lr=2.0)
 """
     out, _ = child(program, runs_root).communicate(timeout=60)
     failed = int(out.split()[0])
-    assert "metrics.jsonl cannot be written" in out and "--resume" in out
+    assert "metrics.jsonl" in out and "--resume" in out
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
 
 
@@ -425,24 +425,24 @@ def test_references_to_runs_and_checkpoints() -> None:
 
 
 def test_references_that_miss_name_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="no run 'x'; there are no runs in"):
+    with pytest.raises(MissingFile, match="'x'"):
         find_run("x")
     run = new("nano/sft")
-    with pytest.raises(MissingFile, match="did you mean 'nano/sft'"):
+    with pytest.raises(MissingFile, match="'nano/sfd'.*'nano/sft'"):
         find_run("nano/sfd")
-    with pytest.raises(MissingFile, match="nano/sft \\(running\\) has no checkpoint yet"):
+    with pytest.raises(MissingFile, match="nano/sft .*running.*--resume"):
         find_checkpoint("nano/sft")
     fake_checkpoint(run, 10)
     fake_checkpoint(run, 20)
-    with pytest.raises(MissingFile, match="no checkpoint '15'; it has 10, 20, latest"):
+    with pytest.raises(MissingFile, match="'15'.*10, 20, latest"):
         find_checkpoint("nano/sft@15")
-    with pytest.raises(MissingFile, match="codechat evaluate --ckpt nano/sft --all-checkpoints"):
+    with pytest.raises(MissingFile, match="--ckpt nano/sft --all-checkpoints"):
         find_checkpoint("nano/sft@best")
     foreign = tmp_path / "model.pt"
     foreign.write_bytes(b"weights")
-    with pytest.raises(CheckpointError, match="is not a CodeChat checkpoint: no meta.json"):
+    with pytest.raises(CheckpointError, match="meta.json"):
         find_checkpoint(foreign)
-    with pytest.raises(MissingFile, match="is not a run"):
+    with pytest.raises(MissingFile, match="config.json.*status.json"):
         find_run(foreign)
 
 
@@ -463,7 +463,7 @@ def test_the_parent_is_recorded() -> None:
     assert (origin["ref"], origin["run"], origin["step"]) == ("sft@10", "sft", 10)
     assert origin["path"] == "runs/sft/checkpoints/step_000010" and origin["config_hash"] == parent.env["config_hash"]
     parent.finish()
-    with pytest.raises(ConfigError, match="would delete sft"):
+    with pytest.raises(ConfigError, match="--overwrite.*sft"):
         new("sft", parent="sft", overwrite=True)
 
 
