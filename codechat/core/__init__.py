@@ -12,7 +12,6 @@ __getattr__, __dir__, __all__ = attach(
         "command",
         "config",
         "errors",
-        "fields",
         "http_client",
         "processes",
         "provenance",

@@ -9,9 +9,14 @@
 
 Precedence: defaults < --preset < --config FILE < flags. The help string of a field feeds --help, tables in
 notebooks and the README. Keys may be nested ({"model": {"depth": 2}}) or dotted ("model.depth"), with - or _.
-An unknown key is an error that names the nearest.
+An unknown key is an error that names the nearest valid one.
 
-Left out: sub-commands (cli.py), environment variables, YAML, interpolation: a preset is a plain dict.
+Types: bool, int, float, str, Path, Literal, tuple, dataclass, Any, and unions of them (`int | None`). A word
+"none" is None where the type allows it; an int may be written 1_000 or 1e6; a tuple takes words, each of which
+may hold commas.
+
+Left out: sub-commands (`codechat.cli` has them), environment variables, YAML, interpolation (a preset is a plain
+dict), and fields that hold a dict or a list.
 """
 
 from __future__ import annotations
@@ -19,43 +24,249 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 import textwrap
+import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from codechat.core.errors import ConfigError, MissingFile, UserError, nearest
-from codechat.core.fields import ALIASES as ALIASES
-from codechat.core.fields import REQUIRED as REQUIRED
-from codechat.core.fields import Settings as Settings
-from codechat.core.fields import (
-    arms,
-    checked,
-    fields_of,
-    find_field,
-    leaves_of,
-    metadata_of,
-    type_name,
-)
-from codechat.core.fields import default as default
-from codechat.core.fields import opt as opt
 
 T = TypeVar("T")
+REQUIRED = dataclasses.MISSING
+
+# Spelling of another tool -> our field, or several, of which the first that a class has is meant. A field of the class
+# itself comes before an alias.
+ALIASES: dict[str, str | tuple[str, ...]] = {
+    "num_generations": "group_size", "num_samples": "group_size", "k_samples": "group_size", "group": "group_size",
+    "beta": "kl_coef", "kl_beta": "kl_coef", "beta_kl": "kl_coef", "ent_coef": "entropy_coef", "vf_coef": "value_coef",
+    "epsilon": "clip_eps_low", "epsilon_low": "clip_eps_low", "epsilon_high": "clip_eps_high",
+    "warmup": "warmup_steps", "warmup_iters": "warmup_steps", "learning_rate": "lr", "wd": "weight_decay",
+    "grad_accum_steps": "grad_accum", "gradient_accumulation_steps": "grad_accum",
+    "batch_size": "device_batch_size", "micro_batch_size": "device_batch_size",
+    "per_device_train_batch_size": "device_batch_size",
+    "max_iters": "max_steps", "num_steps": "max_steps", "num_iterations": ("inner_epochs", "max_steps"),
+    "max_completion_length": "max_new_tokens", "max_completion_tokens": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "max_grad_norm": "grad_clip", "eval_interval": "eval_every", "eval_steps": "eval_every",
+    "eval_examples": "limit",
+    "save_interval": "save_every", "save_steps": "save_every", "logging_steps": "log_every",
+    "from": "from_stage", "run": "run_name", "name": "run_name",
+    "checkpoint": "ckpt", "model_path": "ckpt", "init": "init_from",
+    "n_layer": "depth", "n_layers": "depth", "n_heads": "n_head", "n_kv_heads": "n_kv_head",
+    "max_seq_len": "block_size", "seq_len": "block_size", "sequence_len": "block_size",
+}  # fmt: skip
+
+# ---- declaring fields
 
 
-class Row(NamedTuple):
+def opt(default: Any, help: str, **meta: Any) -> Any:
+    """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED.
+
+    meta: identity=False keeps the field out of `config_hash`. late=True does so where the field has its default,
+    so that a setting added today keeps the hashes of older runs. positional=True takes a bare word of the command
+    line. hashed_as="old_name" is for a renamed field: `config_hash` uses the old name, which is still read.
+    """
+    return _dataclass_field(default, {"help": help, **meta})
+
+
+def default(value: Any, **meta: Any) -> Any:
+    """Another default for a field of a base class: `lr: float = default(5e-5)`. Its help and other metadata stay;
+    meta adds to them or replaces some, such as late=True."""
+    return _dataclass_field(value, {"inherited": True, **meta})
+
+
+def _dataclass_field(value: Any, metadata: Mapping[str, Any]) -> Any:
+    if value is REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    if callable(value):
+        return dataclasses.field(default_factory=value, metadata=metadata)
+    return dataclasses.field(default=value, metadata=metadata)
+
+
+class Settings:
+    """Base of settings groups: frozen keyword-only dataclasses that a configuration inherits, several at once.
+
+        @dataclass(frozen=True, kw_only=True)
+        class SFTConfig(RunSettings, OptimizerSettings): ...
+
+    A `__post_init__` of a group or configuration checks its own fields and calls `super().__post_init__()`; this
+    class ends the chain. Groups take no slots=True: Python cannot inherit from two classes with slots.
+    """
+
+    def __post_init__(self) -> None:
+        following = getattr(super(), "__post_init__", None)  # of a base that is not derived from Settings
+        if following:
+            following()
+
+
+# ---- reading fields
+
+
+class Field(NamedTuple):
     name: str
-    type: str
-    default: Any
-    help: str
+    type: Any
+    nested: type | None  # the dataclass among its types
+    meta: Mapping[str, Any]
+    default: Any  # REQUIRED, or the value (a new one from a factory)
+
+
+def _names(cls: type) -> list[str]:
+    """Fields as --help lists them: groups in the order in which a class inherits them, then its own."""
+    if not dataclasses.is_dataclass(cls):
+        return []
+    inherited = [name for base in cls.__bases__ for name in _names(base)]
+    return list(dict.fromkeys([*inherited, *(f.name for f in dataclasses.fields(cls))]))
+
+
+@cache
+def metadata_of(cls: type) -> dict[str, Mapping[str, Any]]:
+    """{field: metadata given to `opt`}; for a field set by `default`, the metadata given in the nearest base."""
+    out = {}
+    for name in _names(cls):
+        meta: dict[str, Any] = {"inherited": True}
+        for base in cls.__mro__:
+            declared = base.__dict__.get("__dataclass_fields__", {}).get(name)
+            if declared and meta.pop("inherited", False):
+                meta = {**declared.metadata, **meta}
+        if "inherited" in meta:
+            raise TypeError(f"{cls.__name__}.{name}: default() is for a field of a base class; declare it with opt()")
+        out[name] = meta
+    hashed = [meta.get("hashed_as", name) for name, meta in out.items()]
+    if twice := {name for name in hashed if hashed.count(name) > 1}:
+        raise TypeError(f"{cls.__name__}: two fields are hashed as {min(twice)!r}; give one another hashed_as")
+    return out
+
+
+@cache
+def fields_of(cls: type) -> dict[str, Field]:
+    hints, own = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
+    out = {}
+    for name, meta in metadata_of(cls).items():
+        f = own[name]
+        nested = next((a for a in arms(hints[name]) if dataclasses.is_dataclass(a)), None)
+        value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        out[name] = Field(name, hints[name], nested, meta, value)
+    return out
+
+
+def leaves_of(cls: type, prefix: str = "") -> dict[str, Field]:
+    """Every settable key, dotted; the key of a nested config is followed by those below it."""
+    out = {}
+    for f in fields_of(cls).values():
+        out[prefix + f.name] = f
+        if f.nested:
+            out |= leaves_of(f.nested, f"{prefix}{f.name}.")
+    return out
+
+
+def find_field(cls: type, key: str) -> str | None:
+    """The dotted name that `key` means in `cls`, or None. - is read as _; former names and aliases are resolved."""
+    head, _, rest = key.replace("-", "_").partition(".")
+    fields = fields_of(cls)
+    if head not in fields:
+        renamed = [name for name, f in fields.items() if f.meta.get("hashed_as") == head]
+        aliases = ALIASES.get(head, ())
+        candidates = [*renamed, *([aliases] if isinstance(aliases, str) else aliases)]
+        head = next((name for name in candidates if name in fields), None)
+    if head is None or not rest:
+        return head
+    below = find_field(fields[head].nested, rest) if fields[head].nested else None
+    return None if below is None else f"{head}.{below}"
+
+
+# ---- values
+
+
+def arms(tp: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone."""
+    return typing.get_args(tp) if typing.get_origin(tp) in (typing.Union, types.UnionType) else (tp,)
+
+
+def type_name(tp: Any) -> str:
+    """As --help writes it: int|none, adamw|muon, tuple[int, ...]."""
+    if typing.get_origin(tp) is Literal:
+        return "|".join(str(a) for a in typing.get_args(tp))
+    if len(arms(tp)) > 1:
+        return "|".join(type_name(a) for a in arms(tp))
+    if tp is types.NoneType:
+        return "none"
+    return tp.__name__ if isinstance(tp, type) and not typing.get_args(tp) else str(tp).replace("typing.", "")
+
+
+def _number(tp: type, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError
+    exact = tp is int and not isinstance(value, float) and "e" not in str(value).lower()
+    number = int(value) if exact else float(value)
+    if math.isnan(number) or (tp is int and number != int(number)):
+        raise ValueError
+    return tp(number)
+
+
+def _items(tp: Any, value: Any) -> tuple[Any, ...]:
+    """A tuple from a list, or from words of which each may hold commas."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError
+    if all(isinstance(v, str) for v in value):
+        value = [part for v in value for part in v.split(",") if part]
+    args = typing.get_args(tp)
+    kinds = args[:1] * len(value) if len(args) == 2 and args[1] is ... else args
+    if len(kinds) != len(value):
+        raise ValueError
+    return tuple(convert(kind, v) for kind, v in zip(kinds, value))
+
+
+def convert(tp: Any, value: Any) -> Any:
+    """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError where it does not fit."""
+    if len(arms(tp)) > 1:
+        for arm in sorted(arms(tp), key=lambda a: a is not types.NoneType):  # in `str | None` the word none means None
+            try:
+                return convert(arm, value)
+            except (ValueError, OverflowError):
+                continue
+        raise ValueError
+    word = str(value)
+    if typing.get_origin(tp) is Literal:
+        for choice in typing.get_args(tp):
+            if str(choice) == word:
+                return choice
+    elif typing.get_origin(tp) is tuple:
+        return _items(tp, value)
+    elif tp in (int, float):
+        return _number(tp, value)
+    elif tp is Any or (dataclasses.is_dataclass(tp) and isinstance(value, tp)):
+        return value
+    elif tp is types.NoneType and word.lower() in ("none", "null"):
+        return None
+    elif tp is bool and word.lower() in ("true", "false") and isinstance(value, (bool, str)):
+        return word.lower() == "true"
+    elif tp in (str, Path) and isinstance(value, (str, Path)):
+        return tp(value)
+    raise ValueError
+
+
+def _checked(field: Field, name: str, value: Any) -> Any:
+    try:
+        return convert(field.type, value)
+    except (ValueError, OverflowError):
+        got = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    raise ConfigError(f"{name} got {got!r}; it takes {type_name(field.type)} ({field.meta.get('help', '')})")
+
+
+# ---- from mappings
 
 
 def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys -> {dotted name: value}; refuses unknown keys, and a field given twice.
+    """Nested, dotted and aliased keys -> {dotted name: value}; ConfigError for unknown keys, and for a field given twice.
 
-    A nested config given as an instance yields to keys below it.
+    Keys below a nested config win over an instance of it.
     """
     whole: dict[str, Any] = {}
     out: dict[str, Any] = {}
@@ -65,29 +276,28 @@ def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = ""
         if name is None:
             hint = nearest(prefix + key.replace("-", "_"), leaves)
             raise ConfigError(f"{where}: unknown setting {prefix + key!r}{hint}")
-        field = leaves[name]
-        if field.nested and dataclasses.is_dataclass(value):
+        nested = leaves[name].nested
+        if nested and dataclasses.is_dataclass(value):
             whole |= _flatten(cls, to_dict(value), where, f"{name}.")
-        else:
-            below = field.nested and isinstance(value, Mapping)
-            new = _flatten(cls, value, where, f"{name}.") if below else {name: value}
-            if twice := new.keys() & out.keys():
-                raise ConfigError(f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one")
-            out |= new
+            continue
+        new = _flatten(cls, value, where, f"{name}.") if nested and isinstance(value, Mapping) else {name: value}
+        if twice := new.keys() & out.keys():
+            raise ConfigError(f"{where}: {min(twice)!r} is given twice (once as {prefix + key!r}); keep one")
+        out |= new
     return whole | out
 
 
 def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
-    """An instance from {dotted name: value}; what is absent keeps its default."""
+    """An instance from {dotted name: value}; absent fields keep their defaults."""
     kwargs: dict[str, Any] = {}
     for f in fields_of(cls).values():
         name = prefix + f.name
         below = {k: v for k, v in flat.items() if k.startswith(name + ".")}
         if below:
-            start = _flatten_defaults(f.default, name + ".") if dataclasses.is_dataclass(f.default) else {}
+            start = _dotted(to_dict(f.default), name + ".") if dataclasses.is_dataclass(f.default) else {}
             kwargs[f.name] = _build(f.nested, start | below, name + ".")
         elif name in flat:
-            kwargs[f.name] = checked(f, name, flat[name])
+            kwargs[f.name] = _checked(f, name, flat[name])
         elif f.default is REQUIRED:
             raise ConfigError(f"{name} is required ({f.meta.get('help', '')}); set --{name.replace('_', '-')}")
     try:
@@ -98,21 +308,8 @@ def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
         raise ConfigError(f"{cls.__name__}: {e}") from e
 
 
-def _flatten_defaults(cfg: Any, prefix: str) -> dict[str, Any]:
-    out = {}
-    for f in dataclasses.fields(cfg):
-        value = getattr(cfg, f.name)
-        out |= (
-            _flatten_defaults(value, f"{prefix}{f.name}.")
-            if dataclasses.is_dataclass(value)
-            else {prefix + f.name: value}
-        )
-    return out
-
-
 def _merge(flat: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Later wins; setting a whole nested config (or none) drops the keys below it, and a key below drops the
-    none."""
+    """Later wins: a nested config given whole (or none) replaces the keys below it, and a key below replaces a none."""
     out = dict(flat)
     for key, value in over.items():
         out = {k: v for k, v in out.items() if not k.startswith(key + ".") and not key.startswith(k + ".")}
@@ -120,32 +317,13 @@ def _merge(flat: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-# ---- public
-
-
 def from_dict(cls: type[T], d: Mapping[str, Any], where: str | None = None) -> T:
     """An instance from a (nested or dotted) mapping; ConfigError for unknown keys and wrong types."""
     return _build(cls, _merge({}, _flatten(cls, d, where or cls.__name__)))
 
 
-def plain(value: Any) -> Any:
-    """Configurations, mappings, tuples and paths as plain json."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_dict(value)
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def to_dict(cfg: Any) -> dict[str, Any]:
-    """Plain json: nested dicts, lists for tuples. `from_dict(type(cfg), to_dict(cfg)) == cfg`."""
-    return {f.name: plain(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
-
-
 def read_json(path: str | Path) -> dict[str, Any]:
-    """A json object from a file; ConfigError says what is wrong with it."""
+    """A json object from a file; MissingFile or ConfigError where there is none."""
     path = Path(path)
     if not path.is_file():
         raise MissingFile(f"{path} is not a file; --config takes a json file such as runs/NAME/config.json")
@@ -178,12 +356,129 @@ def resolve(
             raise ConfigError(f"unknown preset {preset!r}{nearest(preset, table)} (presets: {', '.join(table)})")
         flat = _merge(flat, _flatten(cls, table[preset], f"preset {preset}"))
     elif preset and not records:
-        raise ConfigError(f"preset {preset!r} was asked for; {cls.__name__} has no presets")
+        raise ConfigError(f"preset {preset!r} was requested; {cls.__name__} has no presets")
     flat = _merge(flat, _flatten(cls, found, str(file)))
     if records and preset:
         flat["preset"] = preset
     flat = _merge(flat, _flatten(cls, overrides or {}, "flags" if file or preset else cls.__name__))
     return _build(cls, flat)
+
+
+# ---- to mappings
+
+
+def plain(value: Any) -> Any:
+    """Configurations, mappings, tuples and paths as plain json."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_dict(cfg: Any) -> dict[str, Any]:
+    """Plain json: nested dicts, lists for tuples. `from_dict(type(cfg), to_dict(cfg)) == cfg`."""
+    return {f.name: plain(getattr(cfg, f.name)) for f in dataclasses.fields(cfg)}
+
+
+def identity(cfg: Any) -> dict[str, Any]:
+    """The fields that decide the result, as plain json: all but those marked identity=False, and those marked late=True
+    (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as)."""
+    out = {}
+    for f in dataclasses.fields(cfg):
+        meta, value = metadata_of(type(cfg))[f.name], getattr(cfg, f.name)
+        if meta.get("identity", True) and not (meta.get("late") and value == f.default):
+            out[meta.get("hashed_as", f.name)] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+    return out
+
+
+def config_hash(cfg: Any) -> str:
+    """12 hex digits of `identity` and the class name; of a mapping, of all its values."""
+    what = plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for k, v in value.items():
+        out |= _dotted(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {prefix + k: v}
+    return out
+
+
+def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
+    """{dotted setting: (in a, in b)} where two configurations or mappings differ; None where one lacks it."""
+    left, right = _dotted(plain(a)), _dotted(plain(b))
+    both = {k: (left.get(k), right.get(k)) for k in left | right}
+    return {k: (x, y) for k, (x, y) in both.items() if x != y}
+
+
+# ---- command line
+
+
+class _Words:
+    """Reads argv word by word into {dotted name: word, words or bool}."""
+
+    def __init__(self, cls: type, argv: Sequence[str], extra: set[str]) -> None:
+        self.cls, self.leaves, self.extra = cls, leaves_of(cls), extra
+        # some Pythons pass the -- of `torchrun -m MODULE -- ...` on
+        self.words = list(argv[1:] if argv[:1] == ["--"] else argv)
+        self.values: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        free = [n for n, f in self.leaves.items() if f.meta.get("positional")]
+        while self.words:
+            word = self.words.pop(0)
+            if word.startswith("--"):
+                self.flag(word)
+            elif not free:
+                raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
+            elif self.takes(free[0], tuple):
+                self.values.setdefault(free[0], []).append(word)
+            else:
+                self.put(free.pop(0), word, word)
+        return self.values
+
+    def takes(self, name: str | None, kind: type) -> bool:
+        return name in self.leaves and kind in [typing.get_origin(a) or a for a in arms(self.leaves[name].type)]
+
+    def put(self, name: str, value: Any, word: str) -> None:
+        if name in self.values:
+            raise ConfigError(f"{word}: {name} is given twice; keep one")
+        self.values[name] = value
+
+    def flag(self, word: str) -> None:
+        key, equals, value = word[2:].partition("=")
+        name = key if key in self.extra else find_field(self.cls, key)
+        if name is None and not equals and key.startswith("no-"):
+            name, equals, value = find_field(self.cls, key[3:]), "=", False
+            name = name if self.takes(name, bool) else None
+        if name is None:
+            flags = [f"--{n.replace('_', '-')}" for n in (*self.leaves, *self.extra)]
+            raise ConfigError(f"unknown flag --{key}{nearest('--' + key.replace('_', '-'), flags)}")
+        if not equals and self.takes(name, bool):
+            value = self.words.pop(0) if self.words[:1] in (["true"], ["false"]) else True
+        elif not equals:
+            value = self.following(name, word)
+        self.put(name, value, word)
+
+    def following(self, name: str, word: str) -> str | list[str]:
+        many = self.takes(name, tuple)
+        taken: list[str] = []
+        while self.words and not self.words[0].startswith("--") and (many or not taken):
+            taken.append(self.words.pop(0))
+        if not taken and not many:
+            kind = type_name(self.leaves[name].type) if name in self.leaves else "a name"
+            raise ConfigError(f"{word} needs a value ({kind}); for text that begins with -- write {word}=TEXT")
+        return taken if many else taken[0]
+
+
+class Row(NamedTuple):
+    name: str
+    type: str
+    default: Any
+    help: str
 
 
 def describe(cls: type) -> list[Row]:
@@ -196,104 +491,6 @@ def describe(cls: type) -> list[Row]:
     ]
 
 
-def identity(cfg: Any) -> dict[str, Any]:
-    """The fields that decide the result, as plain json: all but those marked identity=False, and those marked
-    late=True (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as)."""
-    out = {}
-    for f in dataclasses.fields(cfg):
-        meta, value = metadata_of(type(cfg))[f.name], getattr(cfg, f.name)
-        if meta.get("identity", True) and not (meta.get("late") and value == f.default):
-            out[meta.get("hashed_as", f.name)] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
-    return out
-
-
-def config_hash(cfg: Any) -> str:
-    """12 hex digits of what decides the result: all fields but those marked identity=False. Takes a plain
-    mapping too."""
-    what = plain(cfg) if isinstance(cfg, Mapping) else {"class": type(cfg).__name__, **identity(cfg)}
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for k, v in value.items():
-        out |= _flat(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {prefix + k: v}
-    return out
-
-
-def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
-    """{dotted setting: (in a, in b)} where two configurations or mappings differ; None where one lacks it."""
-    left, right = _flat(plain(a)), _flat(plain(b))
-    return {
-        k: (left.get(k), right.get(k))
-        for k in [*left, *(k for k in right if k not in left)]
-        if left.get(k) != right.get(k)
-    }
-
-
-# ---- command line
-
-
-class _Words:
-    """Reads argv word by word into {dotted name: word, words or bool}."""
-
-    def __init__(self, cls: type, argv: Sequence[str], extra: set[str]) -> None:
-        self.cls, self.leaves, self.extra = cls, leaves_of(cls), extra
-        self.words = list(
-            argv[1:] if argv[:1] == ["--"] else argv
-        )  # torchrun -m MODULE -- ...: some Pythons pass the -- on
-        self.values: dict[str, Any] = {}
-
-    def read(self) -> dict[str, Any]:
-        free = [n for n, f in self.leaves.items() if f.meta.get("positional")]
-        while self.words:
-            word = self.words.pop(0)
-            if word.startswith("--"):
-                self.flag(word)
-            elif not free:
-                raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
-            elif self.is_tuple(free[0]):
-                self.values.setdefault(free[0], []).append(word)
-            else:
-                self.put(free.pop(0), word, word)
-        return self.values
-
-    def is_tuple(self, name: str) -> bool:
-        return name in self.leaves and any(typing.get_origin(a) is tuple for a in arms(self.leaves[name].type))
-
-    def put(self, name: str, value: Any, word: str) -> None:
-        if name in self.values:
-            raise ConfigError(f"{word}: {name} is given twice; keep one")
-        self.values[name] = value
-
-    def flag(self, word: str) -> None:
-        key, equals, value = word[2:].partition("=")
-        name = key if key in self.extra else find_field(self.cls, key)
-        if name is None and key.startswith("no-") and self.is_bool(find_field(self.cls, key[3:])) and not equals:
-            return self.put(find_field(self.cls, key[3:]), False, word)
-        if name is None:
-            flags = [f"--{n.replace('_', '-')}" for n in (*self.leaves, *self.extra)]
-            raise ConfigError(f"unknown flag --{key}{nearest('--' + key.replace('_', '-'), flags)}")
-        if self.is_bool(name) and not equals:
-            value = self.words.pop(0) if self.words[:1] in (["true"], ["false"]) else True
-        elif not equals:
-            value = self.following(name, word)
-        self.put(name, value, word)
-
-    def is_bool(self, name: str | None) -> bool:
-        return name in self.leaves and bool in arms(self.leaves[name].type)
-
-    def following(self, name: str, word: str) -> str | list[str]:
-        many = self.is_tuple(name)
-        taken: list[str] = []
-        while self.words and not self.words[0].startswith("--") and (many or not taken):
-            taken.append(self.words.pop(0))
-        if not taken and not many:
-            kind = type_name(self.leaves[name].type) if name in self.leaves else "a name"
-            raise ConfigError(f"{word} needs a value ({kind}); for text that begins with -- write {word}=TEXT")
-        return taken if many else taken[0]
-
-
 def _default_text(value: Any) -> str:
     if value is REQUIRED:
         return " (required)"
@@ -304,7 +501,7 @@ def _default_text(value: Any) -> str:
 def format_help(
     cls: type, *, presets: Mapping[str, Any] | None = None, prog: str | None = None, epilog: str | None = None
 ) -> str:
-    """What --help prints: one entry for each field, from its `opt` text."""
+    """The text of --help: one entry for each field, from its `opt` text."""
     bare = [name.upper() for name, f in leaves_of(cls).items() if f.meta.get("positional")]
     rows = [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
     if presets:
@@ -328,8 +525,7 @@ def parse(
     prog: str | None = None,
     epilog: str | None = None,
 ) -> T:
-    """`cls` from words of a command line. --help prints and raises SystemExit(0); everything wrong raises
-    ConfigError."""
+    """`cls` from the words of a command line. --help prints and raises SystemExit(0); every error is a ConfigError."""
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets=presets, prog=prog, epilog=epilog))
         raise SystemExit(0)

@@ -111,12 +111,12 @@ def test_a_class_may_record_its_preset_and_leave_a_nested_config_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ("--lrr 1", "did you mean '--lr'"),
-        ("--depth 3", "did you mean '--model.depth'"),
-        ("--model.dept 3", "did you mean '--model.depth'"),
-        ("--preset quik", "did you mean 'quick'"),
+        ("--lrr 1", "'--lr'"),
+        ("--depth 3", "'--model.depth'"),
+        ("--model.dept 3", "'--model.depth'"),
+        ("--preset quik", "'quick'"),
         ("--lr fast", "lr got 'fast'; it takes float (peak learning rate)"),
         ("--lr nan", "lr got 'nan'"),
         ("--steps 1.5", "steps got '1.5'; it takes int"),
@@ -125,34 +125,34 @@ def test_a_class_may_record_its_preset_and_leave_a_nested_config_out() -> None:
         ("--betas 0.9", "betas got '0.9'; it takes tuple[float, float]"),
         ("--mode median", "it takes mean|none"),
         ("--verbose=maybe", "verbose got 'maybe'"),
-        ("--model huge", "model got 'huge'; it takes Model (architecture)"),
-        ("--top-k", "--top-k needs a value (int|none)"),
-        ("--lr --steps 3", "--lr needs a value"),
-        ("--lr 1 --lr 2", "lr is given twice"),
-        ("--group-size 2 --num-generations 3", "group_size is given twice"),
-        ("stray", "unexpected word 'stray'"),
-        ("--model.depth 3", "Model: depth 3 must be a multiple of n_head 2"),
+        ("--model huge", "model got 'huge'; it takes Model"),
+        ("--top-k", "int|none"),
+        ("--lr --steps 3", "--lr"),
+        ("--lr 1 --lr 2", "--lr"),
+        ("--group-size 2 --num-generations 3", "group_size"),
+        ("stray", "'stray'"),
+        ("--model.depth 3", "depth 3 must be a multiple of n_head 2"),
     ],
 )
-def test_what_is_wrong_on_a_command_line_is_named(line: str, message: str) -> None:
+def test_what_is_wrong_on_a_command_line_is_named(line: str, named: str) -> None:
     with pytest.raises(ConfigError) as e:
         words(line)
-    assert message in str(e.value)
+    assert named in str(e.value)
 
 
-def test_required_fields_are_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"out is required \(file to write\); set --out"):
+def test_a_required_field_is_named() -> None:
+    with pytest.raises(ConfigError, match="out .*file to write.*--out"):
         parse(Named, [])
 
 
 def test_unknown_and_doubled_keys_of_a_mapping() -> None:
-    with pytest.raises(ConfigError, match="unknown setting 'model.dept'; did you mean 'model.depth'"):
+    with pytest.raises(ConfigError, match="'model.dept'.*'model.depth'"):
         from_dict(Loop, {"model": {"dept": 3}})
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="model.depth"):
         from_dict(Loop, {"model": {"depth": 2}, "model.depth": 4})
-    with pytest.raises(ConfigError, match="model got"):
+    with pytest.raises(ConfigError, match="model"):
         from_dict(Loop, {"model": 3})
-    with pytest.raises(ConfigError, match="verbose got 1"):
+    with pytest.raises(ConfigError, match="verbose.*1"):
         from_dict(Loop, {"verbose": 1})
 
 
@@ -172,18 +172,17 @@ def test_aliases_apply_only_without_the_field_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "is not json"), ("[1]", "holds a json list"), ('{"lrr": 1}', "did you mean 'lr'")],
+    ("text", "named"), [("{", "c.json"), ("[1]", "c.json.*list"), ('{"lrr": 1}', "c.json.*'lrr'.*'lr'")]
 )
-def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "c.json"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         words(f"--config {file}")
     file.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(ConfigError, match="is not json"):
+    with pytest.raises(ConfigError, match="c.json"):
         words(f"--config {file}")
-    with pytest.raises(MissingFile, match="is not a file"):
+    with pytest.raises(MissingFile, match="absent.json"):
         words(f"--config {tmp_path}/absent.json")
 
 
@@ -322,10 +321,10 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert e.value.code == 0 and shown.endswith("Examples: none\n") and "usage: codechat loop" in shown
     for row in describe(Loop):
         assert f"--{row.name.replace('_', '-')} {row.type}" in shown and row.help.split(";")[0] in shown
-    assert "start from one of: quick, slow" in shown and "(default 1 8)" in shown
+    assert "quick, slow" in shown and "(default 1 8)" in shown
     assert "--out str" in format_help(Named) and "(required)" in format_help(Named) and "PROMPTS" in format_help(Named)
 
 
-def test_refusals_are_both_ours_and_pythons() -> None:
+def test_user_errors_are_also_errors_of_python() -> None:
     assert issubclass(ConfigError, (UserError, ValueError)) and issubclass(MissingFile, FileNotFoundError)
     assert str(MissingFile("no such thing")) == "no such thing"
