@@ -1,4 +1,4 @@
-"""Files that are never seen half done, and row files that survive a kill."""
+"""Files that are replaced as a whole, and row files (jsonl) that survive a kill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codechat.core.errors import RunError
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text`: readers see the old text or the new, also after a crash."""
+    """Replace `path` by `text`: readers see either the old or the new text, also after a crash."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temp, "w", encoding="utf-8") as f:
@@ -44,8 +44,7 @@ def file_record(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file. A last line that was cut is left out; damage elsewhere raises RunError
-    with its line."""
+    """The objects of a jsonl file. A last line that was cut is skipped; damage elsewhere raises RunError with the line."""
     if not path.is_file():
         return
     with open(path, "rb") as f:
@@ -60,7 +59,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def trim_cut_line(path: Path) -> None:
-    """A row appended after half a line would be lost with it."""
+    """Remove a last line that was cut: a row appended to it would be lost."""
     with open(path, "rb+") as f:
         size = end = f.seek(0, os.SEEK_END)
         while end:

@@ -1,7 +1,7 @@
-"""How a command ends: the one place where an exception becomes a line on stderr and an exit code.
+"""How a command ends: the one place that turns an exception into a line on stderr and an exit code.
 
-Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An exception that nobody expected keeps its
-traceback: it is a defect, and worth more than a friendly line about it.
+Exit codes: 0 done; 2 bad input (one line says what was got and what to do); 130 interrupted. An unexpected exception is
+a defect and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ def train_main(id: str, argv: list[str] | None, doc: str | None) -> int:
 
 
 def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
-    """Call `command(argv)`; turn a refusal, an interrupt or a failing disk into one line on stderr and an
-    exit code."""
-    _spell_anything()
+    """Call `command(argv)`; turn a user error, an interrupt or a failing disk into one line on stderr and an exit code."""
+    _escape_what_cannot_be_encoded()
     try:
         code = command(argv)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except UserError as refusal:
-        return _fail(str(refusal), 2)
+    except UserError as error:
+        return _fail(str(error), 2)
     except KeyboardInterrupt as stop:
         return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", INTERRUPTED, "")
     except BrokenPipeError:
-        # the reader (head, less) has what it wanted; Python would complain once more when it flushes at exit
+        # the reader (head, less) has closed the pipe; Python would fail once more when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -66,9 +65,8 @@ def guarded(command: Callable[[list[str]], Any], argv: list[str]) -> int:
         return _fail(where + STORAGE_ERRORS[error.errno], 2)
 
 
-def _spell_anything() -> None:
-    """What a model samples may not fit the terminal's encoding: escaped is better than a crash in the middle
-    of an answer."""
+def _escape_what_cannot_be_encoded() -> None:
+    """Sampled text may not fit the terminal's encoding; escaping it is better than a crash within an answer."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")

@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError, ValueError):
-    """A setting that cannot be."""
+    """An invalid setting."""
 
 
 class DataError(UserError, ValueError):
@@ -22,15 +22,15 @@ class DataError(UserError, ValueError):
 
 
 class MissingFile(UserError, FileNotFoundError):
-    """A file, run or checkpoint that is not there."""
+    """A file, run or checkpoint that does not exist."""
 
 
 class RunError(UserError, RuntimeError):
-    """A run directory in a state that forbids what was asked."""
+    """A run directory whose state forbids the request."""
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint that cannot be written, read or fitted."""
+    """A checkpoint that cannot be written or read, or does not fit the model."""
 
 
 def nearest(key: str, valid: Iterable[str]) -> str:

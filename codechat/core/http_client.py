@@ -1,9 +1,10 @@
-"""A link to a server that speaks json over HTTP: its URL, its key, and what goes wrong as a refusal that says what to do.
+"""A client of a server that speaks json over HTTP: its URL, its key, and user errors for all that can go wrong.
 
     link = Link("http://127.0.0.1:8000", flag="--server")
     link.ask("/v1/completions", {"model": link.model(), "prompt": "def f("})
 
-Left out: retries and patience (`engines` has them), connections that stay open between requests.
+Left out: retries (`rl.engines` has them), and connections kept open between requests: a server that restarts would
+close them.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 class NoAnswer(RunError):
-    """Nobody listens there, or the answer broke off."""
+    """No server listens there, or its answer broke off."""
 
 
 class Refused(ConfigError):
-    """The server's own no. status: of HTTP."""
+    """The server answered with an error. status: the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
 
-    def __reduce__(self) -> Any:  # it may travel to other ranks
+    def __reduce__(self) -> Any:  # it may be sent to other ranks
         return Refused, (str(self), self.status)
 
 
 def check_url(url: str, flag: str) -> str:
-    """The URL's host. ConfigError where it is no URL of HTTP."""
+    """The host of the URL. ConfigError where it is not an HTTP URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
@@ -47,8 +48,8 @@ def check_url(url: str, flag: str) -> str:
 
 
 class Link:
-    """A server by its URL, with or without /v1. flag: what the user set it with; kind, remedy: what it is and how to get one, in the words of
-    refusals."""
+    """A server by its URL, with or without /v1. flag: the flag that set the URL; kind, remedy: what error messages call
+    the server, and how to get one."""
 
     def __init__(
         self,
@@ -63,11 +64,12 @@ class Link:
         host = check_url(url, flag)
         self.url, self.kind, self.remedy, self.timeout_s = url.rstrip("/").removesuffix("/v1"), kind, remedy, timeout_s
         self.headers = {"Content-Type": "application/json"} | _authorization(api_key_file)
-        # a proxy could not reach this machine's own address
+        # a proxy cannot reach the loopback address of this machine
         self.opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if host in LOOPBACK else []))
 
     def open(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer, to be read and closed. Without a body a GET, else a POST. Refused where the server says no, NoAnswer where none does."""
+        """The answer, to be read and closed; a GET without a body, else a POST. Refused where the server answers with an
+        error, NoAnswer where it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
             return self.opener.open(urllib.request.Request(self.url + path, data, self.headers), timeout=self.timeout_s)
@@ -79,7 +81,7 @@ class Link:
             raise self._no_answer(getattr(error, "reason", error)) from None
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The whole answer, read as json where it is not empty."""
+        """The whole answer as json; None where it is empty."""
         with self.open(path, body) as answer:
             try:
                 text = answer.read()
@@ -88,7 +90,7 @@ class Link:
                 raise self._no_answer(f"its answer broke off or is no json: {error!r}") from None
 
     def model(self) -> str:
-        """The name of the first model that is served."""
+        """The name of the first served model."""
         try:
             return str(self.ask("/v1/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError):

@@ -1,6 +1,6 @@
-"""Names of a package that are imported when they are first asked for (PEP 562), so that `--help` waits for nothing.
+"""Lazy imports: a package imports its modules when they are first used (PEP 562), so that `--help` loads no torch.
 
-The package `lazy_loader` does the same; the sandbox's processes import `codechat` without any installed package, so it cannot be used here.
+The package `lazy_loader` does the same, but the processes of the sandbox import `codechat` without any installed package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 def attach(
     package: str, modules: Iterable[str], names: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """(__getattr__, __dir__, __all__) of `package`: its modules, and names that lie in them, {module: names}."""
+    """(__getattr__, __dir__, __all__) of `package`: its modules, and names defined in them, {module: names}."""
     home = {name: module for module, some in (names or {}).items() for name in some}
     known = sorted({*modules, *home})
 

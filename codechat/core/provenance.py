@@ -1,8 +1,7 @@
-"""Where a run came from: commit, versions, hardware, command. What cannot be found out is "unknown", with the
-reason.
+"""Where a run came from: commit, versions, hardware, command. What cannot be determined is "unknown", with the reason.
 
-The commit is asked for only where the package lies in its own checkout: a package installed inside somebody
-else's repository would otherwise be given that repository's commit.
+The commit is recorded only where the package is in its own checkout: a package that is installed inside another
+repository would otherwise get that repository's commit.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def _git(root: Path, *args: str) -> str:
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the
-    names of untracked files."""
+    """{commit, dirty, dirty_hash}, or {commit: "unknown", reason}. The hash covers tracked changes and the names of
+    untracked files."""
     try:
         if not (root / "pyproject.toml").is_file():
             raise RuntimeError("not a source checkout")
@@ -111,7 +110,7 @@ def hardware() -> dict[str, Any]:
 
 
 def snapshot(root: Path) -> dict[str, Any]:
-    """All of it, for env.json."""
+    """All of the above, for env.json."""
     return {
         "time": now(),
         **git_state(root),

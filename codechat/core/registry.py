@@ -1,7 +1,8 @@
-"""What can be run: every training loop and every other stage of a recipe, by an id that never changes.
+"""Every training loop and every other stage of a recipe, by an id that never changes.
 
-Modules, classes and functions may move and be renamed; the id may not, since finished work is recognised by it: `runs/NAME/status.json`
-holds it as `kind`, and the hash of a recipe's stage covers the `ledger` name. Nothing is imported until it is needed.
+Modules, classes and functions may be moved and renamed. The id may not, since finished work is recognised by it:
+`runs/NAME/status.json` holds it as `kind`, and the hash of a recipe's stage covers the `ledger` name. Modules are
+imported when they are needed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Entry(NamedTuple):
 
     @property
     def presets(self) -> Mapping[str, Mapping[str, Any]]:
-        """What --preset takes; empty where there is none."""
+        """The presets of --preset; empty where there are none."""
         return getattr(importlib.import_module(self.module), "RUN_PRESETS", {})
 
 
@@ -62,9 +63,9 @@ LOOPS = {entry.id: entry for entry in (
     _loop("reinforce", "reinforce", "ReinforceConfig", "REINFORCE with a group baseline on a task's reward"),
     _loop("grpo", "grpo", "GRPOConfig", "GRPO, Dr. GRPO, DAPO or GSPO on a task's reward"),
     _loop("ppo", "ppo", "PPOConfig", "PPO with a value head on a task's reward"),
-    _loop("expert_iteration", "expert_iteration", "ExpertConfig", "expert iteration: fine-tune on the best of what was sampled", command="expert"),
+    _loop("expert_iteration", "expert_iteration", "ExpertConfig", "expert iteration: fine-tune on the best sampled completions", command="expert"),
     _loop("preference", "preference", "PreferenceConfig", "DPO, IPO, KTO, CPO, ORPO or SimPO on preferences"),
-    _loop("chars", "labs.chars", "CharsConfig", "learn a text symbol by symbol: supervised, GRPO, PPO or denoising"),
+    _loop("chars", "labs.chars", "CharsConfig", "character laboratory: learn a text by supervised learning, GRPO, PPO or denoising"),
 )}  # fmt: skip
 
 PREPARATIONS = {entry.id: entry for entry in (
@@ -75,14 +76,14 @@ PREPARATIONS = {entry.id: entry for entry in (
     _stage("data.code", "tasks.coding.prepare", "CodeConfig", "prepare_code", "data", "public sets of instructions and programs -> conversations, filtered"),
     _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "data", "word problems of our own, or GSM8K -> worked solutions and problems"),
     _stage("data.micro", "tasks.coding.prepare", "MicroConfig", "prepare_micro", "data", "small code problems of our own -> worked solutions and problems with tests"),
-    _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "data", "episodes of AppWorld that went well -> conversations"),
+    _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "data", "successful episodes of AppWorld -> conversations"),
 )}  # fmt: skip
 
 STAGES = {entry.id: entry for entry in (
-    _stage("diagnose", "evaluation.diagnose", "DiagnoseConfig", "diagnose", "diagnose", "ask before RL whether there is a gradient"),
+    _stage("diagnose", "evaluation.diagnose", "DiagnoseConfig", "diagnose", "diagnose", "measure before RL whether rewards give a gradient"),
     _stage("evaluate", "evaluation.evaluate", "EvaluateConfig", "run_evaluation", "evaluate", "pass@k of a checkpoint on a task, with intervals"),
     _stage("passk", "evaluation.code_pass_rates", "PasskConfig", "run_passk", "passk", "how often code problems are solved, and whether RL would stall"),
-    _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "filter", "keep the training problems that are solved sometimes"),
+    _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "filter", "keep the training problems that are solved sometimes but not always"),
     _stage("notebooks", "reports.notebooks", "CopiesConfig", "run_copies", "notebooks", "execute copies of the walk-throughs on fresh runs"),
     _stage("report", "reports.build", "ReportConfig", "write", "report", "execute a report over finished runs"),
 )}  # fmt: skip
@@ -98,7 +99,7 @@ def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:
 
 
 def entry_of(cfg: Any, among: Mapping[str, Entry] = LOOPS) -> Entry:
-    """The loop (or other entry) that a configuration belongs to; ConfigError where it is that of none."""
+    """The loop (or other entry) of a configuration; ConfigError where there is none."""
     for entry in among.values():
         if (type(cfg).__module__, type(cfg).__name__) == (entry.module, entry.config):
             return entry

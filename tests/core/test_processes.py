@@ -1,0 +1,82 @@
+"""Processes and locks: a writer is recognised while it lives, and a lock ends with its process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import codechat
+from codechat.core import processes
+
+HOLD = """
+import pathlib, subprocess, sys, time
+from codechat.core import processes
+print(processes.lock(pathlib.Path(sys.argv[1])), subprocess.Popen(["sleep", "60"]).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def held_elsewhere(path: Path) -> tuple[subprocess.Popen[str], bool, int]:
+    """A process that tries to lock `path`; whether it did, and a child of it."""
+    command = [sys.executable, "-c", HOLD, str(path)]
+    root = Path(codechat.__file__).parent.parent
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+    assert process.stdout is not None
+    locked, child = process.stdout.readline().split()
+    return process, locked == "True", int(child)
+
+
+def test_a_lock_ends_with_its_process_and_its_children_do_not_keep_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    process, locked, child = held_elsewhere(path)
+    assert locked and not processes.lock(path) and child in processes.descendants(process.pid)
+    process.kill()
+    process.wait()
+    assert processes.process_start(child) and processes.lock(path) and processes.lock(path)
+    os.kill(child, 9)
+    second, locked, child = held_elsewhere(path)
+    assert not locked
+    processes.unlock(path)
+    os.kill(child, 9)
+    second.kill()
+    second.wait()
+
+
+def test_a_lock_moves_with_its_file(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    assert processes.lock(old)
+    old.rename(new)
+    processes.lock_moved(old, new)
+    process, locked, child = held_elsewhere(new)
+    assert not locked
+    processes.unlock(new)
+    os.kill(child, 9)
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_told_from_another_of_its_number() -> None:
+    mine = processes.process_start(os.getpid())
+    assert mine is not None and mine == processes.process_start(os.getpid())
+    status = {"host": platform.node(), "pid": os.getpid(), "pid_start": mine}
+    assert processes.alive(status) and processes.alive({"host": "elsewhere"})
+    assert not processes.alive(status | {"pid_start": "1"}) and not processes.alive(status | {"pid_start": None})
+    child = subprocess.Popen(["true"])
+    while processes.process_start(child.pid):  # it ends, and is then a zombie until somebody waits for it
+        time.sleep(0.01)
+    child.wait()
+    assert processes.process_start(child.pid) is None and processes.descendants(child.pid) == []
+
+
+def test_core_and_the_reading_of_runs_load_no_heavy_package() -> None:
+    modules = [f"codechat.core.{path.stem}" for path in Path(codechat.__file__).parent.glob("core/[a-z]*.py")]
+    modules += [f"codechat.runs.{name}" for name in ("run", "paths", "metrics", "command")]
+    program = f"import sys, codechat, {', '.join(modules)}; print(sys.modules.keys() & {{'torch', 'numpy', 'pandas', 'psutil'}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(codechat.__file__).parent.parent
+    )
+    assert done.stdout.strip() == "set()", done.stderr
