@@ -1,4 +1,4 @@
-"""Processes and devices: the process group, sharded weights (FSDP), detection of ranks that diverge, what the hardware can do.
+"""The process group, sharded weights (FSDP), collective desync detection, hardware and GPU specifications.
 
 Not for launching: that is `launch`.
 """

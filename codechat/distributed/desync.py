@@ -1,9 +1,12 @@
-"""Ranks that fall out of step are named: before the first collective, at the first that differs (debug mode), or when a wait has to end.
+"""Collective desync detection: ranks that differ or diverge are named, with the rank and the line of code.
 
-- `agree` compares code and settings through the store, which needs no collective.
-- `Watch` lets every rank say every few seconds where it is; a wait that fails becomes an error with the rank and the call.
-- `Trace`, switched on by torch's own TORCH_DISTRIBUTED_DEBUG=INFO (or DETAIL), compares the operation, shapes and call site of every
-  collective over the ranks of its group before it runs, and raises on all of them with both places, instead of hanging until the timeout.
+- `agree` compares code and settings before the first collective, through the store.
+- `Watch` records every few seconds where each rank is; a collective that fails becomes an error with ranks and lines.
+- `Trace`, switched on by torch's own TORCH_DISTRIBUTED_DEBUG=INFO (or DETAIL), compares the operation, shapes and line of
+  every collective over the ranks of its group before it runs. Where they differ it raises on all ranks, with both places.
+
+torch's own DETAIL compares operations and shapes, but names no line, and misses an additional collective of equal shape;
+without it such a collective gives wrong sums or a timeout. torch's flight recorder lists operations for reading afterwards.
 
 Left out: point-to-point operations; collectives of the thread that writes checkpoints.
 """
@@ -18,8 +21,9 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -46,10 +50,11 @@ _sessions = 0
 
 
 def join_store(timeout_s: float) -> tuple[td.Store, int, int]:
-    """(store, rank, size) that torchrun's variables describe.
+    """(store, rank, size) from torchrun's variables.
 
-    Keys of an attempt before a restart, or of an earlier session of this process, are still in the store; met again they hang the group.
-    Over several hosts a restart's number is not the same everywhere: there torchrun's own rendezvous must be new (README)."""
+    The store still holds the keys of an attempt before a restart, or of an earlier session of this process; reading them
+    again hangs the group, so each session has its own prefix. Over several hosts the number of restarts differs between
+    hosts: there torchrun's own rendezvous must be new (README)."""
     global _sessions
     store, rank, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
@@ -67,14 +72,12 @@ def code_digest() -> str:
 
 
 def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any], remedy: str) -> None:
-    """RunError on every rank where `mine` is not the same on all; names the first rank that differs, and in what. No collective."""
+    """RunError on every rank where `mine` differs between ranks; names the first rank that differs, and the values. No collective."""
     store.set(f"{what}/{rank}", json.dumps([platform.node(), mine], sort_keys=True))
     try:
         found = [json.loads(store.get(f"{what}/{r}")) for r in range(size)]
     except td.DistError as e:
-        raise RunError(
-            f"rank {rank} waited for the {what} of the other ranks in vain ({e}); see the first error above"
-        ) from e
+        raise RunError(f"rank {rank} did not receive the {what} of all ranks ({e}); see the first error above") from e
     for r, (host, other) in enumerate(found):
         if other != found[0][1]:
             listed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in list(differences(found[0][1], other).items())[:3])
@@ -84,34 +87,28 @@ def agree(store: td.Store, rank: int, size: int, what: str, mine: dict[str, Any]
 # ---- where a rank is
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _is_ours(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return (
-        name not in PLUMBING
-        and not name.startswith("<")
-        and not re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
+    installed = re.search(r"/(site-packages|lib/python[0-9.]+)/", name)
+    return not (name in PLUMBING or name.startswith("<") or installed)
+
+
+def _site(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """The first of our lines among (frame, line) pairs: "pretrain.py:150 in train"."""
+    found = ((frame.f_code, line) for frame, line in frames if _is_ours(frame))
+    return next(
+        (f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in found), "a line outside the project"
     )
 
 
-def call_site(frame: FrameType | None) -> str:
-    """The innermost line of this project or of a script that uses it: "pretrain.py:150 in train"."""
-    ours = next((f for f in _frames(frame) if _is_ours(f)), None)
-    return (
-        "outside the project"
-        if ours is None
-        else f"{Path(ours.f_code.co_filename).name}:{ours.f_lineno} in {ours.f_code.co_name}"
-    )
+def call_site(frame: FrameType) -> str:
+    """The innermost line of this project, or of a script that uses it, on the stack of `frame`."""
+    return _site(traceback.walk_stack(frame))
 
 
 class Watch(threading.Thread):
-    """Tells the other ranks, through the store, where this rank's main thread is; a daemon that costs one small message every few seconds."""
+    """A daemon that tells the other ranks, through the store, where the main thread of this rank is: one small message
+    every few seconds."""
 
     def __init__(self, store: td.Store, rank: int, size: int, every_s: float = SIGN_OF_LIFE_S) -> None:
         super().__init__(name="watch", daemon=True)
@@ -123,12 +120,12 @@ class Watch(threading.Thread):
         while not self.ended.wait(self.every_s):
             try:
                 self.tell()
-            except (td.DistError, RuntimeError):  # the store is gone, and with it those who would ask
+            except (td.DistError, RuntimeError):  # the store is gone, and with it the ranks that read it
                 return
 
     def tell(self) -> None:
         frame = sys._current_frames().get(self.main)
-        where = f"{call_site(frame)}, {frame.f_code.co_name}" if frame else "ended"
+        where = f"{call_site(frame)} ({frame.f_code.co_name})" if frame else "its end"
         if where != self.where:
             self.where, self.since = where, time.time()
         self.store.set(
@@ -137,22 +134,18 @@ class Watch(threading.Thread):
 
     def others(self) -> str:
         """Where each other rank was last seen; at most eight, silent ones first."""
-        found = []
+        silent, seen = [], []
         for r in (r for r in range(self.size) if r != self.rank):
             if not self.store.check([f"watch/{r}"]):
-                found.append((0, f"rank {r} never gave a sign of life"))
+                silent.append(f"rank {r} never gave a sign of life")
                 continue
             where, since, told, pid, host = json.loads(self.store.get(f"watch/{r}"))
-            silent = time.time() - told
-            late = f", no sign of life for {silent:.0f} s" if silent > SILENT_AFTER_S else ""
-            found.append(
-                (
-                    0 if late else 1,
-                    f"rank {r} (process {pid} on {host}) at {where}, since {time.time() - since:.0f} s{late}",
-                )
-            )
-        found.sort()
-        return "; ".join(text for _, text in found[:8])
+            text = f"rank {r} (process {pid} on {host}) at {where}, since {time.time() - since:.0f} s"
+            if (age := time.time() - told) > SILENT_AFTER_S:
+                silent.append(f"{text}, no sign of life for {age:.0f} s")
+            else:
+                seen.append(text)
+        return "; ".join([*silent, *seen][:8])
 
     def stop(self) -> None:
         self.ended.set()
@@ -163,26 +156,21 @@ GROUP_FAILURE = re.compile(r"gloo|nccl|Connection (closed|reset|refused)|Timed o
 
 
 def explained(error: BaseException | None, watch: Watch | None) -> BaseException | None:
-    """A failed collective as a RunError with this rank's call and where the others are; anything else as it is."""
+    """A failed collective as a RunError with this rank's call and where the others are; any other error as it is."""
     if watch is None or not isinstance(error, RuntimeError) or isinstance(error, RunError):
         return error
     if not isinstance(error, td.DistError) and not GROUP_FAILURE.search(str(error)):
         return error
-    frame = error.__traceback__
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.tb_next
-    ours = [t for t in frames if _is_ours(t.tb_frame)]
-    site = f"{Path(ours[-1].tb_frame.f_code.co_filename).name}:{ours[-1].tb_lineno}" if ours else "an unknown place"
-    call = frames[-1].tb_frame.f_code.co_name if frames else "a collective"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    call = frames[-1][0].f_code.co_name if frames else "a collective"
     try:
         others = watch.others()
     except (td.DistError, RuntimeError):
         others = "the store is gone, and with it the process that held it"
     first = re.sub(r"^\[[^]]*\] *", "", str(error).partition("\n")[0])[:200] or type(error).__name__
     return RunError(
-        f"rank {watch.rank} waited in {call} at {site} in vain ({first}); {others}; continue from the last checkpoint with --resume"
+        f"rank {watch.rank} failed in {call} at {_site(reversed(frames))} ({first}); {others}; "
+        "continue from the last checkpoint with --resume"
     )
 
 
@@ -192,7 +180,7 @@ ONE_SIDED = ("gather_", "scatter_")  # only the root passes the large argument
 POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 
-def tracing_wanted() -> bool:
+def tracing_requested() -> bool:
     return os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() != "OFF"
 
 
@@ -205,7 +193,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _group_of(args: tuple[Any, ...]) -> td.ProcessGroup | None:
-    """The group that a collective names; None for operators that only wait for one or wrap its result."""
+    """The process group among a collective's arguments; None for operators that only wait for one or wrap its result."""
     for arg in args:
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return td.ProcessGroup.unbox(arg)
@@ -224,32 +212,25 @@ class Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(t is DTensor for t in types):
-            return NotImplemented  # DTensor first; the collectives that it takes apart into come by again
-        if (
-            func.namespace in ("c10d", "_c10d_functional")
-            and func._opname not in POINT_TO_POINT
-            and (group := _group_of(args))
-        ):
-            self.compare(func._opname, group, args)
+            return NotImplemented  # DTensor first: its own collectives are dispatched again
+        if func.namespace in ("c10d", "_c10d_functional") and func._opname not in POINT_TO_POINT:
+            if group := _group_of(args):
+                self.compare(func._opname, group, args)
         return func(*args, **(kwargs or {}))
 
     def compare(self, op: str, group: td.ProcessGroup, args: tuple[Any, ...]) -> None:
-        ranks, name = td.get_process_group_ranks(group), group.group_name
-        shapes = (
-            ""
-            if op in ONE_SIDED
-            else " ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in _tensors(args))
-        )
+        name, tensors = group.group_name, () if op in ONE_SIDED else _tensors(args)
+        shapes = " ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
         mine = f"{op.strip('_')} {shapes} at {call_site(sys._getframe(1))}"
         number = self.counts[name]
         self.counts[name] += 1
         self.store.set(f"trace/{name}/{number}/{self.rank}", mine)
-        for r in ranks:
+        for r in td.get_process_group_ranks(group):
             other = self.store.get(f"trace/{name}/{number}/{r}").decode()
             if other != mine:
                 raise RunError(
-                    f"ranks fell out of step at collective {number} of group {name}: rank {self.rank} calls {mine}; rank {r} calls {other}; "
-                    "all ranks must call the same, in the same order"
+                    f"ranks diverge at collective {number} of group {name}: rank {self.rank} calls {mine}; "
+                    f"rank {r} calls {other}; all ranks must call the same, in the same order"
                 )
-        if number > 1:  # all have passed the one before the last
+        if number > 1:  # all ranks have passed the collective before the last
             self.store.delete_key(f"trace/{name}/{number - 2}/{self.rank}")

@@ -1,4 +1,4 @@
-"""Processes: the group as a context manager, sums and agreements over ranks, this machine's numeric type.
+"""The process group as a context manager, sums and agreements over ranks, this machine's compute dtype.
 
     with dist.session(cfg) as world:       # torchrun's variables decide; one process needs no group
         dist.sum_(loss); stopping = dist.any(stop.requested)
@@ -6,7 +6,7 @@
 Every function is a collective where there are several ranks: all ranks call it, the same number of times, in
 the same order. With one process each returns its input at once.
 
-Left out: where the weights lie (`sharding`), and how ranks that fall out of step are found (`lockstep`).
+Left out: sharded weights (`sharding`), and detection of ranks that diverge (`desync`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def device() -> torch.device:
 
 
 def _check_devices(local_size: int) -> None:
-    """NCCL hangs, rather than fails, where two ranks share a GPU."""
+    """RunError where ranks would share a GPU, since NCCL then hangs rather than fails."""
     if torch.cuda.is_available() and local_size > torch.cuda.device_count():
         raise RunError(f"{local_size} ranks on a host with {torch.cuda.device_count()} GPUs; lower --nproc-per-node")
 
@@ -84,9 +84,9 @@ _watch: desync.Watch | None = None
 def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[World]:
     """The process group for the time of the block. Inside another session it joins that one.
 
-    settings: a configuration that must be the same on all ranks; it and the library's code are compared before the first collective.
-    RunError where they differ, and where a collective fails or does not come about within `timeout_s`: which rank waited in which
-    call, and where the others are."""
+    settings: a configuration that must be the same on all ranks; it and the library's code are compared before the first
+    collective. RunError where they differ, and where a collective fails or does not complete within `timeout_s`, with
+    this rank's call and where the others are."""
     where = device()
     if where.type == "cuda":
         _check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -100,22 +100,10 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
 def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[None]:
     global _watch
     store, me, size = desync.join_store(timeout_s)
-    desync.agree(
-        store,
-        me,
-        size,
-        "code",
-        {"sources and torch": desync.code_digest()},
-        "start all ranks from the same checkout and environment",
-    )
-    desync.agree(
-        store,
-        me,
-        size,
-        "settings",
-        plain({} if settings is None else settings),
-        "start all ranks with the same command and config file",
-    )
+    sources = {"sources and torch": desync.code_digest()}
+    desync.agree(store, me, size, "code", sources, "start all ranks from the same checkout and environment")
+    own = plain({} if settings is None else settings)
+    desync.agree(store, me, size, "settings", own, "start all ranks with the same command and config file")
     gpu = where.type == "cuda"
     # gloo beside nccl: python objects and agreements travel without the GPU
     td.init_process_group(
@@ -129,7 +117,7 @@ def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[Non
     _watch = desync.Watch(store, me, size)
     _watch.start()
     try:
-        with desync.Trace(store.clone(), me) if desync.tracing_wanted() else nullcontext():
+        with desync.Trace(store.clone(), me) if desync.tracing_requested() else nullcontext():
             yield
             td.barrier()  # without it a rank may tear down while another still reads from it
     except RuntimeError as e:
@@ -143,7 +131,7 @@ def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[Non
 
 
 def explained(error: BaseException | None) -> BaseException | None:
-    """A collective that failed, as a RunError that names ranks and calls; other errors as they are."""
+    """A failed collective as a RunError that names ranks and calls; any other error as it is."""
     return desync.explained(error, _watch)
 
 
@@ -160,13 +148,12 @@ def sum_(tensor: Tensor) -> Tensor:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on
-    that rank."""
+    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on that rank."""
     if not _grouped():
         return
     bucket: list[Tensor] = []
     for p in model.parameters():
-        if p.requires_grad and not isinstance(p, DTensor):  # those of a sharded one were added in the backward pass
+        if p.requires_grad and not isinstance(p, DTensor):  # the backward pass has added those of a sharded model
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             bucket.append(p.grad)
@@ -235,13 +222,13 @@ def all_gather_objects(value: Any) -> list[Any]:
 
 
 def raise_together(problem: Exception | None) -> None:
-    """Raise on every rank what was found on one of them (the first, by rank)."""
+    """Raise on every rank the first problem, by rank, that one of them found."""
     if found := next((p for p in all_gather_objects(problem) if p is not None), None):
         raise found
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of a tensor lies on this rank: all of it, unless it is sharded."""
+    """This rank's part of a tensor: all of it, unless it is sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -274,16 +261,13 @@ def _dtype(kind: str, wish: str | None) -> torch.dtype:
     dtype = getattr(torch, wish) if wish else torch.bfloat16 if native else torch.float32
     why = "CODECHAT_DTYPE" if wish else "native" if native else f"this {kind} has no native bfloat16"
     if is_main():
-        print(
-            f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32",
-            file=sys.stderr,
-        )
+        print(f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32", file=sys.stderr)
     return dtype
 
 
 def compute_dtype(where: torch.device | None = None) -> torch.dtype:
-    """bfloat16 where the processor has it, else float32, unless CODECHAT_DTYPE says otherwise; printed once
-    per process."""
+    """bfloat16 where the processor supports it natively, else float32, unless CODECHAT_DTYPE is set; printed once per
+    process."""
     return _dtype((where or device()).type, os.environ.get("CODECHAT_DTYPE"))
 
 

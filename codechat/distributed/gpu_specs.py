@@ -1,6 +1,6 @@
 """GPUs by name: memory and peak of matrix products, from the vendors' data sheets.
 
-Left out: consumer cards older than bfloat16, and accelerators of other vendors, on which nothing here was tried.
+Left out: consumer cards older than bfloat16, and accelerators of other vendors, which were not tried.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from codechat.core.errors import ConfigError, nearest
 
-HBM, GDDR_ECC = (
-    0.99,
-    0.92,
-)  # share of the memory as sold that CUDA reports: published for an A800 79.33 of 80 GiB; error correction takes 1/16
+# share of the memory as sold that CUDA reports: for an A800, 79.33 of 80 GiB were published; error correction takes 1/16
+HBM, GDDR_ECC = 0.99, 0.92
 
 
 class Gpu(NamedTuple):
-    """memory_gib as sold; bf16_flops dense, with float32 accumulation; `reports` is in what torch calls the device."""
+    """memory_gib as sold; bf16_flops dense, with float32 accumulation; `reports` is a word of torch's name for the device."""
 
     memory_gib: float
     bf16_flops: float
@@ -32,17 +30,9 @@ class Gpu(NamedTuple):
 GPUS = {
     "a100-40gb": Gpu(40, 312e12, HBM, "A100", "NVIDIA A100 Tensor Core GPU data sheet"),
     "a100-80gb": Gpu(80, 312e12, HBM, "A100", "NVIDIA A100 Tensor Core GPU data sheet"),
-    "a800-80gb": Gpu(
-        80,
-        312e12,
-        HBM,
-        "A800",
-        "an A100 with NVLink at 400 GB/s instead of 600: NVIDIA A100 Tensor Core GPU data sheet",
-    ),
+    "a800-80gb": Gpu(80, 312e12, HBM, "A800", "an A100 with NVLink at 400 GB/s, not 600: NVIDIA A100 data sheet"),
     "h100-80gb": Gpu(80, 989e12, HBM, "H100", "NVIDIA H100 Tensor Core GPU data sheet, SXM; 1,979 with sparsity"),
-    "h800-80gb": Gpu(
-        80, 989e12, HBM, "H800", "an H100 with NVLink at 400 GB/s instead of 900: NVIDIA H100 data sheet, SXM"
-    ),
+    "h800-80gb": Gpu(80, 989e12, HBM, "H800", "an H100 with NVLink at 400 GB/s, not 900: NVIDIA H100 data sheet, SXM"),
     "h20-96gb": Gpu(96, 148e12, HBM, "H20", "NVIDIA H20 product brief"),
     "h200-141gb": Gpu(141, 989e12, HBM, "H200", "NVIDIA H200 Tensor Core GPU data sheet, SXM; 1,979 with sparsity"),
     "b200-180gb": Gpu(180, 2250e12, HBM, "B200", "NVIDIA DGX B200 data sheet; 4,500 with sparsity"),
@@ -50,19 +40,19 @@ GPUS = {
     "l4-24gb": Gpu(24, 121e12, GDDR_ECC, "L4", "NVIDIA L4 data sheet; 242 with sparsity"),
     "a10-24gb": Gpu(24, 125e12, GDDR_ECC, "A10", "NVIDIA A10 data sheet; 250 with sparsity"),
     "rtx4090-24gb": Gpu(
-        24, 165e12, HBM, "4090", "NVIDIA Ada GPU architecture white paper, appendix A; float32 accumulation"
+        24, 165e12, HBM, "4090", "NVIDIA Ada architecture white paper, appendix A; float32 accumulation"
     ),
 }
 
 
 def find(name: str) -> Gpu:
-    """The GPU of this name, whatever its case; ConfigError names those that are known."""
+    """The GPU of this name, in upper or lower case; ConfigError names the known ones."""
     if (key := name.lower().replace("_", "-")) not in GPUS:
         raise ConfigError(f"no GPU {name!r}{nearest(key, GPUS)}; known: {', '.join(GPUS)}")
     return GPUS[key]
 
 
 def stated_peak(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a device as torch names it ("NVIDIA A100-SXM4-80GB"), None for an unknown one."""
+    """Dense bf16 FLOP/s of a device by its name in torch ("NVIDIA A100-SXM4-80GB"); None where it is unknown."""
     words = device_name.replace("-", " ").split()
     return next((gpu.bf16_flops for gpu in GPUS.values() if gpu.reports in words), None)

@@ -1,6 +1,6 @@
-"""What this machine can do: its peak in matrix products (the denominator of MFU), and whether compiling pays.
+"""This machine's peak in matrix products (the denominator of MFU), and whether torch.compile pays.
 
-`gpus` holds the stated peaks; an unknown GPU is measured.
+`gpu_specs` holds the stated peaks; an unknown GPU, or a CPU, is measured.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ import torch
 
 from codechat.distributed import gpu_specs, sharding
 
-STATED_PEAK = {
-    gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()
-}  # dense bf16 FLOP/s from the vendors' data sheets
-
-
+STATED_PEAK = {gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()}  # dense bf16 FLOP/s from data sheets
 EXPECTED_MFU, WORTH_COMPILING_S = 0.5, 150.0
 
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """(FLOP/s, source): the data sheet's figure for a known GPU, else the best of a few 1,024-wide products measured now (0.1 s)."""
+    """(FLOP/s, source): the data sheet's figure of a known GPU, else the best of eight products measured now (0.1 s on a CPU)."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if peak := gpu_specs.stated_peak(name):
@@ -43,15 +39,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 
 def compiles(wish: bool | None, device: torch.device, dtype: torch.dtype, flops: float = 0.0) -> bool:
-    """Whether to compile a training of so many FLOPs. With no wish: on GPUs, on CPUs with native bf16, and in float32 on a CPU where it
-    takes minutes: compiling costs about 25 s there and makes a step 1.1 to 1.3 times faster."""
+    """Whether to compile a training of so many FLOPs. wish: None = on GPUs, on CPUs with native bf16, and in float32 on a
+    CPU where training takes minutes: compiling costs about 25 s there and makes a step 1.1 to 1.3 times faster."""
     if wish is not None:
         return wish
-    return (
-        device.type == "cuda"
-        or dtype == torch.bfloat16
-        or flops / (EXPECTED_MFU * peak_flops(device, dtype)[0]) > WORTH_COMPILING_S
-    )
+    if device.type == "cuda" or dtype == torch.bfloat16:
+        return True
+    return flops / (EXPECTED_MFU * peak_flops(device, dtype)[0]) > WORTH_COMPILING_S
 
 
 def maybe_compile(
@@ -62,13 +56,15 @@ def maybe_compile(
     flops: float = 0.0,
     say: Callable[[str], None] = print,
 ) -> Callable[..., Any]:
-    """torch.compile(fn) where `compiles` says so; of a sharded model's method, each block. Without a C++ compiler a CPU runs eagerly, said in one line."""
-    wanted = compiles(wish, device, dtype, flops)
-    if wanted and device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
+    """torch.compile(fn) where `compiles` says so; of a sharded model's method, each block. A CPU without a C++ compiler runs
+    eagerly, with a message."""
+    if not compiles(wish, device, dtype, flops):
+        return fn
+    if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
         say("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
         return fn
-    if wanted and sharding.is_sharded(model := getattr(fn, "__self__", None)):
-        for block in model.blocks:  # between them weights are gathered, which does not compile
+    if sharding.is_sharded(model := getattr(fn, "__self__", None)):
+        for block in model.blocks:  # weights are gathered between blocks, which cannot be compiled
             block.compile()
         return fn
-    return torch.compile(fn) if wanted else fn
+    return torch.compile(fn)

@@ -1,18 +1,20 @@
-"""Where the weights lie: whole on every rank, or split over ranks with `fully_shard` (FSDP2).
+"""Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2).
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
     loss = model.loss(...); loss.backward(); dist.sum_gradients(model); dist.clip_gradients(model, 1.0)
     with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
         ...
 
-A replica on every rank where weights, gradients and optimizer states fit beside the activations, else one copy split over the ranks of
-a node and repeated on each node (hybrid; `over` says otherwise). Master weights are float32 on the rank that owns them; a block's are
-gathered in the compute dtype, those of the root (embedding, last norm) in float32, and gradients are added in float32: products run as
-they do under `dist.autocast`, only the gains of norms within blocks are rounded. Gradients are sums over ranks in both cases.
+Each rank has a replica where weights, gradients and optimizer states fit beside the activations. Otherwise the ranks of
+a node share one copy, and each node has its own (hybrid; `over` sets another number of ranks). Master weights are float32
+on the rank that owns them. Weights of blocks are gathered in the compute dtype, those of the root (embedding, last norm)
+in float32, and gradients are added in float32. So products run as under `dist.autocast`; only the gains of norms within
+blocks are rounded. Gradients are sums over ranks in both cases.
 
-A sharded model does collectives in its forward and its backward pass: every rank runs equally many (`in_step`).
+Forward and backward passes of a sharded model are collectives: every rank runs equally many (`in_step`).
 
-Left out: tensor and pipeline parallelism, offloading; a model whose copy in the compute dtype does not fit a device cannot be sampled from.
+Left out: tensor and pipeline parallelism, offloading. A model whose copy in the compute dtype does not fit a device cannot
+be sampled from.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ FORWARD_METHODS = ("loss", "token_logprobs")  # what loops call besides forward:
 
 
 def device_memory(device: torch.device) -> float:
-    """Bytes that one rank may count on: its GPU's, or its share of the host's."""
+    """Bytes of memory for one rank: its GPU's, or its share of the host's."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -53,9 +55,9 @@ def fits(model: nn.Module, device: torch.device) -> bool:
 
 
 def mesh(over: int | None = None) -> DeviceMesh:
-    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them hold one copy; none = the ranks of a node.
+    """All ranks as ("shard",), or as ("replicate", "shard") where `over` of them share one copy; None = the ranks of a node.
 
-    ConfigError where `over` does not divide the ranks."""
+    ConfigError where `over` does not divide the number of ranks."""
     world = dist.world_size()
     over = over or int(os.environ.get("LOCAL_WORLD_SIZE", world))
     if over > world or world % over:
@@ -73,7 +75,7 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
     """Split the parameters of `model` over the mesh, in place: each block of `model.blocks` is gathered on its own, the rest as one.
 
     The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in, default
-    `dist.compute_dtype()`. A block's weights are freed after its forward and gathered anew for its backward pass."""
+    `dist.compute_dtype()`. A block's weights are freed after its forward pass and gathered again for its backward pass."""
     dtype = dtype or dist.compute_dtype()
     cast = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -84,7 +86,7 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks, so gradients add up;
-            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction with a factor
+            part.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction with a factor
     for name in FORWARD_METHODS:
         if hasattr(model, name):
             register_fsdp_forward_method(model, name)
@@ -96,9 +98,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def build(make: Callable[[], M], *, seed: int = 0, shard_it: bool | None = None, over: int | None = None) -> M:
-    """The model that `make` describes, initialised from `seed` on this rank's device, whole or sharded; the same weights either way.
+    """The model that `make` returns, initialised from `seed` on this rank's device, whole or sharded; the same weights either way.
 
-    shard_it: none = where a replica does not fit. One process never shards. No rank ever holds more than one whole parameter."""
+    shard_it: None = where a replica does not fit. One process never shards. No rank ever holds more than one whole parameter."""
     with torch.device("meta"):
         model = make()
     device = dist.device()
@@ -110,7 +112,7 @@ def build(make: Callable[[], M], *, seed: int = 0, shard_it: bool | None = None,
 
 
 def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
-    """As many batches on every rank as on the one with most, filled up with `idle`, where forward and backward passes are collectives."""
+    """Equally many batches on every rank, padded with `idle`, where forward and backward passes are collectives."""
     return batches + [idle] * (dist.most(len(batches)) - len(batches)) if is_sharded(model) else batches
 
 
@@ -140,7 +142,7 @@ def whole(model: M) -> Iterator[M]:
     with torch.device("meta"):
         copy = type(model)(model.cfg)  # FSDP hands back the class that it wrapped
     dtype = dist.compute_dtype()
-    model.reshard()  # after a forward pass the root's weights still lie gathered, where a backward pass would take them; it gathers them anew
+    model.reshard()  # after a forward pass the root's weights are still gathered for a backward pass, which gathers them again
     with torch.no_grad():
         state = {
             name: (p.to(dtype) if p.ndim == 2 and name.startswith("blocks.") else p).full_tensor()

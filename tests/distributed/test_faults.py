@@ -3,27 +3,26 @@ rank named, and the run continues from its last good checkpoint on the curve it 
 
 from __future__ import annotations
 
-import json
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from test_ranks import configs, finish, home, losses, on_ranks, start, written  # noqa: F401
+from ranks import finish, on_ranks, start
+from test_ranks import configs, losses, written
 
 from codechat import pretrain
-from codechat.core import config, processes
-from codechat.core.errors import CheckpointError, RunError
+from codechat.core.errors import RunError
 from codechat.distributed import desync
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
 
 KILLED = """
 import os, pathlib, signal, sys
-from codechat import checkpoint, config, paths as rundirs, pretrain
-rundirs.ROOT = pathlib.Path(sys.argv[1])
+from codechat import checkpoint, config, paths, pretrain
+paths.ROOT = pathlib.Path(sys.argv[1])
 saved = checkpoint.save
 
 def save_then_die(path, step, **what):
@@ -39,7 +38,7 @@ print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shard", [False, True], ids=["replicas", "shards"])
-def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: bool) -> None:  # noqa: F811
+def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: bool) -> None:
     """kill -9 of rank 1 under --max-restarts 1, without --resume: the losses of a run that nobody killed, every step once."""
     cfg = replace(configs(home, 8)["pretrain"], max_steps=6, eval_every=0)
     pretrain.train(replace(cfg, run_name="whole"))
@@ -55,8 +54,8 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
 
 STOPPED = """
 import pathlib, sys, time
-from codechat import config, paths as rundirs, pretrain
-rundirs.ROOT = pathlib.Path(sys.argv[1])
+from codechat import config, paths, pretrain
+paths.ROOT = pathlib.Path(sys.argv[1])
 learn = pretrain.optim.set_lr
 pretrain.optim.set_lr = lambda *a: (time.sleep(0.3), learn(*a))  # steps long enough to be interrupted
 print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
@@ -65,7 +64,7 @@ print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:  # noqa: F811
+def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
     cfg = replace(
         configs(home, 4)["pretrain"], max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True
     )
@@ -84,14 +83,14 @@ def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:  # noqa: F81
 SESSIONS = """
 import os, pathlib, resource, signal, sys, time
 import torch
-from codechat.runs import checkpoint, paths as rundirs
-from codechat.distributed import dist, desync as lockstep, sharding
+from codechat.runs import checkpoint, paths
+from codechat.distributed import dist, desync, sharding
 from codechat.core.errors import CheckpointError, RunError
 from codechat.models.gpt import GPT
 from codechat.models.config import GPTConfig
 from codechat.runs.run import Run
 
-rundirs.ROOT, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+paths.ROOT, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 
 def attempt(name, act, **session):
     began = time.perf_counter()
@@ -107,9 +106,9 @@ def nothing(world):
     raise AssertionError("the block must not be reached")
 
 attempt("settings", nothing, settings={"model": {"depth": 2 + rank}, "lr": 1.0})
-digest, lockstep.code_digest = lockstep.code_digest, lambda: f"code of {rank}"
+digest, desync.code_digest = desync.code_digest, lambda: f"code of {rank}"
 attempt("code", nothing)
-lockstep.code_digest = digest
+desync.code_digest = digest
 
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
 def in_step(world):
@@ -147,7 +146,7 @@ attempt("no space", no_space)
 def missing(world):
     dist.barrier()
     if rank == 0:
-        (rundirs.runs_dir() / "full/checkpoints/step_000001/shards/__1_0.distcp").unlink()
+        (paths.runs_dir() / "full/checkpoints/step_000001/shards/__1_0.distcp").unlink()
     dist.barrier()
     checkpoint.load("full")
 attempt("missing shard", missing)
@@ -155,7 +154,7 @@ attempt("missing shard", missing)
 def slow_reward():
     time.sleep(25)
 
-lockstep.SIGN_OF_LIFE_S = 1.0
+desync.SIGN_OF_LIFE_S = 1.0
 def hangs(world):
     dist.barrier()
     if rank == 1:
@@ -180,39 +179,32 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], 
     return found
 
 
-EXPECTED = {
-    "settings": r"RunError: rank 0 on .* and rank 1 on .* have different settings: model.depth 2 -> 3; start all ranks with the same command",
-    "code": r"RunError: rank 0 on .* have different code: .* 'code of 0' -> 'code of 1'; start all ranks from the same checkout",
-    "in step": "no error",
-    "out of step": r"RunError: ranks fell out of step at collective 1 .* calls allreduce \(\) int64 at program0.py:\d+ in out_of_step; .*"
-    r"calls allreduce \(1,\) float64 at program0.py:\d+ in out_of_step|"
-    r"RunError: ranks fell out of step at collective 1 .* calls allreduce \(1,\) float64 at program0.py:\d+ in out_of_step; .*"
-    r"calls allreduce \(\) int64 at program0.py:\d+ in out_of_step",
-    "no space": "CheckpointError: checkpoint .*step_000002 cannot be written .*; free space, then continue with --resume; earlier checkpoints are intact",
-    "missing shard": "CheckpointError: .*__1_0.distcp is missing from the checkpoint; use another step",
-}
+EXPECTED = {  # error, and what its message names
+    "settings": ("RunError", "rank 0", "rank 1", "settings", "model.depth 2 -> 3"),
+    "code": ("RunError", "rank 0", "rank 1", "'code of 0' -> 'code of 1'"),
+    "in step": ("no error",),
+    "out of step": ("RunError", "collective 1", "rank 0 calls allreduce () int64 at program0.py",
+                    "rank 1 calls allreduce (1,) float64 at program0.py", "in out_of_step"),
+    "no space": ("CheckpointError", "step_000002", "--resume"),
+    "missing shard": ("CheckpointError", "__1_0.distcp"),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_rank_says_what_is_wrong(name: str, attempts: dict[tuple[str, int], tuple[float, str]]) -> None:
-    import re
-
     for rank in (0, 1):
         _, error = attempts[name, rank]
-        assert re.search(EXPECTED[name], error), error
+        assert error.startswith(EXPECTED[name][0]) and all(part in error for part in EXPECTED[name]), error
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_hang_names_the_rank_and_the_call(attempts: dict[tuple[str, int], tuple[float, str]]) -> None:
     seconds, error = attempts["hang", 0]
-    assert (
-        "rank 0 waited in all_reduce at program0.py" in error
-        and "rank 1 (process" in error
-        and "in slow_reward" in error
-    ), error
+    for part in ("rank 0", "all_reduce at program0.py", "in hangs", "rank 1 (process", "in slow_reward"):
+        assert part in error, error
     assert seconds < 24, "before the other rank came back"
 
 
@@ -220,8 +212,6 @@ def test_a_hang_names_the_rank_and_the_call(attempts: dict[tuple[str, int], tupl
 
 
 def test_the_place_of_a_rank_is_a_line_of_the_project_not_of_its_plumbing() -> None:
-    import sys
-
     assert desync.call_site(sys._getframe()).startswith("test_faults.py:")
     code = compile("import sys; here = sys._getframe()", desync.__file__, "exec")
     scope: dict[str, object] = {}
@@ -232,7 +222,7 @@ def test_the_place_of_a_rank_is_a_line_of_the_project_not_of_its_plumbing() -> N
 def test_only_a_failed_collective_is_explained() -> None:
     error = ValueError("gloo")
     assert desync.explained(error, None) is error
-    refusal = RunError("Timed out, says a refusal")
+    ours = RunError("Timed out, says an error of ours")
 
     class Nobody:
         rank = 0
@@ -240,7 +230,7 @@ def test_only_a_failed_collective_is_explained() -> None:
         def others(self) -> str:
             return "rank 1 is elsewhere"
 
-    assert desync.explained(error, Nobody()) is error and desync.explained(refusal, Nobody()) is refusal
+    assert desync.explained(error, Nobody()) is error and desync.explained(ours, Nobody()) is ours
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert desync.explained(other, Nobody()) is other
     try:
@@ -248,88 +238,11 @@ def test_only_a_failed_collective_is_explained() -> None:
     except RuntimeError as e:
         found = desync.explained(e, Nobody())
     assert isinstance(found, RunError)
-    assert (
-        "rank 0 waited in test_only_a_failed" in str(found)
-        and "(Connection closed by peer)" in str(found)
-        and "rank 1 is elsewhere" in str(found)
-    )
-
-
-def test_a_run_is_locked_while_its_process_lives(runs_root: Path) -> None:
-    import subprocess
-    import sys
-
-    run = Run.create("r", {}, kind="test")
-    program = (
-        "import sys, pathlib; from codechat.runs import paths as rundirs; rundirs.ROOT = pathlib.Path(sys.argv[1]); "
-        "from codechat.runs.run import Run; Run.create('r', {}, kind='test', resume=True)"
-    )
-    status = json.loads((run.path / "status.json").read_text())
-    (run.path / "status.json").write_text(
-        json.dumps(status | {"host": "elsewhere"})
-    )  # the lock holds even where the status cannot tell
-    done = subprocess.run([sys.executable, "-c", program, str(runs_root)], capture_output=True, text=True, timeout=200)
-    assert "run r is being written by another process; stop it, or choose another --run-name" in done.stderr
-    (run.path / "status.json").write_text(json.dumps(status))
-    run.finish()
-    assert paths.lock_of(run.path) not in processes._held
-    done = subprocess.run([sys.executable, "-c", program, str(runs_root)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_config_edited_after_the_run_began_is_refused(home: Path) -> None:  # noqa: F811
-    cfg = replace(configs(home, 4)["pretrain"], max_steps=2, run_name="edited")
-    Run.create("edited", cfg, kind="pretrain").finish()
-    path = paths.runs_dir() / "edited" / "config.json"
-    before = path.read_text()
-    path.write_text(before.replace('"max_steps": 2', '"max_steps": 3'))
-    with pytest.raises(RunError, match="config.json of run edited was edited after the run was begun; undo the edit"):
-        Run.create("edited", cfg, kind="pretrain", resume=True)
-    path.write_text(before)
-    Run.create("edited", replace(cfg, device_batch_size=2, grad_accum=2), kind="pretrain", resume=True).finish()
-    with pytest.raises(RunError, match="begun with a batch of 4 .* this would be 2"):
-        Run.create("edited", replace(cfg, device_batch_size=2), kind="pretrain", resume=True)
-
-
-def test_a_restart_resumes_only_what_its_own_launch_began(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    cfg = replace(configs(home, 4)["pretrain"], run_name="launched")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    Run.create("launched", cfg, kind="pretrain").fail("killed")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    Run.create("launched", cfg, kind="pretrain", overwrite=True).fail(
-        "killed again"
-    )  # --overwrite must not delete what the launch made
-    assert len(Run.open("launched").env["resumed"]) == 1
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
-    with pytest.raises(RunError, match="is in use"):
-        Run.create("launched", cfg, kind="pretrain")
-
-
-def test_a_write_that_fails_behind_training_is_raised_at_the_next(
-    runs_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, model = Run.create("r", {}, kind="test"), torch.nn.Linear(2, 2)
-    checkpoint.save(run.path, 1, model=model)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "codechat.runs.checkpoint.write_step",
-            lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")),
-        )
-        checkpoint.save(run.path, 2, model=model, wait=False)
-        with pytest.raises(CheckpointError, match="step_000002 cannot be written .*No space left"):
-            checkpoint.save(run.path, 3, model=model, wait=False)
-    with checkpoint.settled():
-        checkpoint.save(run.path, 4, model=model, wait=False)
-        model.weight.data.zero_()  # the copy was taken before
-    assert run.checkpoints() == [1, 4] and checkpoint.load("r").model_state["weight"].abs().sum() > 0
-    run.finish()
-
-
-def test_config_files_may_deal_a_batch_out_differently_only_within_the_same_product() -> None:
-    before, now = (
-        {"device_batch_size": 8, "grad_accum": 1, "lr": 1.0},
-        {"device_batch_size": 2, "grad_accum": 4, "lr": 1.0},
-    )
-    paths._check_batch("r", before, now, 1)
-    assert before == now == {"lr": 1.0}
-    assert config.plain(before) == before
+    for part in (
+        "rank 0",
+        "test_faults.py",
+        "in test_only_a_failed",
+        "(Connection closed by peer)",
+        "rank 1 is elsewhere",
+    ):
+        assert part in str(found)

@@ -209,6 +209,20 @@ def test_old_checkpoints_that_cannot_go_do_not_stop_the_run(
     assert "cannot be removed" in capsys.readouterr().err and checkpoint.load("r").step == 2
 
 
+def test_a_write_beside_training_that_fails_is_raised_at_the_next(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    save(run, 1, model)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_step", full_disk)
+        save(run, 2, model, wait=False)
+        with pytest.raises(CheckpointError, match="step_000002"):
+            save(run, 3, model, wait=False)
+    with checkpoint.settled():
+        save(run, 4, model, wait=False)
+        model[0].weight.data.zero_()  # the copy was taken before
+    assert run.checkpoints() == [1, 4] and checkpoint.load("r").model_state["0.weight"].abs().sum() > 0
+
+
 KILLED_WHILE_SAVING = """
 import os, pathlib, shutil, signal, sys
 import torch

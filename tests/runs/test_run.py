@@ -21,7 +21,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from codechat.core import provenance
+from codechat.core import processes, provenance
 from codechat.core.config import opt
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError
 from codechat.runs import paths
@@ -245,7 +245,21 @@ print('left', flush=True)
     assert ("KeyboardInterrupt" in err) == (presses == 2)
 
 
-# ---- names
+# ---- names and locks
+
+
+def test_a_run_is_locked_while_its_process_lives(runs_root: Path) -> None:
+    run = Run.create("r", {}, kind="test")
+    status = json.loads((run.path / "status.json").read_text())
+    # the lock holds even where the status cannot tell
+    (run.path / "status.json").write_text(json.dumps(status | {"host": "elsewhere"}))
+    program, more = "Run.create('r', {}, kind='test', resume=True)", {"stderr": subprocess.PIPE}
+    assert "RunError: run r" in child(program, runs_root, **more).communicate(timeout=200)[1]
+    (run.path / "status.json").write_text(json.dumps(status))
+    run.finish()
+    assert paths.lock_of(run.path) not in processes._held
+    process = child(program, runs_root, **more)
+    assert process.communicate(timeout=200)[1] == "" and process.returncode == 0
 
 
 def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
@@ -347,6 +361,45 @@ def test_resume_requires_the_same_settings() -> None:
     env.write_text(json.dumps(json.loads(env.read_text()) | paths.seal(stored | {"gone": 1})))
     with pytest.raises(RunError, match="'gone'"):
         new("r", resume=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched(Settings):
+    device_batch_size: int = opt(4, "rows per rank and microbatch")
+    grad_accum: int = opt(1, "microbatches")
+
+
+def test_a_config_edited_after_the_run_began_is_an_error() -> None:
+    Run.create("edited", Settings(lr=0.5), kind="test").finish()
+    path = runs_dir() / "edited" / "config.json"
+    path.write_text(path.read_text().replace("0.5", "0.25"))
+    for lr in (0.5, 0.25):
+        with pytest.raises(RunError, match="config.json of run edited"):
+            Run.create("edited", Settings(lr=lr), kind="test", resume=True)
+    path.write_text(path.read_text().replace("0.25", "0.5"))
+    Run.create("edited", Settings(lr=0.5), kind="test", resume=True)
+
+
+def test_a_resumed_run_may_share_a_batch_differently_but_not_change_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    Run.create("b", Batched(), kind="test").finish()
+    Run.create("b", Batched(device_batch_size=2, grad_accum=2), kind="test", resume=True).finish()
+    with pytest.raises(RunError, match=r"4 .*4 x 1 x 1.*2 \(2 x 1 x 1\).*--device-batch-size and --grad-accum"):
+        Run.create("b", Batched(device_batch_size=2), kind="test", resume=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # for the check alone: one process needs no group
+    before, now = ({"device_batch_size": size, "grad_accum": 1, "lr": 1.0} for size in (4, 2))
+    paths._check_batch("b", before, now, 1)
+    assert before == now == {"lr": 1.0}
+
+
+def test_a_restart_resumes_only_what_its_own_launch_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    new("launched").fail("killed")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    new("launched", overwrite=True).fail("killed again")  # --overwrite must not delete the work of the launch
+    assert len(Run.open("launched").env["resumed"]) == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
+    with pytest.raises(RunError, match="launched"):
+        new("launched")
 
 
 @pytest.mark.parametrize("tail", ['{"step": 9, "tra', '{"step": 9, "train_loss": 1.0', "\0\0\0\0", "{}\xff"])
