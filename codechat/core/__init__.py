@@ -7,16 +7,7 @@ from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    modules=[
-        "atomic_files",
-        "command",
-        "config",
-        "errors",
-        "http_client",
-        "processes",
-        "provenance",
-        "registry",
-    ],
+    modules=["atomic_files", "command", "config", "errors", "http_client", "processes", "provenance", "registry"],
     names={
         "config": ["opt", "parse", "resolve", "from_dict", "to_dict"],
         "errors": ["UserError", "ConfigError", "DataError", "MissingFile", "RunError", "CheckpointError"],

@@ -61,17 +61,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def trim_cut_line(path: Path) -> None:
     """Remove a last line that was cut: a row appended to it would be lost."""
     with open(path, "rb+") as f:
-        size = end = f.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65536)
-            f.seek(start)
-            newline = f.read(end - start).rfind(b"\n")
-            end = start
-            if newline >= 0:
-                end = start + newline + 1
-                break
-        if end < size:
-            f.truncate(end)
+        f.truncate(sum(len(line) for line in f if line.endswith(b"\n")))
 
 
 def drop_rows_after(path: Path, step: int) -> None:

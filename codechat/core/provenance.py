@@ -28,13 +28,8 @@ def _git(root: Path, *args: str) -> str:
     """Output of a git command; RuntimeError with git's first line where it fails."""
     env = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *args],
-            capture_output=True,
-            timeout=20,
-            env=env,
-            stdin=subprocess.DEVNULL,
-        )
+        command = ["git", "-C", str(root), *args]
+        done = subprocess.run(command, capture_output=True, timeout=20, env=env, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise RuntimeError("git is not installed") from None
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -59,11 +54,8 @@ def git_state(root: Path) -> dict[str, Any]:
         dirty = changed + _git(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changed else ""
     except RuntimeError as e:
         return {"commit": "unknown", "reason": str(e)}
-    return {
-        "commit": commit,
-        "dirty": bool(dirty),
-        "dirty_hash": hashlib.sha256(dirty.encode()).hexdigest()[:12] if dirty else None,
-    }
+    dirty_hash = hashlib.sha256(dirty.encode()).hexdigest()[:12] if dirty else None
+    return {"commit": commit, "dirty": bool(dirty), "dirty_hash": dirty_hash}
 
 
 def versions() -> dict[str, str]:
@@ -81,10 +73,8 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return platform.processor() or platform.machine()
-    return next(
-        (x.partition(":")[2].strip() for x in text.splitlines() if x.startswith("model name")),
-        platform.machine(),
-    )
+    names = (x.partition(":")[2].strip() for x in text.splitlines() if x.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def hardware() -> dict[str, Any]:
@@ -95,18 +85,9 @@ def hardware() -> dict[str, Any]:
     except (ValueError, OSError, AttributeError):
         memory = None
     torch = sys.modules.get("torch")
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch and torch.cuda.is_available()
-        else []
-    )
-    return {
-        "cpu": _cpu_name(),
-        "cores": cores,
-        "memory_gib": memory,
-        "gpus": gpus,
-        "system": platform.platform(),
-    }
+    count = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
+    gpus = [torch.cuda.get_device_name(i) for i in range(count)]
+    return {"cpu": _cpu_name(), "cores": cores, "memory_gib": memory, "gpus": gpus, "system": platform.platform()}
 
 
 def snapshot(root: Path) -> dict[str, Any]:

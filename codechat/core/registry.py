@@ -46,15 +46,8 @@ def _loop(id: str, module: str, config: str, about: str, command: str = "") -> E
 
 
 def _stage(id: str, module: str, config: str, function: str, ledger: str, about: str) -> Entry:
-    return Entry(
-        id,
-        f"codechat.{module}",
-        config,
-        function,
-        f"codechat.{ledger}:{config}:{function}",
-        id.replace(".", " "),
-        about,
-    )
+    ledger = f"codechat.{ledger}:{config}:{function}"
+    return Entry(id, f"codechat.{module}", config, function, ledger, id.replace(".", " "), about)
 
 
 LOOPS = {entry.id: entry for entry in (

@@ -101,41 +101,38 @@ _FAMILIES = tuple(name[:-1] for name in METRICS if name.endswith("*"))
 _known: set[str] = set(METRICS) - {f + "*" for f in _FAMILIES}
 
 
+def _declaration(name: str) -> Metric | None:
+    family = next((f for f in _FAMILIES if name.startswith(f) and len(name) > len(f)), None)
+    return METRICS.get(name) or METRICS.get(f"{family}*")
+
+
 def metric(name: str) -> Metric:
     """The declaration of `name`; ValueError with the nearest name where there is none."""
-    if found := METRICS.get(name):
+    if found := _declaration(name):
         return found
-    for family in _FAMILIES:
-        if name.startswith(family) and len(name) > len(family):
-            return METRICS[family + "*"]
     raise ValueError(f"metric {name!r} is not declared in metrics.METRICS{nearest(name, METRICS)}")
 
 
 def is_declared(name: str) -> bool:
-    return name in METRICS or any(name.startswith(f) and len(name) > len(f) for f in _FAMILIES)
+    return _declaration(name) is not None
 
 
 def plain(value: Any, name: str, bad: list[str]) -> Any:
     """`value` as json: numpy and torch scalars as numbers, tuples as lists; a number that is not finite as None, noted in `bad`."""
-    kind = type(value)
-    if kind is float:
+    if isinstance(value, float):
         if math.isfinite(value):
-            return value
+            return float(value)
         bad.append(f"{name}={value}")
         return None
-    if kind in (int, str, bool) or value is None:
+    if type(value) in (int, str, bool) or value is None:
         return value
     if isinstance(value, Mapping):
         return {str(k): plain(v, f"{name}.{k}", bad) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v, f"{name}.{i}", bad) for i, v in enumerate(value)]
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return plain(value.item(), name, bad)
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # of a scalar, a number
         return plain(value.tolist(), name, bad)
-    if isinstance(value, (float, int)):
-        return plain(kind.__mro__[-2](value), name, bad)
-    return str(value)
+    return int(value) if isinstance(value, int) else str(value)
 
 
 def plain_row(step: int, time: float, values: Mapping[str, Any]) -> dict[str, Any]:

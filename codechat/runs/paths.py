@@ -14,6 +14,7 @@ values.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import re
@@ -39,10 +40,7 @@ STEP = re.compile(r"step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
 SEAL = "settings_hash"
 COMPLETED = ("model", "tags")  # settings that a loop completes from its data and its parent before it begins
-BATCH = (
-    "device_batch_size",
-    "grad_accum",
-)  # how ranks share the rows of a step; their product over all ranks decides the result
+BATCH = ("device_batch_size", "grad_accum")  # how ranks share the rows of a step; only their product decides the result
 
 
 def runs_dir() -> Path:
@@ -157,30 +155,24 @@ def read_status(run_path: Path) -> dict[str, Any]:
     return status
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"run": name_of(path.resolve())}
+COLUMNS = ("run", "kind", "status", "step", "started", "parent", "commit", "reason")
+
+
+def _row(path: Path) -> tuple[Any, ...]:
+    name = name_of(path.resolve())
     try:
         status, env = read_status(path), read_json(path / "env.json")
     except RunError:
-        return row | {"status": "damaged"}
-    steps, origin = list(checkpoint_paths(path)), env.get("parent") or {}
-    return row | {
-        "kind": status["kind"],
-        "status": status["status"],
-        "step": steps[-1] if steps else None,
-        "started": status["started"],
-        "parent": origin.get("run"),
-        "commit": env["commit"][:9],
-        "reason": status["reason"],
-    }
+        return (name, None, "damaged", *[None] * 5)
+    step, parent = max(checkpoint_paths(path), default=None), (env.get("parent") or {}).get("run")
+    return name, status["kind"], status["status"], step, status["started"], parent, env["commit"][:9], status["reason"]
 
 
 def list_runs() -> pd.DataFrame:
-    """One row per run: run, kind, state, step (last checkpoint), started, parent, commit, reason."""
+    """One row per run: run, kind, status, step (last checkpoint), started, parent, commit, reason."""
     import pandas as pd
 
-    columns = ["run", "kind", "status", "step", "started", "parent", "commit", "reason"]
-    return pd.DataFrame([_describe(p) for p in run_paths()], columns=columns)
+    return pd.DataFrame([_row(p) for p in run_paths()], columns=COLUMNS)
 
 
 # ---- names in use
@@ -277,16 +269,16 @@ def _check_batch(name: str, before: dict[str, Any], now: dict[str, Any], ranks_b
     the fields are then removed from both."""
     if "device_batch_size" not in before or "device_batch_size" not in now:
         return
-    (a, shown), (b, shown_now) = (
-        (size * accum * ranks, f"{size} x {accum} x {ranks}")
-        for size, accum, ranks in (
-            (c["device_batch_size"], c.get("grad_accum", 1), n) for c, n in ((before, ranks_before), (now, _ranks()))
+    (a, of_a), (b, of_b) = (
+        (math.prod(factors), " x ".join(map(str, factors)))
+        for factors in (
+            [c["device_batch_size"], c.get("grad_accum", 1), n] for c, n in ((before, ranks_before), (now, _ranks()))
         )
     )
     if a != b:
         raise RunError(
-            f"run {name} was begun with a batch of {a} (device_batch_size x grad_accum x ranks = {shown}), this would "
-            f"be {b} ({shown_now}); set --device-batch-size and --grad-accum so that the product is {a}"
+            f"run {name} was begun with a batch of {a} (device_batch_size x grad_accum x ranks = {of_a}), this would "
+            f"be {b} ({of_b}); set --device-batch-size and --grad-accum so that the product is {a}"
         )
     for field in BATCH:
         before.pop(field, None)

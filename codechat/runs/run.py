@@ -34,22 +34,9 @@ from codechat.core.atomic_files import drop_rows_after, read_json, read_rows, tr
 from codechat.core.config import differences
 from codechat.core.errors import RunError, UserError
 from codechat.core.processes import StopSignal, unlock
+from codechat.runs import paths
 from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
-from codechat.runs.paths import (
-    ROOT,
-    checkpoint_paths,
-    exists,
-    find_checkpoint,
-    find_run,
-    list_runs,
-    lock_of,
-    name_of,
-    pointed_step,
-    prepare,
-    read_status,
-    runs_dir,
-    same_launch,
-)
+from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, list_runs, runs_dir
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,11 +87,8 @@ class _Board:
 
     def add(self, row: Mapping[str, Any]) -> None:
         if self.writer is not None:
-            values = [
-                self.summary.Value(tag=k, simple_value=v)
-                for k, v in row.items()
-                if k not in ("step", "time") and isinstance(v, (int, float))
-            ]
+            shown = {k: v for k, v in row.items() if k not in ("step", "time") and isinstance(v, (int, float))}
+            values = [self.summary.Value(tag=k, simple_value=v) for k, v in shown.items()]
             self.writer.file_writer.add_summary(self.summary(value=values), row["step"], row["time"])
 
     def close(self) -> None:
@@ -120,7 +104,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = name_of(path.resolve())
+        self.name = paths.name_of(path.resolve())
         self.resumed = False  # whether a checkpoint is there to continue from
         self._writing = False  # created here and not ended yet
         self._rewind_to: int | None = None  # step from which a resumed run continues; later rows are dropped
@@ -150,11 +134,11 @@ class Run:
         dist = distributed.dist
         # over several hosts torchrun counts restarts only where a rank died
         restarted = dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-        if restarted and dist.broadcast_object(same_launch(name)):
+        if restarted and dist.broadcast_object(paths.same_launch(name)):
             resume, overwrite = True, False
         if dist.is_main():
             try:
-                prepare(name, config, kind, parent, resume, overwrite)
+                paths.prepare(name, config, kind, parent, resume, overwrite)
             except UserError as e:
                 problem = e
             except OSError as e:
@@ -166,7 +150,7 @@ class Run:
         run = cls(runs_dir() / name)
         run._writing = True
         if resume:
-            latest = pointed_step(run.path, "latest")
+            latest = paths.pointed_step(run.path, "latest")
             run.resumed = latest is not None
             run._rewind_to = latest or 0
         return run
@@ -189,11 +173,11 @@ class Run:
     @property
     def status(self) -> dict[str, Any]:
         """{status, reason, kind, started, ended, summary, ...}; status: planned, running, finished, stopped, failed or killed."""
-        return read_status(self.path)
+        return paths.read_status(self.path)
 
     def checkpoints(self) -> list[int]:
         """Steps that have a checkpoint, ascending."""
-        return list(checkpoint_paths(self.path))
+        return list(paths.checkpoint_paths(self.path))
 
     def metrics(self) -> pd.DataFrame:
         """One row per logged step, a column per metric; of several rows of a step the later values win."""
@@ -263,11 +247,8 @@ class Run:
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """The run did all it was started for."""
         bad: list[str] = []
-        self._end(
-            "finished",
-            None,
-            {"summary": plain(summary or {}, "summary", bad)} | ({"nonfinite": " ".join(bad)} if bad else {}),
-        )
+        more = {"summary": plain(summary or {}, "summary", bad)}
+        self._end("finished", None, more | ({"nonfinite": " ".join(bad)} if bad else {}))
 
     def stop(self, reason: str) -> None:
         """The run ended early on purpose: an interruption, a rule."""
@@ -284,12 +265,10 @@ class Run:
             self._board.close()
         self._board, self._writing = None, False
         if distributed.dist.is_main():
-            unlock(lock_of(self.path))
+            unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")
-            write_json(
-                self.path / "status.json",
-                status | {"status": state, "reason": reason, "ended": provenance.now()} | more,
-            )
+            status |= {"status": state, "reason": reason, "ended": provenance.now(), **more}
+            write_json(self.path / "status.json", status)
 
     def __enter__(self) -> Run:
         return self
