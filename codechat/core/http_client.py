@@ -111,12 +111,10 @@ def _authorization(path: Path | None) -> dict[str, str]:
 
 
 def _complaint(error: urllib.error.HTTPError) -> str:
+    text = ""
     try:
         text = error.read(10_000).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
-        return str(error.reason)
-    try:
         found = json.loads(text)
         return str(found["error"]["message"] if "error" in found else found["detail"])[:1000]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return text[:200] or str(error.reason)

@@ -466,10 +466,7 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
 
 
 def restore(
-    ckpt: Checkpoint,
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    rng: bool | None = None,
+    ckpt: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = (), rng: bool | None = None
 ) -> None:
     """Put the saved state into `model` and `optimizers`; CheckpointError, with both shapes, where they do not fit.
 

@@ -74,10 +74,7 @@ def show_run(ref: str) -> None:
     _section("metrics (last value)", _last_metrics(run))
     for row in read_rows(run.path / "eval.jsonl"):
         where = " ".join(str(row[key]) for key in ("checkpoint", "task", "split") if key in row)
-        _section(
-            f"evaluation at step {row['step']} {where}",
-            {k: _number(v) for k, v in row.items() if is_declared(k)},
-        )
+        _section(f"evaluation at step {row['step']} {where}", {k: _number(v) for k, v in row.items() if is_declared(k)})
 
 
 def _last_metrics(run: Run) -> dict[str, str]:
@@ -119,19 +116,15 @@ def show_difference(a: str, b: str) -> None:
 
 
 def tracker_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """Rows {"step", metric: value} in order of steps: metrics as they are, evaluations under eval/SPLIT/."""
-    rows = [_of_metrics(row) for row in read_rows(run.path / "metrics.jsonl")]
-    rows += [_of_eval(row) for row in read_rows(run.path / "eval.jsonl")]
+    """Rows {"step", metric: value} in order of steps: metrics under their names, evaluations under eval/SPLIT/."""
+    rows = []
+    for file, prefix in (("metrics.jsonl", ""), ("eval.jsonl", "eval/")):
+        for row in read_rows(run.path / file):
+            where = f"{prefix}{row['split']}/" if prefix and "split" in row else prefix
+            rows.append(
+                {"step": row["step"]} | {where + k: v for k, v in row.items() if is_declared(k) and v is not None}
+            )
     yield from sorted(rows, key=lambda row: row["step"])
-
-
-def _of_metrics(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if (k == "step" or is_declared(k)) and v is not None}
-
-
-def _of_eval(row: dict[str, Any]) -> dict[str, Any]:
-    prefix = f"eval/{row['split']}/" if "split" in row else "eval/"
-    return {"step": row["step"]} | {prefix + k: v for k, v in row.items() if is_declared(k) and v is not None}
 
 
 def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], None] = print) -> int:
