@@ -1,14 +1,14 @@
-"""Arithmetic word problems of our own, of graded difficulty: what a small model on a CPU can learn to reason about.
+"""Generated arithmetic word problems of four levels: reasoning that a small model on a CPU can learn.
 
     level 1    one step, numbers up to 9         "Mia has 6 shells and finds 3 more. How many shells does Mia have?"
     level 2    one step, numbers up to 20, times tables and even sharing
-    level 3    two steps, the second with the result of the first
-    level 4    three steps, and a number that is of no use
+    level 3    two steps; the second uses the result of the first
+    level 4    three steps, and a number without use
 
-Numbers are small on purpose: a small model knows its sums by heart or not at all, and there are some hundreds of them here, which come back on
-all levels. A worked solution is one equation per line. The text of a question decides what it is for (a hash of it): worked solutions, training, `select`
-or `test` never share a question. They do share sums: 6 + 3 is a fact that has to be met before it can be used. `test_hard` has wordings that
-appear nowhere else.
+Numbers are small on purpose: a small model memorises sums, and the same few hundred sums occur on all levels. A worked
+solution has one equation per line. A hash of the question's text decides its part: worked solutions, training, `select`
+and `test` never share a question. They do share sums, since 6 + 3 must be seen before it can be used. `test_hard` has
+wordings that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from codechat.core.errors import ConfigError
 from codechat.data.sources import digest, fraction
-from codechat.tasks.base import SPLITS
+from codechat.tasks.base import check_levels, check_split
 
 LEVELS = (1, 2, 3, 4)
-PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # upper ends of each part's share of the hashes
+PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # cumulative shares of the hashes
 PEOPLE = "Ada Ben Cleo Dan Eva Finn Gia Hugo Ivy Jon Kim Leo Mia Noah Olga Paul Rosa Sam Tom Zoe".split()
 THINGS = "apples books shells cards coins pens stones cups stamps eggs toys keys balls nuts".split()
 
 
 class Story(NamedTuple):
-    """says: wordings, the last of which is held out. steps: equations over the numbers a to e and the earlier results r and s.
-    low, high: of each number; what comes out must be a whole number above 0."""
+    """says: wordings; the last is held out. steps: equations over the numbers a to e and the earlier results r and s.
+    low, high: range of each number. Every result is a whole number above 0."""
 
     name: str
     level: int
@@ -210,17 +209,14 @@ class Question(NamedTuple):
 
 
 def questions(part: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Question]:
-    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn; a level given twice is drawn twice as often.
+    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn. A repeated level
+    is sampled more often.
 
-    ConfigError for a part or a level that there is not."""
-    if part not in (*PARTS, "test_hard"):
-        raise ConfigError(f"split {part!r} is unknown; splits are {', '.join(SPLITS)}")
-    if not levels or (unknown := sorted(set(levels) - set(LEVELS))):
-        raise ConfigError(
-            f"levels {list(levels)}; required some of {', '.join(map(str, LEVELS))}{f', not {unknown}' if levels else ''}"
-        )
+    ConfigError for an unknown part or level."""
+    check_split(part, (*PARTS, "test_hard"))
+    check_levels(levels, LEVELS)
     rng, made = random.Random(f"stories {part} {seed}"), dict[str, Question]()
-    while len(made) < n:  # ends: names, things and numbers make far more questions than anybody asks for
+    while len(made) < n:  # ends: names, things and numbers give far more questions than any n in use
         level = levels[len(made) % len(levels)]
         found = draw(rng.choice([s for s in STORIES if s.level == level]), rng, held_out=part == "test_hard")
         if part in ("test_hard", part_of(found.text)):
@@ -229,7 +225,7 @@ def questions(part: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
 
 
 def part_of(text: str) -> str:
-    """What a question with an ordinary wording is for."""
+    """The part of a question with an ordinary wording."""
     at = fraction(digest(text))
     return next(part for part, end in PARTS.items() if at < end)
 
@@ -250,7 +246,7 @@ def draw(story: Story, rng: random.Random, held_out: bool = False) -> Question:
 
 
 def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | None]:
-    """ "6 + 3 = 9" for each step; None where a result is no whole number above 0."""
+    """ "6 + 3 = 9" for each step; None for a result that is not a whole number above 0."""
     known: dict[str, int] = dict(numbers)
     for step, name in zip(steps, "rst"):
         left, sign, right = step.split()
@@ -264,5 +260,5 @@ def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | Non
 
 
 def about(question: Question) -> dict[str, Any]:
-    """What a problem's meta keeps."""
+    """The meta of a problem."""
     return {"story": question.story, "level": question.level}
