@@ -1,8 +1,8 @@
-"""The requests of OpenAI's API, field by field, and what of them this server does.
+"""The requests of OpenAI's API, field by field, and which of them this server supports.
 
-A field that is not known, or known and not done here, is refused by name: an answer that silently ignored it would be a wrong answer.
-Fields beyond OpenAI's: `top_k`, and what a trainer needs, so that nothing is tokenised anew and draws can be repeated: `return_token_ids`
-(prompt and completion as ids, and which weights answered), `stop_token_ids` and `ignore_eos` as vLLM has them, `keys` of `generate.sample`.
+An unknown or unsupported field is rejected by name: an answer that silently ignored it would be wrong. Fields beyond OpenAI's: `top_k`, and what a
+trainer needs to avoid tokenizing again and to repeat a sample: `return_token_ids` (prompt and completion as ids, and the version of the weights),
+`stop_token_ids` and `ignore_eos` as in vLLM, `keys` of `generate.sample`.
 
 Left out: images and sound, response_format, penalties, logit_bias, suffix, best_of, stored conversations.
 """
@@ -19,33 +19,33 @@ Text = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
-class Wire(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Loose(BaseModel):
-    """Parts that clients fill with more than we need."""
+class Lenient(BaseModel):
+    """Parts in which clients may send more fields than we need."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class Part(Loose):
+class Part(Lenient):
     type: Literal["text"]
     text: str
 
 
-class Called(Loose):
+class Called(Lenient):
     name: str
     arguments: str
 
 
-class ToolCall(Loose):
+class ToolCall(Lenient):
     id: Text
     type: Literal["function"] = "function"
     function: Called
 
 
-class Message(Loose):
+class Message(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
@@ -56,32 +56,32 @@ class Message(Loose):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
-class Function(Loose):
+class Function(Lenient):
     name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Loose):
+class Tool(Lenient):
     type: Literal["function"]
     function: Function
 
 
-class Name(Loose):
+class Name(Lenient):
     name: str
 
 
-class Choice(Loose):
+class Choice(Lenient):
     type: Literal["function"]
     function: Name
 
 
-class StreamOptions(Loose):
+class StreamOptions(Lenient):
     include_usage: bool = False
 
 
-class Common(Wire):
-    """What both kinds of completion take."""
+class Common(Strict):
+    """The fields of both kinds of completion."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -103,14 +103,14 @@ class Common(Wire):
     @classmethod
     def _not_done(cls, value: Any, info: ValidationInfo) -> Any:
         if value:
-            raise ValueError("this server does not do it; leave it out")
+            raise ValueError("this server does not support it; leave it out")
         return value
 
     @field_validator("stop")
     @classmethod
     def _few_stops(cls, value: Any) -> Any:
         if isinstance(value, list) and len(value) > MOST_STOPS:
-            raise ValueError(f"{len(value)} stop strings; at most {MOST_STOPS} can be watched for")
+            raise ValueError(f"{len(value)} stop strings; at most {MOST_STOPS} are supported")
         return value
 
     @property
@@ -145,8 +145,8 @@ class ChatRequest(Common):
         return value
 
 
-class WeightsRequest(Wire):
-    """Weights to take over: a checkpoint, as its path below the directory of --reload-from."""
+class WeightsRequest(Strict):
+    """Weights to load: a checkpoint, as its path below the directory of --reload-from."""
 
     path: Text
 
@@ -154,12 +154,10 @@ class WeightsRequest(Wire):
 class CompletionRequest(Common):
     prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    keys: list[int | str] | None = (
-        None  # one per prompt: its draws hang on it beside the seed; none = the prompt's index
-    )
-    stop_token_ids: list[int | Ids] | None = (
-        None  # ids that end a completion, or (beyond vLLM) sequences of ids; kept in token_ids
-    )
+    # one per prompt: sampling seeds depend on it and on `seed`; none = the prompt's index
+    keys: list[int | str] | None = None
+    # ids that end a completion, or (beyond vLLM) sequences of ids; kept in token_ids
+    stop_token_ids: list[int | Ids] | None = None
     ignore_eos: bool = False
     echo: bool | None = False
 

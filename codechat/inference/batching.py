@@ -4,17 +4,16 @@
         (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
         job.wait(); job.ids
 
-A thread of its own holds the model. In every round it ends what was cancelled or is late, runs the prompts of those who wait for a free
-slot (a prompt that several ask for only once) and draws their first token, then one token for everybody.
+The engine's own thread holds the model. In every round it removes cancelled and late rows, runs the prompts of requests that wait for a free slot
+(a prompt that several requests share runs once), samples their first token, then one token for every row.
 
-`exchange` puts other weights in: nobody joins until the rows that run have ended, then all of them change between two tokens, so that no
-completion is drawn from two kinds of weights. Each job says of which version it is.
+`update_weights` waits until the running rows have ended while nobody joins, then changes all weights between two tokens. So no completion is
+sampled from two versions, and each job names its version.
 
-A row draws by `row_key` and its position, as in `generate`, so a request's tokens are the same alone, in company, and from
+A row's sampling key is `row_key` and its position, as in `generate`. So a request's tokens are the same alone, in company, and from
 `generate.sample` with the same seed: in float32 up to the rounding of matrix products of other shapes.
 
-Left out: several GPUs, prefixes kept between requests, giving up a row's place for another, prompts run in pieces (a long one
-delays everybody by its own time).
+Left out: several GPUs, prefixes kept between requests, preemption, chunked prefill (a long prompt delays every row by its own time).
 """
 
 from __future__ import annotations
@@ -34,39 +33,39 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
-from codechat.inference.slots import SlotCache
+from codechat.inference.slot_cache import SlotCache
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
 from codechat.models.kv_cache import new_cache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint
 
-PREFILL_TOKENS = 4096  # of prompts that are run together: more would only make others wait longer
-FLUSH_S = 0.05  # a stream hears of new tokens at most this often: waking its reader costs as much as drawing some
+PREFILL_TOKENS = 4096  # of prompts that run together; more would make other rows wait longer
+FLUSH_S = 0.05  # shortest time between two calls of on_progress: waking a reader costs as much as sampling some tokens
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
 
 
 class Overloaded(RunError):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion that is asked for. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
+    """One completion. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
 
     prompt: Sequence[int]
     max_new_tokens: int
     draws: int  # `generate.row_key`
     how: Truncation = Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
-    halt: Callable[[int], bool] | None = None  # told every token; true ends the completion as a stop
-    banned: tuple[int, ...] = ()  # ids that are never drawn
+    should_stop: Callable[[int], bool] | None = None  # called with every token; true ends the completion as a stop
+    banned: tuple[int, ...] = ()  # ids that are never sampled
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
-    timeout_s: float = math.inf  # from being submitted to the last token
+    timeout_s: float = math.inf  # from submission to the last token
 
 
 @dataclass(frozen=True)
 class Detail:
-    """The distribution that a token was drawn from. entropy: nats; top: (id, log-probability), likeliest first."""
+    """The distribution that a token was sampled from. entropy: nats; top: (id, log-probability), likeliest first."""
 
     entropy: float
     top: list[tuple[int, float]]
@@ -76,19 +75,19 @@ class Detail:
 class Job:
     """A request on its way. The engine's thread appends to the lists and sets `end` last; anybody may read.
 
-    heard: called by that thread at the first token, then at most every FLUSH_S while tokens come, and at the end. It must not block."""
+    on_progress: called by that thread at the first token, then at most every FLUSH_S while tokens come, and at the end. It must not block."""
 
     request: Request
-    heard: Callable[[], None]
+    on_progress: Callable[[], None]
     streams: bool
     submitted: float
     ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # nats, of the distribution drawn from; greedy: the model's own
+    logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
     details: list[Detail] = field(default_factory=list)  # one per id where `request.top` asks for them
     end: End | None = None
-    version: str = ""  # of the weights that it was drawn from; set when it joins
+    version: str = ""  # of the weights; set when it joins
     cancelled: bool = False
-    first_s: float = math.nan  # from being submitted to the first token
+    first_token_s: float = math.nan  # from submission to the first token
     flushed: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -100,13 +99,13 @@ class Job:
         """Block until the end; false where that took longer than the time given."""
         return self._ended.wait(timeout_s)
 
-    def late(self, now: float) -> bool:
+    def timed_out(self, now: float) -> bool:
         return now - self.submitted > self.request.timeout_s
 
 
 @dataclass(frozen=True, eq=False)
-class Incoming:
-    """Weights on their way in."""
+class WeightUpdate:
+    """Weights that wait for the running rows to end."""
 
     state: Mapping[str, Tensor]
     version: str
@@ -114,7 +113,7 @@ class Incoming:
 
 
 class Engine:
-    """Draws tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
+    """Samples tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
 
     Used as a context manager; leaving it ends whatever runs as "closed". observe: called with the number of rows after every token, by
     the engine's thread."""
@@ -135,9 +134,9 @@ class Engine:
         self.rows: list[Job] = []  # as they lie in the cache
         self._joining: list[Job] = []  # out of the queue, their prompts not yet run
         self._waiting: deque[Job] = deque()
-        self._incoming: Incoming | None = None  # weights that wait for the rows to end
+        self._update: WeightUpdate | None = None  # weights that wait for the rows to end
         self._turn = threading.Lock()  # one exchange at a time
-        self._bell = threading.Condition()  # guards the queue, what is incoming and the two flags
+        self._changed = threading.Condition()  # guards the queue, what is incoming and the two flags
         self._closing = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -149,9 +148,9 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._bell:
+        with self._changed:
             self._closing = True
-            self._bell.notify()
+            self._changed.notify()
         self._thread.join()
 
     @property
@@ -162,55 +161,56 @@ class Engine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closing
 
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+
     def submit(
-        self, requests: Sequence[Request], *, heard: Callable[[], None] = lambda: None, streams: bool = False
+        self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
-        """All of the requests or none. streams: `heard` is also called between the first token and the end.
+        """All of the requests or none. streams: `on_progress` is also called between the first token and the end.
 
         Raises Overloaded where the queue has no room for all, ConfigError for a prompt that the model cannot read, RunError where the
         engine has ended."""
         for request in requests:
             self._check(request)
         now = time.monotonic()
-        jobs = [Job(request, heard, streams, now) for request in requests]
-        with self._bell:
-            if not self.alive:
-                raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
-            free = self.max_rows - len(self.rows)
-            if len(self._waiting) + len(jobs) > self.max_waiting + max(0, free):
+        jobs = [Job(request, on_progress, streams, now) for request in requests]
+        with self._changed:
+            self._check_alive()
+            waiting, free = len(self._waiting), max(0, self.max_rows - len(self.rows))
+            if waiting + len(jobs) > self.max_waiting + free:
                 raise Overloaded(
-                    f"{len(self._waiting)} completions wait and {len(jobs)} more are asked for; at most {self.max_waiting} may; try again later"
+                    f"{waiting} completions wait, {len(jobs)} more are requested; at most {self.max_waiting} may wait; try again later"
                 )
             self._waiting.extend(jobs)
-            self._bell.notify()
+            self._changed.notify()
         return jobs
 
-    def exchange(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
-        """Put these weights, of the model's own shapes, in for all requests that join from now on; blocks until they are in.
+    def update_weights(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
+        """Sample from these weights, of the model's own shapes, for all requests that join from now on; blocks until they are in.
 
-        RunError, and nothing changed, where the running rows take longer than the time given or the engine has ended. ConfigError for
-        weights of another shape."""
+        RunError, with nothing changed, where the running rows take longer than timeout_s or the engine has ended. ConfigError for weights of
+        another shape."""
         own = self.model.state_dict()
         if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
-            raise ConfigError("the weights are of another shape than the model's; give those of the same model")
-        incoming = Incoming(state, version)
+            raise ConfigError("the weights have other shapes than the model's; give those of the same model")
+        incoming = WeightUpdate(state, version)
         with self._turn:
-            with self._bell:
-                if not self.alive:
-                    raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
-                self._incoming = incoming
-                self._bell.notify()
+            with self._changed:
+                self._check_alive()
+                self._update = incoming
+                self._changed.notify()
             try:
                 incoming.done.result(timeout_s)
             except TimeoutError:
-                with self._bell:
-                    withdrawn = self._incoming is incoming
-                    self._incoming = None
+                with self._changed:
+                    withdrawn = self._update is incoming
+                    self._update = None
                 if withdrawn:
-                    raise RunError(
-                        f"completions still run after {timeout_s:g} s; their weights stay; try again later"
-                    ) from None
-                incoming.done.result()  # the exchange had begun, and ends soon
+                    why = f"completions still run after {timeout_s:g} s; their weights stay; try again later"
+                    raise RunError(why) from None
+                incoming.done.result()  # the update had begun, and ends soon
 
     def _check(self, request: Request) -> None:
         cfg, prompt = self.model.cfg, request.prompt
@@ -231,20 +231,18 @@ class Engine:
             with torch.no_grad():
                 self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
                 while not self._closing:
-                    # both keep casts and copies of weights, which must not outlive them
+                    # both keep casts and copies of the weights: an update must leave them first
                     with dist.autocast(device), self.model.decoding() as self._logits_of:
                         while self._has_work():
                             self._round()
-                    self._exchange()
-        except (
-            BaseException
-        ) as error:  # a defect, or memory that ran out: said on stderr, and every request is told; raised again
+                    self._apply_update()
+        except BaseException as error:  # a defect, or no memory left: every request ends, and stderr gets the traceback
             self.failure = error
             raise
         finally:
-            with self._bell:
+            with self._changed:
                 self._closing = True
-                incoming, self._incoming = self._incoming, None
+                incoming, self._update = self._update, None
                 left = [*self.rows, *self._joining, *self._waiting]
                 self._waiting.clear()
             if incoming:
@@ -254,15 +252,15 @@ class Engine:
                     self._finish(job, "closed")
 
     def _has_work(self) -> bool:
-        """Wait for a request; false where the engine is to end, or nothing stands in the way of other weights."""
-        with self._bell:
-            while not (self.rows or self._waiting or self._closing or self._incoming):
-                self._bell.wait()
-            return not self._closing and bool(self.rows or not self._incoming)
+        """Wait for a request; false where the engine is to end, or where no row delays a weight update any more."""
+        with self._changed:
+            while not (self.rows or self._waiting or self._closing or self._update):
+                self._changed.wait()
+            return not self._closing and bool(self.rows or not self._update)
 
-    def _exchange(self) -> None:
-        with self._bell:
-            incoming, self._incoming = self._incoming, None
+    def _apply_update(self) -> None:
+        with self._changed:
+            incoming, self._update = self._update, None
         if incoming:
             for name, target in self.model.state_dict().items():
                 target.copy_(incoming.state[name])
@@ -272,7 +270,7 @@ class Engine:
     def _round(self) -> None:
         now = time.monotonic()
         for slot in reversed(range(len(self.rows))):
-            if end := _over(self.rows[slot], now):
+            if end := _interruption(self.rows[slot], now):
                 self._leave(slot, end)
         self._joining = self._admit(now)
         if self._joining:
@@ -283,29 +281,29 @@ class Engine:
         self.observe(len(self.rows))
 
     def _admit(self, now: float) -> list[Job]:
-        """Those who may join now, out of the queue."""
+        """Jobs that may join now, taken from the queue."""
         joining: list[Job] = []
         tokens = 0
-        with self._bell:
+        with self._changed:
             while (
                 self._waiting
-                and not self._incoming
+                and not self._update
                 and len(self.rows) + len(joining) < self.max_rows
                 and tokens < PREFILL_TOKENS
             ):
                 job = self._waiting.popleft()
-                if end := _over(job, now):
+                if end := _interruption(job, now):
                     self._finish(job, end)
                 else:
                     joining.append(job)
                     tokens += len(job.request.prompt)
-            for job in [job for job in self._waiting if _over(job, now)]:
+            for job in [job for job in self._waiting if _interruption(job, now)]:
                 self._waiting.remove(job)
-                self._finish(job, _over(job, now))
+                self._finish(job, _interruption(job, now))
         return joining
 
     def _prefill(self, jobs: list[Job]) -> None:
-        """Run each distinct prompt once, draw the first tokens, and let the rows join that go on."""
+        """Run each distinct prompt once, add its rows, and sample their first tokens."""
         device = self.model.wte.weight.device
         place: dict[tuple[int, ...], int] = {}
         owner = [place.setdefault(tuple(job.request.prompt), len(place)) for job in jobs]
@@ -319,13 +317,15 @@ class Engine:
         self._draw(jobs, last[owner])
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
-        """One token for each job from its last state (B, D); who has ended leaves."""
+        """One token for each job from its last state (B, D); finished rows leave."""
         logits = self._logits_of(hidden).float()
         logits[:, self.model.cfg.owned :] = -math.inf
         for row, job in enumerate(jobs):
             if job.request.banned:
                 logits[row, list(job.request.banned)] = -math.inf
-        details = {job: note(logits[row], job.request) for row, job in enumerate(jobs) if job.request.top is not None}
+        details = {
+            job: detail_of(logits[row], job.request) for row, job in enumerate(jobs) if job.request.top is not None
+        }
         keys, places = (
             torch.tensor(x, device=logits.device) for x in ([j.request.draws for j in jobs], [len(j.ids) for j in jobs])
         )
@@ -338,23 +338,23 @@ class Engine:
             job.ids.append(token)
         ends = {job: end for job in jobs if (end := self._ended(job))}
         for job in jobs:
-            self._tell(job, now)
+            self._notify(job, now)
         for slot in reversed(range(len(self.rows))):
             if end := ends.get(self.rows[slot]):
                 self._leave(slot, end)
 
-    def _tell(self, job: Job, now: float) -> None:
-        """Wake whoever reads the job, if it is time."""
+    def _notify(self, job: Job, now: float) -> None:
+        """Call on_progress, if it is time."""
         if len(job.ids) == 1:
-            job.first_s = now - job.submitted
+            job.first_token_s = now - job.submitted
         if job.streams and now - job.flushed >= FLUSH_S:
             job.flushed = now
-            job.heard()
+            job.on_progress()
 
     def _ended(self, job: Job) -> End | None:
-        """Why the completion ends with its last token, if it does. Asked once per token, as `halt` may count."""
+        """Why the completion ends with its last token, if it does. Called once per token, since `should_stop` may count."""
         request, ids = job.request, job.ids
-        halted = request.halt is not None and request.halt(ids[-1])
+        halted = request.should_stop is not None and request.should_stop(ids[-1])
         if halted or any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
             return "stop"
         if len(ids) == request.max_new_tokens:
@@ -371,11 +371,11 @@ class Engine:
     def _finish(self, job: Job, end: End) -> None:
         job.end = end
         job._ended.set()
-        job.heard()
+        job.on_progress()
 
 
-def _over(job: Job, now: float) -> End | None:
-    return "cancelled" if job.cancelled else "timeout" if job.late(now) else None
+def _interruption(job: Job, now: float) -> End | None:
+    return "cancelled" if job.cancelled else "timeout" if job.timed_out(now) else None
 
 
 def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -389,8 +389,8 @@ def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Te
     return ids, logprobs
 
 
-def note(logits: Tensor, request: Request) -> Detail:
-    """Entropy and likeliest tokens of the distribution that (V,) logits are drawn from; greedy: the model's own."""
+def detail_of(logits: Tensor, request: Request) -> Detail:
+    """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the model's own."""
     how = request.how if request.how.temperature else Truncation()
     kept, ids = how.candidates(logits[None].clone())
     logprobs = kept.log_softmax(-1)[0]

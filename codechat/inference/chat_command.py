@@ -1,12 +1,11 @@
-"""Free chat with a checkpoint: one request, or a conversation in the terminal. The answer appears as it is
-sampled.
+"""Chat with a checkpoint: one request, or a conversation in the terminal. The answer appears as it is sampled.
 
-    codechat talk --ckpt nano/sft --user "write quicksort"
-    codechat talk --ckpt nano/sft                                a conversation; Ctrl-D ends it
-    codechat talk --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
+    codechat chat --ckpt nano/sft --user "write quicksort"
+    codechat chat --ckpt nano/sft                                a conversation; Ctrl-D ends it
+    codechat chat --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
 
-Left out: function calls (tool_talk.py), and any text that training did not see: turns are laid out by
-`chat.prompt`, stopped by the closing tag, and nothing is added to them."""
+Left out: function calls (tools_command), and any text that training did not see: `chat.prompt` lays out the turns, the closing tag stops them.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +14,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from codechat import distributed, models  # dist, generate and loading import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, UserError
-from codechat.distributed import dist
-from codechat.inference.client import RemoteVoice
-from codechat.models import generate, loading
+from codechat.inference.client import RemoteModel
+from codechat.inference.detokenizer import Detokenizer
 from codechat.text import chat
 from codechat.text.token_view import visible
 
 Message = dict[str, str]
-USUAL_TOKENS = 256  # an answer's length where none is asked for
-NEW, ENDS = "/new", "Ctrl-D ends, Ctrl-C stops an answer, /new forgets the conversation"
+DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
 
 
 @dataclass(frozen=True, kw_only=True)
-class TalkConfig:
+class ChatSettings:
     """A checkpoint, how to sample from it, and what to say to it."""
 
     ckpt: str = opt("", "run name, run@best, run@STEP, run directory or checkpoint; or give --server")
-    server: str = opt("", "URL of a server to talk to instead, such as http://127.0.0.1:8000 (codechat serve)")
-    api_key_file: Path | None = opt(None, "file with the key that the server asks for; none = no key")
+    server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
+    api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
     user: str = opt("", "one request, answered and done; empty = a conversation, read from the terminal")
     system: str = opt("You are a helpful assistant.", "system message; empty = none")
-    max_new_tokens: int | None = opt(None, f"longest answer, tokens; none = {USUAL_TOKENS}, or what the block leaves")
+    max_new_tokens: int | None = opt(None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves")
     temperature: float = opt(0.8, "sampling temperature; 0 = always the most likely token")
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all")
     top_p: float | None = opt(None, "sample from the smallest set of tokens that holds this probability")
@@ -47,12 +45,12 @@ class TalkConfig:
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens}; it must be at least 1")
-        generate.Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        models.generate.Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreeTalkConfig(TalkConfig):
-    """`codechat talk`."""
+class ChatConfig(ChatSettings):
+    """`codechat chat`."""
 
     complete: str = opt("", "a text to continue as it stands, without turns (for pretrained checkpoints)")
 
@@ -62,136 +60,102 @@ class FreeTalkConfig(TalkConfig):
             raise ConfigError("--user and --complete exclude each other; keep one")
 
 
-class Voice:
-    """A loaded checkpoint with sampling settings. Each answer has its own draws, so asking twice may
-    differ."""
+class LocalModel:
+    """A loaded checkpoint with sampling settings. Each answer has its own sampling key, so the same request may get another answer."""
 
-    def __init__(self, cfg: TalkConfig) -> None:
+    def __init__(self, cfg: ChatSettings) -> None:
         self.cfg = cfg
-        self.loaded = loading.load_model(cfg.ckpt, dist.device())
+        self.loaded = models.loading.load_model(cfg.ckpt, distributed.dist.device())
         self.answers = 0
         self.ids: list[int] = []  # sampled for the last answer
         block = self.block_size
         if cfg.max_new_tokens is not None and cfg.max_new_tokens >= block:
             raise ConfigError(
-                f"--max-new-tokens {cfg.max_new_tokens} does not fit the block of {cfg.ckpt}: {block} "
-                f"tokens, the request among them; set {block // 2} or less"
+                f"--max-new-tokens {cfg.max_new_tokens} does not fit the block of {cfg.ckpt}, which holds {block} tokens "
+                f"with the request; set {block // 2} or less"
             )
 
     @property
     def block_size(self) -> int:
         return self.loaded.model.cfg.block_size
 
-    def say(self, messages: Sequence[Message], raw: bool = False) -> Iterator[str]:
-        """Pieces of the assistant's next turn; raw: with tags. ConfigError where the conversation fills the
-        block."""
-        tokenizer, tags = self.loaded.tokenizer, self.loaded.tags
-        prompt, stops = chat.prompt(messages, tokenizer, tags), chat.stop_sequences(tokenizer, tags)
-        if raw:
-            return self._pieces(prompt, stops, lambda ids: chat.decode(ids, tokenizer), "")
-        end = "\n" + chat.decode(stops[0], tokenizer)
-        return self._pieces(prompt, stops, lambda ids: chat.completion_text(ids, tokenizer, tags), end)
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        return chat.prompt(messages, self.loaded.tokenizer, self.loaded.tags)
 
-    def last_turn(self) -> str:
-        """The content of the turn that was said last, however it was shown."""
+    def say(self, messages: Sequence[Message], raw: bool = False) -> Iterator[str]:
+        """Pieces of the assistant's next turn; raw: with tags. ConfigError where the conversation fills the block."""
+        tokenizer, tags = self.loaded.tokenizer, self.loaded.tags
+        reader = Detokenizer(tokenizer, tags, raw=raw)
+        return self._pieces(self.prompt(messages), chat.stop_sequences(tokenizer, tags), reader)
+
+    def complete(self, text: str) -> Iterator[str]:
+        """Pieces of the continuation of a plain text."""
+        tokenizer = self.loaded.tokenizer
+        return self._pieces(tokenizer.encode(text), [(tokenizer.eot_id,)], Detokenizer(tokenizer, None))
+
+    def last_content(self) -> str:
+        """The content of the last turn, however it was shown."""
         return chat.completion_text(self.ids, self.loaded.tokenizer, self.loaded.tags)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """What the model reads before it answers, tags as text."""
-        return chat.decode(chat.prompt(messages, self.loaded.tokenizer, self.loaded.tags), self.loaded.tokenizer)
+        return chat.decode(self.prompt(messages), self.loaded.tokenizer)
 
-    def go_on(self, text: str) -> Iterator[str]:
-        """Pieces of the continuation of a plain text."""
-        tokenizer = self.loaded.tokenizer
-        stop = tokenizer.eot_id
-        return self._pieces(
-            tokenizer.encode(text),
-            [(stop,)],
-            lambda ids: chat.decode([i for i in ids if i != stop], tokenizer),
-            "",
-        )
-
-    def _pieces(
-        self,
-        prompt: Sequence[int],
-        stops: Sequence[Sequence[int]],
-        text_of: Callable[[list[int]], str],
-        end: str,
-    ) -> Iterator[str]:
+    def _pieces(self, prompt: Sequence[int], stop: Sequence[Sequence[int]], reader: Detokenizer) -> Iterator[str]:
         cfg, shown, self.ids = self.cfg, "", []
         key, self.answers = self.answers, self.answers + 1
-        steps = generate.stream(
-            self.loaded.model,
-            prompt,
-            max_new_tokens=self.budget(len(prompt)),
-            stop=stops,
-            temperature=cfg.temperature,
-            top_k=cfg.top_k,
-            top_p=cfg.top_p,
-            seed=cfg.seed,
-            key=key,
-        )
-        with dist.autocast(dist.device()):
-            for token, _ in steps:
+        how = dict(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, seed=cfg.seed, key=key)
+        budget = self.budget(len(prompt))
+        with distributed.dist.autocast(distributed.dist.device()):
+            for token, _ in models.generate.stream(self.loaded.model, prompt, max_new_tokens=budget, stop=stop, **how):
                 self.ids.append(token)
-                text = settled(text_of(self.ids), end)
+                text = reader.growing(self.ids)
                 if len(text) > len(shown):
                     yield text[len(shown) :]
                     shown = text
-        yield text_of(self.ids)[len(shown) :]
+        yield reader.text(self.ids)[len(shown) :]
 
     def budget(self, prompt_tokens: int) -> int:
         """Tokens that the next answer may have. ConfigError where there is no room."""
         room = self.block_size - prompt_tokens
-        wanted = self.cfg.max_new_tokens or min(USUAL_TOKENS, max(room, 1))
-        if room < wanted:
+        needed = self.cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
+        if room < needed:
             remedy = f"set --max-new-tokens {room} or less, or shorten the conversation" if room > 0 else "shorten it"
             raise ConfigError(
-                f"the conversation has {prompt_tokens} tokens and the answer may have {wanted}; both must "
+                f"the conversation has {prompt_tokens} tokens and the answer may have {needed}; both must "
                 f"fit the block of {self.block_size} tokens; {remedy}"
             )
-        return wanted
+        return needed
 
-    def fitted(self, messages: list[Message]) -> list[Message]:
-        """The conversation without its oldest exchanges, as many as the block cannot hold beside an answer;
-        says so on stderr."""
-        wanted = self.cfg.max_new_tokens or min(USUAL_TOKENS, self.block_size // 4)
+    def fit(self, messages: list[Message]) -> list[Message]:
+        """The conversation without the oldest exchanges that leave the answer no room; stderr says how many."""
+        needed = self.cfg.max_new_tokens or min(DEFAULT_TOKENS, self.block_size // 4)
         kept = messages
-        while self.block_size - len(chat.prompt(kept, self.loaded.tokenizer, self.loaded.tags)) < wanted:
+        while self.block_size - len(self.prompt(kept)) < needed:
             users = [i for i, m in enumerate(kept) if m["role"] == "user"]
             if len(users) < 2:
                 break
             kept = [m for m in kept[: users[0]] if m["role"] == "system"] + kept[users[1] :]
-        if len(kept) < len(messages):
-            gone = f"the oldest {len(messages) - len(kept)} messages are forgotten"
-            print(f"[the block holds {self.block_size} tokens: {gone}]", file=sys.stderr)
+        if dropped := len(messages) - len(kept):
+            print(
+                f"[the block holds {self.block_size} tokens: the oldest {dropped} messages are forgotten]",
+                file=sys.stderr,
+            )
         return kept
 
 
-def voice_of(cfg: TalkConfig) -> Voice | RemoteVoice:
-    """The checkpoint or the server that the flags name. ConfigError where they name none or both."""
+def open_model(cfg: ChatSettings) -> LocalModel | RemoteModel:
+    """The checkpoint or the server of the flags. ConfigError where they name none or both."""
     if bool(cfg.ckpt) == bool(cfg.server):
         given = "both --ckpt and --server are given" if cfg.ckpt else "ckpt is required"
         raise ConfigError(f"{given}; set --ckpt RUN, or --server URL")
     if cfg.ckpt:
-        return Voice(cfg)
-    settings = {
-        "temperature": cfg.temperature,
-        "top_k": cfg.top_k,
-        "top_p": cfg.top_p,
-        "max_tokens": cfg.max_new_tokens,
-    }
-    return RemoteVoice(cfg.server, settings, seed=cfg.seed, api_key_file=cfg.api_key_file)
+        return LocalModel(cfg)
+    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, max_tokens=cfg.max_new_tokens)
+    return RemoteModel(cfg.server, how, seed=cfg.seed, api_key_file=cfg.api_key_file)
 
 
-def settled(text: str, end: str) -> str:
-    """The part of a growing text that more tokens cannot change: without half characters, and without a
-    beginning of `end`."""
-    text = text.rstrip("\ufffd")
-    for n in range(min(len(end), len(text)), 0, -1):
-        if text.endswith(end[:n]):
-            return text[:-n]
-    return text
+# ---- the terminal
 
 
 def opening(system: str) -> list[Message]:
@@ -209,28 +173,25 @@ def show(pieces: Iterator[str]) -> str:
 
 
 def converse(first: list[Message], reply: Callable[[list[Message]], list[Message]]) -> None:
-    """Read requests until the end of input; `reply` takes the conversation and returns it with its answer. A
-    refusal or Ctrl-C within an answer takes back that turn; where nobody sits at the terminal a refusal ends
-    the command."""
+    """Read requests until the end of input; `reply` takes the conversation and returns it with its answer.
+
+    At a terminal, a user error or Ctrl-C within an answer drops that turn; elsewhere it ends the command."""
     person = sys.stdin.isatty()
     if person:
-        import_line_editing()
-        print(f"[{ENDS}]")
+        _load_line_editing()
+        print("[Ctrl-D ends, Ctrl-C stops an answer, /new forgets the conversation]")
     messages = list(first)
     while (line := _read_line(person)) is not None:
-        if line.strip() == NEW:
+        if line.strip() == "/new":
             messages = list(first)
         elif line.strip():
             try:
                 messages = reply([*messages, {"role": "user", "content": line}])
-            except UserError as refusal:
+            except (UserError, KeyboardInterrupt) as error:
                 if not person:
                     raise
-                print(f"error: {refusal}", file=sys.stderr)
-            except KeyboardInterrupt:
-                if not person:
-                    raise
-                print("\n[stopped; this turn is forgotten]")
+                stopped = isinstance(error, KeyboardInterrupt)
+                print("\n[stopped; this turn is forgotten]" if stopped else f"error: {error}", file=sys.stderr)
 
 
 def _read_line(person: bool) -> str | None:
@@ -240,8 +201,8 @@ def _read_line(person: bool) -> str | None:
         return None
 
 
-def import_line_editing() -> None:
-    """Arrow keys and history for input(), where the interpreter was built with them."""
+def _load_line_editing() -> None:
+    """Arrow keys and history for input(), where the interpreter has them."""
     try:
         import readline  # noqa: F401
     except ImportError:
@@ -249,25 +210,25 @@ def import_line_editing() -> None:
 
 
 EPILOG = """examples:
-  codechat talk --ckpt nano/sft --user "write quicksort"
-  codechat talk --ckpt nano/sft --temperature 0
-  codechat talk --ckpt nano/pretrain --complete "def quicksort(" --max-new-tokens 100
-  codechat talk --server http://127.0.0.1:8000 --user "write quicksort"
-  echo "What is a list?" | codechat talk --ckpt runs/nano/sft/checkpoints/step_000400"""
+  codechat chat --ckpt nano/sft --user "write quicksort"
+  codechat chat --ckpt nano/sft --temperature 0
+  codechat chat --ckpt nano/pretrain --complete "def quicksort(" --max-new-tokens 100
+  codechat chat --server http://127.0.0.1:8000 --user "write quicksort"
+  echo "What is a list?" | codechat chat --ckpt runs/nano/sft/checkpoints/step_000400"""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat talk`."""
-    cfg = config.parse(FreeTalkConfig, sys.argv[1:] if argv is None else argv, prog="codechat talk", epilog=EPILOG)
-    voice = voice_of(cfg)
+    """`codechat chat`."""
+    cfg = config.parse(ChatConfig, sys.argv[1:] if argv is None else argv, prog="codechat chat", epilog=EPILOG)
+    model = open_model(cfg)
     if cfg.complete:
         print(cfg.complete, end="", flush=True)
-        show(voice.go_on(cfg.complete))
+        show(model.complete(cfg.complete))
         return
 
     def reply(messages: list[Message]) -> list[Message]:
-        messages = voice.fitted(messages)
-        return [*messages, {"role": "assistant", "content": show(voice.say(messages))}]
+        messages = model.fit(messages)
+        return [*messages, {"role": "assistant", "content": show(model.say(messages))}]
 
     if cfg.user:
         reply([*opening(cfg.system), {"role": "user", "content": cfg.user}])

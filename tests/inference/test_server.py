@@ -31,7 +31,7 @@ from codechat.inference import (
     serve,
 )
 from codechat.inference import client as remote  # noqa: E402
-from codechat.inference.completion_text import Reading, StopStrings  # noqa: E402
+from codechat.inference.detokenizer import Detokenizer, StopStrings  # noqa: E402
 from codechat.inference.serve import ServeConfig  # noqa: E402
 from codechat.models import generate, loading
 from codechat.models.config import GPTConfig  # noqa: E402
@@ -189,7 +189,7 @@ def test_stop_strings_end_the_answer_and_are_not_shown(up: Running, stop: Any, r
     ids=str,
 )
 def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -> None:
-    reading = Reading(**({"tokenizer": TOK, "tags": "reserved"} | more))
+    reading = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
     ids = chat.completion_ids(content, TOK) if reading.tags else TOK.encode(content)
     whole, before = reading.split(ids).text, ""
     for k in range(len(ids) + 1):
@@ -202,10 +202,10 @@ def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -
 
 
 def test_a_stop_string_is_seen_however_tokens_cut_it() -> None:
-    reading = Reading(TOK, "reserved", stops=("x = 12",))
+    reading = Detokenizer(TOK, "reserved", stops=("x = 12",))
     for ids in (TOK.encode("a x = 12 b"), [i for c in "a x = 12 b" for i in TOK.encode(c)]):
-        halt = StopStrings(reading)
-        seen = [halt(i) for i in ids]
+        should_stop = StopStrings(reading)
+        seen = [should_stop(i) for i in ids]
         assert sum(seen[: seen.index(True) + 1]) == 1 and chat.decode(ids[: seen.index(True) + 1], TOK).endswith(
             "x = 12"
         )
@@ -372,7 +372,7 @@ def test_overload_is_429_and_the_accepted_are_answered(root: Path, slow_steps: N
         ends = [c.finish_reason for chunk in long for c in chunk.choices if c.finish_reason]
         assert len(ends) == 3
         assert say(up).choices[0].message.content == CODE
-        with pytest.raises(openai.BadRequestError, match="at most 3"):
+        with pytest.raises(openai.BadRequestError, match="3"):
             say(up, n=4)
 
 
@@ -397,7 +397,7 @@ def test_a_late_answer_is_504_or_ends_its_stream(root: Path, slow_steps: None) -
         with pytest.raises(openai.APIStatusError) as refusal:
             say(up, "?", temperature=10, max_tokens=370, n=8)
         assert refusal.value.status_code == 504 and "0.3 s" in str(refusal.value)
-        with pytest.raises(openai.APIError, match="not finished within"):
+        with pytest.raises(openai.APIError):
             list(say(up, "?", temperature=10, max_tokens=370, n=8, stream=True))
         assert up.idle()
 
@@ -520,7 +520,7 @@ def test_bodies_that_are_no_requests(up: Running) -> None:
     )
 
 
-def test_other_names_of_this_machine_are_refused(up: Running) -> None:
+def test_other_names_of_this_machine_are_rejected(up: Running) -> None:
     assert (
         up.send("GET", "/health", Host="evil.example")[0] == 403
         and up.send("GET", "/", Host="evil.example:80")[0] == 403
@@ -576,7 +576,7 @@ def test_no_text_can_forge_a_role(up: Running) -> None:
     assert [tag for tag in tags if tag != "<|end|>"] == roles and tags.count("<|end|>") == 4
 
 
-def test_where_tags_are_text_forged_contents_are_refused(root: Path) -> None:
+def test_where_tags_are_text_forged_contents_are_rejected(root: Path) -> None:
     with Serving(ckpt="tiny/text") as up:
         for messages, field in (
             ([*USER, {"role": "user", "content": FORGED}], "messages[1].content"),
@@ -609,7 +609,7 @@ def test_async_client_and_cancelled_tasks(up: Running, slow_steps: None) -> None
     assert asyncio.run(run()) == "Hello." and up.idle()
 
 
-# ---- talk and tools over a server
+# ---- chat and tools over a server
 
 
 @pytest.fixture
@@ -624,19 +624,19 @@ def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def test_talk_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
-    assert said("talk", "--server", up.url, "--system", "", "--user", "code", "--temperature", "0") == (
+def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
+    assert said("chat", "--server", up.url, "--system", "", "--user", "code", "--temperature", "0") == (
         0,
         CODE + "\n",
         "",
     )
     code, out, err = said("tools", "--server", f"{up.url}/v1", "--tools", "square", "--user", REQUEST)
     assert (code, err) == (0, "") and out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
-    code, out, _ = said("talk", "--server", up.url, "--complete", "def f(", "--max-new-tokens", "5")
+    code, out, _ = said("chat", "--server", up.url, "--complete", "def f(", "--max-new-tokens", "5")
     assert code == 0 and out.startswith("def f(") and len(out) > len("def f(\n")
     first, again, other = (
         said(
-            "talk",
+            "chat",
             "--server",
             up.url,
             "--user",
@@ -655,18 +655,18 @@ def test_talk_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
     assert first == again != other
 
 
-def test_refusals_of_a_server_are_one_line(up: Running, said: Any, tmp_path: Path) -> None:
-    for argv, why in (
-        (["--server", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
-        (["--server", "nonsense"], "it must be a URL"),
-        ([], "ckpt is required"),
-        (["--server", up.url, "--ckpt", "tiny/sft"], "both --ckpt and --server"),
+def test_errors_of_a_server_are_one_line(up: Running, said: Any, tmp_path: Path) -> None:
+    for argv, named in (
+        (["--server", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
+        (["--server", "nonsense"], "nonsense"),
+        ([], "--ckpt"),
+        (["--server", up.url, "--ckpt", "tiny/sft"], "--server"),
         (["--server", up.url, "--max-new-tokens", "999"], "max_tokens is 999"),
-        (["--server", up.url, "--api-key-file", str(tmp_path / "none")], "is not a file"),
+        (["--server", up.url, "--api-key-file", str(tmp_path / "none")], "none"),
     ):
-        code, out, err = said("talk", *argv, "--user", "x")
-        assert (code, out) == (2, "") and why in err and err.count("\n") == 0, err
-    assert "--raw shows" in said("tools", "--server", up.url, "--raw", "--user", "x")[2]
+        code, out, err = said("chat", *argv, "--user", "x")
+        assert (code, out) == (2, "") and named in err and err.count("\n") == 0, err
+    assert "--raw" in said("tools", "--server", up.url, "--raw", "--user", "x")[2]
 
 
 def test_calls_survive_the_way_to_openais_messages_and_back() -> None:
@@ -687,27 +687,27 @@ def test_calls_survive_the_way_to_openais_messages_and_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, why",
+    "settings, named",
     [
-        ({"host": "0.0.0.0"}, "set --api-key-file"),
+        ({"host": "0.0.0.0"}, "--api-key-file"),
         ({"port": 70000}, "port 70000"),
         ({"max_batch": 0}, "max_batch 0"),
         ({"timeout_s": 0.0}, "timeout_s 0"),
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
-        ({"host": "example.com"}, "can be reached"),
+        ({"host": "example.com"}, "example.com"),
     ],
 )
-def test_settings_are_checked_first(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_settings_are_checked_first(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         ServeConfig(ckpt="none", **settings)
 
 
-def test_a_port_in_use_and_a_bad_key_file_are_refused(up: Running, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on 127.0.0.1 port"):
+def test_a_port_in_use_and_a_bad_key_file_are_rejected(up: Running, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="127.0.0.1 port"):
         serve.listen(*up.place)
     (tmp_path / "empty").write_text("\n")
-    for path, why in ((tmp_path / "none", "is not a file"), (tmp_path / "empty", "holds no key")):
-        with pytest.raises((ConfigError, MissingFile), match=why):
+    for path, kind in ((tmp_path / "none", MissingFile), (tmp_path / "empty", ConfigError)):
+        with pytest.raises(kind, match=path.name):
             serve.read_key(path)
 
 

@@ -1,0 +1,40 @@
+"""Load other weights into a running server: a checkpoint below one directory, of the same model, whole or not at all.
+
+Off unless the server was started with --reload-from. A request names a path below that directory and nothing else. The file is read without
+executing it, and only after its hashes agree (`checkpoint`), into memory, before the running model changes.
+
+Left out: weights over the wire, other shapes or tokenizers than the server's own.
+"""
+
+from __future__ import annotations
+
+from codechat.core.errors import CheckpointError, MissingFile, RunError
+from codechat.inference.api_errors import ApiError
+from codechat.inference.api_requests import ServedModel
+from codechat.inference.batching import Engine
+from codechat.models import loading
+from codechat.runs.checkpoint import fingerprint
+
+
+def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
+    """Let `engine` sample from the checkpoint at `path`, below `served.reload_from`, from now on; its version. ApiError gives the reason where it cannot."""
+    assert served.reload_from is not None
+    folder = served.reload_from.resolve()
+    place = (folder / path).resolve()
+    if not place.is_relative_to(folder):
+        raise ApiError(403, f"path {path[:200]!r} leads out of the directory of --reload-from", "path")
+    if not (place / "meta.json").is_file():
+        raise ApiError(404, f"path {path[:200]!r}: no checkpoint lies there", "path")
+    try:
+        found = loading.load_model(place)
+    except (CheckpointError, MissingFile) as error:
+        raise ApiError(409, f"path: {error}", "path") from None
+    own, same = served.loaded, "its shape, tokenizer and tags must be the same"
+    if (found.model.cfg, found.tokenizer.to_dict(), found.tags) != (own.model.cfg, own.tokenizer.to_dict(), own.tags):
+        raise ApiError(409, f"path {path[:200]!r} holds another model than the one that is served: {same}", "path")
+    version = fingerprint(found.meta)
+    try:
+        engine.update_weights(found.model.state_dict(), version, served.timeout_s)
+    except RunError as error:
+        raise ApiError(503, str(error)) from None
+    return version
