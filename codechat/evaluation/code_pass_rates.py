@@ -22,9 +22,8 @@ import torch
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.config import opt
+from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.core.fields import default
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import evaluate_split, find_contamination, label

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from codechat import tasks
 from codechat.core import config
-from codechat.core.config import opt
+from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.core.fields import default
 from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import SamplingSettings

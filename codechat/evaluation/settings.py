@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codechat.core.config import opt
-from codechat.core.fields import Settings
+from codechat.core.config import Settings, opt
 
 
 @dataclass(frozen=True, kw_only=True)
