@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from learning import Claim, above, below, hold, lesson
 
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
@@ -41,15 +42,19 @@ VERSE = "".join(
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
-    (tmp_path / "verse.txt").write_text(VERSE * 3)
     return tmp_path
+
+
+def write_verse(home: Path) -> Path:
+    (home / "verse.txt").write_text(VERSE * 3)
+    return home / "verse.txt"
 
 
 def settings(home: Path, objective: str, **changes: Any) -> loop.CharsConfig:
     tiny = dict(depth=1, n_embd=16, n_head=2, block_size=16)
     common = dict(
         objective=objective,
-        source=str(home / "verse.txt"),
+        source=str(write_verse(home)),
         model=tiny,
         horizon=8,
         device_batch_size=4,
@@ -484,18 +489,23 @@ def test_only_the_horizon_is_learned(home: Path, prompt_len: int) -> None:
     )
 
 
+@lesson("supervised", "denoise")
+def predict_verse(objective: str, home: Path, seed: int) -> list[Claim]:
+    evals = loop.train(
+        settings(home, objective, max_tokens=32 * 400, eval_every=400, lr=1e-2, log_every=100, seed=seed)
+    ).evals()
+    first, last = evals["val_loss"].iloc[[0, -1]]
+    return [above("first loss", first, 2.9), below("last loss", last, 1.5 if objective == "supervised" else 2.8)]
+
+
 @pytest.mark.slow
 def test_supervised_learning_learns_and_denoising_too(home: Path) -> None:
-    for objective, below in (("supervised", 1.5), ("denoise", 2.8)):
-        found = loop.train(
-            settings(home, objective, max_tokens=32 * 150, eval_every=150, lr=1e-2, log_every=50)
-        ).evals()
-        assert found["val_loss"].iloc[0] > 2.9 and found["val_loss"].iloc[-1] < below, objective
+    for objective in ("supervised", "denoise"):
+        hold(predict_verse(objective, home, seed=0))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["grpo", "ppo"])
-def test_rewards_teach_more_than_the_commonest_symbol(home: Path, objective: str) -> None:
+@lesson("grpo", "ppo")
+def predict_verse_for_rewards(objective: str, home: Path, seed: int) -> list[Claim]:
     cfg = settings(
         home,
         objective,
@@ -506,11 +516,18 @@ def test_rewards_teach_more_than_the_commonest_symbol(home: Path, objective: str
         entropy_coef=0.02,
         log_every=100,
         group_size=8,
+        seed=seed,
     )
-    evals = loop.train(cfg).evals()
+    first, last = loop.train(cfg).evals()["val_accuracy"].iloc[[0, -1]]
     text = chars.load(cfg.source, "chars")
     commonest = float(text.val.bincount().max()) / len(text.val)
-    assert evals["val_accuracy"].iloc[0] < 0.1 and evals["val_accuracy"].iloc[-1] > 1.2 * commonest
+    return [below("first accuracy", first, 0.1), above("last over the commonest's", last / commonest, 1.2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["grpo", "ppo"])
+def test_rewards_teach_more_than_the_commonest_symbol(home: Path, objective: str) -> None:
+    hold(predict_verse_for_rewards(objective, home, seed=0))
 
 
 COLUMNS = (
@@ -601,18 +618,24 @@ def test_the_random_reference_is_the_start_and_the_bigram_is_not(home: Path) -> 
     assert first["random"] == pytest.approx(0, abs=1e-6) and first["bigram"] > 0.1
 
 
+@lesson()
+def continue_by_rewards(home: Path, seed: int) -> list[Claim]:
+    loop.train(settings(home, "supervised", max_tokens=32 * 100, lr=1e-2, seed=seed))
+    more = loop.train(settings(home, "grpo", init_from="supervised", run_name="more", seed=seed))
+    return [above("first accuracy", more.metrics()["symbol_accuracy"].iloc[0], 0.2)]
+
+
 def test_a_supervised_run_can_be_continued_by_rewards(home: Path) -> None:
-    base = loop.train(settings(home, "supervised", max_tokens=32 * 100, lr=1e-2))
-    more = loop.train(settings(home, "grpo", init_from="supervised", run_name="more"))
-    assert more.metrics()["symbol_accuracy"].iloc[0] > 0.2 and more.env["parent"]
-    assert checkpoint.read_meta(more.path)["lineage"][0]["objective"] == "supervised"
+    hold(continue_by_rewards(home, seed=0))
+    more = run.Run.open("more")
+    assert more.env["parent"] and checkpoint.read_meta(more.path)["lineage"][0]["objective"] == "supervised"
     with pytest.raises(ConfigError, match="supervised has causal=True; objective denoise"):
         loop.train(settings(home, "denoise", init_from="supervised"))
-    assert base.status["status"] == "finished"
+    assert run.Run.open("supervised").status["status"] == "finished"
 
 
 def test_the_command(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = f"--objective ppo --source {home / 'verse.txt'} --tokenizer gpt2:512 --horizon 8 --device-batch-size 2 --group-size 2 --max-tokens 64 --model.depth 1"
+    words = f"--objective ppo --source {write_verse(home)} --tokenizer gpt2:512 --horizon 8 --device-batch-size 2 --group-size 2 --max-tokens 64 --model.depth 1"
     assert (
         loop.main(
             [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from learning import Claim, above, below, hold, lesson
 
 from codechat import grpo, reinforce, tasks
 from codechat.core import config
@@ -27,6 +28,7 @@ from codechat.models.gpt import GPT
 from codechat.reports import token_attribution
 from codechat.rl import advantages, losses, rollout
 from codechat.runs import paths
+from codechat.runs.run import Run
 from codechat.tasks import Problem, toolbox, toy
 from codechat.tasks.coding import prepare
 from codechat.tasks.coding.task import CodingTask
@@ -448,24 +450,34 @@ def test_checkpoints_would_be_ranked_on_test_and_benchmarks_let_in() -> None:
 # ---------------------------------------------------------------- F7, F8: in the loops
 
 
-def test_k1_in_the_loss_moves_a_policy_that_nothing_rewards_and_the_sentinel_stops_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, completion: tasks.Score(0.0, "none", {}, False))
+@lesson()
+def drift_with_k1(home: Path, seed: int) -> list[Claim]:
     cfg = config.resolve(
         grpo.GRPOConfig,
         "toy",
-        overrides=dict(max_steps=9, dead_patience=8, diagnose_groups=0, save_every=0, kl_coef=0.02, kl_kind="k1"),
+        overrides=dict(
+            max_steps=9, dead_patience=8, diagnose_groups=0, save_every=0, kl_coef=0.02, kl_kind="k1", seed=seed
+        ),
         presets=grpo.RUN_PRESETS,
     )
-    right = grpo.train(replace(cfg, run_name="right"))
-    with switched_on("k1-drift"):
-        drifting = grpo.train(replace(cfg, run_name="drifting", kl_kind="k3"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy.ToyTask, "score", lambda self, problem, completion: tasks.Score(0.0, "none", {}, False))
+        right = grpo.train(replace(cfg, run_name="right"))
+        with switched_on("k1-drift"):
+            drifting = grpo.train(replace(cfg, run_name="drifting", kl_kind="k3"))
+    return [
+        below("KL without the defect", right.metrics()["kl_ref"].abs().max(), 1e-6),
+        above("last KL with it", drifting.metrics()["kl_ref"].iloc[-1], 0.05),
+    ]
+
+
+def test_k1_in_the_loss_moves_a_policy_that_nothing_rewards_and_the_sentinel_stops_it(home: Path) -> None:
+    hold(drift_with_k1(home, seed=0))
+    right, drifting = Run.open("right"), Run.open("drifting")
     for found in (right, drifting):
         assert (found.metrics()["reward_mean"] == 0).all()
         assert found.status["status"] == "stopped" and found.status["reason"].startswith("DEAD: 8 steps")
-    assert right.metrics()["kl_ref"].abs().max() < 1e-6 and (right.metrics()["weights_changed_bf16"] == 0).all()
-    assert drifting.metrics()["kl_ref"].iloc[-1] > 0.05 and (drifting.metrics()["grad_norm"] > 0).all()
+    assert (right.metrics()["weights_changed_bf16"] == 0).all() and (drifting.metrics()["grad_norm"] > 0).all()
 
 
 def test_a_resume_that_cannot_load_starts_over_in_silence_or_is_refused(

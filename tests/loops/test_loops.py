@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from learning import Claim, above, below, hold, lesson
 
 from codechat import pretrain, reinforce, sft
 from codechat.core import config
@@ -27,11 +28,15 @@ from codechat.text import tokenizer
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 
 
-@pytest.fixture
-def text_corpus(home: Path) -> str:
+def write_text_corpus(home: Path) -> str:
     texts = [f"def f{i}(x):\n    return x + {i}\n" * 8 for i in range(120)]
     corpus.write_corpus(texts, home / "corpus", tokenizer.load("bytes"))
     return str(home / "corpus")
+
+
+@pytest.fixture
+def text_corpus(home: Path) -> str:
+    return write_text_corpus(home)
 
 
 @pytest.fixture
@@ -121,16 +126,25 @@ def weights(found: run.Run) -> dict[str, torch.Tensor]:
     return checkpoint.load(found.path).model_state
 
 
-def test_pretraining_lowers_bits_per_byte(text_corpus: str) -> None:
-    found = pretrain.train(pretrain_config(text_corpus, max_steps=60, save_every=0, eval_every=0, run_name="learns"))
-    assert found.status["status"] == "finished"
-    first = (
-        pretrain.train(pretrain_config(text_corpus, max_steps=1, eval_every=1, save_every=0, run_name="start"))
-        .evals()["val_bpb"]
-        .iloc[0]
+@lesson()
+def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
+    found = pretrain.train(
+        pretrain_config(
+            write_text_corpus(home), max_steps=60, save_every=0, eval_every=60, run_name="learns", seed=seed
+        )
     )
-    assert 7.0 < first < 9.5  # an untrained byte model: about log2(257) bits
-    assert found.evals()["val_bpb"].iloc[-1] < 0.6 * first
+    assert found.status["status"] == "finished"
+    first, last = found.evals()["val_bpb"].iloc[[0, -1]]
+    # an untrained byte model: about log2(257) bits
+    return [
+        above("first bits per byte", first, 7.0),
+        below("first bits per byte", first, 9.5),
+        below("last over first", last / first, 0.6),
+    ]
+
+
+def test_pretraining_lowers_bits_per_byte(home: Path) -> None:
+    hold(pretrain_on_text(home, seed=0))
 
 
 @pytest.mark.parametrize("loop", ["pretrain", "sft", "reinforce"])
@@ -179,12 +193,15 @@ def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: st
             assert a == pytest.approx(b, abs=2e-5)
 
 
+@lesson()
+def lift_toy_without_a_preset(home: Path, seed: int) -> list[Claim]:
+    rewards = reinforce.train(toy_config(run_name="toy", seed=seed)).metrics().sort_values("step")["reward_mean"]
+    return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
+
+
 @pytest.mark.slow
 def test_reinforce_lifts_the_toy_task(home: Path) -> None:
-    found = reinforce.train(toy_config(run_name="toy"))
-    rewards = found.metrics().sort_values("step")["reward_mean"]
-    assert rewards.iloc[0] < 0.2
-    assert rewards.iloc[-5:].mean() > 0.9
+    hold(lift_toy_without_a_preset(home, seed=0))
 
 
 def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,15 +224,20 @@ def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkey
     assert found.metrics()["grad_norm"].max() == 0.0  # nothing moved it while it was dead
 
 
-@pytest.mark.slow
-def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
+@lesson()
+def raise_entropy(home: Path, seed: int) -> list[Claim]:
     last = {
-        c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c))
+        c: reinforce.train(toy_config(run_name=f"entropy{i}", max_steps=25, entropy_coef=c, seed=seed))
         .metrics()["entropy"]
         .iloc[-1]
         for i, c in enumerate((-0.3, 0.3))
     }
-    assert last[0.3] > last[-0.3] + 0.2
+    return [above("entropy at 0.3 less at -0.3", last[0.3] - last[-0.3], 0.2)]
+
+
+@pytest.mark.slow
+def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
+    hold(raise_entropy(home, seed=0))
 
 
 def test_three_rises_of_a_held_out_loss_are_named() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from learning import Claim, above, below, hold, lesson
 
 from codechat import preference
 from codechat.core import config
@@ -226,27 +227,52 @@ def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
     return list(found.metrics().sort_values("step")[["step", *columns]].itertuples(index=False, name=None))
 
 
-@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "cpo", "orpo", "simpo"])
-def test_every_loss_widens_the_margin_it_trains_on(loss: str, home: Path) -> None:
+LOSSES = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
+
+
+@lesson(*LOSSES)
+def widen_the_margin(loss: str, home: Path, seed: int) -> list[Claim]:
     write(home, PAIRS, "select")
-    folder = write(home, PAIRS)
-    found = preference.train(settings(folder, run_name=loss, loss=loss, max_steps=16, eval_every=16))
+    found = preference.train(
+        settings(write(home, PAIRS), run_name=loss, loss=loss, max_steps=16, eval_every=16, seed=seed)
+    )
     frame, evals = found.metrics().sort_values("step"), found.evals()
-    assert frame["preference_loss"].iloc[-1] < frame["preference_loss"].iloc[0]
-    assert frame["preference_margin"].iloc[-4:].mean() > frame["preference_margin"].iloc[0]
+    losses, margins, held, held_margins = (
+        f[name]
+        for f, name in (
+            (frame, "preference_loss"),
+            (frame, "preference_margin"),
+            (evals, "heldout_preference_loss"),
+            (evals, "heldout_preference_margin"),
+        )
+    )
     # the held-out pairs are the training pairs here
-    assert evals["heldout_preference_loss"].iloc[-1] < evals["heldout_preference_loss"].iloc[0]
-    assert evals["heldout_preference_margin"].iloc[-1] > evals["heldout_preference_margin"].iloc[0]
+    return [
+        below("change of the loss", losses.iloc[-1] - losses.iloc[0], 0),
+        above("change of the margin", margins.iloc[-4:].mean() - margins.iloc[0], 0),
+        below("change of the held-out loss", held.iloc[-1] - held.iloc[0], 0),
+        above("change of the held-out margin", held_margins.iloc[-1] - held_margins.iloc[0], 0),
+    ]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_widens_the_margin_it_trains_on(loss: str, home: Path) -> None:
+    hold(widen_the_margin(loss, home, seed=0))
+    frame = run.Run.open(loss).metrics().sort_values("step")
     if loss in ("dpo", "kto"):
         assert frame["preference_loss"].iloc[0] == pytest.approx(math.log(2) if loss == "dpo" else 0.5, abs=1e-5)
 
 
+@lesson()
+def kto_on_singles(home: Path, seed: int) -> list[Claim]:
+    found = preference.train(settings(write(home, SINGLES), run_name="singles", loss="kto", max_steps=16, seed=seed))
+    return [above("last margin", found.metrics()["preference_margin"].iloc[-1], 0.1)]
+
+
 def test_kto_learns_from_single_completions_and_pairs_need_pairs(home: Path) -> None:
-    folder = write(home, SINGLES)
-    found = preference.train(settings(folder, run_name="singles", loss="kto", max_steps=16))
-    assert found.metrics()["preference_margin"].iloc[-1] > 0.1
+    hold(kto_on_singles(home, seed=0))
     with pytest.raises(ConfigError, match="dpo needs pairs.*--loss kto"):
-        preference.train(settings(folder, run_name="refused"))
+        preference.train(settings(write(home, SINGLES), run_name="refused"))
     assert not run.exists("refused")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from learning import Claim, above, below, hold, lesson
 
 from codechat import expert_iteration, ppo, reinforce
 from codechat.core import config
@@ -46,13 +47,22 @@ def weights(found: run.Run) -> dict[str, torch.Tensor]:
     return checkpoint.load(found.path).model_state
 
 
+@lesson("reinforce", *LOOPS)
+def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
+    module = LOOPS.get(loop, (reinforce,))[0]
+    rewards = (
+        module.train(settings(loop, run_name="toy", max_steps=120, seed=seed))
+        .metrics()
+        .sort_values("step")["reward_mean"]
+    )
+    # ppo: 20 of 20 seeds end above 0.96 (AVX-512, 1 thread), worst 0.967
+    return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["reinforce", *LOOPS])
 def test_it_lifts_the_toy_task_with_its_defaults(loop: str, home: Path) -> None:
-    module = LOOPS.get(loop, (reinforce,))[0]
-    rewards = module.train(settings(loop, run_name="toy", max_steps=120)).metrics().sort_values("step")["reward_mean"]
-    assert rewards.iloc[0] < 0.2
-    assert rewards.iloc[-5:].mean() > 0.9
+    hold(lift_toy(loop, home, seed=0))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -109,8 +119,8 @@ def test_a_task_without_signal_is_refused_and_moves_nothing(
 def test_ppo_with_lambda_one_and_no_value_is_monte_carlo(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that stays at 0 and lambda 1: every token's advantage is its completion's reward, and one update is a REINFORCE step without baseline."""
     plain = reinforce.train(
-        settings("reinforce", run_name="plain", baseline="none", max_steps=1, lr=2e-3)
-    )  # the lr of PPO's toy preset
+        settings("reinforce", run_name="plain", baseline="none", max_steps=1, lr=ppo.RUN_PRESETS["toy"]["lr"])
+    )
     ours = ppo.train(
         settings(
             "ppo", run_name="ours", lam=1.0, value_coef=0.0, value_lr=0.0, inner_epochs=1, minibatches=1, max_steps=1
@@ -131,38 +141,57 @@ def test_ppo_with_lambda_one_and_no_value_is_monte_carlo(home: Path, monkeypatch
     assert float(other.metrics()["grad_norm"].iloc[0]) < 0.9 * float(ours.metrics()["grad_norm"].iloc[0])
 
 
-def test_the_value_learns_what_a_prompt_is_worth(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@lesson()
+def predict_worth(home: Path, seed: int) -> list[Claim]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            toy.ToyTask,
+            "score",
+            lambda self, problem, text: toy.Score(
+                float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False
+            ),
+        )
+        explained = ppo.train(settings("ppo", run_name="worth", max_steps=40, lr=1e-3, seed=seed)).metrics()[
+            "explained_variance"
+        ]
+    return [
+        below("first explained variance", explained.iloc[0], 1e-9),
+        above("last explained variance", explained.iloc[-1], 0.8),
+    ]
+
+
+def test_the_value_learns_what_a_prompt_is_worth(home: Path) -> None:
     """Every completion of `lower` earns 1 and of the others 0: no policy can change that, and the value comes to predict it."""
-    monkeypatch.setattr(
-        toy.ToyTask,
-        "score",
-        lambda self, problem, text: toy.Score(
-            float(problem.gold == "lower") + 1e-3 * (text[:1] > "m"), "some", {}, False
-        ),
-    )
-    found = ppo.train(settings("ppo", run_name="worth", max_steps=40, lr=1e-3))
-    assert found.metrics()["explained_variance"].iloc[0] <= 0
-    assert found.metrics()["explained_variance"].iloc[-1] > 0.8
+    hold(predict_worth(home, seed=0))
 
 
-def test_ppo_pays_for_stopping_where_asked_to_and_logs_the_reward_as_it_is(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A task that pays nobody, in which completions may stop: without the penalty nothing moves, with it the only lesson is to stop."""
-    monkeypatch.setattr(toy.ToyTask, "no_stop", False)
-    monkeypatch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(0.0, "none", {}, False))
-    more = dict(allow_dead=True, dead_patience=100, max_steps=12)
-    (home / "abcd").write_text("abcd\n")
-    more["tokenizer"] = f"chars:{home / 'abcd'}"
-    monkeypatch.setattr(toy.ToyTask, "prompt", lambda self, problem: [{"role": "user", "content": "a"}])
-    free = ppo.train(settings("ppo", run_name="free", **more | dict(max_steps=2))).metrics()
-    asked = ppo.train(settings("ppo", run_name="asked", non_stop_penalty=1.0, **more)).metrics()
-    assert (free["grad_norm"] == 0).all() and (asked["grad_norm"] > 0).any()
-    assert (asked["reward_mean"] == 0).all() and (asked["reward_std"] == 0).all()
-    assert (
-        asked["truncated_frac"].iloc[0] > 0.2
-        and asked["truncated_frac"].iloc[-1] < 0.5 * asked["truncated_frac"].iloc[0]
-    )
+def run_unpaid(home: Path, **changes: object) -> Any:
+    """Metrics of PPO on a task that pays nobody, in which completions may stop."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy.ToyTask, "no_stop", False)
+        patch.setattr(toy.ToyTask, "score", lambda self, problem, text: toy.Score(0.0, "none", {}, False))
+        patch.setattr(toy.ToyTask, "prompt", lambda self, problem: [{"role": "user", "content": "a"}])
+        (home / "abcd").write_text("abcd\n")
+        more = dict(allow_dead=True, dead_patience=100, max_steps=12, tokenizer=f"chars:{home / 'abcd'}")
+        return ppo.train(settings("ppo", **more | changes)).metrics()
+
+
+@lesson()
+def stop_when_paid(home: Path, seed: int) -> list[Claim]:
+    asked = run_unpaid(home, run_name="asked", non_stop_penalty=1.0, seed=seed)
+    cut = asked["truncated_frac"]
+    return [
+        above("gradient", asked["grad_norm"].max(), 0),
+        below("reward", asked[["reward_mean", "reward_std"]].abs().to_numpy().max(), 1e-9),
+        above("first cut off", cut.iloc[0], 0.2),
+        below("last over first", cut.iloc[-1] / cut.iloc[0], 0.5),
+    ]
+
+
+def test_ppo_pays_for_stopping_where_asked_to_and_logs_the_reward_as_it_is(home: Path) -> None:
+    """Without the penalty nothing moves, with it the only lesson is to stop."""
+    assert (run_unpaid(home, run_name="free", max_steps=2)["grad_norm"] == 0).all()
+    hold(stop_when_paid(home, seed=0))
 
 
 def test_kept_completions_by_hand() -> None:

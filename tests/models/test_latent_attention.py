@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learning import Claim, below, hold, lesson
 
 from codechat.core import config
 from codechat.core.config import from_dict, to_dict
@@ -168,8 +170,9 @@ def test_flops_count_the_rotated_columns() -> None:
     assert cfg.flops_per_token(10) == 6 * (2 * (by_hand + scores_and_sums) + 128 * 32)
 
 
-def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Any) -> None:
-    model, ids = GPT(shape(), seed=0), random_ids(4, 12)
+def memorise(seed: int) -> tuple[GPT, list[Any], torch.Tensor, float]:
+    """(model, its optimizers, what it learned, its first loss) after 40 steps."""
+    model, ids = GPT(shape(), seed=seed), random_ids(4, 12)
     optimizers = optim.build(model, lr=1e-2, optimizer="muon")
     first = float(model.loss(ids[:, :-1], ids[:, 1:]).detach())
     for _ in range(40):
@@ -177,7 +180,19 @@ def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Any) -> None:
         assert all(p.grad is not None for p in model.parameters())
         for o in optimizers:
             o.step(), o.zero_grad(set_to_none=True)
-    assert float(model.loss(ids[:, :-1], ids[:, 1:]).detach()) < 0.5 * first
+    return model, optimizers, ids, first
+
+
+@lesson()
+def learn_with_latent_attention(home: Path, seed: int) -> list[Claim]:
+    model, _, ids, first = memorise(seed)
+    # 20 of 20 seeds end below 0.01 (AVX-512 and AVX2, 1 thread), worst 0.009
+    return [below("last loss over first", float(model.loss(ids[:, :-1], ids[:, 1:]).detach()) / first, 0.5)]
+
+
+def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Path) -> None:
+    hold(learn_with_latent_attention(tmp_path, seed=0))
+    model, optimizers, ids, _ = memorise(seed=0)
     found = checkpoint.load(
         checkpoint.save(tmp_path / "r", 1, model=model, optimizers=optimizers, meta={"tokenizer": {"spec": "bytes"}})
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learning import Claim, above, below, hold, lesson
 
 from codechat.core.errors import DataError
-from codechat.models import generate
+from codechat.models import generate, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import advantages, episodes, losses, preference_data, rollout
@@ -280,7 +282,7 @@ def test_values_pass_over_what_the_environment_said() -> None:
 
 
 class Secret(Counting):
-    """Whatever is said first is answered with a letter; reward 1 for saying it back. Who does not read what was said cannot pass 0.25."""
+    """Whatever is said first is answered with a line of one letter; reward 1 for that letter. Who does not read what was said cannot pass 0.25."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
         self.letter = problem.gold
@@ -288,11 +290,16 @@ class Secret(Counting):
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
         self.said.append(message["content"])
-        return [{"role": "function", "content": self.letter}], self.score().reward, len(self.said) == 2
+        return [line_of(self.letter)], self.score().reward, len(self.said) == 2
 
     def score(self) -> Score:
         right = len(self.said) == 2 and self.said[1] == self.letter
         return Score(float(right), "some", {}, right)
+
+
+def line_of(letter: str) -> Message:
+    """30 times the letter: of one letter so little is left after averaging over the context that a new model does not find it, even if taught it."""
+    return {"role": "function", "content": letter * 30}
 
 
 class Guess(Talk):
@@ -300,19 +307,20 @@ class Guess(Talk):
         return Secret(2)
 
 
-@pytest.mark.slow
-def test_a_policy_learns_to_read_what_the_environment_said() -> None:
-    """SFT on conversations whose last letter is drawn at random teaches the form alone; REINFORCE on whole episodes teaches to read."""
-    torch.manual_seed(0)
-    letters, model = "abcd", GPT(GPTConfig(depth=2, n_embd=64, n_head=2, block_size=64, vocab_size=BYTES.n_vocab))
+@lesson()
+def read_what_was_said(home: Path, seed: int) -> list[Claim]:
+    """40 steps of SFT for the form, 90 of REINFORCE for the letter. Muon, since AdamW needs hundreds of steps to attend to anything.
+
+    One layer of eight heads: with two layers of two heads, 1 of 20 seeds stays at 0.24, and a larger group does not help it.
+    """
+    letters, model = "abcd", GPT(GPTConfig(depth=1, n_embd=64, n_head=8, block_size=64, vocab_size=BYTES.n_vocab), seed)
     problems = [Problem(letter, [{"role": "user", "content": "?"}], letter, "train") for letter in letters]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
     shown = [
         chat.render(
             [
                 *problems[0].messages,
                 {"role": "assistant", "content": "x"},
-                {"role": "function", "content": a},
+                line_of(a),
                 {"role": "assistant", "content": b},
             ],
             BYTES,
@@ -321,13 +329,13 @@ def test_a_policy_learns_to_read_what_the_environment_said() -> None:
         for b in letters
     ]
     ids, on = torch.tensor([r.ids for r in shown]), torch.tensor([r.loss_mask for r in shown]).bool()
+    optimizers = optim.build(model, lr=4e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
     for _ in range(40):
         model.loss(ids[:, :-1], torch.where(on, ids, -100)[:, 1:]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    rewards, optimizer = [], torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-    for step in range(60):
-        batch = collect(model, Guess(), problems, group_size=16, max_new_tokens=4, seed=step)
+        update(optimizers)
+    rewards, optimizers = [], optim.build(model, lr=1e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
+    for step in range(90):
+        batch = collect(model, Guess(), problems, group_size=16, max_new_tokens=4, seed=1000 * seed + step)
         rewards.append(float(batch.rewards.mean()))
         for packed in rollout.pack(batch, advantages.group_advantages(batch.rewards), row_tokens=512, rows=8):
             logprobs, _ = model.token_logprobs(
@@ -337,8 +345,20 @@ def test_a_policy_learns_to_read_what_the_environment_said() -> None:
                 logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens
             ).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        update(optimizers)
+    return [
+        below("first ten rewards", sum(rewards[:10]) / 10, 0.3),
+        above("last ten rewards", sum(rewards[-10:]) / 10, 0.4),
+    ]
+
+
+def update(optimizers: list[torch.optim.Optimizer]) -> None:
+    for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    assert (
-        sum(rewards[:5]) / 5 < 0.3 and sum(rewards[-10:]) / 10 > 0.4
-    )  # it tells the letters apart two by two; all four take longer
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_read_what_the_environment_said(tmp_path: Path) -> None:
+    """SFT on conversations whose last letter is drawn at random teaches the form alone; REINFORCE on whole episodes teaches to read."""
+    hold(read_what_was_said(tmp_path, seed=0))
