@@ -4,6 +4,7 @@ What notebooks use is here by name (`from codechat import GPT, chat, tokenizer, 
 everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...).
 """
 
+from codechat.core import moved
 from codechat.core.lazy import attach
 
 __version__ = "0.1.0"
@@ -57,3 +58,4 @@ __getattr__, __dir__, __all__ = attach(
         "launch": ["launcher", "planner"],
     },
 )
+moved.install()
