@@ -1,14 +1,14 @@
-"""Episodes: a policy and an environment in turns, tokens in and tokens out.
+"""Episodes: a policy and an environment take turns, as token ids.
 
 A completion is the whole continuation of the prompt: what the policy sampled and, between its turns, what the environment said, with a mask that
-tells them apart. Earlier turns are never tokenised again: the ids of an answer are those that were drawn, and only the environment's messages are
-encoded, once, behind them. All live episodes of a batch sample their next turn together; a draw hangs on seed, problem, sample, turn and position,
-so an episode does not depend on who shares its batch. The first turn draws what the single-turn path would.
+separates the two. Earlier turns are never tokenised again: an answer keeps the ids that were sampled, and each message of the environment is
+encoded once. All running episodes of a batch sample their next turn together. Sampling depends on seed, problem, sample, turn and position,
+so an episode does not depend on the others in its batch, and its first turn is what a task without environments would sample.
 
-An episode ends where its environment says so ("stop"), after `task.max_turns` answers ("turns"), where an answer was cut ("length"), and where the
+An episode ends when its environment ends it ("stop"), after `task.max_turns` answers ("turns"), when an answer was cut ("length"), and when the
 model's block has no room for what was said and one more token ("context"). It always ends with what the policy wrote.
 
-A group's prompt is read once a turn for all its episodes, what came behind it by each.
+The prompt of a group is run once per turn for all its episodes, the rest of each episode once per turn.
 
 Left out: keeping the key-value cache between turns.
 """
@@ -25,10 +25,13 @@ from codechat.tasks.base import Environment, Message, Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
+Sampler = Callable[..., list[generate.Completion]]  # `generate.sample`, or that of an engine
+
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer: ids [start, end) of the completion, its text, the reward it gained, what was said to it, what the episode had changed by then."""
+    """One answer: ids [start, end) of the completion, its text, the reward it gained, the environment's reply, and the state the episode has
+    changed so far."""
 
     start: int
     end: int
@@ -39,18 +42,13 @@ class Turn:
 
     def row(self) -> dict[str, Any]:
         """For records that people read."""
-        return dict(
-            text=self.text,
-            tokens=self.end - self.start,
-            reward=self.reward,
-            told=[m["content"] for m in self.told],
-            diff=self.diff,
-        )
+        told = [m["content"] for m in self.told]
+        return dict(text=self.text, tokens=self.end - self.start, reward=self.reward, told=told, diff=self.diff)
 
 
 @dataclass(frozen=True)
 class Episode:
-    """What was played. text: the completion as text, tags and what the environment said included."""
+    """A finished episode. text: the completion as text, with tags and what the environment said."""
 
     problem: Problem
     prompt: list[int]
@@ -65,6 +63,11 @@ def made_by(task: Task) -> bool:
     return hasattr(task, "environment")
 
 
+def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
+    """What ends an answer; nothing for a task with `no_stop`, whose completions have a fixed length."""
+    return () if getattr(task, "no_stop", False) else chat.stop_sequences(tokenizer, tags)
+
+
 def play(
     policy: GPT,
     task: Any,
@@ -76,49 +79,38 @@ def play(
     max_new_tokens: int,
     seed: int = 0,
     keys: Sequence[int | str] | None = None,
-    sampler: Callable[..., list[generate.Completion]] = generate.sample,
+    sampler: Sampler = generate.sample,
     **sampling: Any,
 ) -> list[Episode]:
-    """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampler: `generate.sample`, or that of
-    `engines`; sampling: its further settings."""
-    stops = () if getattr(task, "no_stop", False) else chat.stop_sequences(tokenizer, tags)
-    how = dict(sampling, max_new_tokens=max_new_tokens, stop=stops, seed=seed, on_overflow="stop")
-    names = list(range(len(problems))) if keys is None else list(keys)
-    most = max(
-        1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size
-    )  # groups that the task has worlds for
-    if len(problems) > most:
-        how = dict(sampling, max_new_tokens=max_new_tokens, seed=seed, sampler=sampler, group_size=group_size)
-        return [
-            e
-            for at in range(0, len(problems), most)
-            for e in play(policy, task, problems[at : at + most], tokenizer, tags, keys=names[at : at + most], **how)
+    """`group_size` episodes of every problem, problem-major. max_new_tokens: of one answer. sampling: further settings of the sampler.
+
+    A task with `episodes_at_once` (an environment that is expensive to hold) plays that many at a time."""
+    stop = stop_sequences(task, tokenizer, tags)
+    sampling |= dict(max_new_tokens=max_new_tokens, stop=stop, seed=seed, on_overflow="stop")
+    names = range(len(problems)) if keys is None else keys
+    at_once = max(1, getattr(task, "episodes_at_once", len(problems) * group_size) // group_size)  # groups
+    groups = list(zip(problems, names, strict=True))
+
+    def play_groups(groups: list[tuple[Problem, int | str]]) -> list[Episode]:
+        running = [
+            _Running(task.environment(), problem, seed, f"{name} {g}", tokenizer, tags)
+            for problem, name in groups
+            for g in range(group_size)
         ]
-    played = [
-        _Playing(task.environment(), problem, seed, f"{names[p]} {g}", tokenizer, tags)
-        for p, problem in enumerate(problems)
-        for g in range(group_size)
-    ]
-    live = played
-    for turn in range(1, task.max_turns + 1):
-        if turn == 1:  # a group's first turn is sampled as one: its prompt is read once
-            sampled = sampler(
-                policy, [e.prompt for e in played[::group_size]], samples_per_prompt=group_size, keys=names, **how
-            )
-        else:
-            sampled = sampler(
-                policy,
-                [e.prompt + e.ids for e in live],
-                keys=[f"{e.name} {turn}" for e in live],
-                prefix_tokens=[len(e.prompt) for e in live],
-                **how,
-            )
-        for episode, answer in zip(live, sampled, strict=True):
-            episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
-        live = [e for e in live if not e.stop]
-        if not live:
-            break
-    return [e.finished() for e in played]
+        for turn in range(1, task.max_turns + 1):
+            live = [e for e in running if not e.stop]
+            if turn == 1:  # a group's first turn is sampled as one, so that its prompt is run once
+                prompts = [e.prompt for e in live[::group_size]]
+                how = dict(samples_per_prompt=group_size, keys=[name for _, name in groups])
+            else:
+                prompts = [e.prompt + e.ids for e in live]
+                how = dict(keys=[f"{e.name} {turn}" for e in live], prefix_tokens=[len(e.prompt) for e in live])
+            answers = sampler(policy, prompts, **how, **sampling) if live else []
+            for episode, answer in zip(live, answers, strict=True):
+                episode.take(answer, last=turn == task.max_turns, room=policy.cfg.block_size)
+        return [e.finished() for e in running]
+
+    return [e for at in range(0, len(groups), at_once) for e in play_groups(groups[at : at + at_once])]
 
 
 def replay(
@@ -130,19 +122,20 @@ def replay(
     *,
     block_size: int = 2**30,
 ) -> Episode:
-    """The episode in which these are the policy's answers, one a turn, as ids and mask; what comes after the episode's end is not played.
-    Log-probabilities are 0: nobody drew these."""
-    playing = _Playing(task.environment(), problem, 0, "replay", tokenizer, tags)
+    """The episode in which the policy gives these answers, one per turn; answers after its end are ignored. Log-probabilities are 0: nothing
+    was sampled."""
+    running = _Running(task.environment(), problem, 0, "replay", tokenizer, tags)
     for number, text in enumerate(answers, 1):
         ids = chat.completion_ids(text, tokenizer, tags)
-        playing.take(generate.Completion(ids, [0.0] * len(ids), "stop"), last=number == len(answers), room=block_size)
-        if playing.stop:
+        answer = generate.Completion(ids, [0.0] * len(ids), "stop")
+        running.take(answer, last=number == len(answers), room=block_size)
+        if running.stop:
             break
-    return playing.finished()
+    return running.finished()
 
 
 @dataclass
-class _Playing:
+class _Running:
     """An episode in progress."""
 
     world: Environment
@@ -160,14 +153,14 @@ class _Playing:
     def __post_init__(self) -> None:
         self.prompt = chat.prompt(self.world.reset(self.problem, self.seed), self.tokenizer, self.tags)
 
+    def _append(self, ids: list[int], logprobs: list[float], written: bool) -> None:
+        self.ids, self.logprobs = self.ids + ids, self.logprobs + logprobs
+        self.mask = self.mask + [written] * len(ids)
+
     def take(self, answer: generate.Completion, *, last: bool, room: int) -> None:
-        """Carry out an answer; append it, and what is said to it if the episode goes on."""
+        """Carry out an answer and append it; append the environment's reply too if the episode goes on."""
         start = len(self.ids)
-        self.ids, self.logprobs, self.mask = (
-            self.ids + answer.ids,
-            self.logprobs + answer.logprobs,
-            self.mask + [True] * len(answer.ids),
-        )
+        self._append(answer.ids, answer.logprobs, True)
         text = chat.completion_text(answer.ids, self.tokenizer, self.tags)
         told, reward, done = self.world.step({"role": "assistant", "content": text})
         self.turns.append(Turn(start, len(self.ids), text, reward, told, self.world.state_diff()))
@@ -178,19 +171,9 @@ class _Playing:
         if len(self.prompt) + len(self.ids) + len(said) >= room:
             self.stop = "context"
             return
-        self.ids, self.logprobs, self.mask = (
-            self.ids + said,
-            self.logprobs + [0.0] * len(said),
-            self.mask + [False] * len(said),
-        )
+        self._append(said, [0.0] * len(said), False)
 
     def finished(self) -> Episode:
         completion = generate.Completion(self.ids, self.logprobs, self.stop, self.mask)
-        return Episode(
-            self.problem,
-            self.prompt,
-            completion,
-            chat.completion_text(self.ids, self.tokenizer, self.tags),
-            self.turns,
-            self.world.score(),
-        )
+        text = chat.completion_text(self.ids, self.tokenizer, self.tags)
+        return Episode(self.problem, self.prompt, completion, text, self.turns, self.world.score())

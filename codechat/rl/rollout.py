@@ -1,13 +1,13 @@
-"""From a policy and problems to a scored batch of rollouts, and from that batch to packed rows that a loss can train on.
+"""From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
 
-A completion is trained on exactly the ids that were sampled; its text goes to the reward and to people only. The G completions of a
-group share their prompt: a packed row holds the prompt once and each completion as a branch that sees the prompt and itself, nothing
-else. That costs P + G x C tokens per group instead of G x (P + C).
+A completion is trained on exactly the ids that were sampled. Its text is for the reward and for people. The G completions of a group share
+their prompt: a packed row holds the prompt once, and each completion as a branch that sees only the prompt and itself. That costs
+P + G x C tokens per group instead of G x (P + C).
 
-Where a task makes environments a completion is a whole episode (`episodes`): what the environment said stands in it as input, but is no
-target, has no advantage, and counts in no mean.
+If the task has environments, a completion is a whole episode (`episodes`). What the environment said is input: it is no target, has no
+advantage and counts in no mean.
 
-Left out: off-policy buffers.
+Left out: off-policy buffers; metrics (`rollout_metrics`).
 
 Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; R rows of T tokens.
 """
@@ -15,17 +15,19 @@ Shapes: P problems, G completions each, N = P x G rollouts in problem-major orde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
-from codechat.tasks.base import Problem, Score, Task
+from codechat.tasks.base import Problem, Score, Task, score_all
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
@@ -46,7 +48,7 @@ class RolloutBatch:
 
     @property
     def correct(self) -> Tensor:
-        """(P, G) bool: exact matches, apart from the shaped reward."""
+        """(P, G) bool: exact matches, whatever the shaped reward is."""
         return torch.tensor([s.correct for s in self.scores]).view_as(self.rewards)
 
     @property
@@ -55,38 +57,30 @@ class RolloutBatch:
         return sum(sum(c.written) for c in self.completions)
 
     def lengths(self) -> Tensor:
-        """(N,) tokens of each completion, what an environment said between its turns included."""
+        """(N,) tokens of each completion, including what an environment said between its turns."""
         return torch.tensor([len(c.ids) for c in self.completions])
 
     def mask(self) -> Tensor:
-        """(N, C) bool: the tokens of each completion that the policy wrote, C the tokens of the longest."""
-        return torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(c.written, dtype=torch.bool) for c in self.completions], batch_first=True
-        )
+        """(N, C) bool: the tokens of each completion that the policy wrote; C is the length of the longest completion."""
+        return pad_sequence([torch.tensor(c.written, dtype=torch.bool) for c in self.completions], batch_first=True)
 
     def logprobs(self) -> Tensor:
-        """(N, C) float32: log-probabilities under the sampler, 0 where the policy wrote nothing."""
-        return torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions], batch_first=True
-        )
+        """(N, C) float32: log-probabilities under the sampler, in nats; 0 where the policy wrote nothing."""
+        return pad_sequence([torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions], batch_first=True)
 
     def take(self, groups: Sequence[int]) -> RolloutBatch:
         """The batch of these groups, in this order."""
         rows = [p * self.group_size + g for p in groups for g in range(self.group_size)]
-        completions, texts, scores = ([held[i] for i in rows] for held in (self.completions, self.texts, self.scores))
-        return RolloutBatch(
-            [self.problems[p] for p in groups],
-            [self.prompts[p] for p in groups],
-            completions,
-            texts,
-            scores,
-            self.rewards[list(groups)],
-            self.group_size,
-            [self.turns[i] for i in rows] if self.turns else [],
+        completions, texts, scores, turns = (
+            [values[i] for i in rows] if values else []
+            for values in (self.completions, self.texts, self.scores, self.turns)
         )
+        problems, prompts = ([values[p] for p in groups] for values in (self.problems, self.prompts))
+        rewards = self.rewards[list(groups)]
+        return RolloutBatch(problems, prompts, completions, texts, scores, rewards, self.group_size, turns)
 
     def replace(self, groups: Sequence[int], other: RolloutBatch) -> RolloutBatch:
-        """The batch with `groups` exchanged for the groups of `other`, one for one."""
+        """The batch with `groups` replaced by the groups of `other`, in order."""
         both = RolloutBatch(
             self.problems + other.problems,
             self.prompts + other.prompts,
@@ -102,10 +96,10 @@ class RolloutBatch:
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
         """Model FLOPs of sampling this batch and training on `trained` tokens of it: a forward pass of each prompt and completion token,
-        forward and backward of each trained one; attention at the mean length."""
-        prompts, read = sum(map(len, self.prompts)), int(self.lengths().sum())
-        per_token = shape.flops_per_token(prompts // len(self.prompts) + read // len(self.completions))
-        return per_token * ((prompts + read) / 3 + trained)
+        forward and backward of each trained token, attention at the mean length."""
+        prompts, completions = sum(map(len, self.prompts)), int(self.lengths().sum())
+        per_token = shape.flops_per_token(prompts // len(self.prompts) + completions // len(self.completions))
+        return per_token * ((prompts + completions) / 3 + trained)
 
     def cut_off(self) -> Tensor:
         """(P, G) bool: completions that ended without their stop sequence."""
@@ -117,7 +111,7 @@ class RolloutBatch:
         return sum(c.stop != "stop" for c in self.completions) / len(self.completions)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
-        """Share of rollouts on each rung, every rung present, and the mean of each term of the reward."""
+        """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the reward."""
         counts, n = Counter(s.tier for s in self.scores), len(self.scores)
         terms = {f"reward/{name}": sum(s.terms[name] for s in self.scores) / n for name in self.scores[0].terms}
         return {f"tier/{t}": counts[t] / n for t in tiers} | terms
@@ -126,21 +120,13 @@ class RolloutBatch:
         """Rows for people: the best and the worst rollout of the first `groups` groups."""
         rows: list[dict[str, object]] = []
         for p, problem in enumerate(self.problems[:groups]):
-            order = self.rewards[p].argsort()
-            for label, g in (("best", int(order[-1])), ("worst", int(order[0]))):
+            order = self.rewards[p].argsort().tolist()
+            for which, g in (("best", order[-1]), ("worst", order[0])):
                 i = p * self.group_size + g
-                rows.append(
-                    dict(
-                        problem=problem.id,
-                        which=label,
-                        reward=self.scores[i].reward,
-                        tier=self.scores[i].tier,
-                        request=problem.messages[-1]["content"],
-                        completion=self.texts[i],
-                        stop=self.completions[i].stop,
-                    )
-                    | (dict(turns=[t.row() for t in self.turns[i]]) if self.turns else {})
-                )
+                row = dict(problem=problem.id, which=which, reward=self.scores[i].reward, tier=self.scores[i].tier)
+                row |= dict(request=problem.messages[-1]["content"], completion=self.texts[i])
+                row |= dict(stop=self.completions[i].stop)
+                rows.append(row | (dict(turns=[t.row() for t in self.turns[i]]) if self.turns else {}))
         return rows
 
 
@@ -156,64 +142,38 @@ def collect(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
-    keys: Sequence[int] | None = None,
-    sampler: Callable[..., list[generate.Completion]] = generate.sample,
+    keys: Sequence[int | str] | None = None,
+    sampler: episodes.Sampler = generate.sample,
 ) -> RolloutBatch:
-    """Sample `group_size` completions of every problem and score them; whole episodes of them where the task makes environments.
+    """Sample `group_size` completions of every problem and score them; whole episodes if the task has environments.
 
-    max_new_tokens: of a completion; of one turn of an episode. keys: one per problem, on which its draws hang beside the seed (default: its
-    index here). sampler: `generate.sample`, or that of `engines`."""
+    max_new_tokens: of a completion, or of one turn of an episode. keys: one per problem; sampling depends on the seed and the key (default:
+    the problem's index). sampler: `generate.sample`, or that of an engine."""
+    sampling: dict[str, Any] = dict(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed, keys=keys
+    )
+    turns: list[list[episodes.Turn]] = []
     if episodes.made_by(task):
         played = episodes.play(
-            policy,
-            task,
-            problems,
-            tokenizer,
-            tags,
-            group_size=group_size,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            seed=seed,
-            keys=keys,
-            sampler=sampler,
+            policy, task, problems, tokenizer, tags, group_size=group_size, sampler=sampler, **sampling
         )
-        rewards = torch.tensor([e.score.reward for e in played], dtype=torch.float32).view(len(problems), group_size)
-        return RolloutBatch(
-            list(problems),
-            [e.prompt for e in played[::group_size]],
-            [e.completion for e in played],
-            [e.text for e in played],
-            [e.score for e in played],
-            rewards,
-            group_size,
-            [e.turns for e in played],
-        )
-    prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
-    stops = () if getattr(task, "no_stop", False) else chat.stop_sequences(tokenizer, tags)
-    completions = sampler(
-        policy,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        stop=stops,
-        seed=seed,
-        samples_per_prompt=group_size,
-        keys=keys,
-        on_overflow="stop",
-    )
-    texts = [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
-    scores = [task.score(problems[i // group_size], text) for i, text in enumerate(texts)]
+        prompts, completions = [e.prompt for e in played[::group_size]], [e.completion for e in played]
+        texts, scores, turns = [e.text for e in played], [e.score for e in played], [e.turns for e in played]
+    else:
+        prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
+        stop = episodes.stop_sequences(task, tokenizer, tags)
+        completions = sampler(policy, prompts, stop=stop, samples_per_prompt=group_size, on_overflow="stop", **sampling)
+        texts = [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
+        scores = list(score_all(task, [p for p in problems for _ in range(group_size)], texts))
     rewards = torch.tensor([s.reward for s in scores], dtype=torch.float32).view(len(problems), group_size)
-    return RolloutBatch(list(problems), prompts, completions, texts, scores, rewards, group_size)
+    return RolloutBatch(list(problems), prompts, completions, texts, scores, rewards, group_size, turns)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """R rows of T tokens. targets: -100 where nothing is learned. positions: each branch continues its prompt. docs: which group a token
-    belongs to, -1 = padding. branches: 0 = prompt, k = k-th completion of the group. old_logprobs and weights (the advantages): 0
-    outside completions. completion and offset: of which completion of the batch a target is which token, -1 and 0 outside. All (R, T)."""
+    """R rows of T tokens, all fields (R, T). targets: -100 where nothing is learned. positions: each branch continues its prompt. docs: the
+    group that a token belongs to, -1 = padding. branches: 0 = prompt, k = k-th completion of the group. old_logprobs, advantages: 0 outside
+    completions. completion, offset: which token of which completion of the batch is the target; -1 and 0 outside."""
 
     ids: Tensor
     targets: Tensor
@@ -231,18 +191,18 @@ class Packed:
         return int((self.docs >= 0).sum())
 
     def rows(self) -> Tensor:
-        """(B,) which completions of the batch are packed here, ascending."""
+        """(B,) the completions of the batch that are packed here, ascending."""
         return self.completion[self.completion >= 0].unique()
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets as (B, C), a row per completion in the order of `rows`, 0 behind its end; differentiable."""
+        """Values (R, T) at the targets as (B, C): one row per completion in the order of `rows`, 0 behind its end; differentiable."""
         at = self.completion >= 0
         rows, row = self.completion[at].unique(return_inverse=True)
         longest = int(self.offset[at].max()) + 1 if len(rows) else 1
         return x.new_zeros(len(rows), longest).index_put((row, self.offset[at]), x[at])
 
     def mask(self) -> Tensor:
-        """(R, 1, T, T) bool: earlier tokens of the same group that are its prompt or the same branch; padding sees itself."""
+        """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself."""
         T = self.ids.shape[1]
         q, k = self.branches[:, :, None], self.branches[:, None, :]
         same = (self.docs[:, :, None] == self.docs[:, None, :]) & ((k == 0) | (q == k)) & (self.docs[:, :, None] >= 0)
@@ -250,7 +210,7 @@ class Packed:
         return (same & causal | torch.eye(T, dtype=torch.bool, device=self.ids.device))[:, None]
 
     def to(self, device: torch.device | str) -> Packed:
-        return Packed(**{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
+        return Packed(**{name: getattr(self, name).to(device) for name in FIELDS})
 
 
 EMPTY = dict(
@@ -264,8 +224,8 @@ def pack(
 ) -> Iterator[Packed]:
     """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt repeated.
 
-    advantages: (P, G). With `skip_zero`, completions of advantage exactly 0 are left out: they add exactly 0 to a policy gradient.
-    Counts that normalise the loss must come from the batch (`n_tokens`), not from what is packed."""
+    advantages: (P, G). skip_zero skips completions of advantage exactly 0, which add exactly 0 to a policy gradient. So counts that
+    normalise the loss must come from the batch (`n_tokens`), not from what is packed."""
     chunks = [
         chunk
         for p in range(len(batch.problems))
@@ -274,19 +234,19 @@ def pack(
     chunks.sort(key=lambda c: -len(c["ids"]))
     bins: list[dict[str, list]] = []
     for chunk in chunks:  # first fit, longest first
-        room = next((b for b in bins if len(b["ids"]) + len(chunk["ids"]) <= row_tokens), None)
-        if room is None:
-            bins.append(room := {name: [] for name in FIELDS})
-        doc = room["docs"][-1] + 1 if room["docs"] else 0
+        row = next((b for b in bins if len(b["ids"]) + len(chunk["ids"]) <= row_tokens), None)
+        if row is None:
+            bins.append(row := {name: [] for name in FIELDS})
+        doc = row["docs"][-1] + 1 if row["docs"] else 0
         for name in FIELDS:
-            room[name].extend([doc] * len(chunk["ids"]) if name == "docs" else chunk[name])
+            row[name].extend([doc] * len(chunk["ids"]) if name == "docs" else chunk[name])
     bins.sort(key=lambda b: -len(b["ids"]))
     for at in range(0, len(bins), rows):
         yield _pad(bins[at : at + rows])
 
 
 def idle() -> Packed:
-    """One token of padding: a microbatch that adds exactly 0, for a rank that must keep step with the others."""
+    """One token of padding: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
     return _pad([{name: [EMPTY[name]] for name in FIELDS}])
 
 
@@ -295,64 +255,54 @@ def _group_chunks(
 ) -> Iterator[dict[str, list]]:
     """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
     prompt, chunk, branch = batch.prompts[p], None, 0
+    head = len(prompt) - 1
     for g in range(batch.group_size):
-        completion, advantage = batch.completions[p * batch.group_size + g], float(advantages[p, g])
+        number = p * batch.group_size + g
+        completion, advantage = batch.completions[number], float(advantages[p, g])
         if skip_zero and advantage == 0.0 or not completion.ids:
             continue
-        n, on, number = len(completion.ids), completion.written, p * batch.group_size + g
+        n, written = len(completion.ids), completion.written
         if chunk is not None and len(chunk["ids"]) + n > row_tokens:
             yield chunk
             chunk = None
         if chunk is None:
-            head = len(prompt) - 1
-            chunk, branch = (
-                dict(
-                    ids=prompt[:-1],
-                    targets=[-100] * head,
-                    positions=list(range(head)),
-                    docs=[],
-                    branches=[0] * head,
-                    old_logprobs=[0.0] * head,
-                    advantages=[0.0] * head,
-                    completion=[-1] * head,
-                    offset=[0] * head,
-                ),
-                0,
-            )
+            chunk, branch = {name: [EMPTY[name]] * head for name in FIELDS}, 0
+            chunk |= dict(ids=prompt[:-1], positions=list(range(head)))
         branch += 1
-        chunk["ids"] = chunk["ids"] + [prompt[-1]] + list(completion.ids[:-1])
-        chunk["targets"] += [token if mine else -100 for token, mine in zip(completion.ids, on, strict=True)]
-        chunk["positions"] += range(len(prompt) - 1, len(prompt) - 1 + n)
-        chunk["branches"] += [branch] * n
-        chunk["old_logprobs"] += list(completion.logprobs)
-        chunk["advantages"] += [advantage * mine for mine in on]
-        chunk["completion"] += [number if mine else -1 for mine in on]
-        chunk["offset"] += [at if mine else 0 for at, mine in enumerate(on)]
+        added = dict(
+            ids=[prompt[-1], *completion.ids[:-1]],
+            targets=[token if mine else -100 for token, mine in zip(completion.ids, written, strict=True)],
+            positions=range(head, head + n),
+            branches=[branch] * n,
+            old_logprobs=completion.logprobs,
+            advantages=[advantage * mine for mine in written],
+            completion=[number if mine else -1 for mine in written],
+            offset=[at if mine else 0 for at, mine in enumerate(written)],
+        )
+        for name, values in added.items():
+            chunk[name].extend(values)
     if chunk is not None:
         yield chunk
 
 
 def _pad(bins: list[dict[str, list]]) -> Packed:
     T = max(len(b["ids"]) for b in bins)
-    dtype = {name: torch.float32 if name in ("old_logprobs", "advantages") else torch.long for name in FIELDS}
-    return Packed(
-        **{
-            name: torch.tensor([b[name] + [EMPTY[name]] * (T - len(b[name])) for b in bins], dtype=dtype[name])
-            for name in FIELDS
-        }
-    )
+    dtype = {name: torch.float32 if isinstance(EMPTY[name], float) else torch.long for name in FIELDS}
+    padded = {name: [b[name] + [EMPTY[name]] * (T - len(b[name])) for b in bins] for name in FIELDS}
+    return Packed(**{name: torch.tensor(padded[name], dtype=dtype[name]) for name in FIELDS})
 
 
 @torch.no_grad()
 def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_tokens: int, rows: int) -> Tensor:
-    """(N, C) log-probabilities of the sampled ids under `model`, 0 behind a completion's end; in the caller's autocast, on the model's device."""
+    """(N, C) log-probabilities in nats of the sampled ids under `model`, 0 behind a completion's end; in the caller's autocast, on the
+    model's device."""
     device = model.wte.weight.device
     table = torch.zeros(batch.mask().shape, device=device)
     for packed in pack(batch, torch.ones_like(batch.rewards), row_tokens=row_tokens, rows=rows, skip_zero=False):
         packed = packed.to(device)
-        found, _ = model.token_logprobs(
+        logprobs, _ = model.token_logprobs(
             packed.ids, packed.targets, temperature=temperature, positions=packed.positions, mask=packed.mask()
         )
         at = packed.completion >= 0
-        table[packed.completion[at], packed.offset[at]] = found[at]
+        table[packed.completion[at], packed.offset[at]] = logprobs[at]
     return table

@@ -157,23 +157,31 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
 
 
 @pytest.mark.parametrize(
-    "loop, changes, why",
+    "loop, changes, names",
     [
-        ("reinforce", dict(importance_cap=0.5), "importance_cap 0.5"),
-        ("reinforce", dict(max_off_policy=1), "--engine local samples"),
-        ("reinforce", dict(engine="http", engine_url="nonsense"), "--engine-url nonsense"),
-        ("reinforce", dict(max_off_policy=-1), "must not be negative"),
-        ("grpo", dict(old_logprobs="sampler"), "--importance-cap 0"),
+        ("reinforce", dict(importance_cap=0.5), ("importance_cap", "0.5")),
+        ("reinforce", dict(max_off_policy=1), ("max_off_policy", "--engine local")),
+        ("reinforce", dict(engine="http", engine_url="nonsense"), ("--engine-url", "nonsense")),
+        ("reinforce", dict(max_off_policy=-1), ("max_off_policy", "-1")),
+        ("reinforce", dict(engine_patience_s=0.0), ("engine_patience_s", "0.0")),
+        ("grpo", dict(old_logprobs="sampler"), ("importance_cap", "--importance-cap")),
     ],
 )
-def test_settings_that_cannot_be_are_refused(loop: str, changes: dict[str, Any], why: str, home: Path) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_invalid_settings(loop: str, changes: dict[str, Any], names: tuple[str, ...], home: Path) -> None:
+    with pytest.raises(ConfigError) as error:
         settings(loop, home, **changes)
+    assert all(name in str(error.value) for name in names)
 
 
-def test_a_server_needs_a_directory(home: Path) -> None:
-    with pytest.raises(ConfigError, match="needs --engine-dir"):
+def test_a_server_needs_a_directory() -> None:
+    with pytest.raises(ConfigError) as error:
         reinforce.ReinforceConfig(engine="http")
+    assert "--engine-dir" in str(error.value)
+
+
+def test_settings_are_checked_without_torch() -> None:
+    code = "import sys; import codechat.rl.engine_settings; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2]).returncode == 0
 
 
 # ---------------------------------------------------------------- our server
@@ -190,18 +198,18 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
         file.seek(-200, os.SEEK_END)
         file.write(b"x")
     inside = "checkpoints/step_000000"
-    for path, status, why in (
-        (f"../secret/{inside}", 403, "leads out"),
-        (str(home / "secret" / inside), 403, "leads out"),
-        ("none", 404, "no checkpoint"),
-        (f"other/{inside}", 409, "another model"),
-        (f"words/{inside}", 409, "another model"),
-        (f"torn/{inside}", 409, "damaged"),
-        ("", 400, "path"),
+    for path, status in (
+        (f"../secret/{inside}", 403),
+        (str(home / "secret" / inside), 403),
+        ("none", 404),
+        (f"other/{inside}", 409),
+        (f"words/{inside}", 409),
+        (f"torn/{inside}", 409),
+        ("", 400),
     ):
         found, body = ask(path)
-        assert (found, body["error"]["param"]) == (status, "path") and why in body["error"]["message"], body
-    assert up.health()["version"] == first, "what was refused changed nothing"
+        assert (found, body["error"]["param"]) == (status, "path"), body
+    assert up.health()["version"] == first, "a rejected path changes nothing"
     save(model(2), home / "weights/new", step=7)
     found, body = ask("new/checkpoints/step_000007")
     assert found == 200 and body["version"] == up.health()["version"] != first and body["version"].startswith("new@7-")
@@ -221,8 +229,9 @@ def test_the_server_takes_over_what_lies_in_its_directory_and_nothing_else(up: A
 def test_without_reload_from_there_is_no_such_route(home: Path) -> None:
     with Serving(ckpt=str(home / "weights/start/checkpoints/step_000000")) as up:
         assert up.send("POST", "/admin/weights", {"path": "start/checkpoints/step_000000"})[0] == 404
-        with pytest.raises(UserError, match="--reload-from, the --engine-dir"):
+        with pytest.raises(UserError) as error:
             opened(home, up.url).push(model(1), 0)
+        assert "--reload-from" in str(error.value) and "--engine-dir" in str(error.value)
 
 
 def test_ids_keys_and_stops_travel_with_a_request(up: Any) -> None:
@@ -291,7 +300,7 @@ def test_the_engine_samples_as_generate_does(up: Any, home: Path, monkeypatch: p
     }
     assert [lp for c in got for lp in c.logprobs] == pytest.approx([lp for c in right for lp in c.logprobs], abs=1e-4)
     assert engine.metrics(0)["engine_retries"] >= 2
-    with pytest.raises(ConfigError, match="exceed the block"):
+    with pytest.raises(ConfigError, match="max_new_tokens 5"):
         engine.sample(policy, prompts, **how | {"on_overflow": "raise"})
 
 
@@ -373,11 +382,8 @@ def test_a_server_that_stays_away_stops_the_run_where_it_is(
     monkeypatch.setattr(http_client.Link, "ask", cut)
     cfg = settings(loop, home, run_name="cut", max_steps=4, engine="http", engine_url=up.url, engine_patience_s=0.3)
     found = train(cfg)
-    assert (
-        found.status["status"] == "stopped"
-        and "no server answers" in found.status["reason"]
-        and "at step 2; continue with --resume" in found.status["reason"]
-    )
+    assert found.status["status"] == "stopped"
+    assert "step 2" in found.status["reason"] and "--resume" in found.status["reason"]
     assert found.checkpoints() == [2] and len(found.metrics()) == 2
     monkeypatch.setattr(http_client.Link, "ask", ask)
     same(local, train(replace(cfg, resume=True)))
@@ -626,22 +632,23 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(vllm: Any, home:
 
 def test_vllm_cannot_end_at_several_ids(home: Path) -> None:
     cfg = settings("reinforce", home, engine="vllm", engine_url="http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="single ids"):
+    with pytest.raises(ConfigError, match="--tags"):
         engines.open_engine(cfg, TOK).sample(model(1), [[65]], max_new_tokens=2, stop=[(1, 2)])
 
 
 @pytest.mark.parametrize(
-    "change, why",
+    "change, name",
     [
-        ({"token_ids": None}, "without ids"),
-        ({"logprobs": None}, "without ids or log-probabilities"),
-        ({"prompt_token_ids": [1, 65]}, "changed the prompt"),
-        ({"token_ids": [5, 300, 6]}, "the policy knows"),
-        ({"token_ids": [5, 6]}, "without ids"),
+        ({"token_ids": None}, "token_ids"),
+        ({"logprobs": None}, "logprobs"),
+        ({"logprobs": {"token_logprobs": [-1.0, float("nan"), -3.0]}}, "logprobs"),
+        ({"prompt_token_ids": [1, 65]}, "prompt_token_ids"),
+        ({"token_ids": [5, 300, 6]}, "300"),
+        ({"token_ids": [5, 6]}, "token_ids"),
     ],
 )
-def test_answers_that_cannot_be_trained_on_are_refused(
-    change: dict[str, Any], why: str, home: Path, monkeypatch: pytest.MonkeyPatch
+def test_answers_that_cannot_be_trained_on(
+    change: dict[str, Any], name: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = {
         "index": 0,
@@ -659,8 +666,9 @@ def test_answers_that_cannot_be_trained_on_are_refused(
         generate.Completion([5, 6, 7], [-1.0, -2.0, -3.0], "length")
     ]
     choices[0] = good | change
-    with pytest.raises(RunError, match=why):
+    with pytest.raises(RunError) as error:
         engine.sample(model(1), [[65]], max_new_tokens=3)
+    assert name in str(error.value)
 
 
 def test_waiting_ends_when_asked_to(home: Path) -> None:
@@ -668,6 +676,6 @@ def test_waiting_ends_when_asked_to(home: Path) -> None:
         settings("reinforce", home, engine="http", engine_url="http://127.0.0.1:1"), TOK, give_up=lambda: True
     )
     began = time.monotonic()
-    with pytest.raises(EngineLost, match="no server answers"):
+    with pytest.raises(EngineLost):
         engine.push(model(1), 0)
     assert time.monotonic() - began < 30
