@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = attach(
         "evaluate",
         "intervals",
         "results",
+        "settings",
         "training_texts",
     ],
 )

@@ -1,9 +1,7 @@
-"""Behaviour probes: is a tool called when one is asked for and there, and code written when code is asked
-for?
+"""Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
 
-A 2 x 2 matrix, a tool or code asked for, tools present or absent, and a fifth cell in which tools are there
-but not the one that is asked for. Only (tool asked, tools present) should give a call. The cells show within
-a few steps that one skill is overwriting another, long before a benchmark does.
+A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested one. Only a tool that
+is requested and present should give a call. The cells show within a few steps that one skill overwrites another, long before a benchmark does.
 
 Left out: whether the call or the code is right (a task's score says that).
 """
@@ -23,6 +21,7 @@ from codechat.distributed import dist
 from codechat.evaluation.intervals import Interval, wilson_interval
 from codechat.models import generate
 from codechat.models.gpt import GPT
+from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
@@ -50,8 +49,7 @@ def behaviour(text: str) -> Literal["call", "code", "neither"]:
 
 @dataclass(frozen=True)
 class BehaviourMatrix:
-    """counts[cell][behaviour]; a cell is what was asked for and which tools were present, in the order of
-    CELLS."""
+    """counts[cell][behaviour]; a cell is what was requested and which tools were present, in the order of CELLS."""
 
     counts: dict[str, Counter[str]]
 
@@ -62,13 +60,11 @@ class BehaviourMatrix:
 
     def metrics(self) -> dict[str, float]:
         """probe/CELL/BEHAVIOUR shares and probe/CELL/n, for cells that were probed."""
-        found: dict[str, float] = {}
+        row: dict[str, float] = {}
         for cell, counts in self.counts.items():
-            if counts.total():
-                found |= {f"probe/{cell}/{b}": counts[b] / counts.total() for b in BEHAVIOURS} | {
-                    f"probe/{cell}/n": counts.total()
-                }
-        return found
+            if n := counts.total():
+                row |= {f"probe/{cell}/{b}": counts[b] / n for b in BEHAVIOURS} | {f"probe/{cell}/n": n}
+        return row
 
     def __str__(self) -> str:
         return "\n".join(
@@ -79,8 +75,8 @@ class BehaviourMatrix:
 
 
 def cell_of(probe: Mapping[str, Any]) -> str:
-    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without
-    `suitable`, tools that are present suit a request for a tool."""
+    """The cell of a probe {"asked": "tool" | "code", "tools_present": bool, "suitable": bool}. Without `suitable`, present tools include the
+    requested one."""
     if probe["asked"] == "tool" and probe["tools_present"] and not probe.get("suitable", True):
         return "tool_with_other_tools"
     return f"{probe['asked']}_{'with' if probe['tools_present'] else 'without'}_tools"
@@ -98,49 +94,56 @@ def behaviour_matrix(
     seed: int = 0,
     batch_size: int | None = None,
 ) -> BehaviourMatrix:
-    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. With
-    several ranks a collective: each takes every W-th probe, and all return the whole matrix."""
+    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. With several ranks a collective:
+    each rank takes every W-th probe, and all return the whole matrix."""
     numbers = range(dist.rank(), len(probes), dist.world_size())
-    counts = {cell: Counter[str]() for cell in CELLS}
     was_training = model.training
-    model.eval()
-    with dist.autocast(model.wte.weight.device):
-        completions = generate.sample(
-            model,
-            [chat.prompt(probes[i]["messages"], tokenizer, tags) for i in numbers],
-            keys=numbers,
-            temperature=temperature,
-            top_k=top_k,
-            max_new_tokens=max_new_tokens,
-            stop=chat.stop_sequences(tokenizer, tags),
-            seed=seed,
-            batch_size=batch_size,
-            on_overflow="stop",
-        )
+    texts = answers(
+        model.eval(),
+        tokenizer,
+        tags,
+        [probes[i]["messages"] for i in numbers],
+        keys=numbers,
+        temperature=temperature,
+        top_k=top_k,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        batch_size=batch_size,
+    )
     model.train(was_training)
-    for i, completion in zip(numbers, completions, strict=True):
-        counts[cell_of(probes[i])][behaviour(chat.completion_text(completion.ids, tokenizer, tags))] += 1
+    counts = {cell: Counter[str]() for cell in CELLS}
+    for i, text in zip(numbers, texts, strict=True):
+        counts[cell_of(probes[i])][behaviour(text)] += 1
     parts = dist.all_gather_objects(counts)
     return BehaviourMatrix({cell: sum((part[cell] for part in parts), Counter[str]()) for cell in CELLS})
 
 
+def answers(
+    model: GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
+) -> list[str]:
+    """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
+    prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
+    stop = chat.stop_sequences(tokenizer, tags)
+    with dist.autocast(model.wte.weight.device):
+        completions = generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
+    return [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
+
+
 def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[str, Any]]:
-    """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl. MissingFile names the command
-    that makes it."""
+    """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl. MissingFile names the command that writes it."""
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
         raise MissingFile(
             f"{path} does not exist; make it with `codechat data calls --out {data_dir}`, or set --probe-examples 0"
         )
-    taken: Counter[str] = Counter()
-    chosen = []
+    seen, chosen = Counter[str](), []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         probe = _probe(path, number, line)
-        taken[cell_of(probe)] += 1
-        if taken[cell_of(probe)] <= per_cell:
+        seen[cell_of(probe)] += 1
+        if seen[cell_of(probe)] <= per_cell:
             chosen.append(probe)
     if not chosen:
-        raise DataError(f"{path} holds no probes; required lines of {{messages, asked, tools_present}}; make it anew")
+        raise DataError(f"{path} holds no probes; required lines of {{messages, asked, tools_present}}; make it again")
     return chosen
 
 
@@ -152,6 +155,5 @@ def _probe(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         pass
     raise DataError(
-        f"{path} line {number} is not a probe; required {{messages, asked: tool | code, tools_present}}; "
-        "make the file anew"
+        f"{path} line {number} is not a probe; required {{messages, asked: tool | code, tools_present}}; make the file again"
     )

@@ -1,28 +1,27 @@
-"""Is a score real? Checkpoints on a task's own `score`: pass@k with intervals, tiers, the behaviour matrix.
+"""Evaluate checkpoints with the task's own `score`: pass@k with intervals, tiers, the behaviour matrix.
 
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --split test test_hard --n 8 --ks 1 8
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --split select --all-checkpoints --run-name choice
     codechat evaluate --ckpt nano/sft --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 128
 
-Every pass@k is printed with k, n, N and temperature. Draws are keyed by problem id, so a problem's
-completions do not depend on which others are asked, and two checkpoints see common random numbers. A
-checkpoint is chosen on `select`, by pass@1, then by the largest k; the second command does so and writes the
-run's checkpoints/best. `per_problem.jsonl` in the run directory keeps the counts that a paired test needs,
-`examples.jsonl` every completion with its score. A task that tells groups apart (bfcl: categories) gets a score for each.
+Every pass@k is printed with k, n, N and temperature. Sampling depends on the problem's id, not on the other problems, so two checkpoints are
+compared under common random numbers. A checkpoint is chosen on the validation split (`select`), by pass@1, then by the largest k; the second
+command does so and writes the run's checkpoints/best. The run directory keeps `per_problem.jsonl`, the counts for a paired test, and
+`examples.jsonl`, every completion with its score. A task with groups (bfcl: categories) also gets a score per group.
 
-Under torchrun the problems are dealt to the ranks; the result is that of one process.
+Under torchrun the ranks share the problems; the result is that of one process.
 
-Before a score is printed the problems are searched for in what the checkpoint's lineage was trained on
-(`contamination`); where some are found, pass@1 of the clean and of the exposed ones stands beside the whole.
+Before a score is printed, the problems are searched for in what the checkpoint's lineage was trained on (`contamination`). If some are found,
+pass@1 of clean and of exposed problems is printed beside the score of all.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
@@ -37,15 +36,22 @@ from codechat.distributed import dist
 from codechat.evaluation import contamination, domain_loss
 from codechat.evaluation.behaviour_probes import BehaviourMatrix, behaviour_matrix, read_probes
 from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, paired_bootstrap, share_interval
-from codechat.evaluation.results import ProblemResult, TaskResult, paired_difference, parts_of, read_per_problem
+from codechat.evaluation.results import (
+    ProblemResult,
+    TaskResult,
+    append_rows,
+    paired_difference,
+    parts_of,
+    read_per_problem,
+)
+from codechat.evaluation.settings import SamplingSettings
 from codechat.models import generate, loading
 from codechat.models.gpt import GPT
-from codechat.rl import episodes
+from codechat.rl import rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
-from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -64,7 +70,7 @@ __all__ = [
 ]
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
-TOO_LONG = generate.Completion([], [], "context")
+NOT_BEGUN = generate.Completion([], [], "context")  # the prompt fills the model's block
 KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
@@ -89,32 +95,41 @@ def evaluate_task(
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`.
 
-    With several ranks a collective: each takes every W-th problem, and all return the whole result. batch_size:
-    completions sampled at a time. progress: title of a progress bar, none = no bar. A prompt that leaves no room
-    in the model's block counts as failed, and is told. Raises ConfigError where a k exceeds n and DataError without problems.
-    Leaves the model in the mode it came in."""
+    With several ranks a collective: each rank takes every W-th problem, and all return the whole result. batch_size: completions sampled
+    at a time. progress: title of a progress bar, none = no bar. A prompt that fills the model's block counts as failed, and `outcomes`
+    reports it. ConfigError if a k exceeds n, DataError without problems. Leaves the model in its mode."""
     _check_sampling(n, ks, temperature)
     if not problems:
         raise DataError(
             f"no problems of task {task.name} to evaluate; at least one is required; check the split and the limit"
         )
-    mine = list(
-        _scored(
-            model,
-            tokenizer,
-            tags,
-            task,
-            problems[dist.rank() :: dist.world_size()],
-            n=n,
-            temperature=temperature,
-            top_k=top_k,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            batch_size=batch_size,
-            progress=progress if dist.is_main() else None,
-        )
-    )
-    rows = _in_order(dist.all_gather_objects(mine), len(problems), n)
+    own, shown = problems[dist.rank() :: dist.world_size()], progress if dist.is_main() else None
+    per_chunk = max(1, (batch_size or CHUNK_ROWS) // n)
+    own_rows: list[dict[str, Any]] = []
+    was_training = model.training
+    model.eval()
+    with tqdm(total=len(own), desc=shown, unit="problem", disable=shown is None) as bar:
+        for at in range(0, len(own), per_chunk):
+            chunk = own[at : at + per_chunk]
+            with dist.autocast(model.wte.weight.device):
+                batch = rollout.collect(
+                    model,
+                    task,
+                    chunk,
+                    tokenizer,
+                    tags,
+                    group_size=n,
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    top_k=top_k,
+                    seed=seed,
+                    keys=[p.id for p in chunk],
+                    sampler=partial(_sample_those_that_fit, batch_size=batch_size),
+                )
+            own_rows += _rows(task, batch)
+            bar.update(len(chunk))
+    model.train(was_training)
+    rows = _in_order(dist.all_gather_objects(own_rows), len(problems), n)
     results = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
     passes = {k: share_interval([estimate_pass_at_k(n, r.c, k) for r in results], seed=seed) for k in ks}
     return TaskResult(
@@ -134,120 +149,66 @@ def evaluate_task(
     )
 
 
+def _sample_those_that_fit(
+    model: GPT, prompts: Sequence[Sequence[int]], *, samples_per_prompt: int = 1, keys: Sequence[Any], **how: Any
+) -> list[generate.Completion]:
+    """`generate.sample`, with an empty completion for each prompt that leaves no room in the model's block."""
+    fits = [len(ids) < model.cfg.block_size for ids in prompts]
+    sampled = iter(
+        generate.sample(
+            model,
+            list(compress(prompts, fits)),
+            samples_per_prompt=samples_per_prompt,
+            keys=list(compress(keys, fits)),
+            **how,
+        )
+    )
+    return [next(sampled) if fit else NOT_BEGUN for fit in fits for _ in range(samples_per_prompt)]
+
+
 def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int) -> list[dict[str, Any]]:
-    """Rows problem-major, from what each rank has of its problems."""
-    found = []
+    """All rows, problem-major, from each rank's rows of its problems."""
+    rows: list[dict[str, Any]] = []
     for i in range(n_problems):
         at, part = i // len(parts) * n, parts[i % len(parts)]
-        found += part[at : at + n]
-    return found
+        rows += part[at : at + n]
+    return rows
 
 
 def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
     if not ks or min(ks) < 1 or max(ks) > n:
         raise ConfigError(
-            f"pass@k for k={list(ks)} from n={n} samples; n must be at least the largest k; set --n "
-            f"{max([*ks, 1])} or more"
+            f"pass@k for k={list(ks)} from n={n} samples; n must be at least the largest k; set --n {max([*ks, 1])} or more"
         )
     if temperature == 0 and n > 1:
         raise ConfigError(
-            f"temperature 0 with n={n}: all samples of a problem are the same; set --n 1 --ks 1 or a "
-            "temperature above 0"
+            f"temperature 0 with n={n}: all samples of a problem are the same; set --n 1 --ks 1 or a temperature above 0"
         )
 
 
-def _scored(
-    model: GPT,
-    tokenizer: Tokenizer,
-    tags: str,
-    task: Task,
-    problems: Sequence[Problem],
-    *,
-    n: int,
-    seed: int,
-    batch_size: int | None,
-    progress: str | None,
-    **sampling: Any,
-) -> Iterator[dict[str, Any]]:
+def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     """One row for each completion, problem-major."""
-    stops = () if getattr(task, "no_stop", False) else chat.stop_sequences(tokenizer, tags)
-    per_chunk = max(1, (batch_size or CHUNK_ROWS) // n)
-    bar = tqdm(total=len(problems), desc=progress, unit="problem", disable=progress is None)
-    was_training = model.training
-    model.eval()
-    with bar:
-        for at in range(0, len(problems), per_chunk):
-            chunk = problems[at : at + per_chunk]
-            keys = [p.id for p in chunk]
-            if episodes.made_by(task):
-                with dist.autocast(model.wte.weight.device):
-                    played = episodes.play(
-                        model,
-                        task,
-                        chunk,
-                        tokenizer,
-                        tags,
-                        group_size=n,
-                        keys=keys,
-                        seed=seed,
-                        batch_size=batch_size,
-                        **sampling,
-                    )
-                yield from (
-                    _scored_row(task, e.problem, e.text, e.completion, e.score) | {"turns": [t.row() for t in e.turns]}
-                    for e in played
-                )
-                bar.update(len(chunk))
-                continue
-            prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in chunk]
-            fits = [len(ids) < model.cfg.block_size for ids in prompts]
-            with dist.autocast(model.wte.weight.device):
-                made = iter(
-                    generate.sample(
-                        model,
-                        list(compress(prompts, fits)),
-                        stop=stops,
-                        seed=seed,
-                        samples_per_prompt=n,
-                        batch_size=batch_size,
-                        keys=list(compress(keys, fits)),
-                        on_overflow="stop",
-                        **sampling,
-                    )
-                )
-            completions = [next(made) if fit else TOO_LONG for fit in fits for _ in range(n)]
-            texts = [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
-            asked = [p for p in chunk for _ in range(n)]
-            for p, text, completion, score in zip(
-                asked, texts, completions, tasks.score_all(task, asked, texts), strict=True
-            ):
-                yield _scored_row(
-                    task, p, text, completion, score if completion is not TOO_LONG else _failed(task, score)
-                )
-            bar.update(len(chunk))
-    model.train(was_training)
-
-
-def _scored_row(
-    task: Task, problem: Problem, text: str, completion: generate.Completion, score: Score
-) -> dict[str, Any]:
-    return dict(
-        problem=problem.id,
-        reward=score.reward,
-        tier=score.tier,
-        correct=score.correct,
-        request=problem.messages[-1]["content"],
-        gold=task.gold(problem),
-        completion=text,
-        stop=completion.stop,
-        tokens=sum(completion.written),
-        parts=dict(score.parts),
-        terms=dict(score.terms),
-    )
+    for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
+        problem = batch.problems[i // batch.group_size]
+        if completion.stop == "context" and not completion.ids:
+            score = _failed(task, score)
+        yield dict(
+            problem=problem.id,
+            reward=score.reward,
+            tier=score.tier,
+            correct=score.correct,
+            request=problem.messages[-1]["content"],
+            gold=task.gold(problem),
+            completion=batch.texts[i],
+            stop=completion.stop,
+            tokens=sum(completion.written),
+            parts=dict(score.parts),
+            terms=dict(score.terms),
+        ) | ({"turns": [t.row() for t in batch.turns[i]]} if batch.turns else {})
 
 
 def _failed(task: Task, score: Score) -> Score:
-    """Of a prompt that the model has no room for: silence may be a right answer, but none was given."""
+    """The score of a prompt that fills the model's block: silence may be a correct answer, but the model gave none."""
     return replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=dict.fromkeys(score.terms, 0.0))
 
 
@@ -272,39 +233,31 @@ def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(SamplingSettings):
     """What to evaluate, and how many samples to draw."""
 
-    run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
     ckpt: tuple[str, ...] = opt(
         config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
     )
-    task: str = opt("funcall", "task, such as funcall, micro, gsm8k, reasoning:levels=[1,2] or mbpp:variant=sanitized")
-    data_dir: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
-    )
     split: tuple[Literal["select", "test", "test_hard"], ...] = opt(
-        ("test",), "splits; a checkpoint is chosen on select and quoted on test"
+        ("test",), "splits: choose a checkpoint on select, the validation split, and report it on test"
     )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     limit: int | None = opt(None, "problems per split; none = all that the task has")
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
     temperature: float = opt(1.0, "sampling temperature; 0 = greedy, with n = 1")
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
-    max_new_tokens: int = opt(64, "longest completion, tokens")
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
-    probe_examples: int = opt(32, "behaviour probes per cell, where data_dir holds probes; 0 = none")
+    probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none")
     heldout_examples: int = opt(
         0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", late=True
     )
     device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows")
-    seed: int = opt(0, "seed of problem order, sampling and bootstrap")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_sampling(self.n, self.ks, self.temperature)
         if 1 not in self.ks:
             raise ConfigError(f"ks {list(self.ks)} without 1; pass@1 ranks checkpoints and pairs them; add 1 to --ks")
@@ -316,19 +269,18 @@ class EvaluateConfig:
             raise ConfigError("no --ckpt or no --split; at least one of each is required")
         if self.all_checkpoints and (len(self.ckpt) > 1 or self.split != ("select",)):
             raise ConfigError(
-                f"--all-checkpoints with {len(self.ckpt)} --ckpt on {', '.join(self.split)}: it chooses a "
-                "checkpoint of one run, and "
-                "a split that chooses cannot be quoted; set one --ckpt and --split select"
+                f"--all-checkpoints with {len(self.ckpt)} --ckpt on {', '.join(self.split)}: it chooses a checkpoint of one run "
+                "on the validation split; set one --ckpt and --split select"
             )
 
 
 def run_evaluation(cfg: EvaluateConfig) -> Run:
-    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. Raises
-    UserError before anything is written for bad settings, missing checkpoints or failing gold answers."""
+    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. UserError before anything is written for bad
+    settings, missing checkpoints or failing reference solutions."""
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
-    for found in problems.values():
-        tasks.gold_gate(task, found).require()
+    for items in problems.values():
+        tasks.gold_gate(task, items).require()
     paths = _checkpoints(cfg)
     with (
         dist.session(cfg) as world,
@@ -346,55 +298,64 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
 
 
 def _checkpoints(cfg: EvaluateConfig) -> list[Path]:
-    """The checkpoint directories to evaluate."""
+    """The checkpoint directories to evaluate. MissingFile for a run without checkpoints."""
+    found = [find_checkpoint(ref) for ref in cfg.ckpt]
     if not cfg.all_checkpoints:
-        return [find_checkpoint(ref) for ref in cfg.ckpt]
-    find_checkpoint(cfg.ckpt[0])  # refuses a run without checkpoints, and says what to do
+        return found
     return list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
 
 
-def _evaluate_checkpoint(
-    cfg: EvaluateConfig,
-    run: Run,
+def evaluate_split(
+    cfg: Any,
+    loaded: loading.LoadedModel,
     task: Task,
-    problems: Mapping[str, Sequence[Problem]],
-    path: Path,
-    world: dist.World,
+    problems: Sequence[Problem],
+    split: str,
+    n: int,
+    ks: Sequence[int],
+) -> TaskResult:
+    """`evaluate_task` with the sampling settings of a configuration."""
+    return evaluate_task(
+        loaded.model,
+        loaded.tokenizer,
+        loaded.tags,
+        task,
+        problems,
+        n=n,
+        temperature=cfg.temperature,
+        top_k=cfg.top_k,
+        max_new_tokens=cfg.max_new_tokens,
+        ks=ks,
+        seed=cfg.seed,
+        batch_size=cfg.device_batch_size,
+        progress=f"{label(loaded.path)} on {split}",
+    )
+
+
+def find_contamination(
+    cfg: Any, loaded: loading.LoadedModel, problems: Sequence[Problem]
+) -> contamination.Report | None:
+    """The problems that a checkpoint was trained on, printed; None with --contamination false."""
+    if not cfg.contamination:
+        return None
+    report = contamination.check(problems, loaded.meta.get("lineage", ()))
+    if dist.is_main():
+        print(report)
+    return report
+
+
+def _evaluate_checkpoint(
+    cfg: EvaluateConfig, run: Run, task: Task, problems: Mapping[str, Sequence[Problem]], path: Path, world: dist.World
 ) -> dict[str, dict[str, float]]:
     """Metrics of one checkpoint by split; logs and prints them."""
     loaded = loading.load_model(path, device=world.device)
-    step, name = int(loaded.meta["step"]), label(path)
-    report = None
-    if cfg.contamination:
-        report = contamination.check([p for items in problems.values() for p in items], loaded.meta.get("lineage", ()))
-        if world.is_main:
-            print(report)
-    found = {}
+    step, name, rows = int(loaded.meta["step"]), label(path), {}
+    report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():
-        result = evaluate_task(
-            loaded.model,
-            loaded.tokenizer,
-            loaded.tags,
-            task,
-            items,
-            n=cfg.n,
-            temperature=cfg.temperature,
-            top_k=cfg.top_k,
-            max_new_tokens=cfg.max_new_tokens,
-            ks=cfg.ks,
-            seed=cfg.seed,
-            batch_size=cfg.device_batch_size,
-            progress=f"{name} on {split}",
-        )
-        row = result.row()
+        result = evaluate_split(cfg, loaded, task, items, split, cfg.n, cfg.ks)
+        row, told = result.row(), [f"{name} on {cfg.task} {split}: {result}\n  {result.outcomes()}"]
         if world.is_main:
-            print(
-                "\n".join(
-                    filter(
-                        None, [f"{name} on {cfg.task} {split}: {result}\n  {result.outcomes()}", result.told_by_group()]
-                    )
-                )
-            )
+            print("\n".join(told + [text for text in [result.told_by_group()] if text]))
         if report is not None:
             row |= parts_of(result, report.how, seed=cfg.seed)
         if cfg.heldout_examples:
@@ -404,19 +365,14 @@ def _evaluate_checkpoint(
             row |= matrix.metrics()
             if world.is_main:
                 print(matrix)
-        run.log_eval(step, dict(row, checkpoint=name, split=split, task=cfg.task))
-        run.log_samples(step, [dict(s, checkpoint=name, split=split) for s in result.samples])
+        which = dict(checkpoint=name, split=split)
+        run.log_eval(step, dict(row, **which, task=cfg.task))
+        run.log_samples(step, [dict(s, **which) for s in result.samples])
         if world.is_main:
-            with (run.path / "per_problem.jsonl").open("a", encoding="utf-8") as file:
-                file.writelines(
-                    json.dumps(dict(checkpoint=name, split=split, **p.row())) + "\n" for p in result.problems
-                )
-            with (run.path / "examples.jsonl").open("a", encoding="utf-8") as file:
-                file.writelines(
-                    json.dumps(dict(checkpoint=name, split=split, **e), default=str) + "\n" for e in result.examples
-                )
-        found[split] = row
-    return found
+            append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
+            append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
+        rows[split] = row
+    return rows
 
 
 def _probes(cfg: EvaluateConfig, split: str) -> list[dict[str, Any]]:
@@ -438,18 +394,20 @@ def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
 
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
     """pass@1 of each later checkpoint minus the first's, by split, printed and returned."""
-    rows, found = read_per_problem(run), {}
-    names = list(dict.fromkeys(r["checkpoint"] for r in rows))
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for row in read_per_problem(run):
+        by_name.setdefault(row["checkpoint"], []).append(row)
+    first, *others = by_name
+    summary = {}
     for split in cfg.split:
-        parts = {name: [r for r in rows if r["checkpoint"] == name and r["split"] == split] for name in names}
-        for name in names[1:]:
-            gap = paired_difference(parts[names[0]], parts[name], seed=cfg.seed)
+        parts = {name: [r for r in rows if r["split"] == split] for name, rows in by_name.items()}
+        for name in others:
+            gap, N = paired_difference(parts[first], parts[name], seed=cfg.seed), len(parts[name])
             print(
-                f"{name} minus {names[0]} on {split}: pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] "
-                f"(paired, N={len(parts[name])})"
+                f"{name} minus {first} on {split}: pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] (paired, N={N})"
             )
-            found[f"{split}: {name} - {names[0]}"] = dict(value=gap.value, lo=gap.lo, hi=gap.hi, N=len(parts[name]))
-    return found
+            summary[f"{split}: {name} - {first}"] = dict(value=gap.value, lo=gap.lo, hi=gap.hi, N=N)
+    return summary
 
 
 def main(argv: list[str] | None = None) -> None:

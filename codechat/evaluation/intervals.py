@@ -1,9 +1,9 @@
-"""Estimates with honest intervals: pass@k, bootstrap over problems, Wilson.
+"""Estimates with 95 % intervals: pass@k, bootstrap over problems, Wilson.
 
-Pure functions over counts and per-problem values; a problem, not a completion, is what gets resampled,
-because completions of one problem are not independent.
+Pure functions over counts and per-problem values. The bootstrap resamples problems, not completions, because completions of one problem are
+not independent.
 
-Left out: corrections for many comparisons; clustered problems.
+Left out: corrections for multiple comparisons; clustered problems.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.lo:.3f}, {self.hi:.3f}]"
 
+    def row(self, name: str) -> dict[str, float]:
+        """The metrics NAME, NAME/lo and NAME/hi."""
+        return {name: self.value, f"{name}/lo": self.lo, f"{name}/hi": self.hi}
+
 
 def estimate_pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k completions is correct, from n drawn of which c were: 1 - C(n-c, k)
-    / C(n, k).
+    """Probability that at least one of k completions is correct, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
 
-    Unbiased for n >= k (Chen et al., 2021, arXiv:2107.03374, eq. 1); raises ConfigError below."""
+    Unbiased for n >= k (Chen et al., 2021, arXiv:2107.03374, eq. 1). ConfigError for n < k."""
     if not 0 < k <= n:
         raise ConfigError(
             f"pass@{k} from n={n} samples; n must be at least k and k at least 1; sample more (--n {max(k, 1)})"
@@ -55,8 +58,7 @@ def bootstrap_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0, r
 
 
 def share_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> Interval:
-    """`bootstrap_interval` of values in [0, 1], or Wilson's where all are 0 or all are 1, from which no
-    resample differs."""
+    """`bootstrap_interval` of values in [0, 1]; Wilson's where all are 0 or all are 1, because then all resamples are equal."""
     x = np.asarray(values, dtype=np.float64)
     if x.size and x.min() == x.max() and x[0] in (0, 1):
         return wilson_interval(int(x.sum()), x.size)
@@ -69,9 +71,8 @@ def paired_bootstrap(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """(difference, lo, hi) of mean(b) - mean(a) over the same problems in the same order: 95 % percentile
-    interval of the paired differences. An interval without 0 says that b differs from a on problems like
-    these."""
+    """(difference, lo, hi) of mean(b) - mean(a) over the same problems in the same order, with the 95 % percentile interval of the paired
+    differences. An interval without 0 says that b differs from a on problems like these."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
         raise ConfigError(
@@ -82,8 +83,7 @@ def paired_bootstrap(
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
-    """Share with the score interval of Wilson (1927): sensible at 0, at n and for small n. n = 0 gives nan
-    within [0, 1]."""
+    """A share with the score interval of Wilson (1927), which also holds at 0, at n and for small n. n = 0 gives nan within [0, 1]."""
     if not 0 <= successes <= n:
         raise ConfigError(f"{successes} successes of {n}; required 0 <= successes <= n")
     if n == 0:

@@ -1,14 +1,15 @@
-"""What an evaluation found: counts per problem, pass@k with intervals, and differences between checkpoints on
-the same problems.
+"""Results of an evaluation: counts per problem, pass@k with intervals, and differences between checkpoints on the same problems.
 
-Left out: how completions are made (`evaluate`) and scored (`tasks`).
+Left out: how completions are sampled (`evaluate`) and scored (`tasks`).
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from codechat.core.atomic_files import read_rows
@@ -19,7 +20,7 @@ from codechat.runs.run import Run
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """n completions of one problem, c of them correct; rewards in the task's range; tiers counts rungs. rewards: of each
+    """n completions of one problem, c of them correct; reward_mean in the task's range; tiers counts the tiers reached. rewards: of each
     completion. meta: the problem's."""
 
     id: str
@@ -37,9 +38,9 @@ class ProblemResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the N
-    problems. examples: every completion with its score. formatted: the tiers that are in the layout asked for;
-    none where the task asks for no layout. grouped_by: what of a problem's meta the task tells apart, such as "category"."""
+    """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the N problems. examples: every completion
+    with its score. formatted: the tiers of completions in the required format; empty where the task requires none. grouped_by: the key of
+    a problem's meta by which the task groups scores, such as "category"."""
 
     task: str
     tiers: tuple[str, ...]
@@ -60,64 +61,75 @@ class TaskResult:
         return len(self.problems)
 
     @property
+    def total(self) -> int:
+        """Completions of all problems."""
+        return self.n * self.N
+
+    @property
     def tier_counts(self) -> Counter[str]:
         return sum((p.tiers for p in self.problems), Counter[str]())
 
+    def tier_share(self, tiers: Iterable[str]) -> float:
+        """Share of completions on one of these tiers."""
+        counts = self.tier_counts
+        return sum(counts[t] for t in tiers) / self.total
+
+    @property
+    def exact_match(self) -> float:
+        return sum(p.c for p in self.problems) / self.total
+
     @property
     def format_rate(self) -> float:
-        return sum(self.tier_counts[t] for t in self.formatted) / (self.n * self.N)
+        return self.tier_share(self.formatted)
+
+    def counts(self, problems: int | None = None) -> str:
+        """n, N and temperature, without which no pass@k is printed."""
+        return f"n={self.n}, N={self.N if problems is None else problems}, temperature={self.temperature:g}"
 
     def outcomes(self) -> str:
-        """Accuracy, format rate and counts in one line; a completion that was cut off counts under its outcome too."""
-        counts, total = self.tier_counts, self.n * self.N
+        """Accuracy, format rate and counts by tier in one line; a completion that was cut off also counts under its tier."""
+        counts = self.tier_counts
         layout = f", format rate {self.format_rate:.3f}" if self.formatted else ""
-        told = ", ".join(f"{t} {counts[t]}" for t in reversed(self.tiers))
-        accuracy, cut = sum(p.c for p in self.problems) / total, round(self.truncated_frac * total)
+        tiers = ", ".join(f"{t} {counts[t]}" for t in reversed(self.tiers))
+        cut = round(self.truncated_frac * self.total)
         long = sum(e["stop"] == "context" and not e["tokens"] for e in self.examples)
-        unasked = f", of these {long} not begun (the prompt fills the model's block)" if long else ""
-        return f"accuracy {accuracy:.3f}{layout}; of {total} completions: {told}; cut off {cut}{unasked}"
+        not_begun = f", of these {long} not begun (the prompt fills the model's block)" if long else ""
+        return (
+            f"accuracy {self.exact_match:.3f}{layout}; of {self.total} completions: {tiers}; cut off {cut}{not_begun}"
+        )
 
     def groups(self) -> dict[str, tuple[Interval, int]]:
-        """Group -> pass@1 and its number of problems, in the order of their names; empty where the task has no groups."""
-        found: dict[str, list[float]] = {}
+        """Group -> pass@1 and its number of problems, by name; empty where the task has no groups."""
+        members: dict[str, list[ProblemResult]] = {}
         for p in self.problems if self.grouped_by else ():
-            found.setdefault(str(p.meta.get(self.grouped_by, "other")), []).append(p.c / p.n)
-        return {name: (share_interval(found[name]), len(found[name])) for name in sorted(found)}
+            members.setdefault(str(p.meta.get(self.grouped_by, "other")), []).append(p)
+        return {name: (_pass_at_1(members[name]), len(members[name])) for name in sorted(members)}
 
     def told_by_group(self) -> str:
-        """A line for each group and the mean over groups, in which each counts the same; "" without groups."""
+        """A line for each group, and the mean in which each group counts the same; "" without groups."""
         groups = self.groups()
         lines = [
-            f"  {self.grouped_by} {name}: pass@1 = {passes} (n={self.n}, N={size}, temperature={self.temperature:g})"
+            f"  {self.grouped_by} {name}: pass@1 = {passes} ({self.counts(size)})"
             for name, (passes, size) in groups.items()
         ]
-        return (
-            "\n".join([*lines, f"  mean over {len(groups)} of {self.grouped_by}: {_mean(groups):.3f}"])
-            if groups
-            else ""
-        )
+        mean = [f"  mean over {len(groups)} of {self.grouped_by}: {_mean(groups):.3f}"] if groups else []
+        return "\n".join(lines + mean)
 
     def row(self) -> dict[str, float]:
         """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
-        counts = self.tier_counts
-        found = {f"tier/{t}": counts[t] / (self.n * self.N) for t in self.tiers}
-        for name, interval in [("reward_mean", self.reward)] + [(f"pass@{k}", i) for k, i in self.pass_at.items()]:
-            found |= {name: interval.value, f"{name}/lo": interval.lo, f"{name}/hi": interval.hi}
+        row = {f"tier/{t}": self.tier_share([t]) for t in self.tiers} | self.reward.row("reward_mean")
+        for k, interval in self.pass_at.items():
+            row |= interval.row(f"pass@{k}")
         for name in self.examples[0]["terms"] if self.examples else ():
-            found[f"reward/{name}"] = sum(e["terms"][name] for e in self.examples) / len(self.examples)
+            row[f"reward/{name}"] = sum(e["terms"][name] for e in self.examples) / len(self.examples)
         if self.formatted:
-            found["format_rate"] = self.format_rate
+            row["format_rate"] = self.format_rate
         if groups := self.groups():
-            found["mean_of_groups"] = _mean(groups)
+            row["mean_of_groups"] = _mean(groups)
         for name, (passes, size) in groups.items():
-            found |= {
-                f"{name}/pass@1": passes.value,
-                f"{name}/pass@1/lo": passes.lo,
-                f"{name}/pass@1/hi": passes.hi,
-                f"{name}/n": size,
-            }
-        return found | dict(
-            exact_match=sum(p.c for p in self.problems) / (self.n * self.N),
+            row |= passes.row(f"{name}/pass@1") | {f"{name}/n": size}
+        return row | dict(
+            exact_match=self.exact_match,
             n_samples=self.n,
             n_problems=self.N,
             temperature=self.temperature,
@@ -127,8 +139,11 @@ class TaskResult:
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
-        counts = f"n={self.n}, N={self.N}, temperature={self.temperature:g}"
-        return f"{passes} ({counts}, 95 % intervals over problems)"
+        return f"{passes} ({self.counts()}, 95 % intervals over problems)"
+
+
+def _pass_at_1(problems: Sequence[ProblemResult], seed: int = 0) -> Interval:
+    return share_interval([p.c / p.n for p in problems], seed=seed)
 
 
 def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
@@ -138,29 +153,32 @@ def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
 def paired_difference(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, k: int = 1, seed: int = 0
 ) -> Interval:
-    """pass@k of b minus that of a with the paired bootstrap interval, from rows of per_problem.jsonl. Raises
-    DataError for other problems."""
+    """pass@k of b minus that of a with the paired bootstrap interval, from rows of per_problem.jsonl. DataError if the problems differ."""
     by_id = {row["id"]: row for row in a}
     if len(by_id) != len(a) or by_id.keys() != {row["id"] for row in b} or len(a) != len(b):
         raise DataError(
             f"{len(a)} and {len(b)} problems that are not the same; a paired difference needs the same ids, each once"
         )
-    first, second = (
-        [estimate_pass_at_k(r["n"], r["c"], k) for r in rows] for rows in ([by_id[row["id"]] for row in b], b)
-    )
+    in_order = [by_id[row["id"]] for row in b]
+    first, second = ([estimate_pass_at_k(r["n"], r["c"], k) for r in rows] for rows in (in_order, b))
     return Interval(*paired_bootstrap(first, second, seed))
 
 
 def parts_of(result: TaskResult, exposed: Collection[str], *, seed: int = 0) -> dict[str, float]:
-    """pass@1 of the clean and of the exposed problems, printed where there are any, under names for a row."""
-    found: dict[str, float] = {"exposed_n": sum(p.id in exposed for p in result.problems)}
-    for part in ("clean", "exposed") if found["exposed_n"] else ():
-        kept = [p for p in result.problems if (p.id in exposed) == (part == "exposed")]
-        if kept:
-            passes = share_interval([p.c / p.n for p in kept], seed=seed)
-            found |= {f"{part}/pass@1": passes.value, f"{part}/pass@1/lo": passes.lo, f"{part}/pass@1/hi": passes.hi}
-            print(f"  {part}: pass@1 = {passes} (n={result.n}, N={len(kept)}, temperature={result.temperature:g})")
-    return found
+    """pass@1 of the clean and of the exposed problems, as metrics, and printed if any problem is exposed."""
+    row: dict[str, float] = {"exposed_n": sum(p.id in exposed for p in result.problems)}
+    for part in ("clean", "exposed") if row["exposed_n"] else ():
+        if problems := [p for p in result.problems if (p.id in exposed) == (part == "exposed")]:
+            passes = _pass_at_1(problems, seed)
+            row |= passes.row(f"{part}/pass@1")
+            print(f"  {part}: pass@1 = {passes} ({result.counts(len(problems))})")
+    return row
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append one line of json per row."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
 
 def read_per_problem(run: Run) -> list[dict[str, Any]]:

@@ -415,7 +415,7 @@ def test_terms_are_logged_apart_and_add_up(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         evaluate.generate, "sample", lambda model, prompts, **more: [Completion([], [], "stop") for _ in prompts]
     )
-    monkeypatch.setattr(evaluate.chat, "completion_text", lambda *_: next(texts))
+    monkeypatch.setattr("codechat.text.chat.completion_text", lambda *_: next(texts))
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=400, vocab_size=tok.n_vocab))
     problems = [p for p in task.problems("test", 200) if p.gold["answer"] == "7"][:4]
     row = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1).row()

@@ -1,0 +1,24 @@
+"""Settings that the commands share which sample completions of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codechat.core.config import opt
+from codechat.core.fields import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Settings):
+    """The run to write, the task, and how completions are sampled."""
+
+    run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
+    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    task: str = opt("funcall", "task, such as funcall, micro, gsm8k, reasoning:levels=[1,2] or mbpp:variant=sanitized")
+    data_dir: str | None = opt(
+        None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
+    )
+    temperature: float = opt(1.0, "sampling temperature; before RL, the one that RL will use")
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
+    max_new_tokens: int = opt(64, "longest completion, tokens")
+    seed: int = opt(0, "seed of problem order, sampling and bootstrap")
