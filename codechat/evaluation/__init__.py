@@ -1,6 +1,6 @@
-"""Is a score real, and is there a gradient: pass@k with intervals, signal diagnosis, behaviour probes, contamination, minimal pairs.
+"""Scores with intervals (pass@k), diagnosis of the training signal, behaviour probes, contamination search, counterfactual (minimal-pair) prompts.
 
-Every score comes from the task's own `score`.
+Every score comes from the task's own `score`. Not here: how scores are plotted and reported (`reports`).
 """
 
 from codechat.core.lazy import attach

@@ -1,17 +1,17 @@
-"""Counterfactual swaps: change one thing of a prompt, and see whether the answer follows, ignores it, or falls apart.
+"""Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow, ignore the swap, or break?
 
     codechat swaps --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
 
-    tools_off       the system block with the tools becomes a neutral one: a call is wrong now
-    tools_on        tools are offered with a request for code: code is right still
-    tool_swapped    the asked-for tool gives its place to one that cannot serve: a call to it is wrong now
-    tool_renamed    the asked-for tool has another name in the list: the call must use that one
-    value_swapped   a value of the request becomes another one (the city of a weather request): the call must carry it
+    tools_off       a neutral system block replaces the one with tools: a call is now wrong
+    tools_on        tools are offered with a request for code: code is still right
+    tool_swapped    a tool that cannot serve replaces the requested one: a call to it is now wrong
+    tool_renamed    the requested tool has another name in the list: the call must use the new name
+    value_swapped   a value of the request is replaced (the city of a weather request): the call must carry the new value
 
-Each case is answered twice, greedily, before and after its swap. It counts only where the first answer behaved as wanted (with value_swapped and
-tool_renamed: made a readable call to the asked-for tool, for value_swapped with that value), so that a flip rate is about the swap and not about skill.
+Each case is answered twice, greedily, before and after its swap. It counts only if the first answer was as expected (for value_swapped and
+tool_renamed: a readable call to the requested tool, for value_swapped with that value), so that a flip rate measures the swap and not the skill.
 
-Left out: sampling (a flip could then be chance), and requests in several turns.
+Left out: sampling (a flip could then be chance), and requests of several turns.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +33,9 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
 from codechat.evaluation import evaluate
-from codechat.evaluation.behaviour_probes import behaviour
+from codechat.evaluation.behaviour_probes import answers, behaviour
 from codechat.evaluation.intervals import wilson_interval
-from codechat.models import generate, loading
-from codechat.models.loading import LoadedModel
+from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem
@@ -67,7 +68,7 @@ class SwapsConfig:
 
 @dataclass(frozen=True)
 class Case:
-    """One swap. valid: whether the first answer counts. judge: what the second answer did, once the first one counts."""
+    """One swap. valid: whether the answer before the swap is as expected, so that the case counts. judge: the outcome of the answer after it."""
 
     swap: str
     id: str
@@ -81,25 +82,19 @@ class Case:
 
 
 def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: int, seed: int = 0) -> list[Case]:
-    """At most `limit` cases of each swap. problems: requests that one of the tools on offer serves; probes: where requests for code are."""
+    """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the requests for code."""
     rng = random.Random(f"swaps {seed}")
-    wanted = [p for p in problems if p.gold is not None]
+    served = [p for p in problems if p.gold is not None]
     made: list[Case] = []
-    for swap, make in (("tools_off", tools_off), ("tool_swapped", tool_swapped), ("tool_renamed", tool_renamed)):
-        made += _first(swap, (make(p, rng) for p in wanted), limit)
-    made += _first("value_swapped", (value_swapped(p, wanted, rng) for p in wanted), limit)
+    for make in (tools_off, tool_swapped, tool_renamed):
+        made += _first(make.__name__, (make(p, rng) for p in served), limit)
+    made += _first("value_swapped", (value_swapped(p, served, rng) for p in served), limit)
     code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
-    made += _first("tools_on", (tools_on(p, i, rng) for i, p in enumerate(code)), limit)
-    return made
+    return made + _first("tools_on", (tools_on(p, i, rng) for i, p in enumerate(code)), limit)
 
 
 def _first(swap: str, found: Iterator[Case | None], limit: int) -> list[Case]:
-    kept = []
-    for case in found:
-        if case is not None:
-            kept.append(case)
-        if len(kept) == limit:
-            break
+    kept = list(islice((case for case in found if case is not None), limit))
     if not kept:
         raise DataError(
             f"no request can be used for {swap}; problems and probes of the toolbox are needed; make them with `codechat data calls`"
@@ -108,36 +103,20 @@ def _first(swap: str, found: Iterator[Case | None], limit: int) -> list[Case]:
 
 
 def tools_off(problem: Problem, rng: random.Random) -> Case:
-    return Case(
-        "tools_off",
-        problem.id,
-        problem.messages,
-        _system(problem.messages, toolbox.neutral_system(rng)),
-        _calls,
-        _stops_calling,
-    )
+    outcomes: dict[str, Outcome] = {"call": "ignores", "neither": "follows"}
+    after = _system(problem.messages, toolbox.neutral_system(rng))
+    return Case("tools_off", problem.id, problem.messages, after, _calls, _judge(outcomes))
 
 
 def tools_on(probe: dict[str, Any], number: int, rng: random.Random) -> Case:
-    offered = toolbox.tools_system(rng)
-    messages = probe["messages"]
-    with_tools = (
-        _system(messages, offered)
-        if messages[0]["role"] == "system"
-        else [{"role": "system", "content": offered}, *messages]
-    )
-    return Case(
-        "tools_on",
-        f"code-{number}",
-        messages,
-        with_tools,
-        lambda text: behaviour(text) == "code",
-        lambda text: {"code": "follows", "call": "ignores"}.get(behaviour(text), "other"),
-    )  # type: ignore[return-value]
+    offered, messages = toolbox.tools_system(rng), probe["messages"]
+    after = _system(messages if messages[0]["role"] == "system" else [{}, *messages], offered)
+    judge = _judge({"code": "follows", "call": "ignores"})
+    return Case("tools_on", f"code-{number}", messages, after, lambda text: behaviour(text) == "code", judge)
 
 
 def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
-    """The line of the asked-for tool becomes that of a tool of another family that is not offered yet."""
+    """The line of the requested tool becomes that of a tool of another family that is not offered yet."""
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
     taken = {n for n in toolbox.TOOLS if _line_of(n, lines) is not None} | toolbox.family(name)
@@ -145,32 +124,28 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     if at is None or not others:
         return None
     lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema]).splitlines()[-1]
-    return Case(
-        "tool_swapped",
-        problem.id,
-        problem.messages,
-        _system(problem.messages, "\n".join(lines)),
-        _calls_to(name),
-        lambda text: "ignores" if _calls_to(name)(text) else "other" if behaviour(text) == "call" else "follows",
-    )
+
+    def judge(text: str) -> Outcome:
+        return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
+
+    after = _system(problem.messages, "\n".join(lines))
+    return Case("tool_swapped", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
 
 def tool_renamed(problem: Problem, _: random.Random) -> Case | None:
-    """The asked-for tool keeps its description and arguments under another name: its words in reverse order (area_circle), or add_it."""
+    """The requested tool keeps its description and arguments under another name: its words in reverse order (area_circle), or add_it."""
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
     if at is None:
         return None
     new = "_".join(reversed(name.split("_"))) if "_" in name else f"{name}_it"
     lines[at] = lines[at].replace(f"{name}(", f"{new}(", 1)
-    return Case(
-        "tool_renamed",
-        problem.id,
-        problem.messages,
-        _system(problem.messages, "\n".join(lines)),
-        _calls_to(name),
-        lambda text: "follows" if _calls_to(new)(text) else "ignores" if _calls_to(name)(text) else "other",
-    )
+
+    def judge(text: str) -> Outcome:
+        return "follows" if _calls(text, new) else "ignores" if _calls(text, name) else "other"
+
+    after = _system(problem.messages, "\n".join(lines))
+    return Case("tool_renamed", problem.id, problem.messages, after, partial(_calls, name=name), judge)
 
 
 def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Random) -> Case | None:
@@ -182,15 +157,8 @@ def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Ran
         return None
     key = rng.choice(usable)
     old = problem.gold["arguments"][key]
-    donors = [
-        v
-        for p in problems
-        if p.gold["name"] == name
-        and (v := p.gold["arguments"].get(key)) is not None
-        and type(v) is type(old)
-        and _spelled(v)
-        and not _places(_spelled(v), request)
-    ]
+    values = [p.gold["arguments"].get(key) for p in problems if p.gold["name"] == name]
+    donors = [v for v in values if type(v) is type(old) and _spelled(v) and not _places(_spelled(v), request)]
     if not donors:
         return None
     new = rng.choice(donors)
@@ -201,20 +169,15 @@ def value_swapped(problem: Problem, problems: Sequence[Problem], rng: random.Ran
         value = _argument(text, name, key)
         return "follows" if value == new and type(value) is type(new) else "ignores" if value == old else "other"
 
-    return Case(
-        "value_swapped", problem.id, problem.messages, after, lambda text: _argument(text, name, key) == old, judge
-    )
+    def valid(text: str) -> bool:
+        return _argument(text, name, key) == old
+
+    return Case("value_swapped", problem.id, problem.messages, after, valid, judge)
 
 
 def _spelled(value: Any) -> str:
-    """How a request says a value; "" for values that it says in other ways."""
-    return (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, int) and not isinstance(value, bool)
-        else ""
-    )
+    """A text or integer as a request spells it; "" for values that it spells in other ways."""
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
 
 
 def _places(text: str, request: str) -> list[tuple[int, int]]:
@@ -229,16 +192,16 @@ def _line_of(name: str, lines: Sequence[str]) -> int | None:
     return next((i for i, line in enumerate(lines) if line.startswith(f"{name}(")), None)
 
 
-def _calls(text: str) -> bool:
-    return behaviour(text) == "call"
+def _calls(text: str, name: str | None = None) -> bool:
+    """Whether the answer calls a function; with `name`, whether its first call is readable and to that one."""
+    if name is None:
+        return behaviour(text) == "call"
+    return any(call.name == name for call in chat.parse_calls(text)[:1])
 
 
-def _stops_calling(text: str) -> Outcome:
-    return "ignores" if behaviour(text) == "call" else "follows" if behaviour(text) == "neither" else "other"
-
-
-def _calls_to(name: str) -> Callable[[str], bool]:
-    return lambda text: any(call.name == name for call in chat.parse_calls(text)[:1])
+def _judge(outcomes: dict[str, Outcome]) -> Callable[[str], Outcome]:
+    """The outcome of an answer by its behaviour, else "other"."""
+    return lambda text: outcomes.get(behaviour(text), "other")
 
 
 def _argument(text: str, name: str, key: str) -> Any:
@@ -250,37 +213,21 @@ def _argument(text: str, name: str, key: str) -> Any:
 # ---------------------------------------------------------------- answers
 
 
-def answers(loaded: LoadedModel, prompts: Sequence[Sequence[Message]], max_new_tokens: int) -> list[str]:
-    """The greedy answer to each prompt."""
-    ids = [chat.prompt(messages, loaded.tokenizer, loaded.tags) for messages in prompts]
-    with dist.autocast(loaded.model.wte.weight.device):
-        found = generate.sample(
-            loaded.model,
-            ids,
-            temperature=0.0,
-            max_new_tokens=max_new_tokens,
-            on_overflow="stop",
-            stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
-        )
-    return [chat.completion_text(c.ids, loaded.tokenizer, loaded.tags) for c in found]
-
-
 def flips(made: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> list[dict[str, Any]]:
-    """A row per swap: asked (cases), n (those that count), and of these the share of each outcome with its Wilson interval."""
+    """A row per swap: asked (cases), n (cases that count), and the share of each outcome among those with its Wilson interval."""
     rows = []
     for swap in SWAPS:
-        mine = [(c, a, b) for c, a, b in zip(made, before, after, strict=True) if c.swap == swap]
-        outcomes = Counter(c.judge(b) for c, a, b in mine if c.valid(a))
-        row: dict[str, Any] = dict(swap=swap, asked=len(mine), n=outcomes.total())
+        own = [(c, a, b) for c, a, b in zip(made, before, after, strict=True) if c.swap == swap]
+        outcomes = Counter(c.judge(b) for c, a, b in own if c.valid(a))
+        row: dict[str, Any] = dict(swap=swap, asked=len(own), n=outcomes.total())
         for outcome in OUTCOMES if row["n"] else ():
-            share = wilson_interval(outcomes[outcome], row["n"])
-            row |= {outcome: share.value, f"{outcome}/lo": share.lo, f"{outcome}/hi": share.hi}
+            row |= wilson_interval(outcomes[outcome], row["n"]).row(outcome)
         rows.append(row)
     return rows
 
 
 def run_swaps(cfg: SwapsConfig) -> Run:
-    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples. Raises UserError
+    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples. UserError
     before anything is written for missing data or checkpoints."""
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
     probes = evaluate.read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
@@ -290,13 +237,20 @@ def run_swaps(cfg: SwapsConfig) -> Run:
     with run:
         for loaded in models:
             step, name = int(loaded.meta["step"]), evaluate.label(Path(loaded.path))
-            texts = answers(loaded, [m for case in made for m in (case.before, case.after)], cfg.max_new_tokens)
+            texts = answers(
+                loaded.model,
+                loaded.tokenizer,
+                loaded.tags,
+                [m for case in made for m in (case.before, case.after)],
+                temperature=0.0,
+                max_new_tokens=cfg.max_new_tokens,
+            )
             before, after = texts[::2], texts[1::2]
             for row in flips(made, before, after):
                 run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))
                 shown = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
                 print(
-                    f"{name} {row['swap']}: {shown or 'never behaved as wanted before the swap'} (n={row['n']} of {row['asked']})"
+                    f"{name} {row['swap']}: {shown or 'never as expected before the swap'} (n={row['n']} of {row['asked']})"
                 )
             run.log_samples(step, _shown(made, before, after, name))
     return run
@@ -310,18 +264,9 @@ def _shown(
     for case, a, b in zip(made, before, after, strict=True):
         if case.valid(a) and seen[case.swap] < each:
             seen[case.swap] += 1
-            rows.append(
-                dict(
-                    checkpoint=name,
-                    swap=case.swap,
-                    problem=case.id,
-                    outcome=case.judge(b),
-                    request=case.after[-1]["content"],
-                    system=case.after[0]["content"],
-                    before=a,
-                    after=b,
-                )
-            )
+            row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.judge(b))
+            row |= dict(request=case.after[-1]["content"], system=case.after[0]["content"], before=a, after=b)
+            rows.append(row)
     return rows
 
 

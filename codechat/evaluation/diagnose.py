@@ -1,14 +1,12 @@
-"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of
-weights an update changed.
+"""Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of weights that an update changed.
 
-A group whose rewards are all equal has advantage exactly 0 under any group baseline. `judge` counts those
-groups and says what the count means before reinforcement learning is paid for; `Sentinel` watches the same
-number step by step; `weights_changed_bf16` shows whether updates survive rounding to the precision that
-inference will use.
+A group whose rewards are all equal has advantage exactly 0 under any group baseline. `judge` counts those groups and says before
+reinforcement learning what the count means; `Sentinel` watches the same number step by step; `weights_changed_bf16` shows whether updates
+survive rounding to the precision of inference.
 
     codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/calls --groups 64 --group-size 8
 
-Left out: why a reward is wrong (the gold gate and `xray` look at that).
+Left out: why a reward is wrong (see the reference-solution check of `tasks` and the token view of `codechat xray`).
 
 Shapes: P groups (problems), G completions each.
 """
@@ -27,8 +25,10 @@ from codechat import tasks
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.core.fields import default
 from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
+from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
 from codechat.rl import rollout
 from codechat.rl.advantages import zero_variance
@@ -51,8 +51,8 @@ REMEDIES: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What P x G rewards say. Shares are in [0, 1]; reward_std is over all P x G rewards; pass_at maps k to
-    the unbiased estimate."""
+    """Statistics of P x G rewards. Shares are in [0, 1]; reward_std is the population standard deviation of all P x G rewards; pass_at maps
+    k to the unbiased estimate."""
 
     verdict: Verdict
     remedy: str
@@ -67,7 +67,7 @@ class Diagnosis:
 
     @property
     def frac_with_variance(self) -> float:
-        """Share of groups that carry a gradient: what `Sentinel.update` takes."""
+        """Share of groups that carry a gradient: the argument of `Sentinel.update`."""
         return self.effective_groups / self.n_groups
 
     def metrics(self) -> dict[str, Any]:
@@ -84,26 +84,22 @@ class Diagnosis:
 
 
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
-    """Verdict over rewards (P, G) and exact matches (P, G) bool; the first rule that holds:
+    """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
 
-    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25
-    %. Else LIVE. Raises ConfigError for fewer than `min_groups` groups or groups of one."""
+    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE. ConfigError for
+    fewer than `min_groups` groups, and for groups of one."""
     if rewards.ndim != 2 or rewards.shape != correct.shape:
         raise ConfigError(
-            f"rewards {tuple(rewards.shape)} and correct {tuple(correct.shape)}; required the same "
-            "(problems, group_size)"
+            f"rewards {tuple(rewards.shape)} and correct {tuple(correct.shape)}; required the same (problems, group_size)"
         )
     n_groups, group_size = rewards.shape
-    if n_groups < max(1, min_groups):
-        raise ConfigError(
-            f"{n_groups} groups; a verdict needs at least {max(1, min_groups)}; sample more (--groups "
-            f"{max(1, min_groups)})"
-        )
-    if group_size < 2:
-        raise ConfigError("group_size 1: a group of one never has variance; set --group-size 2 or more")
+    if n_groups < (least := max(1, min_groups)):
+        raise ConfigError(f"{n_groups} groups; a verdict needs at least {least}; sample more (--groups {least})")
+    _check_group_size(group_size)
     zero_std = int(zero_variance(rewards).sum())
     share = float(correct.double().mean())
-    verdict = _verdict(share, (n_groups - zero_std) / n_groups)
+    verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
+    counts = correct.sum(dim=1).tolist()
     return Diagnosis(
         verdict=verdict,
         remedy=REMEDIES[verdict],
@@ -114,27 +110,24 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
         correct_share=share,
         reward_mean=float(rewards.double().mean()),
         reward_std=float(rewards.double().std(correction=0)),
-        pass_at={k: _pass_at(correct, k) for k in (1, group_size)},
+        pass_at={k: sum(estimate_pass_at_k(group_size, c, k) for c in counts) / n_groups for k in (1, group_size)},
     )
 
 
-def _verdict(correct_share: float, frac_with_variance: float) -> Verdict:
+def verdict_of(correct_share: float, signal: float, dead_below: float, weak_below: float) -> Verdict:
+    """SATURATED above 85 % correct; else DEAD, WEAK or LIVE by the share `signal` of what learning starts from."""
     if correct_share > SATURATED_ABOVE:
         return "SATURATED"
-    if frac_with_variance < DEAD_BELOW:
-        return "DEAD"
-    return "WEAK" if frac_with_variance < WEAK_BELOW else "LIVE"
+    return "DEAD" if signal < dead_below else "WEAK" if signal < weak_below else "LIVE"
 
 
-def _pass_at(correct: Tensor, k: int) -> float:
-    """Mean over problems of the unbiased pass@k, from correct (P, G)."""
-    counts = correct.sum(dim=1).tolist()
-    return sum(estimate_pass_at_k(correct.shape[1], int(c), k) for c in counts) / len(counts)
+def _check_group_size(group_size: int) -> None:
+    if group_size < 2:
+        raise ConfigError(f"group_size {group_size}: a group of one has no variance; set --group-size 2 or more")
 
 
 class Sentinel:
-    """Stops a loop after `patience` DEAD steps in a row. Its state goes into checkpoints, so that a resume
-    does not start the count anew."""
+    """Stops a loop after `patience` DEAD steps in a row. Checkpoints hold its state, so a resumed run continues the count."""
 
     def __init__(self, patience: int = 20) -> None:
         if patience < 1:
@@ -155,7 +148,7 @@ class Sentinel:
 
 
 def bf16_snapshot(model: nn.Module) -> list[Tensor]:
-    """Every parameter rounded to bfloat16, copied, in the order of `model.parameters()`."""
+    """A copy of every parameter rounded to bfloat16, in the order of `model.parameters()`."""
     return [p.detach().to(torch.bfloat16, copy=True) for p in model.parameters()]
 
 
@@ -163,8 +156,8 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
     """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`.
 
-    A collective where the model is sharded. Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect the
-    update."""
+    A collective if the model is sharded. Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect
+    the update."""
     params = list(model.parameters())
     if [p.shape for p in params] != [b.shape for b in before]:
         raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
@@ -180,46 +173,34 @@ def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig:
+class DiagnoseConfig(SamplingSettings):
     """What to judge, and from how many samples."""
 
-    run_name: str = opt("diagnose", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    run_name: str = default("diagnose")
     ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
-    task: str = opt("funcall", "task, such as funcall, micro, toy or mbpp:variant=sanitized")
-    data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     groups: int = opt(64, "training problems to sample")
     group_size: int = opt(8, "completions per problem")
-    temperature: float = opt(1.0, "sampling temperature, the one that RL will use")
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
-    max_new_tokens: int = opt(64, "longest completion, tokens")
-    gold_examples: int = opt(256, "training problems whose gold answers must score the maximum first")
-    seed: int = opt(0, "seed of problem order and sampling")
+    gold_examples: int = opt(256, "training problems whose reference solutions must score the maximum first")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.groups < MIN_GROUPS:
             raise ConfigError(f"groups {self.groups}; a verdict needs at least {MIN_GROUPS}; set --groups {MIN_GROUPS}")
-        if self.group_size < 2:
-            raise ConfigError(
-                f"group_size {self.group_size}: a group of one never has variance; set --group-size 2 or more"
-            )
+        _check_group_size(self.group_size)
         if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups never have variance")
+            raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
 
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
-    """The gold gate, then samples on training problems, then the verdict; printed, and kept in a run
-    directory.
+    """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory.
 
-    Raises UserError before anything is written if a gold answer fails or the task has too few problems."""
+    UserError before anything is written if a reference solution fails or the task has too few problems."""
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
-    gate = tasks.gold_gate(task, problems[: cfg.gold_examples]).require()
+    check = tasks.gold_gate(task, problems[: cfg.gold_examples]).require()
     loaded = loading.load_model(cfg.ckpt, device=dist.device())
-    run = Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite)
-    with run:
-        print(f"gold gate: {gate.passed} of {gate.n} gold answers score the maximum")
-        loaded.model.eval()
+    with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
+        print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         with torch.no_grad(), dist.autocast(dist.device()):
             batch = rollout.collect(
                 loaded.model,
@@ -233,49 +214,30 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
                 top_k=cfg.top_k,
                 seed=cfg.seed,
             )
-        found, tiers = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers)
-        print(
-            format_diagnosis(
-                found, {k: v for k, v in tiers.items() if k.startswith("tier/")}, temperature=cfg.temperature
-            )
-        )
-        run.log_eval(
-            loaded.meta["step"],
-            dict(
-                found.metrics(),
-                **tiers,
-                remedy=found.remedy,
-                n_samples=cfg.group_size,
-                n_problems=cfg.groups,
-                temperature=cfg.temperature,
-                split="train",
-                task=cfg.task,
-                checkpoint=cfg.ckpt,
-                gold_passed=gate.passed,
-                gold_n=gate.n,
-            ),
-        )
-        run.log_samples(loaded.meta["step"], batch.best_and_worst(groups=16))
-        run.finish({"verdict": found.verdict, "remedy": found.remedy, **asdict(found)})
+        found, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
+        shares = {k: v for k, v in tiers.items() if k.startswith("tier/")}
+        print(format_diagnosis(found, shares, temperature=cfg.temperature))
+        sampling = dict(n_samples=cfg.group_size, n_problems=cfg.groups, temperature=cfg.temperature)
+        source = dict(split="train", task=cfg.task, checkpoint=cfg.ckpt, gold_passed=check.passed, gold_n=check.n)
+        run.log_eval(step, {**found.metrics(), **tiers, "remedy": found.remedy, **sampling, **source})
+        run.log_samples(step, batch.best_and_worst(groups=16))
+        run.finish(asdict(found))
     return found
 
 
 def format_diagnosis(found: Diagnosis, tiers: Mapping[str, float], *, temperature: float) -> str:
-    """The report for people: pass@k, a histogram of tiers, the share of groups without variance, verdict and
-    remedy."""
+    """The report for people: pass@k, a histogram of tiers, the share of groups without variance, verdict and remedy."""
     passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in found.pass_at.items())
     widest = max(map(len, tiers), default=0)
     bars = [f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()]
-    return "\n".join(
-        [
-            f"{passes} (n={found.group_size}, N={found.n_groups}, temperature={temperature:g})",
-            *bars,
-            f"zero variance: {found.n_groups - found.effective_groups} of {found.n_groups} groups "
-            f"({found.frac_zero_std:.0%}); "
-            f"reward {found.reward_mean:.3f} ± {found.reward_std:.3f}",
-            f"{found.verdict}: {found.remedy}",
-        ]
-    )
+    lines = [
+        f"{passes} (n={found.group_size}, N={found.n_groups}, temperature={temperature:g})",
+        *bars,
+        f"zero variance: {found.n_groups - found.effective_groups} of {found.n_groups} groups ({found.frac_zero_std:.0%}); "
+        f"reward {found.reward_mean:.3f} ± {found.reward_std:.3f}",
+        f"{found.verdict}: {found.remedy}",
+    ]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Loss on held-out conversations, domain by domain: what a mean over all of them hides while one skill overwrites another.
+"""Loss on held-out conversations by domain: a mean over all domains hides that one skill overwrites another.
 
-Two units: nats per supervised token, and nats per conversation. A closing tag in plain text is several tokens that cost next to nothing, so only the
-second compares a model whose tags are text with one whose tags are reserved ids.
+Two units: nats per supervised token, and nats per conversation. In text mode a closing tag is several tokens of almost no loss, so only the
+second unit compares a model with text tags to one with reserved ids.
 
-Left out: what a loss says about behaviour (probes), and scores (evaluate).
+Left out: behaviour (`behaviour_probes`) and scores (`evaluate`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = 8  # packed rows of a batch
 
 @torch.no_grad()
 def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple[float, int]]:
-    """(nats, supervised tokens) of each domain's conversations. A collective: batches are dealt to ranks."""
+    """(nats, supervised tokens) of each domain's conversations. A collective: the ranks share the batches."""
     was_training, found = model.training, {}
     model.eval()
     for domain, batches in held_out.items():
@@ -32,13 +32,8 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
         for batch in batches[dist.rank() :: dist.world_size()]:
             batch = batch.to(device)
             with dist.autocast(device):
-                nats = model.loss(
-                    batch.ids,
-                    batch.targets,
-                    reduction="sum",
-                    positions=batch.positions,
-                    mask=conversations.block_mask(batch.docs),
-                )
+                mask = conversations.block_mask(batch.docs)
+                nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
             total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
         nats_sum, tokens = dist.sum_(total).tolist()
         found[domain] = (nats_sum, int(tokens))
@@ -47,11 +42,12 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
 
 
 def held_out_losses(model: GPT, held_out: Batches, device: torch.device) -> dict[str, float]:
-    """heldout_loss/DOMAIN: nats per supervised token."""
-    return {
-        f"heldout_loss/{domain}": nats / max(1, tokens)
-        for domain, (nats, tokens) in sums(model, held_out, device).items()
-    }
+    """heldout_loss/DOMAIN: nats per supervised token. A collective."""
+    return _per_token(sums(model, held_out, device))
+
+
+def _per_token(found: Mapping[str, tuple[float, int]]) -> dict[str, float]:
+    return {f"heldout_loss/{domain}": nats / max(1, tokens) for domain, (nats, tokens) in found.items()}
 
 
 def of_checkpoint(
@@ -60,8 +56,6 @@ def of_checkpoint(
     """heldout_loss/DOMAIN and heldout_nats/DOMAIN (per conversation) over the first `limit` conversations of each domain of a split."""
     block = loaded.model.cfg.block_size
     domains = conversations.load_domains(data_dir, split, loaded.tokenizer, loaded.tags, block, limit=limit)
-    found = sums(
-        loaded.model, {d: conversations.held_out(examples, ROWS, block) for d, examples in domains.items()}, device
-    )
-    per_token = {f"heldout_loss/{d}": nats / max(1, tokens) for d, (nats, tokens) in found.items()}
-    return per_token | {f"heldout_nats/{d}": nats / len(domains[d]) for d, (nats, _) in found.items()}
+    batches = {domain: conversations.held_out(examples, ROWS, block) for domain, examples in domains.items()}
+    found = sums(loaded.model, batches, device)
+    return _per_token(found) | {f"heldout_nats/{d}": nats / len(domains[d]) for d, (nats, _) in found.items()}

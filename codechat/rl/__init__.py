@@ -1,6 +1,6 @@
-"""Reinforcement learning as functions: rollouts, episodes, engines that sample them, advantages, losses, preferences.
+"""Reinforcement learning as functions: rollouts, episodes, the engines that sample them, advantages, losses, preferences, metrics of rollouts.
 
-The loops that use them are at the top: reinforce, grpo, ppo, expert_iteration, preference.
+The loops that use them are at the top: reinforce, grpo, ppo, expert_iteration, preference. Shared settings and steps of loops are in `training`.
 """
 
 from codechat.core.lazy import attach
@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     modules=[
         "advantages",
+        "engine_settings",
         "engines",
         "episodes",
         "functional",

@@ -1,6 +1,6 @@
 """From rewards to advantages: pure functions over groups of completions of one prompt, or over the tokens of one completion.
 
-Shapes: rewards (P, G), P problems with G completions each; values and rewards of tokens (B, T).
+Shapes: P problems with G completions each; B sequences of T tokens.
 
 Left out: how values are learned (`ppo`).
 """
@@ -20,10 +20,9 @@ Baseline = Literal["none", "mean", "leave_one_out", "zscore"]
 def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 1e-6) -> Tensor:
     """Advantages (P, G) of rewards (P, G).
 
-    none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus
-    the mean of the others (RLOO, arXiv:2402.14740), which is mean's times G / (G - 1). zscore: mean's over
-    the group's standard deviation + eps (GRPO, arXiv:2402.03300, section 4.1.2). A group whose rewards are
-    all equal gives exactly 0 in the last three."""
+    none: the reward itself. mean: minus the group's mean (Dr. GRPO, arXiv:2503.20783). leave_one_out: minus the mean of the others (RLOO,
+    arXiv:2402.14740), equal to mean x G / (G - 1). zscore: mean over the group's standard deviation (n - 1) + eps (GRPO, arXiv:2402.03300,
+    section 4.1.2). In the last three a group of equal rewards gives exactly 0. ConfigError for another baseline, or for groups of one."""
     if rewards.ndim != 2:
         raise ConfigError(f"rewards of shape {tuple(rewards.shape)}; required (problems, group_size)")
     group = rewards.shape[1]
@@ -34,8 +33,7 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
             f"group_size {group} with baseline {baseline!r} gives advantage 0 always; set --group-size 2 or more"
         )
     centred = rewards - rewards.mean(dim=1, keepdim=True)
-    # float rounding of the mean must not turn a group without signal into a tiny signal that zscore then
-    # blows up
+    # rounding of the mean must not give a group without signal a tiny one, which zscore would blow up
     centred = torch.where(zero_variance(rewards)[:, None], torch.zeros_like(centred), centred)
     if baseline == "mean":
         return centred
@@ -47,29 +45,27 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 
 
 def zero_variance(rewards: Tensor) -> Tensor:
-    """(P,) bool: groups whose rewards are all equal, which carry no gradient under any group baseline."""
+    """(P,) bool: groups of rewards (P, G) that are all equal, which carry no gradient under any group baseline."""
     return (rewards == rewards[:, :1]).all(dim=1)
 
 
 def worth_an_update(n_live: float) -> bool:
-    """Whether any of an update's completions has an advantage. Where none has, neither a KL term nor momentum may move the policy."""
+    """Whether any completion of an update has an advantage. If none has, neither a KL term nor momentum may move the policy."""
     return n_live > 0
 
 
 def estimate_gae(
     rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16), returns = advantages + values.
+    """Advantages and returns (B, T) by generalised advantage estimation (arXiv:1506.02438, eq. 16); returns = advantages + values.
 
-    rewards, values (B, T) belong to the state before each token; mask (B, T) is 1 on the tokens that a policy wrote; what an environment said
-    between them is passed over: the next state is that of the next token written. A sequence ends where its mask does, and its end is worth 0. lam 1: the Monte Carlo return minus the value; lam 0: one step ahead."""
+    rewards, values (B, T) belong to the state before each token. mask (B, T) is 1 on the tokens that the policy wrote. Tokens of an environment
+    are skipped: the next state is that of the next written token. A sequence ends with its mask, and its end has value 0. lam 1: the Monte Carlo
+    return minus the value; lam 0: one step ahead."""
     on = mask.bool()
     rewards, values = (torch.where(on, x, torch.zeros_like(x)) for x in (rewards, values))
-    advantages, running, following = (
-        torch.zeros_like(rewards),
-        torch.zeros_like(rewards[:, 0]),
-        torch.zeros_like(rewards[:, 0]),
-    )
+    advantages = torch.zeros_like(rewards)
+    running = following = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         now = on[:, t]
         running = torch.where(now, rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running, running)

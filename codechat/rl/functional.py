@@ -1,27 +1,28 @@
-"""The pieces of alignment training as functions of plain tensors, for code that brings its own model, tokenizer and loop.
+"""Losses, rewards and training steps of RL and SFT as functions of plain tensors, for code that brings its own model, tokenizer and loop.
 
-Names and shapes are those of the CS336 alignment exercises, so that they can be called from there: log-probabilities (B, T), advantages and
-rewards (B, 1), masks (B, T); models return `.logits` (a Hugging Face model) or the logits themselves (`gpt.GPT`); tokenizers are callable or
-have `encode`. Each is a few lines over `losses`, `advantages` and `preference_losses`, where the formulas and their sources are. The loops of
-this project do not use them: they pack rows, and never hold logits of a whole batch.
+Names, arguments and shapes are those of the alignment assignment of Stanford's CS336 (assignment 5), so its tests and exercises can call them.
+Models return `.logits` (Hugging Face) or the logits themselves (`gpt.GPT`). Tokenizers are callable (Hugging Face) or have `encode`. Each function
+is a few lines over `losses`, `advantages` and `preference_losses`, which state formulas and sources. The loops of this project do not use this
+module: they pack rows and never hold the logits of a whole batch.
 
-Shapes: B sequences, T tokens, V vocabulary. Log-probabilities in nats.
+Shapes: B sequences, T tokens, V vocabulary, N responses. Log-probabilities and entropies in nats; rewards and advantages in the task's units.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data.sources import read_jsonl
 from codechat.rl import losses, preference_losses
-from codechat.rl.advantages import group_advantages
+from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.tasks.reasoning import answers
 from codechat.tasks.reasoning.templates import ALPACA
 
@@ -33,34 +34,32 @@ INSTRUCTION = ALPACA.replace("{question}", "{instruction}") + "{response}"
 
 
 def _encode(tokenizer: Any, text: str, special: bool = False) -> list[int]:
-    """Ids of a text, with the tokenizer's own begin-of-text only if asked for."""
+    """Ids of a text; `special` adds the tokenizer's own begin-of-text."""
     if callable(tokenizer):
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
     return list(tokenizer.encode(text))
 
 
+def _first_id(tokenizer: Any, *names: str) -> list[int]:
+    """The first of these ids that the tokenizer has, as a list of one id or none."""
+    return [i for name in names if isinstance(i := getattr(tokenizer, name, None), int)][:1]
+
+
 def tokenize_prompt_and_output(prompts: Sequence[str], outputs: Sequence[str], tokenizer: Any) -> dict[str, Tensor]:
-    """Prompts and outputs tokenized apart and joined: input_ids and labels (B, T), labels shifted by one, T the longest length - 1; response_mask
-    (B, T) bool, true where the label is a token of the output. Padded on the right with the tokenizer's pad (or end) id, else 0."""
+    """Prompts and outputs, tokenized apart and joined. input_ids, labels: (B, T) int64, labels shifted by one, T the longest length - 1.
+    response_mask: (B, T) bool, true where the label is a token of the output. Right-padded with the tokenizer's pad (or end) id, else 0."""
     if len(prompts) != len(outputs) or not prompts:
-        raise ConfigError(
-            f"{len(prompts)} prompts and {len(outputs)} outputs; required as many of each, and at least one"
-        )
+        raise ConfigError(f"{len(prompts)} prompts and {len(outputs)} outputs; required equally many, and at least one")
     parts = [(_encode(tokenizer, p), _encode(tokenizer, o)) for p, o in zip(prompts, outputs)]
-    longest = max(len(p) + len(o) for p, o in parts)
-    pad = next(
-        (i for i in (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")) if i is not None), 0
-    )
-    ids = torch.full((len(parts), longest), pad)
-    mask = torch.zeros(len(parts), longest, dtype=torch.bool)
-    for row, (prompt, output) in enumerate(parts):
-        ids[row, : len(prompt) + len(output)] = torch.tensor(prompt + output)
-        mask[row, len(prompt) : len(prompt) + len(output)] = True
+    (pad,) = _first_id(tokenizer, "pad_token_id", "eos_token_id") or [0]
+    ids = pad_sequence([torch.tensor(p + o, dtype=torch.long) for p, o in parts], batch_first=True, padding_value=pad)
+    on = [torch.tensor([False] * len(p) + [True] * len(o), dtype=torch.bool) for p, o in parts]
+    mask = pad_sequence(on, batch_first=True)
     return dict(input_ids=ids[:, :-1], labels=ids[:, 1:], response_mask=mask[:, 1:])
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
-    """(B, T, V) -> (B, T): entropy of each next-token distribution, -sum p log p, by log-softmax so that no logit overflows."""
+    """(B, T, V) -> (B, T): entropy -sum p log p of each next-token distribution, in nats; by log-softmax, so no logit overflows."""
     logp = logits.log_softmax(-1)
     return -(logp.exp() * logp).nan_to_num(nan=0.0).sum(-1)  # 0 log 0 = 0 where a logit is -inf
 
@@ -68,30 +67,29 @@ def compute_entropy(logits: Tensor) -> Tensor:
 def get_response_log_probs(
     model: nn.Module, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
 ) -> dict[str, Tensor]:
-    """log_probs (B, T): log p(label | ids before it); with return_token_entropy also token_entropy (B, T). Carries gradient where the caller allows it."""
-    logits = _logits(model, input_ids)
-    found = dict(log_probs=logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0])
-    return found | (dict(token_entropy=compute_entropy(logits)) if return_token_entropy else {})
-
-
-def _logits(model: nn.Module, ids: Tensor) -> Tensor:
-    out = model(ids)
-    return getattr(out, "logits", out)
+    """log_probs (B, T): log p(label | ids before it); with return_token_entropy also token_entropy (B, T). Gradients as the caller allows."""
+    out = model(input_ids)
+    logits = getattr(out, "logits", out)  # (B, T, V)
+    values = dict(log_probs=logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0])
+    return values | (dict(token_entropy=compute_entropy(logits)) if return_token_entropy else {})
 
 
 # ---------------------------------------------------------------- reductions
 
 
-def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean over `dim` (none = all) of the elements where mask is 1; NaN where there are none, as a mean of nothing is."""
+def _kept_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
     kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
-    return kept.sum() / mask.sum() if dim is None else kept.sum(dim) / mask.sum(dim)
+    return kept.sum() if dim is None else kept.sum(dim)
+
+
+def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean over `dim` (none = all) of the elements where mask is 1; NaN where the mask is empty."""
+    return _kept_sum(tensor, mask, dim) / (mask.sum() if dim is None else mask.sum(dim))
 
 
 def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, normalize_constant: float = 1.0) -> Tensor:
-    """Sum over `dim` (none = all) where mask is 1, divided by a constant: Dr. GRPO's reduction (arXiv:2503.20783)."""
-    kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
-    return (kept.sum() if dim is None else kept.sum(dim)) / normalize_constant
+    """Sum over `dim` (none = all) where mask is 1, divided by a constant: the loss aggregation of Dr. GRPO (arXiv:2503.20783, section 3.2)."""
+    return _kept_sum(tensor, mask, dim) / normalize_constant
 
 
 # ---------------------------------------------------------------- rewards and losses
@@ -105,44 +103,35 @@ def compute_group_normalized_rewards(
     advantage_eps: float = 1e-6,
     normalize_by_std: bool = True,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Advantages (N,), raw rewards (N,) and statistics of N responses in group-major order; reward_fn returns a mapping with "reward".
+    """Advantages (N,), raw rewards (N,) and their statistics, of N responses in group-major order; reward_fn returns a mapping with "reward".
 
-    Minus the group's mean, and with normalize_by_std over its standard deviation (with n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2)."""
+    Reward minus the group's mean; with normalize_by_std over the group's standard deviation (n - 1) + eps (GRPO, arXiv:2402.03300, section 4.1.2);
+    without, as in Dr. GRPO (arXiv:2503.20783)."""
     if len(rollout_responses) % group_size or len(rollout_responses) != len(repeated_ground_truths):
         raise ConfigError(
             f"{len(rollout_responses)} responses, {len(repeated_ground_truths)} ground truths, group_size {group_size}; "
-            "required as many of each, in whole groups"
+            "required equally many, in whole groups"
         )
     raw = torch.tensor([float(reward_fn(r, t)["reward"]) for r, t in zip(rollout_responses, repeated_ground_truths)])
     groups = raw.view(-1, group_size)
-    found = group_advantages(groups, "zscore" if normalize_by_std else "mean", eps=advantage_eps).flatten()
-    stats = dict(
-        reward_mean=raw.mean(),
-        reward_std=raw.std(),
-        reward_max=raw.max(),
-        reward_min=raw.min(),
-        frac_zero_std_groups=(groups == groups[:, :1]).all(1).float().mean(),
-    )
-    return found, raw, {k: float(v) for k, v in stats.items()}
+    advantages = group_advantages(groups, "zscore" if normalize_by_std else "mean", eps=advantage_eps).flatten()
+    stats = dict(reward_mean=raw.mean(), reward_std=raw.std(), reward_max=raw.max(), reward_min=raw.min())
+    stats |= dict(frac_zero_std_groups=zero_variance(groups).float().mean())
+    return advantages, raw, {name: float(value) for name, value in stats.items()}
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
-    """(B, T): -A log pi per token, A (B, 1)."""
+    """(B, T): -A log pi per token, A (B, 1) without gradient (REINFORCE, Williams 1992)."""
     return -raw_rewards_or_advantages.detach() * policy_log_probs
 
 
 def compute_grpo_clip_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(B, T): the clipped loss of `losses.clipped_policy_loss`, and per token whether it was clipped ("clipped", bool) and its "ratio"."""
-    loss, _ = losses.clipped_policy_loss(
-        policy_log_probs,
-        old_log_probs,
-        advantages,
-        torch.ones_like(policy_log_probs),
-        clip_eps_low=cliprange,
-        clip_eps_high=cliprange,
-    )
+    """(B, T): the clipped loss of PPO and GRPO (`losses.clipped_policy_loss`); per token "clipped" (bool) and "ratio", and "clip_fraction"."""
+    eps = dict(clip_eps_low=cliprange, clip_eps_high=cliprange)
+    every = torch.ones_like(policy_log_probs)
+    loss, _ = losses.clipped_policy_loss(policy_log_probs, old_log_probs, advantages, every, **eps)
     ratio = (policy_log_probs - old_log_probs).exp().detach()
     clipped = ((ratio > 1 + cliprange) & (advantages > 0)) | ((ratio < 1 - cliprange) & (advantages < 0))
     return loss, dict(clipped=clipped, ratio=ratio, clip_fraction=clipped.float().mean())
@@ -156,7 +145,7 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss (B, T) of the type, and its metadata. ConfigError for another type or a missing input."""
+    """The per-token loss (B, T) called `loss_type`, and its metadata. ConfigError for another name or a missing input."""
     needs = {
         "no_baseline": dict(raw_rewards=raw_rewards),
         "reinforce_with_baseline": dict(advantages=advantages),
@@ -168,9 +157,8 @@ def compute_policy_gradient_loss(
         raise ConfigError(f"loss_type {loss_type!r} without {', '.join(missing)}; pass it")
     if loss_type == "grpo_clip":
         return compute_grpo_clip_loss(advantages, policy_log_probs, old_log_probs, cliprange)
-    return compute_naive_policy_gradient_loss(
-        raw_rewards if loss_type == "no_baseline" else advantages, policy_log_probs
-    ), {}
+    signal = raw_rewards if loss_type == "no_baseline" else advantages
+    return compute_naive_policy_gradient_loss(signal, policy_log_probs), {}
 
 
 # ---------------------------------------------------------------- steps
@@ -179,11 +167,10 @@ def compute_policy_gradient_loss(
 def sft_microbatch_train_step(
     policy_log_probs: Tensor, response_mask: Tensor, gradient_accumulation_steps: int, normalize_constant: float = 1.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Backward of the negative log-likelihood: per sequence its sum over the mask / normalize_constant, the mean over sequences, divided by the
-    accumulation count. Returns the divided loss, detached."""
-    loss = (
-        -masked_normalize(policy_log_probs, response_mask, -1, normalize_constant).mean() / gradient_accumulation_steps
-    )
+    """Backward of the negative log-likelihood: per sequence the sum over the mask / normalize_constant, the mean over sequences, divided by the
+    number of accumulated microbatches. Returns the divided loss (scalar), detached."""
+    per_sequence = masked_normalize(policy_log_probs, response_mask, -1, normalize_constant)  # (B,)
+    loss = -per_sequence.mean() / gradient_accumulation_steps
     loss.backward()
     return loss.detach(), dict(tokens=response_mask.sum())
 
@@ -198,8 +185,8 @@ def grpo_microbatch_train_step(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Backward of a policy-gradient loss: the mean over each sequence's tokens, then over sequences (GRPO's weighing), divided by the
-    accumulation count. Returns the divided loss, detached."""
+    """Backward of a policy-gradient loss: the mean over each sequence's tokens, then over sequences (sequence-mean aggregation, GRPO,
+    arXiv:2402.03300, eq. 3), divided by the number of accumulated microbatches. Returns the divided loss (scalar), detached."""
     per_token, metadata = compute_policy_gradient_loss(
         policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
     )
@@ -212,26 +199,18 @@ def grpo_microbatch_train_step(
 
 
 class PackedSFTDataset(Dataset):
-    """Instructions and responses (jsonl rows of prompt and response) in one stream of tokens, cut into pieces of seq_length.
+    """Instructions and responses (jsonl rows of prompt and response) as one stream of tokens, cut into pieces of seq_length.
 
-    Each row is Alpaca's template between the tokenizer's begin and end ids. Items are input_ids and labels (seq_length,), labels one token on;
-    what is left at the end and fills no piece is dropped. Pieces run across rows without a mask (`dialogues.PackedLoader` keeps them apart)."""
+    Each row is Alpaca's template between the tokenizer's begin and end ids. Items are input_ids and labels (seq_length,) int64, labels shifted by
+    one; an incomplete last piece is dropped. Pieces cross rows without a mask (`conversations.PackedLoader` keeps rows apart)."""
 
     def __init__(self, tokenizer: Any, dataset_path: str | Path, seq_length: int, shuffle: bool, seed: int = 0) -> None:
-        rows = _rows(Path(dataset_path))
+        texts = _instructions(Path(dataset_path))
         if shuffle:
-            rows = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()]
-        ends = [i for i in (getattr(tokenizer, name, None) for name in ("eos_token_id", "eot")) if isinstance(i, int)][
-            :1
-        ]
-        stream = [
-            i
-            for row in rows
-            for i in _encode(
-                tokenizer, INSTRUCTION.format(instruction=row["prompt"], response=row["response"]), special=True
-            )
-            + ends
-        ]
+            order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
+            texts = [texts[i] for i in order.tolist()]
+        end = _first_id(tokenizer, "eos_token_id", "eot")
+        stream = [i for text in texts for i in _encode(tokenizer, text, special=True) + end]
         self.ids, self.seq_length = torch.tensor(stream), seq_length
 
     def __len__(self) -> int:
@@ -244,17 +223,19 @@ class PackedSFTDataset(Dataset):
         return dict(input_ids=self.ids[at : at + self.seq_length], labels=self.ids[at + 1 : at + 1 + self.seq_length])
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _instructions(path: Path) -> list[str]:
     if not path.is_file():
-        raise MissingFile(f"{path} does not exist; it holds rows of prompt and response")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if bad := next((n for n, row in enumerate(rows, 1) if not {"prompt", "response"} <= row.keys()), 0):
-        raise DataError(f"{path}: row {bad} has the columns {sorted(rows[bad - 1])}; required prompt and response")
-    return rows
+        raise MissingFile(f"{path} does not exist; it must hold rows of prompt and response")
+    texts = []
+    for number, row in read_jsonl(path):
+        if not {"prompt", "response"} <= row.keys():
+            raise DataError(f"{path}:{number} has the columns {sorted(row)}; required prompt and response")
+        texts.append(INSTRUCTION.format(instruction=row["prompt"], response=row["response"]))
+    return texts
 
 
 def iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> DataLoader:
-    """One epoch of batches, the last one possibly smaller."""
+    """One epoch of batches; the last one may be smaller."""
     return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle)
 
 
@@ -283,21 +264,18 @@ def compute_per_instance_dpo_loss(
     response_chosen: str,
     response_rejected: str,
 ) -> Tensor:
-    """DPO's loss (scalar) of one pair in Alpaca's template, each response ended by the tokenizer's end token. `lm_ref` gets no gradient.
-
-    Log-probabilities of the whole sequence are taken: those of the prompt are the same for both responses and cancel in the margin."""
-    end = getattr(tokenizer, "eos_token_id", None)
+    """DPO's loss (scalar; arXiv:2305.18290, eq. 7) of one pair in Alpaca's template, each response followed by the tokenizer's end token. `lm_ref`
+    gets no gradient. Log-probabilities are of the whole sequence: those of the prompt are equal for both responses and cancel in the margin."""
+    end = _first_id(tokenizer, "eos_token_id")
 
     def total(model: nn.Module, response: str) -> Tensor:
-        ids = _encode(tokenizer, INSTRUCTION.format(instruction=prompt, response=response)) + (
-            [] if end is None else [end]
-        )
+        """(1,) log-probability of the pair's prompt and this response."""
+        ids = _encode(tokenizer, INSTRUCTION.format(instruction=prompt, response=response)) + end
         sequence = torch.tensor([ids], device=next(model.parameters()).device)
         return get_response_log_probs(model, sequence[:, :-1], sequence[:, 1:])["log_probs"].sum(1)
 
+    responses = (response_chosen, response_rejected)
     with torch.no_grad():
-        ref_chosen, ref_rejected = (total(lm_ref, response) for response in (response_chosen, response_rejected))
-    chosen, rejected = (total(lm, response) for response in (response_chosen, response_rejected))
-    return preference_losses.dpo_loss(
-        chosen, rejected, ref_chosen.to(chosen.device), ref_rejected.to(chosen.device), beta
-    ).losses[0]
+        refs = [total(lm_ref, response) for response in responses]
+    chosen, rejected = (total(lm, response) for response in responses)
+    return preference_losses.dpo_loss(chosen, rejected, *(ref.to(chosen.device) for ref in refs), beta).losses[0]

@@ -1,10 +1,10 @@
-"""What is minimised in reinforcement learning: masked reductions, policy-gradient and clipped losses, the value loss, and estimators of
-the KL divergence. Pure functions of tensors.
+"""The losses of reinforcement learning: masked reductions, policy-gradient and clipped losses, the value loss, and estimators of the KL
+divergence. Pure functions of tensors.
 
-Every mean over tokens divides by a count that the caller passes in: the number of tokens (or sequences) in the *whole* optimizer step,
-over all microbatches and ranks. Then accumulating microbatches, adding padding or splitting over ranks changes nothing.
+Every mean over tokens divides by a count that the caller passes: the tokens (or sequences) of the *whole* optimizer step, over all microbatches
+and ranks. So gradient accumulation, padding and the number of ranks change nothing.
 
-Left out: preference losses (`preferences`), the exercises' spelling of these functions (`alignment`).
+Left out: preference losses (`preference_losses`), these functions under the names of CS336 (`functional`).
 
 Shapes: B sequences, T tokens. Log-probabilities in nats. Masks are 1 where a token counts.
 """
@@ -23,21 +23,22 @@ Weighing = Literal["sequence", "token", "constant"]
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of x where mask is set. `where`, not a product: a NaN under a zero mask must not survive."""
+    """Sum of x where mask is set. `where`, not a product, so that a NaN outside the mask does not reach the sum."""
     return torch.where(mask.bool(), x, torch.zeros_like(x)).sum()
 
 
 def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) -> Tensor:
-    """Masked sum over `count` tokens (default: those of the mask; 0 of an empty mask)."""
+    """Masked sum divided by `count` tokens (default: those of the mask; an empty mask gives 0)."""
     return masked_sum(x, mask) / (mask.sum().clamp(min=1) if count is None else count)
 
 
 def token_weights(lengths: Tensor, how: Weighing, *, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
-    """(B, 1) weight of each token of a sequence of `lengths` (B,) tokens; n_sequences and n_tokens are those of the whole optimizer step.
+    """Loss aggregation as (B, 1) weights of the tokens of sequences of `lengths` (B,) tokens; n_sequences and n_tokens are those of the whole
+    optimizer step.
 
-    sequence: the mean over a sequence's tokens, then over sequences (GRPO, arXiv:2402.03300, eq. 3): a long completion's tokens count less.
-    token: the mean over all tokens (DAPO, arXiv:2503.14476, eq. 8). constant: the sum over `max_tokens`, the mean over sequences (Dr. GRPO,
-    arXiv:2503.20783, section 3.2): the only one of the three that leaves the policy gradient unbiased up to a factor."""
+    sequence: mean over a sequence's tokens, then over sequences (GRPO, arXiv:2402.03300, eq. 3); tokens of long completions count less.
+    token: mean over all tokens (DAPO, arXiv:2503.14476, eq. 8). constant: sum over tokens / `max_tokens`, mean over sequences (Dr. GRPO,
+    arXiv:2503.20783, section 3.2); the only one of the three that leaves the policy gradient unbiased up to a factor."""
     lengths = lengths if lengths.is_floating_point() else lengths.float()
     if how == "sequence":
         return 1 / (lengths.clamp(min=1)[:, None] * n_sequences)
@@ -45,26 +46,23 @@ def token_weights(lengths: Tensor, how: Weighing, *, n_sequences: float, n_token
         return lengths.new_full((len(lengths), 1), 1 / max(1.0, n_tokens))
     if how == "constant":
         return lengths.new_full((len(lengths), 1), 1 / (n_sequences * max_tokens))
-    raise ConfigError(f"weighing {how!r}; required: sequence, token or constant")
+    raise ConfigError(f"loss aggregation {how!r}; required: sequence, token or constant")
 
 
 def policy_gradient_loss(
     logprobs: Tensor, advantages: Tensor, mask: Tensor, count: float | Tensor | None = None
 ) -> Tensor:
-    """REINFORCE: -mean over tokens of advantage x log pi (Williams 1992; Sutton & Barto, 2nd ed., section
-    13.4).
+    """REINFORCE: -mean over tokens of advantage x log pi, scalar (Williams 1992; Sutton & Barto, 2nd ed., section 13.4).
 
-    logprobs (B, T) carry gradient; advantages (B, T) or (B, 1) must not. Divides by the tokens of the whole
-    step, not by each sequence's length, so a long completion weighs by its tokens (Dr. GRPO,
-    arXiv:2503.20783, section 3)."""
+    logprobs (B, T) carry gradient; advantages (B, T) or (B, 1) do not. Divides by the tokens of the whole step, not by each sequence's length,
+    so every token has the same weight (Dr. GRPO, arXiv:2503.20783, section 3)."""
     return -masked_mean(logprobs * advantages.detach(), mask, count)
 
 
 def policy_log_ratio(
     logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Literal["token", "sequence"] = "token"
 ) -> Tensor:
-    """(B, T) log of the importance ratio new / old policy: each token's own, or its sequence's geometric mean (GSPO, arXiv:2507.18071, eq. 7),
-    which is the same at every token of a sequence."""
+    """(B, T) log of the importance ratio new / old policy: of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7)."""
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, torch.zeros_like(logprobs))
     if level == "token":
         return log_ratio
@@ -76,13 +74,13 @@ def policy_log_ratio(
 def importance_weights(
     logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(B, T) min(pi / mu, cap) of each token, pi the trainer's and mu the sampler's probability, without gradient; 1 everywhere where `cap` is 0.
+    """(B, T) min(pi / mu, cap) of each token, pi the trainer's and mu the sampler's probability, without gradient; 1 everywhere if `cap` is 0.
 
-    Truncated importance sampling (Ionides 2008, J. Comp. Graph. Stat. 17:295), by token as Yao et al. 2025 ("Your efficient RL framework
-    secretly brings you off-policy RL training") apply it to a sampler that computes other probabilities than the trainer, or is some steps
-    behind. The cut bounds the variance and biases towards the sampler; weighing tokens one by one leaves out that earlier tokens differ too.
+    Truncated importance sampling (Ionides 2008, J. Comp. Graph. Stat. 17:295), per token as in Yao et al. 2025 ("Your efficient RL framework
+    secretly brings you off-policy RL training"), for a sampler that computes other probabilities than the trainer or is some steps behind. The
+    cap bounds the variance and biases towards the sampler; weights per token ignore that earlier tokens differ too.
 
-    The statistics are sums over tokens: `mismatch_kl`, k3 of KL(mu || pi), and `importance_capped`, how many were cut."""
+    The statistics are sums over tokens: `mismatch_kl`, k3 of KL(mu || pi), and `importance_capped`, the number of capped weights."""
     log_ratio = torch.where(mask.bool(), logprobs.detach() - sampler_logprobs, torch.zeros_like(sampler_logprobs))
     ratio = log_ratio.exp()
     stats = dict(
@@ -102,27 +100,23 @@ def clipped_policy_loss(
     clip_eps_high: float = 0.2,
     level: Literal["token", "sequence"] = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per token -min(r A, clip(r, 1 - low, 1 + high) A), (B, T), with r the ratio of new to old policy; and what was clipped.
+    """Per token -min(r A, clip(r, 1 - low, 1 + high) A), (B, T), with r the ratio of new to old policy; and statistics of clipping.
 
-    PPO (arXiv:1707.06347, eq. 7), as GRPO takes it over (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher (arXiv:2503.14476,
-    eq. 10); level="sequence" is GSPO (arXiv:2507.18071, eq. 5). The minimum is taken with A's sign: a token is clipped, and has no gradient,
-    only where the ratio has moved past the bound in the direction that A asks for.
+    PPO (arXiv:1707.06347, eq. 7), also in GRPO (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher (arXiv:2503.14476, eq. 10);
+    level="sequence" is GSPO (arXiv:2507.18071, eq. 5). A token is clipped, and has no gradient, only if its ratio has passed the bound in the
+    direction in which A pushes it.
 
-    advantages (B, T) or (B, 1). The statistics are sums over tokens, so that microbatches and ranks can be added: `tokens`, `clipped_low`
-    (A < 0, r < 1 - low), `clipped_high` (A > 0, r > 1 + high), `kl_old` (k3 of KL(old || new)), and the `ratio_max` of the tensor."""
+    advantages (B, T) or (B, 1). The statistics are sums over tokens, so microbatches and ranks can be added: `tokens`, `clipped_low` (A < 0,
+    r < 1 - low), `clipped_high` (A > 0, r > 1 + high), `kl_old` (k3 of KL(old || new)); and `ratio_max`, the maximum."""
     advantages, on = advantages.detach(), mask.bool()
     log_ratio = policy_log_ratio(logprobs, old_logprobs, mask, level)
     ratio = log_ratio.exp()
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high) * advantages)
     with torch.no_grad():
-        low, high = (
-            (ratio < 1 - clip_eps_low) & (advantages < 0) & on,
-            (ratio > 1 + clip_eps_high) & (advantages > 0) & on,
-        )
         stats = dict(
             tokens=on.sum(),
-            clipped_low=low.sum(),
-            clipped_high=high.sum(),
+            clipped_low=((ratio < 1 - clip_eps_low) & (advantages < 0) & on).sum(),
+            clipped_high=((ratio > 1 + clip_eps_high) & (advantages > 0) & on).sum(),
             kl_old=masked_sum(kl_estimate(old_logprobs, logprobs, "k3"), mask),
             ratio_max=torch.where(on, ratio, torch.zeros_like(ratio)).amax() if on.any() else ratio.new_zeros(()),
         )
@@ -130,8 +124,8 @@ def clipped_policy_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: float | None = 0.2) -> Tensor:
-    """Per token half the squared error of values (B, T), clipped around the values at sampling time: the larger of the two errors
-    (PPO's public implementation, Huang et al. 2022, "The 37 implementation details", 9; not in the paper). clip_eps none = unclipped."""
+    """(B, T): half the squared error of values (B, T) against returns (B, T), or that of the values clipped to old_values +- clip_eps if larger
+    (PPO's public implementation, Huang et al. 2022, "The 37 implementation details", 9; not in the paper). clip_eps None = unclipped."""
     error = (values - returns).square()
     if clip_eps is not None:
         clipped = old_values + (values - old_values).clamp(-clip_eps, clip_eps)
@@ -140,16 +134,15 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: fl
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> Tensor:
-    """Per-token estimate (B, T) of KL(policy || reference) from tokens that the policy sampled (Schulman,
-    "Approximating KL divergence").
+    """Per-token estimate (B, T), in nats, of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL divergence").
 
-    With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased, low variance;
-    k3 = r - 1 - log r, unbiased and never negative.
+    With r = ref / policy: k1 = -log r, unbiased, can be negative; k2 = (log r)^2 / 2, biased, low variance; k3 = r - 1 - log r, unbiased and
+    never negative.
 
-    As values these estimate the KL. As a *loss* over tokens, in expectation: k1's gradient is noise of mean zero, k2's is that
-    of the next token's KL at the prefixes visited, k3's that of KL(reference || policy) there; none sees that a token leads to
-    other prefixes. As a *reward* of the completion (no gradient through it) k1 has the gradient of the whole KL, k2 and k3 have
-    not. `microscope` computes all of this exactly."""
+    As values these estimate the KL. As a *loss* over tokens, in expectation: k1's gradient is noise of mean zero, k2's is that of the next
+    token's KL at the visited prefixes, k3's that of KL(reference || policy) there; none accounts for the prefixes that a token leads to. As a
+    *reward* of the completion (no gradient through it) k1 has the gradient of the whole KL, k2 and k3 do not. `labs.exact_gradients` computes
+    all of this exactly."""
     log_r = ref_logprobs - logprobs
     if kind == "k1":
         return -log_r

@@ -1,19 +1,20 @@
-"""Rollouts in which every symbol has a reward: G draws at each of T places of a window of text, and their advantages.
+"""Per-token rewards: G draws at each of T places of a window of text, and their advantages.
 
-Two ways to feed the policy while it draws:
+The context of a draw is one of two:
 
-    own     each draw of a place follows the policy's own symbols before it, as when it writes: after the first wrong symbol it is compared with a
-            text that it no longer sees. The G draws of a window are G rows.
-    text    every place follows the text's symbols, as in supervised training: the G draws of a place share one context, one row and one forward
-            pass. The draws decide nothing about later contexts, so each answers for itself.
+    own     the policy's own symbols, as in sampling: after the first wrong symbol it is compared with a text that it no longer sees. The G draws
+            of a window are G rows.
+    text    the text's symbols, as in supervised training (teacher forcing): the G draws of a place share one context, one row and one forward
+            pass. A draw does not change later contexts, so its own reward is its whole return.
 
-Where the text feeds, the expected reward of a place is p, the probability of its right symbol. Its gradient is p times that of log p: the
-supervised gradient, but weighted by p, so that an untrained policy learns from a place as little as p is small, and what is optimal is to be sure
-of the likeliest symbol, not to know the distribution.
+Under `text` the expected reward of a place is p, the probability of its correct symbol. The gradient is p times that of log p: the supervised
+gradient weighted by p. So an untrained policy learns little where p is small, and the optimum is to be sure of the likeliest symbol, not to know
+the distribution.
 
 Left out: prompts of different lengths, stop symbols (a window is always full).
 
-Shapes: W windows of P + T symbols, G draws; R rows of S draws at T places: (W G, 1, T) fed by itself, (W, G, T) fed by the text; D width.
+Shapes: W windows of P + T symbols, G draws; R rows of S draws at T places: (W G, 1, T) for `own`, (W, G, T) for `text`; V vocabulary, D width.
+Log-probabilities and entropies in nats.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from codechat.rl.advantages import Baseline, estimate_gae, group_advantages
 
 @dataclass(frozen=True)
 class DenseBatch:
-    """inputs (R, P + T - 1): what the model reads; its last T states predict. drawn, logprobs (R, S, T): the symbols and how likely they were.
-    truth (R, 1, T): the text's own. truth_logprobs (R, 1, T): how likely those were in the contexts that the rows had."""
+    """inputs (R, P + T - 1): the model's input; its last T states predict. drawn, logprobs (R, S, T): the sampled symbols and their
+    log-probabilities. truth (R, 1, T): the text's symbols. truth_logprobs (R, 1, T): theirs in the contexts of the rows."""
 
     inputs: Tensor
     drawn: Tensor
@@ -59,9 +60,8 @@ class DenseBatch:
     def take(self, windows: Sequence[int]) -> DenseBatch:
         """The batch of these windows."""
         at = self.rows(windows)
-        return DenseBatch(
-            self.inputs[at], self.drawn[at], self.logprobs[at], self.truth[at], self.truth_logprobs[at], self.group_size
-        )
+        tensors = (self.inputs, self.drawn, self.logprobs, self.truth, self.truth_logprobs)
+        return DenseBatch(*(x[at] for x in tensors), self.group_size)
 
 
 def states(model: GPT, inputs: Tensor, places: int) -> Tensor:
@@ -72,24 +72,22 @@ def states(model: GPT, inputs: Tensor, places: int) -> Tensor:
 def symbol_logprobs(
     model: GPT, inputs: Tensor, hidden: Tensor, drawn: Tensor, *, entropy_grad: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of drawn (R, S, T) given states (R, T, D), and the entropy of each place (R, T), in nats; differentiable."""
+    """Log-probabilities (R, S, T) of drawn (R, S, T) given states (R, T, D), and the entropy of each place (R, T); differentiable."""
     R, S, T = drawn.shape
     wide = hidden[:, None].expand(R, S, T, hidden.shape[-1]).flatten(0, 1)
-    found, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide, entropy_grad=entropy_grad)
-    return found.view(R, S, T), entropy.view(R, S, T)[:, 0]
+    logprobs, entropy = model.token_logprobs(inputs, drawn.flatten(0, 1), hidden=wide, entropy_grad=entropy_grad)
+    return logprobs.view(R, S, T), entropy.view(R, S, T)[:, 0]
 
 
 @torch.no_grad()
 def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> DenseBatch:
-    """G draws at each of the last `places` symbols of windows (W, P + T), each after the text's own symbols. uniforms: (W, G, T) in [0, 1)."""
+    """G draws at each of the last `places` symbols of windows (W, P + T), each in the text's context. uniforms: (W, G, T) in [0, 1)."""
     inputs, truth = windows[:, :-1], windows[:, None, -places:]
     hidden = states(model, inputs, places)
     logits = F.linear(hidden.flatten(0, 1), model.head_weight()).float()  # (W T, V)
     logits[:, model.cfg.owned :] = -torch.inf
     how = generate.Truncation()
-    drawn = [
-        generate.draw(logits.clone(), how, uniforms[:, g].flatten()) for g in range(group_size)
-    ]  # draw overwrites its logits
+    drawn = [generate.draw(logits.clone(), how, uniforms[:, g].flatten()) for g in range(group_size)]
     ids, logprobs = (torch.stack(x).view(group_size, len(windows), places).transpose(0, 1) for x in zip(*drawn))
     return DenseBatch(inputs, ids, logprobs, truth, symbol_logprobs(model, inputs, hidden, truth)[0], group_size)
 
@@ -98,40 +96,32 @@ def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, 
 def draw_fed_by_itself(
     model: GPT, windows: Tensor, places: int, group_size: int, *, seed: int, first: int = 0, credit: bool = True
 ) -> DenseBatch:
-    """G continuations of `places` symbols of each window's first P, compared with its last T; draws hang on the seed and on first + the window's number.
+    """G continuations of each window's first P symbols by `places` symbols, compared with its last T. Sampling depends on the seed and on
+    first + the window's index.
 
-    credit: whether truth_logprobs are computed, which costs a forward pass; else they are 0."""
-    W = len(windows)
-    done = generate.sample(
-        model,
-        windows[:, :-places].tolist(),
-        max_new_tokens=places,
-        samples_per_prompt=group_size,
-        seed=seed,
-        keys=range(first, first + W),
-    )
+    credit: compute truth_logprobs, which costs a forward pass; else they are 0."""
+    keys, prompts = range(first, first + len(windows)), windows[:, :-places].tolist()
+    done = generate.sample(model, prompts, max_new_tokens=places, samples_per_prompt=group_size, seed=seed, keys=keys)
     drawn = torch.tensor([c.ids for c in done], device=windows.device)  # (W G, T)
     logprobs = torch.tensor([c.logprobs for c in done], device=windows.device)
     rows = windows.repeat_interleave(group_size, 0)
     inputs, truth = torch.cat((rows[:, :-places], drawn[:, :-1]), dim=1), rows[:, None, -places:]
-    known = (
-        symbol_logprobs(model, inputs, states(model, inputs, places), truth)[0]
-        if credit
-        else torch.zeros_like(logprobs[:, None])
-    )
-    return DenseBatch(inputs, drawn[:, None], logprobs[:, None], truth, known, group_size)
+    truth_logprobs = torch.zeros_like(logprobs[:, None])
+    if credit:
+        truth_logprobs, _ = symbol_logprobs(model, inputs, states(model, inputs, places), truth)
+    return DenseBatch(inputs, drawn[:, None], logprobs[:, None], truth, truth_logprobs, group_size)
 
 
 def group_by_place(rewards: Tensor, group_size: int) -> Tensor:
-    """(W T, G): the rewards (R, S, T) of the G draws of one place of one window side by side."""
+    """Rewards (R, S, T) as (W T, G): the G draws of one place of one window in a row."""
     return rewards.view(-1, group_size, rewards.shape[-1]).transpose(1, 2).flatten(0, 1)
 
 
 def place_advantages(rewards: Tensor, group_size: int, baseline: Baseline, gamma: float = 0.0) -> Tensor:
-    """Advantages like rewards (R, S, T): each draw against the other draws of its place.
+    """Advantages (R, S, T) of rewards (R, S, T): each draw against the other draws of its place.
 
-    gamma > 0 adds the discounted rewards of the later places of the same row, which only where it feeds itself are consequences of the draw."""
+    gamma > 0 adds the discounted rewards of later places of the same row, which depend on the draw only in its own context."""
     flat = rewards.flatten(0, 1)
     returns, _ = estimate_gae(flat, torch.zeros_like(flat), torch.ones_like(flat), gamma=gamma, lam=1.0)
-    found = group_advantages(group_by_place(returns, group_size), baseline)  # (W T, G)
-    return found.view(-1, rewards.shape[-1], group_size).transpose(1, 2).reshape(rewards.shape)
+    advantages = group_advantages(group_by_place(returns, group_size), baseline)  # (W T, G)
+    return advantages.view(-1, rewards.shape[-1], group_size).transpose(1, 2).reshape(rewards.shape)

@@ -1,13 +1,13 @@
-"""Preferences as token ids: pairs (prompt, chosen, rejected) and single completions with a label, read from files or made from rollouts.
+"""Preferences as token ids: pairs (prompt, chosen, rejected) and single completions with a label, from files or from rollouts.
 
 Rows of `preferences.SPLIT.jsonl`, in either form:
 
     {"prompt": "..." or [messages], "chosen": "...", "rejected": "..."}
     {"prompt": "..." or [messages], "completion": "...", "label": true}
 
-chosen, rejected and completion may also be lists of messages that end in the assistant's, as the hub's preference sets have them (their
-messages before the last are then the prompt, unless there is a `prompt` of messages). A batch is a `rollout.RolloutBatch` with the pair as a
-group of two whose rewards are 1 and 0 (or a group of one whose reward is the label), so that packing and scoring are those of rollouts.
+chosen, rejected and completion may also be lists of messages that end with the assistant's, as in the hub's preference sets; their earlier
+messages are then the prompt, unless `prompt` is a list of messages. A batch is a `rollout.RolloutBatch` in which a pair is a group of two with
+rewards 1 and 0 (a single completion: a group of one with its label as reward), so that rollouts and preferences share packing and scoring.
 
 Left out: multi-turn completions, ties.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,32 +32,35 @@ from codechat.text.tokenizer import Tokenizer
 def read_preferences(
     directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
 ) -> RolloutBatch:
-    """All rows of a split. MissingFile without one; DataError that names file and line for a row that is neither form, pairs mixed with single
-    completions, a completion that equals its rival, or one that does not fit the block."""
+    """All rows of a split, at most `limit`. MissingFile without a file; DataError with file and line for a row of neither form, a mix of pairs and
+    single completions, equal completions of a pair, or a row longer than the block."""
     path = Path(directory) / f"preferences.{split}.jsonl"
     if not path.is_file():
         raise MissingFile(
-            f"{path} does not exist; it holds rows of prompt, chosen and rejected, or of prompt, completion and label; "
-            "or leave --data-dir of preferences out and set --task"
+            f"{path} does not exist; it must hold rows of prompt, chosen and rejected, or of prompt, completion and label; "
+            "or train on rollouts: set --task without --data-dir"
         )
-    rows = []
+    rows: list[Row] = []
     for number, row in read_jsonl(path):
         rows.append(_encoded(row, tokenizer, tags, block_size, f"{path}:{number}"))
-        if len(rows[-1][1]) != len(rows[0][1]):
-            raise DataError(
-                f"{path}:{number} is a {'pair' if len(rows[-1][1]) == 2 else 'single completion'}, the first row is not; split the file"
-            )
+        if len(rows[-1].rewards) != len(rows[0].rewards):
+            kind = "pair" if len(rows[-1].rewards) == 2 else "single completion"
+            raise DataError(f"{path}:{number} is a {kind}, the first row is not; split the file")
         if limit is not None and len(rows) == limit:
             break
-    if not rows:
-        raise DataError(f"{path} is empty; at least one row is required")
     return _batch(rows, split)
 
 
-def _encoded(
-    row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str
-) -> tuple[list[dict], list[list[int]], list[float], list[int]]:
-    """(messages, completions as ids, rewards, prompt ids) of a row."""
+class Row(NamedTuple):
+    """A group: its messages, their ids, and the ids and rewards of its one or two completions."""
+
+    messages: list[dict]
+    prompt: list[int]
+    completions: list[list[int]]
+    rewards: list[float]
+
+
+def _encoded(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int, where: str) -> Row:
     if {"chosen", "rejected"} <= row.keys():
         names, rewards = ("chosen", "rejected"), [1.0, 0.0]
     elif {"completion", "label"} <= row.keys() and isinstance(row["label"], (bool, int)):
@@ -68,18 +71,18 @@ def _encoded(
         )
     parts = [_split(row[name], row.get("prompt"), where) for name in names]
     if any(messages != parts[0][0] for messages, _ in parts):
-        raise DataError(f"{where}: chosen and rejected answer different prompts; one prompt is needed")
+        raise DataError(f"{where}: chosen and rejected have different prompts; one prompt is required")
     messages = parts[0][0]
     if len(parts) == 2 and parts[0][1] == parts[1][1]:
-        raise DataError(f"{where}: chosen and rejected are the same; leave the row out")
+        raise DataError(f"{where}: chosen and rejected are the same; delete the row")
     prompt = chat.prompt(messages, tokenizer, tags)
     completions = [chat.completion_ids(text, tokenizer, tags) for _, text in parts]
     longest = len(prompt) + max(map(len, completions))
     if longest > block_size:
         raise DataError(
-            f"{where} takes {longest} tokens; the model's block_size is {block_size}; shorten or leave out the row"
+            f"{where} takes {longest} tokens; the model's block_size is {block_size}; shorten or delete the row"
         )
-    return messages, completions, rewards, prompt
+    return Row(messages, prompt, completions, rewards)
 
 
 def _split(value: Any, prompt: Any, where: str) -> tuple[list[dict[str, str]], str]:
@@ -96,22 +99,21 @@ def _split(value: Any, prompt: Any, where: str) -> tuple[list[dict[str, str]], s
     return messages, value
 
 
-def _batch(rows: Sequence[tuple[list[dict], list[list[int]], list[float], list[int]]], split: str) -> RolloutBatch:
-    problems = [Problem(f"preference-{split}-{i}", messages, None, split) for i, (messages, *_) in enumerate(rows)]
-    completions = [Completion(ids, [0.0] * len(ids), "stop") for _, found, *_ in rows for ids in found]
-    rewards = torch.tensor([row[2] for row in rows])
-    scores = [Score(float(r), "liked" if r else "disliked", {}, bool(r)) for r in rewards.flatten()]
-    return RolloutBatch(
-        problems, [row[3] for row in rows], completions, [""] * len(completions), scores, rewards, rewards.shape[1]
-    )
+def _batch(rows: Sequence[Row], split: str) -> RolloutBatch:
+    problems = [Problem(f"preference-{split}-{i}", row.messages, None, split) for i, row in enumerate(rows)]
+    completions = [Completion(ids, [0.0] * len(ids), "stop") for row in rows for ids in row.completions]
+    rewards = torch.tensor([row.rewards for row in rows])  # (P, 1 or 2)
+    scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for row in rows for r in row.rewards]
+    prompts, texts = [row.prompt for row in rows], [""] * len(completions)
+    return RolloutBatch(problems, prompts, completions, texts, scores, rewards, rewards.shape[1])
 
 
 def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
-    """The best and the worst completion of every group that disagrees, on exactly the ids that were sampled; DataError where none does, and for
-    episodes of several turns: what an environment said would be preferred too."""
+    """The best and the worst completion of every group with different rewards, as the ids that were sampled. DataError if no group has any, and
+    for episodes, whose completions hold what an environment said."""
     if batch.turns:
         raise DataError(
-            "these completions are episodes of several turns; preferences take answers to one prompt; choose a task without an environment, "
+            "these completions are episodes of several turns; preferences need answers to one prompt; choose a task without an environment, "
             "or train on episodes with reinforce or grpo"
         )
     rows = []
@@ -119,7 +121,7 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
         best, worst = int(rewards.argmax()), int(rewards.argmin())
         ids = [batch.completions[p * batch.group_size + g].ids for g in (best, worst)]
         if rewards[best] > rewards[worst] and all(ids):
-            rows.append((batch.problems[p].messages, ids, [1.0, 0.0], batch.prompts[p]))
+            rows.append(Row(batch.problems[p].messages, batch.prompts[p], ids, [1.0, 0.0]))
     if not rows:
         raise DataError(
             f"none of {len(batch.problems)} groups holds two completions of different reward; raise --group-size, or take easier problems"
@@ -128,7 +130,7 @@ def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
 
 
 def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
-    """Every prompt with the completions of the next one, cut where the block ends: samples for KTO's reference point."""
+    """Every prompt with the completions of the next prompt, cut to fit the block: samples for KTO's reference point."""
     N, G = len(batch.completions), batch.group_size
     moved = [batch.completions[(i + G) % N] for i in range(N)]
     room = [block_size - len(batch.prompts[i // G]) for i in range(N)]

@@ -1,12 +1,12 @@
 """Losses over preferences: DPO, IPO, CPO, SimPO and ORPO over pairs, KTO over single completions with a label. Pure functions of tensors.
 
-All but ORPO push the same quantity, a margin between what was preferred and what was not, through another curve; they differ in what the
-margin is measured against (a reference model, or nothing), whether length is divided out, and whether the preferred answer is also taught as
-in SFT. Each returns one loss per pair (B,), not reduced, and the implicit rewards that its margin is made of.
+Each pair loss is a function of a margin between the chosen and the rejected completion. The losses differ in the reference of the margin (a
+reference model, or none), in dividing by length, and in an SFT term for the chosen completion. Each returns one loss per pair (B,), not reduced,
+and the implicit rewards whose difference is the margin.
 
 Left out: how log-probabilities are computed (`rollout.score_logprobs`) and averaged (`preference`).
 
-Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: those under the reference model; *_lengths: tokens.
+Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: under the reference model; *_lengths (B,): tokens.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Judged(NamedTuple):
 
 
 def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Judged:
-    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7). log 2 where policy = reference."""
+    """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7); log 2 if policy = reference."""
     good, bad = beta * (chosen - ref_chosen), beta * (rejected - ref_rejected)
     return Judged(-F.logsigmoid(good - bad), good.detach(), bad.detach())
 
 
 def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Judged:
-    """(h - 1 / (2 beta))^2 with h the difference of log-ratios that DPO has (IPO, arXiv:2310.12036, eq. 17; its tau is our beta). The margin has a
-    target, so pairs that are told apart stop pulling. h is over sums, as in the paper; the authors' later advice to average over tokens is not followed."""
+    """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta). The margin has a target, so
+    pairs beyond it are pulled back. h is over sums, as in the paper; the authors later advised to average over tokens."""
     good, bad = chosen - ref_chosen, rejected - ref_rejected
     return Judged((good - bad - 1 / (2 * beta)).square(), beta * good.detach(), beta * bad.detach())
 
@@ -71,14 +71,12 @@ def orpo_loss(
 ) -> Judged:
     """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of a completion's token probabilities
     (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is `sft_coef` x `sft_loss`."""
-    good, bad = (
-        _log_odds(total / lengths) for total, lengths in ((chosen, chosen_lengths), (rejected, rejected_lengths))
-    )
+    good, bad = _log_odds(chosen / chosen_lengths), _log_odds(rejected / rejected_lengths)
     return Judged(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
 
 
 def _log_odds(mean_logprob: Tensor) -> Tensor:
-    """log p - log(1 - p); p is kept a hair below 1, where the odds have no number."""
+    """log p - log(1 - p); p is clamped just below 1, where the odds diverge."""
     logp = mean_logprob.clamp(max=-1e-6)
     return logp - torch.log(-torch.expm1(logp))
 
@@ -93,10 +91,10 @@ def kto_loss(
     liked_weight: float = 1.0,
     disliked_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """One loss and one implicit reward per completion (B,): weight x (1 - sigmoid(beta (r - kl))) where liked, weight x (1 - sigmoid(beta (kl - r)))
-    where not, r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without its constant lambda_y).
+    """Losses and implicit rewards of completions, both (B,): weight x (1 - sigmoid(beta (r - kl))) if liked, else weight x (1 - sigmoid(beta
+    (kl - r))), r = log pi - log ref (KTO, arXiv:2402.01306, eq. 8, without its constant lambda_y).
 
-    liked (B,) bool. kl: the estimate of KL(policy || reference) from completions of *other* prompts (`kto_reference_point`); it carries no gradient."""
+    liked (B,) bool. kl: estimate of KL(policy || reference) from completions of *other* prompts (`kto_reference_point`), without gradient."""
     reward = logprobs - ref_logprobs
     kl = torch.as_tensor(kl, device=reward.device).detach()
     signed = torch.where(liked, reward - kl, kl - reward)
@@ -105,7 +103,7 @@ def kto_loss(
 
 
 def kto_reference_point(log_ratio_sum: float, count: float) -> float:
-    """max(0, mean log-ratio of mismatched completions): KTO's z_0, from sums over all ranks."""
+    """KTO's z_0: max(0, mean log-ratio of mismatched completions), from sums over all ranks."""
     return max(0.0, log_ratio_sum / max(1.0, count))
 
 
@@ -127,7 +125,7 @@ def pair_loss(
     margin: float = 1.0,
     sft_coef: float = 0.0,
 ) -> Judged:
-    """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or one that lacks its reference."""
+    """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or if the reference is missing."""
     if kind in NEEDS_REFERENCE and (ref_chosen is None or ref_rejected is None):
         raise ConfigError(f"{kind} without log-probabilities of the reference model; pass ref_chosen and ref_rejected")
     if kind == "dpo":

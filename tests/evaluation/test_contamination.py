@@ -150,15 +150,14 @@ def test_a_lineage_is_searched_through_its_manifests(trained: Path) -> None:
     assert report.how == {"leaked": ("program",)}
     assert [r.partition(":")[0] for r in report.read] == ["p (pretrain)", "s (sft)"]
     assert len(report.missing) == 1 and "gone" in report.missing[0]
-    for words in ("1 of 1 problems exposed", "program 1", "could not be searched: gone"):
-        assert words in str(report)
+    assert all(words in str(report) for words in ("1 of 1", "program 1", "gone"))
 
 
 def test_evaluate_prints_clean_and_exposed_parts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--task", "toy", "--n", "2", "--ks", "1", "--max-new-tokens", "8", "--limit", "4", "--ckpt", "leaky"]
     evaluate.main([*words, "--run-name", "scores"])
     out = capsys.readouterr().out
-    assert "contamination: 1 of 4 problems exposed (prompt 1)" in out
+    assert "1 of 4" in out and "prompt 1" in out
     assert "clean: pass@1 = " in out and "N=3" in out and "exposed: pass@1 = " in out and "N=1" in out
     row = Run.open("scores").evals().iloc[0]
     assert row["exposed_n"] == 1 and row["clean/pass@1"] == 0 and out.index("contamination:") < out.index("pass@1")

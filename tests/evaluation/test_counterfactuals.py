@@ -151,7 +151,7 @@ def test_the_command_leaves_a_run_with_a_row_per_checkpoint_and_swap(tiny: Path)
     assert (rows["asked"] == 2).all() and (rows["n"] == 0).all()  # new weights call nothing
 
 
-def test_what_is_missing_is_refused_before_a_run_is_there(tiny: Path, tmp_path: Path) -> None:
+def test_missing_data_ends_it_before_a_run_is_made(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere"):
         counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path / "nowhere")])
     with pytest.raises(MissingFile):
@@ -187,5 +187,5 @@ def test_supervised_tokens_are_counted_as_training_sees_them(runs_root: Path) ->
         assert (row["supervised"], row["supervised_uncut"], row["cut"]) == (kept, sum(mask), limit < len(mask))
     with pytest.raises(MissingFile):
         supervised_tokens.main(["--files", "calls=nowhere.jsonl"])
-    with pytest.raises(ConfigError, match="names no domain"):
+    with pytest.raises(ConfigError, match="glaive.jsonl"):
         supervised_tokens.SupervisionConfig(files=("glaive.jsonl",))

@@ -58,12 +58,12 @@ def test_numbers_of_a_diagnosis() -> None:
     assert found.frac_with_variance == 0.5
 
 
-def test_too_few_groups_or_a_group_of_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="63 groups.*--groups 64"):
+def test_too_few_groups_and_groups_of_one() -> None:
+    with pytest.raises(ConfigError, match="63.*--groups 64"):
         diagnose.judge(groups(63, 10), torch.zeros(63, 4, dtype=torch.bool))
     with pytest.raises(ConfigError, match="group_size 1"):
         diagnose.judge(torch.zeros(64, 1), torch.zeros(64, 1, dtype=torch.bool))
-    with pytest.raises(ConfigError, match="same"):
+    with pytest.raises(ConfigError, match=r"\(64, 2\).*\(64, 4\)"):
         diagnose.judge(torch.zeros(64, 2), torch.zeros(64, 4, dtype=torch.bool))
 
 
@@ -103,7 +103,7 @@ def test_snapshot_is_a_copy_even_of_bf16_weights() -> None:
     with torch.no_grad():
         model.weight.add_(1.0)
     assert diagnose.weights_changed_bf16(before, model) == 1.0
-    with pytest.raises(ConfigError, match="snapshot"):
+    with pytest.raises(ConfigError):
         diagnose.weights_changed_bf16(before, torch.nn.Linear(3, 2))
 
 
@@ -125,32 +125,26 @@ def untrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_command_prints_the_verdict_and_keeps_a_row(untrained: str, capsys: pytest.CaptureFixture[str]) -> None:
     diagnose.main(["--ckpt", untrained, "--task", "toy", "--max-new-tokens", "8", "--run-name", "look"])
     out, run = capsys.readouterr().out, Run.open("look")
-    for part in (
-        "gold gate: 256 of 256",
-        "pass@1 = ",
-        "pass@8 = ",
-        "n=8, N=64",
-        "zero variance: ",
-        "LIVE: go ahead",
-    ):
-        assert part in out
+    assert all(part in out for part in ("256 of 256", "pass@1 = ", "pass@8 = ", "n=8, N=64", "of 64 groups", "LIVE"))
     row = run.evals().iloc[0]
     assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == ("LIVE", 64, 8, 256)
     assert sum(row[f"tier/{t}"] for t in ToyTask.tiers) == pytest.approx(1)
     assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
 
 
-def test_gold_answers_that_fail_end_it_before_a_run_is_made(untrained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_reference_solutions_end_it_before_a_run_is_made(
+    untrained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")
-    with pytest.raises(DataError, match="gold answers of task toy"):
+    with pytest.raises(DataError, match="toy"):
         diagnose.main(["--ckpt", untrained, "--task", "toy", "--run-name", "look"])
     assert not paths.exists("look")
 
 
 @pytest.mark.parametrize(
-    "words, match",
-    [("--groups 32", "--groups 64"), ("--group-size 1", "group_size 1"), ("--temperature 0", "greedy")],
+    "words, name",
+    [("--groups 32", "--groups 64"), ("--group-size 1", "group_size 1"), ("--temperature 0", "temperature 0")],
 )
-def test_settings_without_a_verdict_are_refused(words: str, match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+def test_settings_without_a_verdict(words: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
         parse(diagnose.DiagnoseConfig, ["--ckpt", "x", *words.split()])

@@ -72,7 +72,7 @@ def test_pairing_sees_a_small_gain_that_two_intervals_hide() -> None:
     assert bootstrap_interval(b).lo < bootstrap_interval(a).hi
     back = paired_bootstrap(b, a)
     assert back == pytest.approx((-gain, -hi, -lo), abs=0.01)
-    with pytest.raises(ConfigError, match="same problems"):
+    with pytest.raises(ConfigError, match=r"\(400,\) and \(399,\)"):
         paired_bootstrap(a, b[:-1])
 
 
@@ -127,15 +127,15 @@ def test_evaluation_leaves_the_mode_of_the_model(policy: tuple[GPT, tokenizer.To
 
 
 @pytest.mark.parametrize(
-    "over, match",
+    "over, error, name",
     [
-        (dict(n=4, ks=(1, 8)), "k=.1, 8. from n=4.*--n 8"),
-        (dict(temperature=0.0), "--n 1"),
-        (dict(count=0), "no problems"),
+        (dict(n=4, ks=(1, 8)), ConfigError, "n=4.*--n 8"),
+        (dict(temperature=0.0), ConfigError, "temperature 0.*--n 1"),
+        (dict(count=0), DataError, "toy"),
     ],
 )
-def test_refusals_name_the_remedy(policy: tuple[GPT, tokenizer.Tokenizer], over: dict, match: str) -> None:
-    with pytest.raises((ConfigError, DataError), match=match):
+def test_invalid_arguments(policy: tuple[GPT, tokenizer.Tokenizer], over: dict, error: type, name: str) -> None:
+    with pytest.raises(error, match=name):
         toy_result(policy, **over)
 
 
@@ -145,7 +145,7 @@ def test_paired_difference_needs_the_same_problems() -> None:
     assert evaluate.paired_difference(a, b).value == pytest.approx(0.5)
     same = evaluate.paired_difference(a, a[::-1])
     assert (same.value, same.lo, same.hi) == (0, 0, 0)  # paired by id, not by place
-    with pytest.raises(DataError, match="not the same"):
+    with pytest.raises(DataError, match="10 and 9"):
         evaluate.paired_difference(a, b[1:])
 
 
@@ -207,7 +207,7 @@ def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None
     path.write_text(path.read_text() + '{"asked": "dance"}\n')
     with pytest.raises(DataError, match="line 11"):
         evaluate.read_probes(tmp_path, "select", 3)
-    with pytest.raises(MissingFile, match="codechat data calls"):
+    with pytest.raises(MissingFile, match="probes.test.jsonl"):
         evaluate.read_probes(tmp_path, "test", 3)
 
 
@@ -273,17 +273,17 @@ def test_choice_prefers_pass_at_1_then_k_then_the_earlier() -> None:
 
 
 @pytest.mark.parametrize(
-    "words, match",
+    "words, name",
     [
-        (["--ckpt", "toy", "--split", "test", "--all-checkpoints"], "set one --ckpt and --split select"),
+        (["--ckpt", "toy", "--split", "test", "--all-checkpoints"], "--split select"),
         (["--ckpt", "toy", "--n", "4"], "--n 8"),
-        (["--ckpt", "toy", "--ks", "8"], "add 1 to --ks"),
+        (["--ckpt", "toy", "--ks", "8"], "--ks"),
         (["--ckpt", "toy", "--split", "train"], "split"),
-        ([], "ckpt is required"),
+        ([], "ckpt"),
     ],
 )
-def test_settings_that_cannot_be_quoted_are_refused(words: list[str], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+def test_invalid_settings(words: list[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
         parse(evaluate.EvaluateConfig, words)
 
 
@@ -319,5 +319,5 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
         ["--heldout-examples", "3"],
         ["--heldout-examples", "3", "--data-dir", str(folder), "--split", "test_hard"],
     ):
-        with pytest.raises(UserError, match="heldout_examples needs"):
+        with pytest.raises(UserError, match="heldout_examples"):
             evaluate.main(["--ckpt", "toy", *words])

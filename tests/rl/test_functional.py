@@ -46,7 +46,7 @@ def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
     assert found["input_ids"].tolist() == [[97, 98, 120, 121], [99, 119, 256, 256]]
     assert found["labels"].tolist() == [[98, 120, 121, 122], [119, 256, 256, 256]]
     assert found["response_mask"].tolist() == [[False, True, True, True], [True, False, False, False]]
-    with pytest.raises(ConfigError, match="2 prompts and 1 outputs"):
+    with pytest.raises(ConfigError, match="2 prompts.*1 outputs"):
         al.tokenize_prompt_and_output(["a", "b"], ["c"], Words())
 
 
@@ -92,7 +92,7 @@ def test_group_normalised_rewards_by_hand() -> None:
     assert without.tolist() == [0.5, 0.5, -0.5, -0.5, 0, 0, 0, 0]
     assert with_std.tolist() == pytest.approx([x / (math.sqrt(1 / 3) + 1e-6) for x in without.tolist()])
     assert stats["reward_mean"] == 0.75 and stats["frac_zero_std_groups"] == 0.5
-    with pytest.raises(ConfigError, match="whole groups"):
+    with pytest.raises(ConfigError, match="group_size 3"):
         al.compute_group_normalized_rewards(reward, responses, truths, 3, 1e-6, True)
 
 
@@ -115,15 +115,15 @@ def test_the_three_losses_by_hand_and_their_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "how, message",
+    "how, name",
     [
-        (dict(loss_type="ppo"), "'ppo'; required"),
-        (dict(loss_type="no_baseline"), "without raw_rewards"),
-        (dict(loss_type="grpo_clip", advantages=ADVANTAGES), "without old_log_probs, cliprange"),
+        (dict(loss_type="ppo"), "'ppo'"),
+        (dict(loss_type="no_baseline"), "raw_rewards"),
+        (dict(loss_type="grpo_clip", advantages=ADVANTAGES), "old_log_probs, cliprange"),
     ],
 )
-def test_a_missing_input_is_named(how: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_missing_input_is_named(how: dict, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
         al.compute_policy_gradient_loss(LOGP, **how)
 
 
@@ -167,7 +167,7 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     with pytest.raises(IndexError):
         data[len(data)]
     path.write_text('{"prompt": "x"}\n')
-    with pytest.raises(DataError, match="row 1.*prompt and response"):
+    with pytest.raises(DataError, match="sft.jsonl:1"):
         al.PackedSFTDataset(Words(), path, 50, shuffle=False)
     with pytest.raises(MissingFile):
         al.PackedSFTDataset(Words(), tmp_path / "none.jsonl", 50, shuffle=False)
