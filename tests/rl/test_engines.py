@@ -49,16 +49,13 @@ CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "e
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs of the test below tmp_path, and weights/start, which holds a model of the toy's shape that no run begins with."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     monkeypatch.setattr(engines, "PAUSES_S", (0.02, 0.2))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     save(model(5), tmp_path / "weights/start")
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
 def model(seed: int, **changes: Any) -> GPT:

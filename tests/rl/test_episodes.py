@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -93,9 +95,9 @@ def collect(policy: GPT, task: Any, problems: list[Problem] = PROBLEMS, **how: A
         return rollout.collect(policy, task, problems, BYTES, "reserved", **how)
 
 
-@pytest.fixture
-def closing(policy: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights hardly ever close an answer: a quarter of the draws is made to be <|end|>, with its own log-probability."""
+@contextmanager
+def closing_answers() -> Iterator[None]:
+    """Random weights hardly ever close an answer: a quarter of the draws becomes <|end|>, with its own log-probability."""
 
     def draw(logits: torch.Tensor, how: generate.Truncation, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         table = logits.log_softmax(-1)
@@ -104,7 +106,24 @@ def closing(policy: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.where(ends, END, ids), torch.where(ends, table[:, END], logprobs)
 
     plain = generate.draw
-    monkeypatch.setattr(generate, "draw", draw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate, "draw", draw)
+        yield
+
+
+@pytest.fixture
+def closing() -> Iterator[None]:
+    with closing_answers():
+        yield
+
+
+@pytest.fixture(scope="module")
+def batch(policy: GPT) -> rollout.RolloutBatch:
+    """Twelve episodes of one to three turns, read by many tests."""
+    with closing_answers():
+        played = collect(policy, Talk())
+    assert any(len(turns) == 3 for turns in played.turns)
+    return played
 
 
 def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy: GPT, closing: None) -> None:
@@ -123,9 +142,7 @@ def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy:
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in rollout.FIELDS)
 
 
-def test_the_mask_covers_exactly_what_the_policy_wrote(policy: GPT, closing: None) -> None:
-    batch = collect(policy, Talk())
-    assert any(len(turns) == 3 for turns in batch.turns)
+def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBatch) -> None:
     for completion, turns in zip(batch.completions, batch.turns, strict=True):
         on = [False] * len(completion.ids)
         for turn in turns:
@@ -161,8 +178,7 @@ def test_prompt_and_completion_are_the_conversation_as_rendered() -> None:
         assert ids == chat.prompt([*opened, {"role": "assistant", "content": "go"}, *told], BYTES, tags)
 
 
-def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, closing: None) -> None:
-    batch = collect(policy, Talk())
+def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batch: rollout.RolloutBatch) -> None:
     seen = 0
     for packed in rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=256, rows=2):
         logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
@@ -179,9 +195,8 @@ def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, clos
     )
 
 
-def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, closing: None) -> None:
+def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout.RolloutBatch) -> None:
     """-sum over written tokens of advantage x log pi / written tokens, one unpacked episode at a time; what was said is context only."""
-    batch = collect(policy, Talk())
     advantage = advantages.group_advantages(batch.rewards)
     assert advantage.abs().max() > 0.01
     policy.zero_grad()
@@ -227,8 +242,7 @@ def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
         assert len(full.prompts[i // 4]) + len(c.ids) <= policy.cfg.block_size and c.written[-1]
 
 
-def test_rewards_of_the_turns_add_up(policy: GPT, closing: None) -> None:
-    batch = collect(policy, Talk())
+def test_rewards_of_the_turns_add_up(batch: rollout.RolloutBatch) -> None:
     for turns, score in zip(batch.turns, batch.scores, strict=True):
         assert sum(t.reward for t in turns) == pytest.approx(score.reward)
         assert turns[-1].diff == [t.text for t in turns]
@@ -236,16 +250,15 @@ def test_rewards_of_the_turns_add_up(policy: GPT, closing: None) -> None:
     assert [t["text"] for t in rows[0]["turns"]]
 
 
-def test_groups_move_with_their_turns(policy: GPT, closing: None) -> None:
-    batch = collect(policy, Talk())
+def test_groups_move_with_their_turns(batch: rollout.RolloutBatch) -> None:
     part = batch.take([2, 0])
     assert part.turns == batch.turns[8:] + batch.turns[:4]
     assert batch.replace([1], part.take([0])).turns == batch.turns[:4] + batch.turns[8:] + batch.turns[8:]
 
 
-def test_preferences_are_not_made_of_episodes(policy: GPT, closing: None) -> None:
+def test_preferences_are_not_made_of_episodes(batch: rollout.RolloutBatch) -> None:
     with pytest.raises(DataError):
-        preference_data.pairs_from_rollouts(collect(policy, Talk()))
+        preference_data.pairs_from_rollouts(batch)
 
 
 def test_counting_is_an_environment() -> None:
