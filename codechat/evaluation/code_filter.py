@@ -4,11 +4,11 @@
     codechat filter --rates rates --window 0.05 0.95 --out data/mbpp-kept
     codechat grpo   --init-from my-sft --task mbpp --data-dir data/mbpp-kept
 
-A group whose completions are all right or all wrong has no gradient under a reward of right or wrong. Where no
-problem's pass rate lies in the window, problems whose mean tiered reward is at least --min-tiered are kept: they
-are not solved, but completions differ in how far they come. Where that leaves nothing either, nothing is written.
+A group whose completions are all right or all wrong has no gradient under a reward of right or wrong. If no problem's pass rate is in the window,
+problems with a mean tiered reward of at least --min-tiered are kept: none is solved, but completions reach different tiers. If that leaves nothing
+either, nothing is written.
 
-The other splits are copied as they are, so that the directory is all that a loop needs.
+The other splits are copied unchanged, so that the directory holds all that a loop needs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ class FilterConfig:
 
     rates: str = opt(config.REQUIRED, "run of codechat passk, on split train")
     window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
-    min_tiered: float = opt(0.1, "smallest mean tiered reward to keep, where the window leaves nothing")
+    min_tiered: float = opt(0.1, "smallest mean tiered reward to keep, if the window leaves nothing")
     out: str = opt(config.REQUIRED, "directory to write TASK.SPLIT.jsonl to")
-    allow_empty: bool = opt(
-        False, "where nothing is left, write a directory without training problems and say so", late=True
-    )
+    allow_empty: bool = opt(False, "if nothing is left, write a directory without training problems", late=True)
 
     def __post_init__(self) -> None:
         if len(self.window) != 2 or not 0 <= self.window[0] <= self.window[1] <= 1:
@@ -62,69 +60,59 @@ def choose(rates: Sequence[Rates], window: Sequence[float], min_tiered: float) -
 
 
 def filter_problems(cfg: FilterConfig) -> dict[str, int]:
-    """Write the directory; rows of each file. RunError where nothing is left, ConfigError for rates of another split
-    than train, DataError where the task's problems have changed since."""
+    """Write the directory; rows of each file. RunError if nothing is left, ConfigError for rates of another split than train, DataError if the
+    task's problems have changed since."""
     run = Run.open(cfg.rates)
-    asked = config.from_dict(PasskConfig, _passk_settings(run))
-    if asked.split != "train":
+    if not (run.path / RATES).exists():
+        raise MissingFile(f"run {run.name} has no {RATES}; `codechat passk` writes it; give one of its runs to --rates")
+    passk = config.from_dict(PasskConfig, run.config)
+    if passk.split != "train":
         raise ConfigError(
-            f"run {run.name} tried split {asked.split!r}; problems to train on must come from train; run passk with --split train"
+            f"run {run.name} tried split {passk.split!r}; problems to train on must come from train; run passk with --split train"
         )
     rates = list(read_rows(run.path / RATES))
     kept, rule = choose(rates, cfg.window, cfg.min_tiered)
-    print(told(rates, kept, rule, cfg))
+    print(describe(rates, kept, rule, cfg))
     if rule == "nothing" and not cfg.allow_empty:
         raise RunError(
             f"no problem of run {run.name} is left: none of {len(rates)} has a pass rate from {cfg.window[0]:g} to {cfg.window[1]:g}, "
             f"none a mean tiered reward of {cfg.min_tiered:g}; strengthen the base (SFT), take easier problems, or widen --window"
         )
-    task = load_task(asked.task, asked.data_dir)
-    by_id = {p.id: p for p in problems_of(task, asked)}
+    task = load_task(passk.task, passk.data_dir)
+    by_id = {p.id: p for p in problems_of(task, passk)}
     if lost := [r["id"] for r in kept if r["id"] not in by_id]:
         raise DataError(
-            f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are not in task {asked.task} any more; run passk again"
+            f"{len(lost)} problems of run {run.name} (such as {lost[0]}) are not in task {passk.task} any more; run passk again"
         )
-    files = {"train": [by_id[r["id"]] for r in kept]} | others(task)
+    files = {"train": [by_id[r["id"]] for r in kept]} | other_splits(task)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{task.name}.train.jsonl").unlink(missing_ok=True)
     for split, problems in files.items():
-        if not problems:
-            continue
-        write_atomic(
-            out / f"{task.name}.{split}.jsonl",
-            "".join(json.dumps(row_of(p), ensure_ascii=False) + "\n" for p in problems),
-        )
-        print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
+        if problems:
+            lines = [json.dumps(row_of(p), ensure_ascii=False) + "\n" for p in problems]
+            write_atomic(out / f"{task.name}.{split}.jsonl", "".join(lines))
+            print(f"{out / task.name}.{split}.jsonl: {len(problems)} problems")
     return {split: len(problems) for split, problems in files.items()}
 
 
-def _passk_settings(run: Run) -> Mapping[str, Any]:
-    if not (run.path / RATES).exists():
-        raise MissingFile(f"run {run.name} has no {RATES}; `codechat passk` writes it; give one of its runs to --rates")
-    return run.config
-
-
-def others(task: CodingTask) -> dict[str, list[Any]]:
-    """The splits that are not trained on, those with problems."""
+def other_splits(task: CodingTask) -> dict[str, list[Any]]:
+    """The problems of the splits other than train, where there are any."""
     found = {split: task.problems(split) for split in task.splits if split != "train"} | {"prompt": task.worked}
     return {split: problems for split, problems in found.items() if problems}
 
 
-def told(rates: Sequence[Rates], kept: Sequence[Rates], rule: str, cfg: FilterConfig) -> str:
+def describe(rates: Sequence[Rates], kept: Sequence[Rates], rule: str, cfg: FilterConfig) -> str:
     """What was kept and why, for people."""
     low, high = cfg.window
     never, always = sum(r["pass_rate"] < low for r in rates), sum(r["pass_rate"] > high for r in rates)
-    lines = [
-        f"{len(rates)} problems: {never} below a pass rate of {low:g}, {always} above {high:g}, {len(rates) - never - always} between"
-    ]
-    if rule == "tiered":
-        lines.append(
-            f"nothing lies in the window; kept {len(kept)} with a mean tiered reward of at least {cfg.min_tiered:g}: train with reward=tiered"
-        )
-    else:
-        lines.append(f"kept {len(kept)}" if kept else "nothing is left to train on")
-    return "\n".join(lines)
+    between = len(rates) - never - always
+    reasons = {
+        "window": f"kept {len(kept)}",
+        "tiered": f"the window is empty; kept {len(kept)} with a mean tiered reward of at least {cfg.min_tiered:g}: train with reward=tiered",
+        "nothing": "nothing is left to train on",
+    }
+    return f"{len(rates)} problems: {never} below a pass rate of {low:g}, {always} above {high:g}, {between} between\n{reasons[rule]}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,17 +1,15 @@
 """Was an evaluated problem in the training data? n-grams and syntax trees against what a lineage was trained on.
 
 A problem counts as exposed where
-    prompt    at least half of the 13-grams of its request are in the training text, or the whole request, where
-              that is shorter, is a message of it
-    solution  the same for the reference program's 13-grams
-    program   a function of the training text is the reference program but for names, comments and layout
+    prompt    at least half of the 13-grams of its request are in the training text, or a shorter request is a whole message of it
+    solution  the same for the 13-grams of the reference solution
+    program   a function of the training text equals the reference solution except for names, comments and layout
 
-13-grams of lower-case words as in GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), there over all text;
-half of them, so that a template that all problems share does not count. Programs of fewer than NODES nodes are
-not compared by their trees: `return x + 1` is nobody's secret.
+13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), which matches any one of them; half are
+required here, so that a template shared by all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree:
+`return x + 1` proves nothing.
 
-Left out: paraphrases, translations, and data that the lineage does not name; a clean problem is one that this
-search did not find.
+Left out: paraphrases, translations, and data that the lineage does not name; a clean problem is one that this search did not find.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ class Report:
 
     def __str__(self) -> str:
         ways = Counter(way for found in self.how.values() for way in found)
-        told = f" ({', '.join(f'{way} {n}' for way, n in sorted(ways.items()))})" if ways else ""
+        by_way = f" ({', '.join(f'{way} {n}' for way, n in sorted(ways.items()))})" if ways else ""
         searched = "; ".join(self.read) or "nothing"
-        lost = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
-        return f"contamination: {len(self.how)} of {self.n} problems exposed{told}; searched {searched}{lost}"
+        missing = f"; could not be searched: {'; '.join(self.missing)}" if self.missing else ""
+        return f"contamination: {len(self.how)} of {self.n} problems exposed{by_way}; searched {searched}{missing}"
 
 
 def check(problems: Sequence[Problem], lineage: Sequence[Mapping[str, Any]], most_bytes: int = MOST_BYTES) -> Report:
@@ -104,11 +102,9 @@ class _Index:
     def _hashes(self, words: Sequence[str], grow: bool = False) -> np.ndarray:
         """(len - N + 1,) uint64: one for each N-gram whose words are all known."""
         if grow:
-            ids = [self.vocabulary.setdefault(w, len(self.vocabulary) + 1) for w in words]
-        else:
-            known = self.vocabulary.get
-            ids = [known(w, 0) for w in words]
-        row = np.array(ids, dtype=np.uint64)
+            for word in words:
+                self.vocabulary.setdefault(word, len(self.vocabulary) + 1)
+        row = np.array([self.vocabulary.get(word, 0) for word in words], dtype=np.uint64)
         count = len(row) - N + 1
         if count < 1:
             return np.zeros(0, dtype=np.uint64)
@@ -125,12 +121,9 @@ class _Index:
         if whole and len(words) < N:
             for name in self.short.get(tuple(words), ()):
                 self.exact.setdefault(name, set()).add("prompt")
-        if len(self.every) and len(words) >= N:
-            self._mark(words)
+        self._mark(words)
         if _STRIPPED.search(text):  # a solution is compared without comments and docstrings
-            bare = _WORD.findall(_STRIPPED.sub(" ", text).lower())
-            if len(self.every) and len(bare) >= N:
-                self._mark(bare)
+            self._mark(_WORD.findall(_STRIPPED.sub(" ", text).lower()))
         if self.trees and "def " in text:
             for block in _blocks(text):
                 if _profile(block) in self.profiles:
@@ -139,6 +132,8 @@ class _Index:
                             self.exact.setdefault(name, set()).add("program")
 
     def _mark(self, words: Sequence[str]) -> None:
+        if not len(self.every) or len(words) < N:
+            return
         hashes = self._hashes(words)
         at = np.searchsorted(self.every, hashes)
         at[at == len(self.every)] = 0
@@ -164,7 +159,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _profile(block: str) -> tuple[tuple[str, int], ...]:
-    """How often each keyword occurs: what renaming leaves as it is, and far cheaper than a syntax tree."""
+    """How often each keyword occurs: renaming does not change it, and it is far cheaper than a syntax tree."""
     return tuple(sorted(Counter(_KEYWORDS.findall(_STRIPPED.sub(" ", block))).items()))
 
 

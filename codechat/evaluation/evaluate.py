@@ -33,17 +33,10 @@ from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.distributed import dist
-from codechat.evaluation import contamination, domain_loss
-from codechat.evaluation.behaviour_probes import BehaviourMatrix, behaviour_matrix, read_probes
-from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, paired_bootstrap, share_interval
-from codechat.evaluation.results import (
-    ProblemResult,
-    TaskResult,
-    append_rows,
-    paired_difference,
-    parts_of,
-    read_per_problem,
-)
+from codechat.evaluation import contamination, domain_loss, results
+from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
+from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, share_interval
+from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.evaluation.settings import SamplingSettings
 from codechat.models import generate, loading
 from codechat.models.gpt import GPT
@@ -53,21 +46,6 @@ from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
 from codechat.text.tokenizer import Tokenizer
-
-__all__ = [
-    "BehaviourMatrix",
-    "EvaluateConfig",
-    "ProblemResult",
-    "TaskResult",
-    "behaviour_matrix",
-    "estimate_pass_at_k",
-    "evaluate_task",
-    "paired_bootstrap",
-    "paired_difference",
-    "read_per_problem",
-    "read_probes",
-    "run_evaluation",
-]
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 NOT_BEGUN = generate.Completion([], [], "context")  # the prompt fills the model's block
@@ -130,16 +108,16 @@ def evaluate_task(
             bar.update(len(chunk))
     model.train(was_training)
     rows = _in_order(dist.all_gather_objects(own_rows), len(problems), n)
-    results = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
-    passes = {k: share_interval([estimate_pass_at_k(n, r.c, k) for r in results], seed=seed) for k in ks}
+    counted = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
+    passes = {k: share_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
     return TaskResult(
         task=task.name,
         tiers=tuple(task.tiers),
-        problems=results,
+        problems=counted,
         n=n,
         temperature=temperature,
         pass_at=passes,
-        reward=bootstrap_interval([r.reward_mean for r in results], seed=seed),
+        reward=bootstrap_interval([r.reward_mean for r in counted], seed=seed),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
         truncated_frac=sum(r["stop"] != "stop" for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
@@ -154,25 +132,15 @@ def _sample_those_that_fit(
 ) -> list[generate.Completion]:
     """`generate.sample`, with an empty completion for each prompt that leaves no room in the model's block."""
     fits = [len(ids) < model.cfg.block_size for ids in prompts]
-    sampled = iter(
-        generate.sample(
-            model,
-            list(compress(prompts, fits)),
-            samples_per_prompt=samples_per_prompt,
-            keys=list(compress(keys, fits)),
-            **how,
-        )
-    )
+    how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
+    sampled = iter(generate.sample(model, list(compress(prompts, fits)), **how))
     return [next(sampled) if fit else NOT_BEGUN for fit in fits for _ in range(samples_per_prompt)]
 
 
 def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int) -> list[dict[str, Any]]:
     """All rows, problem-major, from each rank's rows of its problems."""
-    rows: list[dict[str, Any]] = []
-    for i in range(n_problems):
-        at, part = i // len(parts) * n, parts[i % len(parts)]
-        rows += part[at : at + n]
-    return rows
+    starts = [(parts[i % len(parts)], i // len(parts) * n) for i in range(n_problems)]
+    return [row for part, at in starts for row in part[at : at + n]]
 
 
 def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
@@ -357,7 +325,7 @@ def _evaluate_checkpoint(
         if world.is_main:
             print("\n".join(told + [text for text in [result.told_by_group()] if text]))
         if report is not None:
-            row |= parts_of(result, report.how, seed=cfg.seed)
+            row |= results.parts_of(result, report.how, seed=cfg.seed)
         if cfg.heldout_examples:
             row |= domain_loss.of_checkpoint(loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device)
         if probes := _probes(cfg, split):
@@ -369,8 +337,8 @@ def _evaluate_checkpoint(
         run.log_eval(step, dict(row, **which, task=cfg.task))
         run.log_samples(step, [dict(s, **which) for s in result.samples])
         if world.is_main:
-            append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
-            append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
+            results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
+            results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
         rows[split] = row
     return rows
 
@@ -395,14 +363,14 @@ def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
     """pass@1 of each later checkpoint minus the first's, by split, printed and returned."""
     by_name: dict[str, list[dict[str, Any]]] = {}
-    for row in read_per_problem(run):
+    for row in results.read_per_problem(run):
         by_name.setdefault(row["checkpoint"], []).append(row)
     first, *others = by_name
     summary = {}
     for split in cfg.split:
         parts = {name: [r for r in rows if r["split"] == split] for name, rows in by_name.items()}
         for name in others:
-            gap, N = paired_difference(parts[first], parts[name], seed=cfg.seed), len(parts[name])
+            gap, N = results.paired_difference(parts[first], parts[name], seed=cfg.seed), len(parts[name])
             print(
                 f"{name} minus {first} on {split}: pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] (paired, N={N})"
             )

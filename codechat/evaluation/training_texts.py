@@ -1,9 +1,9 @@
 """The texts that a checkpoint was trained on, source by source, from the data directories that its lineage names.
 
-A corpus is decoded shard by shard, conversations and problems are read from their files, sampled problems are
-sampled again. What cannot be found any more is said, never passed over: a check that saw nothing proves nothing.
+A corpus is decoded shard by shard, conversations and problems are read from their files, generated problems are generated again. A source that
+cannot be found is reported in `missing`: a check that read nothing proves nothing.
 
-Left out: data that a lineage does not name (weights that were imported carry no record of theirs).
+Left out: data that a lineage does not name (imported weights carry no record of theirs).
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from codechat.tasks.base import Problem
 from codechat.text import tokenizer
 
 PIECE = 1 << 18  # tokens decoded at a time
-OVERLAP = 256  # tokens that two pieces share, so that nothing is cut in two
+OVERLAP = 256  # tokens that two pieces share, so that no match is cut in two
 MOST_BYTES = 1 << 29  # of text read from one source
 
 
 @dataclass
 class Texts:
-    """Iterating gives (text, whole): whole is True for a message, False for a piece of a corpus. `read` and
-    `missing` fill up meanwhile."""
+    """Iterating gives (text, whole): whole is True for a message, False for a piece of a corpus. It fills `read` and `missing`."""
 
     lineage: Sequence[Mapping[str, Any]]
     most_bytes: int = MOST_BYTES
@@ -89,7 +88,7 @@ def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
         raise UserError(f"{directory} holds no training files any more")
     for file in files:
         for _, row in read_jsonl(file):
-            if "gold" not in row:  # problems lie there too; SFT does not read them
+            if "gold" not in row:  # the directory also holds problems; SFT does not read them
                 yield from (
                     (m["content"], True)
                     for m in row.get("messages") or row.get("conversations") or ()
@@ -105,5 +104,5 @@ def _problem_texts(name: str, data_dir: str | None) -> Iterator[tuple[str, bool]
 
 
 def request(problem: Problem) -> str:
-    """What a problem asks: its users' messages, without the system prompt, which many problems share."""
+    """The user messages of a problem, without the system prompt, which many problems share."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user")

@@ -16,7 +16,7 @@ from codechat import tasks
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data import conversations
-from codechat.evaluation import behaviour_probes, domain_loss, evaluate
+from codechat.evaluation import behaviour_probes, domain_loss, evaluate, results
 from codechat.evaluation.intervals import (
     bootstrap_interval,
     estimate_pass_at_k,
@@ -92,7 +92,7 @@ def policy() -> tuple[GPT, tokenizer.Tokenizer]:
     return GPT(GPTConfig(**TOY_MODEL, vocab_size=tok.n_vocab), seed=0), tok
 
 
-def toy_result(policy: tuple[GPT, tokenizer.Tokenizer], count: int = 8, **over: object) -> evaluate.TaskResult:
+def toy_result(policy: tuple[GPT, tokenizer.Tokenizer], count: int = 8, **over: object) -> results.TaskResult:
     task = tasks.load("toy")
     settings = dict(n=4, ks=(1, 4), max_new_tokens=COMPLETION_LENGTH, seed=5) | over
     return evaluate.evaluate_task(*policy, "reserved", task, task.problems("select", limit=count), **settings)
@@ -142,11 +142,11 @@ def test_invalid_arguments(policy: tuple[GPT, tokenizer.Tokenizer], over: dict, 
 def test_paired_difference_needs_the_same_problems() -> None:
     a = [dict(id=str(i), n=2, c=i % 2) for i in range(10)]
     b = [dict(id=str(i), n=2, c=1 + i % 2) for i in reversed(range(10))]
-    assert evaluate.paired_difference(a, b).value == pytest.approx(0.5)
-    same = evaluate.paired_difference(a, a[::-1])
+    assert results.paired_difference(a, b).value == pytest.approx(0.5)
+    same = results.paired_difference(a, a[::-1])
     assert (same.value, same.lo, same.hi) == (0, 0, 0)  # paired by id, not by place
     with pytest.raises(DataError, match="10 and 9"):
-        evaluate.paired_difference(a, b[1:])
+        results.paired_difference(a, b[1:])
 
 
 # ---------------------------------------------------------------- behaviour
@@ -245,7 +245,7 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
         ("toy@2", "test"),
     ]
     assert set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
-    per_problem = evaluate.read_per_problem(run)
+    per_problem = results.read_per_problem(run)
     assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {
         ("checkpoint", "split", "id", "n", "c", "reward_mean", "tiers")
     }
