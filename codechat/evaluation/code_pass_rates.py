@@ -27,7 +27,7 @@ from codechat.core.errors import ConfigError
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import evaluate_split, find_contamination, label
-from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, parts_of
+from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, clean_and_exposed
 from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
@@ -81,7 +81,7 @@ def verdict_of(pass_at_1: float) -> diagnose.Verdict:
 def load_task(name: str, data_dir: str | None) -> CodingTask:
     """The code task with the tiered reward. ConfigError for a task of another kind."""
     known = name.partition(":")[0]
-    found = tasks.task_class(known)
+    found = tasks.TASKS.get(known)
     if isinstance(found, type) and not issubclass(found, CodingTask):
         raise ConfigError(
             f"task {known!r} has no programs to run; passk takes micro, mbpp or humaneval, and diagnose any task"
@@ -115,7 +115,7 @@ def run_passk(cfg: PasskConfig) -> Run:
         if cfg.gate_parseable or cfg.gate_pass_at_k:
             row |= passes_gate(row["parseable_frac"], result.pass_at[cfg.k].value, cfg)
         if report:
-            row |= parts_of(result, report.how, seed=cfg.seed)
+            row |= clean_and_exposed(result, report.how, seed=cfg.seed)
         step = int(loaded.meta["step"])
         run.log_eval(step, dict(result.row(), **row, checkpoint=label(path), split=cfg.split, task=cfg.task))
         run.log_samples(step, [dict(s, split=cfg.split) for s in result.samples])

@@ -321,11 +321,11 @@ def _evaluate_checkpoint(
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():
         result = evaluate_split(cfg, loaded, task, items, split, cfg.n, cfg.ks)
-        row, told = result.row(), [f"{name} on {cfg.task} {split}: {result}\n  {result.outcomes()}"]
+        row = result.row()
         if world.is_main:
-            print("\n".join(told + [text for text in [result.told_by_group()] if text]))
+            print(f"{name} on {cfg.task} {split}: {result}", f"  {result.outcomes()}", *result.group_lines(), sep="\n")
         if report is not None:
-            row |= results.parts_of(result, report.how, seed=cfg.seed)
+            row |= results.clean_and_exposed(result, report.how, seed=cfg.seed)
         if cfg.heldout_examples:
             row |= domain_loss.of_checkpoint(loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device)
         if probes := _probes(cfg, split):

@@ -105,15 +105,11 @@ class TaskResult:
             members.setdefault(str(p.meta.get(self.grouped_by, "other")), []).append(p)
         return {name: (_pass_at_1(members[name]), len(members[name])) for name in sorted(members)}
 
-    def told_by_group(self) -> str:
-        """A line for each group, and the mean in which each group counts the same; "" without groups."""
-        groups = self.groups()
-        lines = [
-            f"  {self.grouped_by} {name}: pass@1 = {passes} ({self.counts(size)})"
-            for name, (passes, size) in groups.items()
-        ]
-        mean = [f"  mean over {len(groups)} of {self.grouped_by}: {_mean(groups):.3f}"] if groups else []
-        return "\n".join(lines + mean)
+    def group_lines(self) -> list[str]:
+        """A line for each group, then the mean in which each group counts the same; none without groups."""
+        groups, by = self.groups(), self.grouped_by
+        lines = [f"  {by} {name}: pass@1 = {passes} ({self.counts(size)})" for name, (passes, size) in groups.items()]
+        return lines + ([f"  mean over {len(groups)} of {by}: {_mean(groups):.3f}"] if groups else [])
 
     def row(self) -> dict[str, float]:
         """Metrics under their declared names; an interval is NAME/lo and NAME/hi."""
@@ -164,7 +160,7 @@ def paired_difference(
     return Interval(*paired_bootstrap(first, second, seed))
 
 
-def parts_of(result: TaskResult, exposed: Collection[str], *, seed: int = 0) -> dict[str, float]:
+def clean_and_exposed(result: TaskResult, exposed: Collection[str], *, seed: int = 0) -> dict[str, float]:
     """pass@1 of the clean and of the exposed problems, as metrics, and printed if any problem is exposed."""
     row: dict[str, float] = {"exposed_n": sum(p.id in exposed for p in result.problems)}
     for part in ("clean", "exposed") if row["exposed_n"] else ():

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from codechat.core.errors import ConfigError
 from codechat.core.http_client import check_url
+from codechat.models.config import GPTConfig
 
 Kind = Literal["local", "http", "vllm"]
 HF = "hf"  # directory below --engine-dir with the export that vLLM serves
@@ -27,6 +28,8 @@ class EngineSettings(Protocol):
     engine_patience_s: float
     max_off_policy: int
     importance_cap: float
+    tags: str
+    model: GPTConfig
 
 
 def check(cfg: EngineSettings) -> None:

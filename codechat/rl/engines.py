@@ -39,10 +39,8 @@ from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
 from codechat.models import export, generate, lora
-from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import engine_settings
-from codechat.rl.engine_settings import HF, Kind, check
+from codechat.rl.engine_settings import HF, EngineSettings, Kind, check
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import fingerprint
 from codechat.text.tokenizer import Tokenizer
@@ -59,13 +57,6 @@ T = TypeVar("T")
 
 class EngineLost(RunError):
     """The server did not come back in time. The run loses nothing: it can be resumed at this step."""
-
-
-class EngineSettings(engine_settings.EngineSettings, Protocol):
-    """The fields of a resolved configuration that `open_engine` reads."""
-
-    tags: str
-    model: GPTConfig
 
 
 class Engine(Protocol):

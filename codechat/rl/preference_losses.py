@@ -26,7 +26,7 @@ SFT_COEF = {"dpo": 0.0, "ipo": 0.0, "kto": 0.0, "simpo": 0.0, "cpo": 1.0, "orpo"
 BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "cpo": 0.1, "simpo": 2.0, "orpo": 0.1}
 
 
-class Judged(NamedTuple):
+class Losses(NamedTuple):
     """losses (B,) with gradient; the implicit rewards of chosen and rejected (B,), whose difference is the margin, without."""
 
     losses: Tensor
@@ -34,23 +34,23 @@ class Judged(NamedTuple):
     rejected_rewards: Tensor
 
 
-def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Judged:
+def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
     """-log sigmoid(beta [(log pi - log ref)(chosen) - (log pi - log ref)(rejected)]) (DPO, arXiv:2305.18290, eq. 7); log 2 if policy = reference."""
     good, bad = beta * (chosen - ref_chosen), beta * (rejected - ref_rejected)
-    return Judged(-F.logsigmoid(good - bad), good.detach(), bad.detach())
+    return Losses(-F.logsigmoid(good - bad), good.detach(), bad.detach())
 
 
-def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Judged:
+def ipo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float = 0.1) -> Losses:
     """(h - 1 / (2 beta))^2 with h DPO's difference of log-ratios (IPO, arXiv:2310.12036, eq. 17; its tau is our beta). The margin has a target, so
     pairs beyond it are pulled back. h is over sums, as in the paper; the authors later advised to average over tokens."""
     good, bad = chosen - ref_chosen, rejected - ref_rejected
-    return Judged((good - bad - 1 / (2 * beta)).square(), beta * good.detach(), beta * bad.detach())
+    return Losses((good - bad - 1 / (2 * beta)).square(), beta * good.detach(), beta * bad.detach())
 
 
-def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Judged:
+def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Losses:
     """-log sigmoid(beta [log pi(chosen) - log pi(rejected)]) (CPO, arXiv:2401.08417, eq. 3): DPO with a uniform reference. Its behaviour-cloning
     term is `sft_coef` x `sft_loss`, per token where the paper sums over the sequence."""
-    return Judged(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
+    return Losses(-F.logsigmoid(beta * (chosen - rejected)), beta * chosen.detach(), beta * rejected.detach())
 
 
 def simpo_loss(
@@ -60,19 +60,19 @@ def simpo_loss(
     rejected_lengths: Tensor,
     beta: float = 2.0,
     margin: float = 1.0,
-) -> Judged:
+) -> Losses:
     """-log sigmoid(beta / |chosen| log pi(chosen) - beta / |rejected| log pi(rejected) - margin) (SimPO, arXiv:2405.14734, eq. 6; its gamma is our margin)."""
     good, bad = beta * chosen / chosen_lengths, beta * rejected / rejected_lengths
-    return Judged(-F.logsigmoid(good - bad - margin), good.detach(), bad.detach())
+    return Losses(-F.logsigmoid(good - bad - margin), good.detach(), bad.detach())
 
 
 def orpo_loss(
     chosen: Tensor, rejected: Tensor, chosen_lengths: Tensor, rejected_lengths: Tensor, beta: float = 0.1
-) -> Judged:
+) -> Losses:
     """-beta log sigmoid(log odds(chosen) - log odds(rejected)), odds = p / (1 - p), p the geometric mean of a completion's token probabilities
     (ORPO, arXiv:2403.07691, eq. 4 and 7; its lambda is our beta). Its SFT term is `sft_coef` x `sft_loss`."""
     good, bad = _log_odds(chosen / chosen_lengths), _log_odds(rejected / rejected_lengths)
-    return Judged(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
+    return Losses(-beta * F.logsigmoid(good - bad), beta * good.detach(), beta * bad.detach())
 
 
 def _log_odds(mean_logprob: Tensor) -> Tensor:
@@ -124,20 +124,20 @@ def pair_loss(
     ref_rejected: Tensor | None = None,
     margin: float = 1.0,
     sft_coef: float = 0.0,
-) -> Judged:
+) -> Losses:
     """The loss called `kind` plus sft_coef x `sft_loss`. ConfigError for another name, or if the reference is missing."""
     if kind in NEEDS_REFERENCE and (ref_chosen is None or ref_rejected is None):
         raise ConfigError(f"{kind} without log-probabilities of the reference model; pass ref_chosen and ref_rejected")
     if kind == "dpo":
-        judged = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+        result = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
     elif kind == "ipo":
-        judged = ipo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+        result = ipo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
     elif kind == "cpo":
-        judged = cpo_loss(chosen, rejected, beta)
+        result = cpo_loss(chosen, rejected, beta)
     elif kind == "simpo":
-        judged = simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta, margin)
+        result = simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta, margin)
     elif kind == "orpo":
-        judged = orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
+        result = orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta)
     else:
         raise ConfigError(f"preference loss {kind!r} over pairs; required: dpo, ipo, cpo, simpo or orpo")
-    return judged._replace(losses=judged.losses + sft_coef * sft_loss(chosen, chosen_lengths)) if sft_coef else judged
+    return result._replace(losses=result.losses + sft_coef * sft_loss(chosen, chosen_lengths)) if sft_coef else result

@@ -108,7 +108,7 @@ class RolloutBatch:
     @property
     def truncated_frac(self) -> float:
         """Share of completions that ended without their stop sequence."""
-        return sum(c.stop != "stop" for c in self.completions) / len(self.completions)
+        return int(self.cut_off().sum()) / len(self.completions)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
         """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the reward."""

@@ -321,3 +321,36 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
     ):
         with pytest.raises(UserError, match="heldout_examples"):
             evaluate.main(["--ckpt", "toy", *words])
+
+
+class Echo:
+    """An environment that pays for any answer, silence included."""
+
+    def reset(self, problem: tasks.Problem, seed: int) -> list[dict[str, str]]:
+        return problem.messages
+
+    def step(self, message: dict[str, str]) -> tuple[list[dict[str, str]], float, bool]:
+        return [], 1.0, True
+
+    def state_diff(self) -> list[str]:
+        return []
+
+    def score(self) -> tasks.Score:
+        return tasks.Score(1.0, "full", {}, True)
+
+
+class Episodes(tasks.TASKS["toy"]):
+    tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
+
+
+def test_an_episode_whose_prompt_fills_the_block_fails(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    problems = [
+        tasks.Problem(
+            str(n), [{"role": "user", "content": "x" * n}], tasks.load("toy").problems("test", 1)[0].gold, "test"
+        )
+        for n in (1, 2 * policy[0].cfg.block_size)
+    ]
+    found = evaluate.evaluate_task(*policy, "reserved", Episodes(), problems, n=2, max_new_tokens=4)
+    assert [(p.c, p.reward_mean) for p in found.problems] == [(2, 1.0), (0, 0.0)]
+    assert [e["tokens"] > 0 for e in found.examples] == [True, True, False, False]
+    assert [len(e["turns"]) for e in found.examples] == [1] * 4

@@ -161,7 +161,7 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
         ("reinforce", dict(engine="http", engine_url="nonsense"), ("--engine-url", "nonsense")),
         ("reinforce", dict(max_off_policy=-1), ("max_off_policy", "-1")),
         ("reinforce", dict(engine_patience_s=0.0), ("engine_patience_s", "0.0")),
-        ("grpo", dict(old_logprobs="sampler"), ("--old-logprobs",)),
+        ("grpo", dict(old_logprobs="sampler"), ("importance_cap", "--importance-cap")),
     ],
 )
 def test_invalid_settings(loop: str, changes: dict[str, Any], names: tuple[str, ...], home: Path) -> None:
