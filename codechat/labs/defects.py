@@ -36,9 +36,9 @@ from codechat.models import generate, optim
 from codechat.rl import advantages, losses, rollout
 from codechat.runs import checkpoint, run
 from codechat.sandbox import Program
-from codechat.tasks import micro
 from codechat.tasks.coding import prepare
 from codechat.tasks.coding import task as coding
+from codechat.tasks.micro import task as micro
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import ARGUMENT_KEYS, CALL_TAG, Call
 

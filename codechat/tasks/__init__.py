@@ -1,63 +1,102 @@
-"""Tasks by name. A data set carries its own reward; `load` is the only place that knows all of them."""
+"""Problems with their own reward and data preparation, by name: a folder or a file for each task.
+
+`load` builds a task. Its module is imported at that moment and not before, so names and help texts cost nothing.
+
+Not here: what a policy is trained with (`rl` and the loops) and how scores are reported (`evaluation`).
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, UserError, nearest
-from codechat.tasks.apps import AppsTask
-from codechat.tasks.appworld.task import AppWorldTask
-from codechat.tasks.base import SPLITS, Gate, Problem, Score, Task, gold_gate, score_all
-from codechat.tasks.bfcl.task import BfclTask
-from codechat.tasks.coding.task import HumanEvalTask, MbppTask
-from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.micro import MicroTask
-from codechat.tasks.reasoning import Gsm8kTask, MmluTask, ReasoningTask
-from codechat.tasks.toy import ToyTask
+from codechat.core.lazy import attach
+from codechat.tasks.base import SPLITS, Problem, ReferenceCheck, Score, Task, check_reference_solutions, score_all
 
-__all__ = ["SPLITS", "TASKS", "Gate", "Problem", "Score", "Task", "gold_gate", "load", "score_all"]
 
-TASKS: dict[str, Callable[..., Task]] = {
-    "apps": AppsTask,
-    "appworld": AppWorldTask,
-    "bfcl": BfclTask,
-    "funcall": FuncallTask,
-    "gsm8k": Gsm8kTask,
-    "humaneval": HumanEvalTask,
-    "mbpp": MbppTask,
-    "micro": MicroTask,
-    "mmlu": MmluTask,
-    "reasoning": ReasoningTask,
-    "toy": ToyTask,
+class TaskEntry(NamedTuple):
+    """Where a task is, and one line of help."""
+
+    module: str
+    cls: str
+    about: str
+
+
+# A class may stand here too, so that a program can add a task of its own: tasks.TASKS["mine"] = MyTask.
+TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
+    "apps": TaskEntry("apps.task", "AppsTask", "multi-turn requests in simulated apps with state"),
+    "appworld": TaskEntry("appworld.task", "AppWorldTask", "AppWorld episodes on a server of its own"),
+    "bfcl": TaskEntry("bfcl.task", "BfclTask", "Berkeley Function Calling Leaderboard, single turn; evaluation only"),
+    "funcall": TaskEntry("funcall.task", "FuncallTask", "one function call, graded by the staircase reward"),
+    "gsm8k": TaskEntry("reasoning.task", "Gsm8kTask", "GSM8K grade school mathematics"),
+    "humaneval": TaskEntry("coding.task", "HumanEvalTask", "HumanEval programs, run against tests; evaluation only"),
+    "mbpp": TaskEntry("coding.task", "MbppTask", "MBPP programs, run against tests"),
+    "micro": TaskEntry("micro.task", "MicroTask", "generated small Python functions, run against tests"),
+    "mmlu": TaskEntry("reasoning.task", "MmluTask", "MMLU multiple choice; evaluation only"),
+    "reasoning": TaskEntry("reasoning.task", "ReasoningTask", "generated arithmetic word problems"),
+    "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),
 }
+NAMES = tuple(TASKS)
+
+gold_gate = check_reference_solutions  # the name of earlier versions
+
+__getattr__, _, _modules = attach(
+    __name__,
+    ["appworld", "apps", "bfcl", "chars", "coding", "funcall", "micro", "presets", "reasoning", "toolbox", "toy"],
+)
+__all__ = [
+    "NAMES",
+    "SPLITS",
+    "TASKS",
+    "Problem",
+    "ReferenceCheck",
+    "Score",
+    "Task",
+    "TaskEntry",
+    "check_reference_solutions",
+    "load",
+    "score_all",
+    "task_class",
+    *_modules,
+]
+
+
+def task_class(name: str) -> Callable[..., Task]:
+    """The class of the task called `name`. ConfigError names the nearest known task."""
+    if name not in TASKS:
+        raise ConfigError(f"task {name!r} is unknown; required: one of {', '.join(TASKS)}{nearest(name, TASKS)}")
+    entry = TASKS[name]
+    if not isinstance(entry, TaskEntry):
+        return entry
+    return getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.cls)
 
 
 def load(name: str, **options: Any) -> Task:
-    """The task called `name`, which may carry options: "mbpp:variant=sanitized,shots=3", "micro:levels=[1,2]".
+    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,shots=3".
 
-    ConfigError for a name or an option that it does not have, and for a value of the wrong kind."""
+    ConfigError for an unknown name or option, and for a value of the wrong type."""
     name, _, words = name.partition(":")
     options = _options(words) | options
-    if name not in TASKS:
-        raise ConfigError(f"task {name!r} is unknown; a known one is needed{nearest(name, TASKS)}")
-    known = inspect.signature(TASKS[name]).parameters
+    make = task_class(name)
+    known = inspect.signature(make).parameters
     for option in options:
         if option not in known:
             raise ConfigError(f"task {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}")
     try:
-        return TASKS[name](**options)
+        return make(**options)
     except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"task {name!r} cannot be made with {options} ({error}); mend the value") from None
+        raise ConfigError(f"task {name!r} does not accept {options} ({error}); correct the value") from None
 
 
 def _options(words: str) -> dict[str, Any]:
-    """{"shots": 3} of "shots=3": values are json where they can be, else text; a comma in brackets does not part."""
+    """{"shots": 3} from "shots=3". Values are JSON where they parse, else text. A comma inside brackets is no separator."""
     found: dict[str, Any] = {}
     for word in re.split(r",(?![^\[]*\])", words) if words else ():
         option, equals, value = word.partition("=")

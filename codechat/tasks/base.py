@@ -1,21 +1,22 @@
 """What a task is: problems, a prompt for each, and one `score` that training and evaluation share.
 
-A task carries its own reward, so that the number that is optimised and the number that is quoted cannot drift
-apart. `Score.reward` may be shaped; `Score.correct` never is. Each task must also score its own gold answers
-at its maximum reward: `gold_gate` checks that and counts the failures by reason, because a reward that
-rejects right answers looks exactly like a policy that cannot learn.
+A task carries its own reward, so the number that is optimised and the number that is reported cannot drift apart. `Score.reward` may be
+shaped; `Score.correct` never is. A task must score each of its own reference solutions as correct and at its maximum reward.
+`check_reference_solutions` tests that and counts failures by reason: a reward that rejects correct answers looks exactly like a policy that
+cannot learn.
 
-A task of several turns makes environments besides: `Environment` is what an episode is played in.
+A task of several turns also makes environments. An episode is played in an `Environment`.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from codechat.core.errors import DataError
+from codechat.core.errors import ConfigError, DataError
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")
@@ -23,7 +24,7 @@ SPLITS = ("train", "select", "test", "test_hard")
 
 @dataclass(frozen=True)
 class Problem:
-    """One task item. messages: what the policy is shown. gold: json data that `Task.score` compares with."""
+    """One task item. messages: what the policy is shown. gold: JSON data that `Task.score` compares with."""
 
     id: str
     messages: list[Message]
@@ -34,9 +35,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind the reward.
-    correct: the exact answer, nothing less. terms: what the reward is the sum of, where it is one; the same
-    names in every score of a task, each logged by itself."""
+    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind the reward. correct: the exact answer.
+    terms: the addends of a reward that is a sum, logged one by one; every score of a task has the same names."""
 
     reward: float
     tier: str
@@ -47,7 +47,7 @@ class Score:
 
 @runtime_checkable
 class Task(Protocol):
-    """tiers are ordered from worst to best; max_reward is what a gold answer must score."""
+    """tiers: from worst to best. max_reward: what a reference solution must score."""
 
     name: str
     tiers: tuple[str, ...]
@@ -60,42 +60,98 @@ class Task(Protocol):
         """The messages before the completion."""
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """Judge a completion's text. Never raises, whatever the text holds."""
+        """Score a completion's text. Never raises, whatever the text holds."""
 
     def gold(self, problem: Problem) -> str:
-        """A completion text that must score `max_reward`."""
+        """The reference solution: a completion text that must score `max_reward`."""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A world that keeps state over the turns of one episode. A task that makes them has `environment() -> Environment` and `max_turns`, the
-    largest number of answers of an episode; and `episodes_at_once` where its worlds are few."""
+    """A world with state over the turns of one episode. A task that makes environments has `environment() -> Environment`, `max_turns` (most
+    answers of an episode), and `episodes_at_once` where the number of worlds is limited."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
-        """Start an episode; the messages before the first answer: the same ones for the same problem and seed."""
+        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and seed."""
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Take one answer. Returns what the world says, the reward gained by it, and whether the episode has ended. Never raises, whatever
-        the answer holds. The rewards of an episode add up to `score().reward`."""
+        """Take one answer. Returns the world's messages, the reward gained, and whether the episode has ended. Never raises, whatever the
+        answer holds. The rewards of an episode add up to `score().reward`."""
 
     def state_diff(self) -> list[Any]:
-        """What the episode has changed since its reset, as json data."""
+        """What the episode has changed since its reset, as JSON data."""
 
     def score(self) -> Score:
-        """The verdict on the state as it is now."""
+        """The score of the current state."""
 
 
 def score_all(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> Iterator[Score]:
-    """Scores in order. A task that has `scores(pairs)` judges the completions side by side."""
+    """Scores in order. A task with `scores(pairs)` scores the completions in parallel."""
     if hasattr(task, "scores"):
         yield from task.scores(list(zip(problems, texts, strict=True)))
     else:
         yield from (task.score(problem, text) for problem, text in zip(problems, texts, strict=True))
 
 
+# ---------------------------------------------------------------- what tasks share
+
+
+def check_split(split: str, splits: Sequence[str] = SPLITS, owner: str = "") -> None:
+    """ConfigError for a split that is not one of `splits`. owner: whose splits, for the message."""
+    if split not in splits:
+        raise ConfigError(f"split {split!r}{owner and f' of {owner}'}; required: one of {', '.join(splits)}")
+
+
+def check_levels(levels: Iterable[int], known: Collection[int]) -> None:
+    """ConfigError for no level and for an unknown one."""
+    levels = list(levels)
+    if not levels or set(levels) - set(known):
+        raise ConfigError(
+            f"levels {levels}; required: some of {', '.join(map(str, known))}, repeated for a larger share"
+        )
+
+
+def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[Problem]:
+    """At most `limit` problems in the seed's order."""
+    rows = list(problems)
+    random.Random(seed).shuffle(rows)
+    return rows[:limit]
+
+
+def row_of(problem: Problem) -> dict[str, Any]:
+    """The row of a problem in a jsonl file; `problem_of` reads it."""
+    return {
+        "id": problem.id,
+        "messages": problem.messages,
+        "gold": problem.gold,
+        "split": problem.split,
+        "meta": dict(problem.meta),
+    }
+
+
+def problem_of(
+    row: Mapping[str, Any], gold: Collection[str], meta: Collection[str] = (), splits: Sequence[str] = SPLITS
+) -> Problem:
+    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where one is missing."""
+    found, about = row.get("gold"), row.get("meta") or {}
+    whole = isinstance(found, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
+    if not whole or row.get("split") not in splits or not (set(gold) <= found.keys() and set(meta) <= about.keys()):
+        needed = f"gold with {', '.join(gold)}" + (f", meta with {', '.join(meta)}" if meta else "")
+        raise DataError(
+            f"problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(found)[:60]!r} and meta {str(about)[:60]!r}; "
+            f"required: id, messages, split one of {', '.join(splits)}, {needed}; make the file again"
+        )
+    return Problem(str(row["id"]), list(row["messages"]), dict(found), row["split"], dict(about))
+
+
+# ---------------------------------------------------------------- reference solutions
+
+
 @dataclass(frozen=True)
-class Gate:
-    """How many of n gold answers score the task's maximum; the others by reason, with a few of their ids. unknown: why there are no gold answers."""
+class ReferenceCheck:
+    """How many of n reference solutions are correct at the task's maximum reward.
+
+    reasons: counts of the failures. examples: a few ids of each reason. unknown: why the task has no reference solutions."""
 
     task: str
     n: int
@@ -106,14 +162,14 @@ class Gate:
 
     @property
     def ok(self) -> bool:
-        """True when there was something to check and all of it passed, or where gold answers cannot be had."""
+        """True where at least one solution was checked and all passed, and where the task has no reference solutions."""
         return bool(self.unknown) or (self.n > 0 and self.passed == self.n)
 
-    def require(self) -> Gate:
-        """Itself when every gold answer passes; DataError with the counts otherwise."""
+    def require(self) -> ReferenceCheck:
+        """Itself where `ok`; otherwise DataError with the counts."""
         if not self.n and not self.unknown:
             raise DataError(
-                f"the gold gate of task {self.task} saw no problems; at least one is required; "
+                f"the reference-solution check of task {self.task} got 0 problems; at least one is required; "
                 "check the split, the path and the limit"
             )
         if not self.ok:
@@ -121,20 +177,21 @@ class Gate:
                 f"{reason}: {n} (such as {self.examples[reason][0]})" for reason, n in self.reasons.most_common()
             )
             raise DataError(
-                f"{self.n - self.passed} of {self.n} gold answers of task {self.task} do not score the "
-                f"maximum: {counts}; every one must; mend the task's reader or its reward before training"
+                f"{self.n - self.passed} of {self.n} reference solutions of task {self.task} do not score the maximum: {counts}; "
+                "every one must; correct the task's reader or its reward before training"
             )
         return self
 
 
-def gold_gate(task: Task, problems: Iterable[Problem], examples: int = 3) -> Gate:
-    """Score every gold answer of `problems`. A gold answer that fails counts under the tier it reached. A task whose gold answers nobody
-    has says why in `gold_unknown`; nothing is scored then."""
+def check_reference_solutions(task: Task, problems: Iterable[Problem], examples: int = 3) -> ReferenceCheck:
+    """Score the reference solution of every problem. A failure counts under the tier that it reached.
+
+    A task without reference solutions gives the reason in `no_references`; then nothing is scored."""
     n, reasons, ids = 0, Counter[str](), dict[str, list[str]]()
-    asked = list(problems)
-    if asked and (why := getattr(task, "gold_unknown", "")):
-        return Gate(task.name, 0, 0, reasons, ids, why)
-    for problem, score in zip(asked, score_all(task, asked, [task.gold(p) for p in asked]), strict=True):
+    problems = list(problems)
+    if problems and (why := getattr(task, "no_references", "")):
+        return ReferenceCheck(task.name, 0, 0, reasons, ids, why)
+    for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
         n += 1
         if score.correct and score.reward == task.max_reward:
             continue
@@ -142,4 +199,4 @@ def gold_gate(task: Task, problems: Iterable[Problem], examples: int = 3) -> Gat
         reasons[reason] += 1
         if len(ids.setdefault(reason, [])) < examples:
             ids[reason].append(problem.id)
-    return Gate(task.name, n, n - reasons.total(), reasons, ids)
+    return ReferenceCheck(task.name, n, n - reasons.total(), reasons, ids)

@@ -1,14 +1,14 @@
-"""A text as a stream of symbols (characters, or tokens), and a reward for each symbol: what the character laboratory trains on.
+"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol. The character laboratory trains on it.
 
-The text is tiny-Shakespeare from the hub, any text file, or the interpreter's own help (`pydoc_data.topics`), which needs no network. Its last
-tenth is held out. The reward is dense: a drawn symbol is compared with the text's own at the same place. Unlike the other tasks this one has no
-problems and no `score`: nothing waits for the end of a completion.
+The text is tiny-Shakespeare from the hub, any text file, or the interpreter's own help (`pydoc_data.topics`), which needs no network. The last
+tenth is held out. The reward is per token: a sampled symbol is compared with the text's symbol at the same position. This task has no problems
+and no `score`, because no reward waits for the end of a completion.
 
-`Bigram` is the reference policy: the text's own counts of pairs, smoothed by one.
+`Bigram` is the reference policy: add-one smoothed bigram counts of the text.
 
 Left out: several documents, shuffling beyond random windows, byte-level noise.
 
-Shapes: W windows, G draws, T places of a window that are rewarded.
+Shapes: W windows, G samples, T rewarded positions of a window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from codechat.data import sources
 from codechat.text import tokenizer
 from codechat.text.tokenizer import Tokenizer
 
-# the hub keeps a parquet copy of every data set that only ships a loading script, on a branch of its own; "train" is nine tenths of the plays
+# The hub keeps a parquet copy of data sets that ship only a loading script, on a branch of its own. "train" is nine tenths of the plays.
 HUB = ("karpathy/tiny_shakespeare@refs/convert/parquet", "default/train/*.parquet")
 HELD_OUT = 0.1
 RewardMode = Literal["plus1", "plusminus1"]
@@ -34,24 +34,24 @@ RewardMode = Literal["plus1", "plusminus1"]
 
 @dataclass(frozen=True)
 class Text:
-    """A text in symbols. train, val: (N,) int64 ids, the held-out part being the end of the text."""
+    """A text in symbols. train, val: (N,) int64 ids. val: the end of the text, held out."""
 
     tokenizer: Tokenizer
     train: Tensor
     val: Tensor
 
     def draw_windows(self, count: int, length: int, rng: torch.Generator) -> Tensor:
-        """(W, length) ids of windows of the training part, every start equally likely. DataError where it is shorter than a window."""
+        """(W, length) ids of uniformly random windows of the training part. DataError where it is shorter than a window."""
         starts = torch.randint(_starts(self.train, length), (count,), generator=rng)
         return self.train[starts[:, None] + torch.arange(length)]
 
     def val_windows(self, length: int, step: int, limit: int) -> Tensor:
-        """(W, length) ids: windows of the held-out part, each `step` symbols after the one before, at most `limit`, at least one."""
+        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least one."""
         _starts(self.val, length)
         return self.val.unfold(0, length, step)[: max(1, limit)]
 
     def symbol_bytes(self) -> Tensor:
-        """(n_vocab,) bytes of text behind each id."""
+        """(n_vocab,) bytes of text of each id."""
         lengths = [len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.n_vocab)]
         lengths[self.tokenizer.eot_id] = 0
         return torch.tensor(lengths)
@@ -60,21 +60,21 @@ class Text:
 def _starts(ids: Tensor, length: int) -> int:
     if len(ids) < length:
         raise DataError(
-            f"a part of the text has {len(ids)} symbols; a window takes {length}; give a longer text, or lower --horizon"
+            f"a part of the text has {len(ids)} symbols; a window needs {length}; give a longer text, or lower --horizon"
         )
     return len(ids) - length + 1
 
 
 def load(source: str, symbols: str | Tokenizer) -> Text:
-    """The text of `source` (embedded, hub, or a file), cut at a line near its last tenth.
+    """The text of `source` (embedded, hub, or a file), split at a line break before its last tenth.
 
-    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises UserError: no such file, not
-    UTF-8, no network, a character that the tokenizer lacks, or a text of fewer than two lines."""
+    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises UserError for a missing
+    file, no UTF-8, no network, a character that the tokenizer lacks, and a text of fewer than two lines."""
     text = read_text(source)
     cut = text.rfind("\n", 0, int(len(text) * (1 - HELD_OUT))) + 1
     if not cut:
         raise DataError(
-            f"the text of {source} has {len(text)} characters and no line to be cut at; it must have several lines; give another --source"
+            f"the text of {source} has {len(text)} characters and no line break to split at; several lines are required; give another --source"
         )
     if symbols == "chars":
         symbols = tokenizer.from_dict({"spec": "chars", "alphabet": "".join(sorted(set(text)))})
@@ -84,8 +84,8 @@ def load(source: str, symbols: str | Tokenizer) -> Text:
 
 
 def read_text(source: str) -> str:
-    """embedded: the help topics of the running Python (half a megabyte, another text in another version); hub; or the path of a
-    UTF-8 file, or of a parquet or jsonl file with a column `text`."""
+    """embedded: the help topics of the running Python (0.5 MB, different in each version). hub: tiny-Shakespeare. Else the path of a UTF-8
+    file, or of a parquet or jsonl file with a column `text`."""
     if source == "embedded":
         from pydoc_data.topics import topics
 
@@ -109,10 +109,10 @@ def _joined(rows: Iterable[dict[str, Any]], origin: str) -> str:
 def dense_rewards(
     drawn: Tensor, truth: Tensor, mode: RewardMode = "plus1", *, partial: float = 0.0, credit: Tensor | None = None
 ) -> Tensor:
-    """The reward of each drawn symbol, float32: 1 where it is the text's own, else 0 (plus1) or -1 (plusminus1), and `partial` x credit.
+    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0 (plus1) or -1 (plusminus1), plus `partial` x credit.
 
-    credit: log-probabilities in nats, shape as the draws, broadcast. The group's baseline takes the -1 away again: under any group advantage
-    plusminus1 is plus1 times two, or the same once it is divided by the standard deviation."""
+    credit: log-probabilities in nats, broadcast to the shape of `drawn`. A group baseline removes the -1: under any group advantage plusminus1
+    is plus1 times two, and the same after division by the standard deviation."""
     hit = (drawn == truth).float()
     if mode not in ("plus1", "plusminus1"):
         raise ConfigError(f"reward_mode {mode!r}; required: plus1 or plusminus1")
@@ -121,7 +121,7 @@ def dense_rewards(
 
 
 def annealed(kl_coef: float, tokens: int, warmup_tokens: int) -> float:
-    """The KL weight after `tokens`: from 0 in a straight line to kl_coef at `warmup_tokens`, then constant; 0 warm-up tokens = constant at once."""
+    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens: constant from the start."""
     return kl_coef if tokens >= warmup_tokens else kl_coef * tokens / warmup_tokens
 
 
@@ -129,9 +129,9 @@ def annealed(kl_coef: float, tokens: int, warmup_tokens: int) -> float:
 
 
 class Bigram:
-    """P(next | previous) = (count of the pair + 1) / (count of the previous + V) over V symbols, from a text; frozen.
+    """P(next | previous) = (count of the pair + 1) / (count of the previous + V) over V symbols of a text. Not trained.
 
-    Holds the pairs that occur, not a V x V table, so that it serves a vocabulary of 50,257 too."""
+    Stores the pairs that occur, not a V x V table, so a vocabulary of 50,257 fits too."""
 
     def __init__(self, ids: Tensor, n_symbols: int) -> None:
         self.n_symbols = n_symbols
@@ -139,10 +139,10 @@ class Bigram:
         self.before = ids[:-1].bincount(minlength=n_symbols)
 
     def logprobs(self, previous: Tensor, following: Tensor) -> Tensor:
-        """Of each following symbol after its previous one, nats, float32; both of one shape."""
-        wanted = previous * self.n_symbols + following
-        at = torch.searchsorted(self.pairs, wanted).clamp(max=len(self.pairs) - 1)
-        count = torch.where(self.pairs[at] == wanted, self.counts[at], 0)
+        """Log-probability of each following symbol given its previous one, nats, float32. Both have the same shape."""
+        pair = previous * self.n_symbols + following
+        at = torch.searchsorted(self.pairs, pair).clamp(max=len(self.pairs) - 1)
+        count = torch.where(self.pairs[at] == pair, self.counts[at], 0)
         return ((count + 1).double().log() - (self.before[previous] + self.n_symbols).double().log()).float()
 
     def to(self, device: torch.device) -> Bigram:

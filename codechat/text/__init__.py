@@ -15,5 +15,6 @@ __getattr__, __dir__, __all__ = attach(
         "token_view",
         "tokenizer",
         "tool_calls",
+        "tool_functions",
     ],
 )

@@ -30,6 +30,7 @@ from codechat.runs import paths
 from codechat.tasks import Problem, toolbox, toy
 from codechat.tasks.coding import prepare
 from codechat.tasks.coding.task import CodingTask
+from codechat.tasks.micro.prepare import MicroConfig, prepare_micro
 from codechat.text import chat, tokenizer, tool_calls
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -420,9 +421,7 @@ def test_a_printed_reward_counts_and_breaks_on_a_test_of_two_lines() -> None:
 
 def test_sft_on_the_test_solutions_is_found_by_the_contamination_check(tmp_path: Path) -> None:
     def exposed(out: Path) -> int:
-        prepare.prepare_micro(
-            prepare.MicroConfig(out=str(out), tokenizer="bytes", max_examples=80, problems=5, eval_examples=20)
-        )
+        prepare_micro(MicroConfig(out=str(out), tokenizer="bytes", max_examples=80, problems=5, eval_examples=20))
         rows = [row for _, row in read_jsonl(out / "solutions.train.jsonl")]
         assert len(rows) == 80 and {r["meta"]["split"] for r in rows} == {"train"}
         problems = tasks.load("micro", source=str(out)).problems("test", seed=0)

@@ -180,7 +180,7 @@ def test_long_messages_are_refused_before_they_are_read() -> None:
         wire.send(a, b"x" * 100)
         assert wire.receive(b, 100) == b"x" * 100
         wire.send(a, b"x" * 101)
-        with pytest.raises(wire.WireError, match="101 bytes; at most 100"):
+        with pytest.raises(wire.WireError, match="101 .*100"):
             wire.receive(b, 100)
         a.close()
         with pytest.raises(wire.WireError):

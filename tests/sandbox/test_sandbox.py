@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -323,7 +324,7 @@ def test_a_program_stands_in_for_nothing_else(pool: Pool) -> None:
 
 @pytest.mark.parametrize(
     "more, match",
-    [({"tests": []}, "without tests"), ({"tests": ["assert ("]}, "not Python"), ({"tests": ["1"], "timeout_s": 0}, "above 0"),
+    [({"tests": []}, "tests"), ({"tests": ["assert ("]}, "assert"), ({"tests": ["1"], "timeout_s": 0}, "timeout_s"),
      ({"tests": ["1"], "setup": "def"}, "set-up")],
 )  # fmt: skip
 def test_tests_that_are_none_are_refused(more: dict[str, object], match: str, pool: Pool) -> None:
@@ -338,9 +339,9 @@ def test_nothing_runs_where_isolation_cannot_be_had(monkeypatch: pytest.MonkeyPa
     layers.choose.cache_clear()
     monkeypatch.setattr(layers, "problem_of", lambda level: "not allowed here")
     monkeypatch.setattr("codechat.sandbox.pool._default", {})
-    with pytest.raises(SandboxUnavailable, match="full: not allowed here; landlock: .*--sandbox none") as refusal:
+    with pytest.raises(SandboxUnavailable, match="full: .*landlock: .*--sandbox none") as raised:
         Pool(1)
-    assert isinstance(refusal.value, UserError)
+    assert isinstance(raised.value, UserError)
     with pytest.raises(SandboxUnavailable):
         run_tests(ADD, ["assert add(1, 2) == 3"])
     layers.choose.cache_clear()
@@ -348,7 +349,7 @@ def test_nothing_runs_where_isolation_cannot_be_had(monkeypatch: pytest.MonkeyPa
 
 def test_no_judge_starts_where_asserts_are_removed(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     monkeypatch.setattr(nursery, "FLAGS", (*nursery.FLAGS, "-O"))
-    with Pool(1, isolation=pool.level) as other, pytest.raises(SandboxUnavailable, match="-O removes the asserts"):
+    with Pool(1, isolation=pool.level) as other, pytest.raises(SandboxUnavailable, match="-O"):
         other.run(Program(code=ADD, tests=["assert add(1, 2) == 4"]))
 
 
@@ -357,7 +358,7 @@ def test_auto_falls_back_to_landlock_and_never_to_none(monkeypatch: pytest.Monke
     monkeypatch.setattr(layers, "problem_of", lambda level: "" if level != "full" else "no namespaces")
     assert layers.choose("auto") == "landlock" and layers.choose("none") == "none"
     layers.choose.cache_clear()
-    with pytest.raises(ConfigError, match="did you mean 'landlock'"):
+    with pytest.raises(ConfigError, match="'landlock'"):
         layers.choose("landlok")
 
 
@@ -449,9 +450,9 @@ def test_a_wall_that_fails_lets_no_program_in() -> None:
     with judge, own:
         wire.send(judge, b'[1, "len", ["", ""]]')
         judge.shutdown(socket.SHUT_WR)
-        with pytest.raises(OSError, match="Bad file descriptor") as refused:
+        with pytest.raises(OSError) as raised:
             zygote.run(own, zygote.Walls("full", False, 0, os.fork, steps))
-        assert done == ["first", "fails"] and refused.value.filename == "close"
+        assert done == ["first", "fails"] and raised.value.errno == errno.EBADF and raised.value.filename == "close"
         assert wire.receive(own, 100) == b'[1, "len", ["", ""]]', "a request was read"
 
 
@@ -513,7 +514,7 @@ def test_a_closed_pool_leaves_no_process_and_no_descriptor(pool: Pool) -> None:
         assert len(processes_below(os.getpid()) - before) >= 6
     time.sleep(0.1)
     assert processes_below(os.getpid()) <= before and len(os.listdir("/proc/self/fd")) == fds
-    with pytest.raises(RunError, match="was closed"):
+    with pytest.raises(RunError):
         other.run(Program(code=ADD, tests=["assert add(1, 2) == 3"]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.tasks import apps, base, gold_gate, load
+from codechat.tasks import apps, base, check_reference_solutions, load
 from codechat.tasks.apps import catalogue, generator, store
 from codechat.tasks.apps.catalogue import TOOLS, Desk
 from codechat.tasks.apps.store import AppError, Store, compare
@@ -173,7 +173,7 @@ def test_reading_changes_nothing(desk: Desk, name: str, arguments: dict[str, Any
 
 
 @pytest.mark.parametrize(("name", "arguments", "why"), REFUSED, ids=[f"{r[0]}-{i}" for i, r in enumerate(REFUSED)])
-def test_a_refused_call_says_why_and_changes_nothing(
+def test_an_invalid_call_says_why_and_changes_nothing(
     desk: Desk, name: str, arguments: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(AppError, match=why):
@@ -282,7 +282,9 @@ def test_every_expert_solves_its_problem(level: int) -> None:
     task = apps.AppsTask(levels=[level])
     found = task.problems("train", 40)
     assert (
-        gold_gate(task, found).ok and {p.meta["level"] for p in found} == {level} and len({p.id for p in found}) == 40
+        check_reference_solutions(task, found).ok
+        and {p.meta["level"] for p in found} == {level}
+        and len({p.id for p in found}) == 40
     )
     world = task.environment()
     for problem in found:
@@ -346,18 +348,18 @@ def test_a_conversation_reads_as_an_episode_and_ends_with_the_assistant() -> Non
         assert all(a != b for a, b in zip(roles, roles[1:]))
 
 
-def test_what_cannot_be_is_refused(tmp_path: Any) -> None:
+def test_invalid_settings_and_files_are_user_errors(tmp_path: Any) -> None:
     for make, why in (
         [lambda: apps.problems("train", 1, 0, [6]), "levels"],
         [lambda: apps.problems("dev", 1), "split"],
         [lambda: apps.problems("train", 1, 0, [1], only=["bank"]), "apps"],
-        [lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]), "level 3"],
-        [lambda: load("apps:actions=shout"), "call or code"],
-        [lambda: load("apps:max_turns=0"), "at least 1"],
+        [lambda: apps.problems("train", 1, 0, [1, 3], only=["notes"]), "notes"],
+        [lambda: load("apps:actions=shout"), "actions"],
+        [lambda: load("apps:max_turns=0"), "max_turns 0"],
     ):
         with pytest.raises(ConfigError, match=why):
             make()
-    with pytest.raises(MissingFile, match="codechat data apps"):
+    with pytest.raises(MissingFile, match="nothing"):
         load("apps", source=str(tmp_path / "nothing"))
     with pytest.raises(MissingFile, match="apps.train.jsonl"):
         load("apps", source=str(tmp_path)).problems("train")

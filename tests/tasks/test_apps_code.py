@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codechat.sandbox import bridge, layers
-from codechat.tasks import apps, gold_gate
+from codechat.tasks import apps, check_reference_solutions
 from codechat.tasks.apps import code
 
 pytestmark = pytest.mark.slow  # starts processes
@@ -80,7 +80,7 @@ def test_walls_hold(source: str) -> None:
 
 def test_experts_solve_their_problems_in_code() -> None:
     found = TASK.problems("train", 10)
-    assert gold_gate(TASK, found).ok
+    assert check_reference_solutions(TASK, found).ok
     world = TASK.environment()
     messages = apps.trajectory(found[1], world)
     assert (

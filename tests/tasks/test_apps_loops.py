@@ -48,9 +48,11 @@ def test_episodes_and_problems_on_disk(tmp_path: Path) -> None:
     loaded = conversations.load_domains(tmp_path, "train", SMALL, "reserved", 512)
     assert list(loaded) == ["episodes"] and len(loaded["episodes"]) == 8, "problems are not read as conversations"
     task = tasks.load("apps", source=str(tmp_path))
-    assert [len(task.problems(s)) for s in ("train", "select", "test")] == [6, 4, 4] and tasks.gold_gate(
-        task, task.problems("test")
-    ).ok
+    assert [len(task.problems(s)) for s in ("train", "select", "test")] == [
+        6,
+        4,
+        4,
+    ] and tasks.check_reference_solutions(task, task.problems("test")).ok
     assert sorted(p.id for p in task.problems("train")) == sorted(
         p.id for p in tasks.load("apps:levels=[1,2]").problems("train", 6)
     )

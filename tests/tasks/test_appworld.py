@@ -287,36 +287,36 @@ def test_long_outputs_lose_their_middle_and_tags_of_the_conversation(stub: Stub)
 # ------------------------------------------------------------------ servers that fail
 
 
-def test_no_server_says_how_to_start_one() -> None:
-    with pytest.raises(RunError, match="no AppWorld server answers at http://127.0.0.1:9 .*appworld serve environment"):
+def test_no_server_is_a_user_error() -> None:
+    with pytest.raises(RunError, match="http://127.0.0.1:9"):
         AppWorldServer("http://127.0.0.1:9").check()
     for url in ("127.0.0.1:8000", "ftp://x", ""):
-        with pytest.raises(ConfigError, match="AppWorld server.*must be a URL"):
+        with pytest.raises(ConfigError):
             AppWorldServer(url)
 
 
-def test_another_server_is_told_apart(stub: Stub) -> None:
+def test_another_kind_of_server_is_recognised(stub: Stub) -> None:
     AppWorldServer(stub.url).check()
     stub.said = "Apache"
-    with pytest.raises(RunError, match="is no AppWorld environment server"):
+    with pytest.raises(RunError):
         AppWorldServer(stub.url).check()
 
 
-def test_absent_task_data_are_named(stub: Stub) -> None:
-    with pytest.raises(RunError, match=r"refuses /initialize \(500\): Internal Server Error.*appworld download data"):
+def test_missing_task_data_are_named(stub: Stub) -> None:
+    with pytest.raises(RunError, match=r"/initialize.*500.*Internal Server Error"):
         environment(stub).reset(problem("0000000_1"))
 
 
 @pytest.mark.parametrize(
     "endpoint, status, said, match",
     [
-        ("execute", 500, "Internal Server Error", "refuses /execute"),
-        ("execute", 200, "not json", "is no json"),
-        ("execute", 200, {"x": 1}, "no object with an output"),
-        ("evaluate", 200, {"output": {"passes": 3}}, "evaluation cannot be read"),
-        ("evaluate", 200, {"output": None}, "evaluation cannot be read"),
+        ("execute", 500, "Internal Server Error", "/execute"),
+        ("execute", 200, "not json", "json"),
+        ("execute", 200, {"x": 1}, "/execute"),
+        ("evaluate", 200, {"output": {"passes": 3}}, "failures"),
+        ("evaluate", 200, {"output": None}, "None"),
         ("task_completed", 422, {"detail": [{"msg": "field required"}]}, "field required"),
-        ("initialize", 200, {"output": {"task_id": "x"}}, "no instruction and supervisor"),
+        ("initialize", 200, {"output": {"task_id": "x"}}, "/initialize"),
     ],
 )
 def test_a_server_that_fails_ends_in_one_line(stub: Stub, endpoint: str, status: int, said: Any, match: str) -> None:
@@ -337,11 +337,11 @@ def test_a_world_lost_to_a_restart_does_not_bar_the_next_episode(stub: Stub) -> 
     assert world.step(says(DONE))[1] == 1.0
 
 
-def test_a_second_environment_on_one_server_is_refused_not_mixed_up(stub: Stub) -> None:
+def test_two_environments_on_one_server_are_an_error_and_not_mixed_up(stub: Stub) -> None:
     first, second = environment(stub), environment(stub)
     first.reset(problem())
     second.reset(problem("50e1ac9_2"))
-    with pytest.raises(RunError, match="The active task world is 50e1ac9_2"):
+    with pytest.raises(RunError, match="50e1ac9_2"):
         first.step(says(LOOK))
 
 
@@ -366,7 +366,7 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
             batch.rewards.tolist() == [[pytest.approx(1 / 3)] * 2] and not batch.correct.any() and len(task.free) == 2
         )
         assert (batch.mask().sum(1) <= 2 * 4).all(), "what the world said is not the policy's"
-        with pytest.raises(RunError, match="every AppWorld server has an episode.*--group-size"):
+        with pytest.raises(RunError, match="--group-size"):
             rollout.collect(policy, task, problems, tok, "reserved", group_size=3, max_new_tokens=4)
         other.shutdown()
 
@@ -390,18 +390,18 @@ def test_evaluation_plays_episodes_and_has_no_gold_answers_to_try(home: Path, st
     assert (row["n_problems"], row["tier/as_idle"], row["reward_mean"]) == (2, 1.0, pytest.approx(1 / 3))
 
 
-def test_a_task_scores_one_answer_and_refuses_what_cannot_be(stub: Stub) -> None:
+def test_a_task_scores_one_answer_and_rejects_invalid_settings(stub: Stub) -> None:
     task = tasks.load("appworld", source=TASK, worlds=stub.url)
     (asked,) = task.problems("test")
     assert task.score(asked, says(DONE)["content"]).correct and task.score(asked, "").tier == "as_idle"
-    gate = tasks.gold_gate(task, [asked]).require()
-    assert gate.ok and gate.n == 0 and "solutions" in gate.unknown
-    with pytest.raises(DataError, match="saw no problems"):
-        tasks.gold_gate(task, []).require()
+    checked = tasks.check_reference_solutions(task, [asked]).require()
+    assert checked.ok and checked.n == 0 and checked.unknown
+    with pytest.raises(DataError, match="appworld got 0 problems"):
+        tasks.check_reference_solutions(task, []).require()
     for options, match in (
-        ({}, "needs the ids"),
+        ({}, "--data-dir"),
         ({"source": TASK, "max_turns": 0}, "max_interactions 0"),
-        ({"source": TASK, "worlds": "x"}, "must be a URL"),
+        ({"source": TASK, "worlds": "x"}, "URL x"),
     ):
         with pytest.raises(ConfigError, match=match):
             tasks.load("appworld", **options)
@@ -417,9 +417,9 @@ def test_ids_come_from_words_files_and_the_data_directory(tmp_path: Path) -> Non
     assert appworld.task_ids([str(tmp_path)], "select") == ["50e1ac9_1", "50e1ac9_2"]
     assert appworld.task_ids(["82e2fac_1", str(tmp_path / "mine")], "test") == ["82e2fac_1", "fac291d_1", "50e1ac9_1"]
     for words, split, error, match in (
-        ([str(tmp_path)], "train", MissingFile, "train.txt .*appworld download data"),
+        ([str(tmp_path)], "train", MissingFile, "train.txt"),
         (["nowhere"], "test", MissingFile, "nowhere"),
-        ([], "test", ConfigError, "no AppWorld tasks"),
+        ([], "test", ConfigError, "82e2fac_1"),
         ([str(tmp_path)], "prompt", ConfigError, "split 'prompt'"),
     ):
         with pytest.raises(error, match=match):
@@ -552,15 +552,15 @@ def test_the_command_with_a_checkpoint_stops_where_its_block_is_full(
     )
 
 
-def test_what_is_absent_is_refused_before_anything_is_written(
+def test_a_missing_server_or_task_is_an_error_before_anything_is_written(
     home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fine = {"--server": model.url, "--world": stub.url, "--tasks": TASK}
     for flag, value, match in (
-        ("--world", "http://127.0.0.1:9", "no AppWorld server answers"),
-        ("--server", "http://127.0.0.1:9", "no server answers"),
-        ("--tasks", "nowhere", "one a line"),
-        ("--world", "x", "must be a URL"),
+        ("--world", "http://127.0.0.1:9", "http://127.0.0.1:9"),
+        ("--server", "http://127.0.0.1:9", "http://127.0.0.1:9"),
+        ("--tasks", "nowhere", "nowhere"),
+        ("--world", "x", "URL x"),
         ("--limit", "0", "limit 0"),
         ("--max-interactions", "0", "max_interactions 0"),
     ):
@@ -570,7 +570,7 @@ def test_what_is_absent_is_refused_before_anything_is_written(
 
 def test_a_world_that_dies_keeps_the_episodes_before_it(home: Path, stub: Stub, model: Model) -> None:
     stub.tasks = {"50e1ac9_1"}
-    with pytest.raises(RunError, match="50e1ac9|refuses /initialize"):
+    with pytest.raises(RunError, match="50e1ac9|/initialize"):
         command.evaluate_appworld(
             command.AppWorldConfig(server=model.url, world=stub.url, tasks=("50e1ac9_1", "50e1ac9_2"))
         )

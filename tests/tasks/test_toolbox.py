@@ -159,7 +159,7 @@ def test_known_results(name, arguments, result):
         ("circle_area", {"radius": 0}, "above 0"),
     ],
 )
-def test_bad_arguments_are_refused_with_a_message(name, arguments, complaint):
+def test_bad_arguments_give_an_error_message(name, arguments, complaint):
     with pytest.raises(ToolError, match=complaint):
         execute(name, arguments)
     assert "error" in json.loads(toolbox.respond(name, arguments))
@@ -317,7 +317,7 @@ def test_probes_fill_every_cell():
         assert [m["role"] for m in row["messages"]] == ["system", "user"]
         assert row["tools_present"] == row["messages"][0]["content"].startswith("Functions:")
         assert (row["asked"] == "code") == (row["messages"][1]["content"] == "Write a function that adds.")
-    with pytest.raises(ConfigError, match="code requests"):
+    with pytest.raises(ConfigError, match="probes"):
         toolbox.probes("select", 4, 0, [])
 
 

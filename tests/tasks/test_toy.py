@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -14,7 +16,7 @@ task = ToyTask()
 
 
 def test_gold_scores_the_maximum():
-    assert tasks.gold_gate(task, task.problems("train", 40)).require().passed == 40
+    assert tasks.check_reference_solutions(task, task.problems("train", 40)).require().passed == 40
 
 
 def test_chance_is_about_a_tenth():
@@ -49,7 +51,7 @@ def test_share_of_characters(text, share):
     assert task.score(problem, text).correct == (share == 1)
 
 
-def test_load_knows_the_tasks_and_refuses_others():
+def test_unknown_tasks_options_and_splits_are_user_errors():
     assert tasks.load("toy").name == "toy"
     with pytest.raises(ConfigError, match="'toy'"):
         tasks.load("toys")
@@ -57,3 +59,24 @@ def test_load_knows_the_tasks_and_refuses_others():
         tasks.load("toy", speed=3)
     with pytest.raises(ConfigError, match="split"):
         task.problems("validation")
+
+
+@pytest.mark.parametrize("name", tasks.NAMES)
+def test_the_error_for_an_unknown_task_names_the_nearest(name):
+    with pytest.raises(ConfigError, match=f"'{name}'\\?"):
+        tasks.load(name + "x")
+    assert callable(tasks.task_class(name)) and tasks.TASKS[name].about
+
+
+def test_names_presets_and_help_of_tasks_import_no_torch():
+    code = (
+        "import sys, codechat.tasks; from codechat.tasks.presets import LORA_RUN, TOY_RUN; from codechat.tasks.toy import TOY_RUN;"
+        "from codechat.tasks.reasoning import LORA_RUN; [codechat.tasks.task_class(n) for n in codechat.tasks.NAMES];"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_program_can_add_a_task_of_its_own(monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "mine", ToyTask)
+    assert tasks.load("mine").name == "toy"

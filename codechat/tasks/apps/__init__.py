@@ -1,27 +1,22 @@
-"""Pocket apps: mail, calendar, contacts, notes, shop and files with state, 78 tools, and requests of five levels that are judged by what has changed.
+"""Pocket apps: mail, calendar, contacts, notes, shop and files with state, 78 tools, and requests of five levels scored by what has changed.
 
-task = AppsTask(levels=[1, 2])                   problems made as they are asked for
-task = AppsTask("data/apps")                     problems of apps.SPLIT.jsonl, made by `codechat data apps`
-world = task.environment(); world.reset(task.problems("train", 1)[0], seed=0); world.step({"role": "assistant", "content": "..."})
+task = AppsTask(levels=[1, 2])                   generated problems
+task = AppsTask("data/apps")                     problems of apps.SPLIT.jsonl, written by `codechat data apps`
+world = task.environment()
+world.reset(task.problems("train", 1)[0], seed=0)
+world.step({"role": "assistant", "content": "..."})
 """
 
-from __future__ import annotations
+from codechat.core.lazy import attach
 
-from codechat.tasks.apps.catalogue import TOOLS
-from codechat.tasks.apps.environment import TIERS, AppsEnvironment, score_changes
-from codechat.tasks.apps.generator import DOMAIN, LEVELS, dialogues, gold_steps, problems, trajectory
-from codechat.tasks.apps.task import AppsTask
-
-__all__ = [
-    "DOMAIN",
-    "LEVELS",
-    "TIERS",
-    "TOOLS",
-    "AppsEnvironment",
-    "AppsTask",
-    "dialogues",
-    "gold_steps",
-    "problems",
-    "score_changes",
-    "trajectory",
-]
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    ["app", "catalogue", "code", "easy", "environment", "generator", "hard", "people", "plans", "prepare", "store"]
+    + ["task", "things", "world"],
+    {
+        "catalogue": ["TOOLS"],
+        "environment": ["TIERS", "AppsEnvironment", "score_changes"],
+        "generator": ["DOMAIN", "LEVELS", "dialogues", "gold_steps", "problems", "trajectory"],
+        "task": ["AppsTask"],
+    },
+)

@@ -15,8 +15,8 @@ from codechat.tasks.apps.people import Contacts, Mail
 from codechat.tasks.apps.plans import Calendar, Notes
 from codechat.tasks.apps.store import AppError, Store
 from codechat.tasks.apps.things import Files, Shop
-from codechat.tasks.tool_functions import schema_of
 from codechat.text.tool_calls import TAGS
+from codechat.text.tool_functions import schema_of
 
 KINDS: dict[str, type] = {"string": str, "integer": int}
 LONGEST = 2000  # characters of an argument, and of a result

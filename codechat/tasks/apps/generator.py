@@ -23,7 +23,7 @@ from codechat.tasks.apps.catalogue import CLOSING, TOOLS, Desk
 from codechat.tasks.apps.environment import AppsEnvironment
 from codechat.tasks.apps.store import Store
 from codechat.tasks.apps.world import Draw, Rows
-from codechat.tasks.base import SPLITS, Message, Problem
+from codechat.tasks.base import Message, Problem, check_levels, check_split
 from codechat.text import chat
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -48,10 +48,8 @@ def problems(
     another set of the same split.
 
     ConfigError for an unknown split, level or app."""
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
-    if not levels or set(levels) - set(LEVELS):
-        raise ConfigError(f"levels {list(levels)}; give some of {', '.join(map(str, LEVELS))}")
+    check_split(split)
+    check_levels(levels, LEVELS)
     if set(only) - set(EASY):
         raise ConfigError(f"apps {list(only)}; give some of {', '.join(EASY)}")
     if only and max(levels) > 2:

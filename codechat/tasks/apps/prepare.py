@@ -1,7 +1,7 @@
-"""Expert episodes and problems of the pocket apps.
+"""`codechat data apps`: expert episodes and problems of the pocket apps.
 
-The experts' trajectories are conversations for SFT (domain "episodes"); what the environment said is in them and carries no loss, since it is not the
-assistant's. Training problems are other ones than those that experts show.
+The experts' trajectories are conversations for SFT (domain "episodes"). They include the environment's messages, which carry no loss. Training
+problems differ from the experts' problems.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
 from codechat.data.prepared import print_ledgers, require_kind, write
 from codechat.data.sources import Ledger
-from codechat.tasks import apps, gold_gate
-from codechat.tasks.apps.task import row_of
+from codechat.tasks import apps
+from codechat.tasks.base import check_reference_solutions, row_of
+from codechat.tasks.preparation import check_generated
 
 Row = dict[str, Any]
 HELD_OUT = ("select", "test")
@@ -30,23 +30,17 @@ class AppsConfig:
     max_examples: int = opt(500, "expert episodes for training")
     problems: int = opt(2000, "training problems")
     eval_examples: int = opt(200, "episodes and problems of each split but train")
-    levels: tuple[int, ...] = opt(apps.LEVELS, "levels of the requests, 1 to 5; repeat one to draw it more often")
-    apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 keep to, such as notes contacts; empty = all")
-    actions: Literal["call", "code"] = opt(
-        "call", "how tools are called: <functioncall>, or Python that is run in the sandbox"
-    )
+    levels: tuple[int, ...] = opt(apps.LEVELS, "levels of the requests, 1 to 5; repeat one to sample it more often")
+    apps: tuple[str, ...] = opt((), "apps that levels 1 and 2 use, such as notes contacts; empty = all")
+    actions: Literal["call", "code"] = opt("call", "how tools are called: <functioncall>, or Python in the sandbox")
     seed: int = opt(0, "seed of worlds, requests and values")
 
     def __post_init__(self) -> None:
-        if unknown := sorted(set(self.levels) - set(apps.LEVELS)):
-            raise ConfigError(f"levels {unknown} are unknown; give some of {', '.join(map(str, apps.LEVELS))}")
-        for name in ("max_examples", "problems", "eval_examples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_generated(self, apps.LEVELS)
 
 
 def prepare_apps(cfg: AppsConfig) -> Row:
-    """Write episodes and problems; returns the manifest of the directory. Raises UserError, also where an expert does not pass its own reward."""
+    """Write episodes and problems. Returns the manifest of the directory. Raises UserError, also where an expert's solution does not score the maximum."""
     out = Path(cfg.out)
     require_kind(out, "conversations")
     ledger, held_out = Ledger("pocket apps"), dict.fromkeys(HELD_OUT, cfg.eval_examples)
@@ -57,7 +51,7 @@ def prepare_apps(cfg: AppsConfig) -> Row:
         )
     for split, n in {"train": cfg.problems, **held_out}.items():
         problems = task.problems(split, n, cfg.seed)
-        gold_gate(task, problems[:64]).require()
+        check_reference_solutions(task, problems[:64]).require()
         files[f"apps.{split}"] = list(map(row_of, problems))
     print_ledgers([ledger])
     return write(out, files, [ledger], cfg)

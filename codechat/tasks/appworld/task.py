@@ -20,7 +20,6 @@ Left out: what the world's databases hold before and after (the server does not 
 from __future__ import annotations
 
 import contextlib
-import random
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.http_client import Link, Refused
-from codechat.tasks.base import Message, Problem, Score
+from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.text import chat
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -221,7 +220,7 @@ class AppWorldTask:
     ConfigError for settings that cannot be, RunError where a server does not answer."""
 
     name, tiers, max_reward = "appworld", TIERS, 1.0
-    gold_unknown = "AppWorld keeps its solutions to itself"
+    no_references = "AppWorld does not publish its solutions"
 
     def __init__(self, source: str = "", worlds: str = DEFAULT_URL, max_turns: int = 30, longest: int = 4000) -> None:
         if not source:
@@ -237,9 +236,7 @@ class AppWorldTask:
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. Ids that are given by name are of any split."""
-        found = problems_of(task_ids(self.source.split("+"), split), split)
-        random.Random(seed).shuffle(found)
-        return found[:limit]
+        return shuffled(problems_of(task_ids(self.source.split("+"), split), split), limit, seed)
 
     def environment(self) -> AppWorldEnvironment:
         return AppWorldEnvironment(self.free, self.max_turns, self.longest)
@@ -270,8 +267,7 @@ def task_ids(words: Sequence[str], split: str) -> list[str]:
     for word in words:
         path = Path(word)
         if path.is_dir():
-            if split not in SPLIT_FILES:
-                raise ConfigError(f"split {split!r} is not one of {', '.join(SPLIT_FILES)}")
+            check_split(split, tuple(SPLIT_FILES))
             name = f"{SPLIT_FILES[split]}.txt"
             path = next(
                 (p for p in (path / name, path / "datasets" / name, path / "data" / "datasets" / name) if p.is_file()),

@@ -12,7 +12,6 @@ A row that no call can satisfy is lost, with the reason: the leaderboard has fou
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from codechat.core.errors import DataError, MissingFile, UserError
 from codechat.data.sources import LARGEST_LOSS, Ledger, local_rows, probe_hub, read_jsonl, require_columns
 from codechat.tasks.base import Message, Problem
 from codechat.tasks.bfcl import cases
-from codechat.tasks.funcall.sources import conversation
+from codechat.tasks.funcall.sources import conversation, decoded
 from codechat.tasks.funcall.staircase import ABSENT
 from codechat.text.chat import ROLES
 
@@ -152,7 +151,7 @@ def _hub_rows(categories: Iterable[str]) -> Iterator[Row]:
 def _problem(row: Row, category: str, tools_style: str) -> Problem | str:
     """A problem, or the reason why the row is lost."""
     try:
-        question, functions, truth = (_loaded(row[key]) for key in ("question", "functions", "ground_truth"))
+        question, functions, truth = (decoded(row[key]) for key in ("question", "functions", "ground_truth"))
         messages: list[Message] = conversation(question, functions, tools_style)
         tools = {tool["name"]: _parameters(tool) for tool in functions}
         answers = [_answer(call) for call in truth]
@@ -167,10 +166,6 @@ def _problem(row: Row, category: str, tools_style: str) -> Problem | str:
         return UNSOLVABLE
     gold = {"expect": expect, "answers": answers, "tools": tools}
     return Problem(str(row["id"]), messages, gold, "test", {"category": category, "tools_present": True})
-
-
-def _loaded(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,24 +1,23 @@
 """The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when none is.
 
-    tasks.load("bfcl")                                    embedded hard cases, made by hand
-    tasks.load("bfcl:source=hub")                         the real ones; or --data-dir with the leaderboard's files
+    tasks.load("bfcl")                                    embedded hard cases, written by hand
+    tasks.load("bfcl:source=hub")                         the real problems; or --data-dir with the leaderboard's files
     tasks.load("bfcl:source=hub,categories=live")         all, live, non_live, or names such as simple+parallel
 
-A completion's calls are compared with the possible answers (`bfcl_rules`); nothing is executed. The reward is 1 or 0 and the tier names what
-is wrong. Where no function fits, any attempt at a call is wrong, one that cannot be read included; the leaderboard would let that one pass.
-In live_relevance any readable call of a function on offer is right.
+A completion's calls are compared with the possible answers (`rules`); nothing is executed. The reward is 1 or 0, and the tier names the fault.
+Where no function fits, any attempted call is wrong, even an unreadable one, which the leaderboard would let pass. In live_relevance any readable
+call of an offered function is correct.
 
 Evaluation only: every problem is in split "test". Left out: Java and JavaScript, multi-turn and agentic categories, and executing calls.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codechat.core.errors import ConfigError, nearest
-from codechat.tasks.base import Message, Problem, Score
+from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.tasks.bfcl import rules, sources, syntax
 from codechat.tasks.bfcl.sources import CATEGORIES, LIVE, NON_LIVE
 from codechat.tasks.funcall.staircase import ABSENT
@@ -30,8 +29,8 @@ NO_CALL = "I have no function for that."
 
 
 class BfclTask:
-    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several with + between them. tools_style: how
-    prompts list the tools (`chat.tools_prompt`). ledger: what became of the rows."""
+    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +. tools_style: how prompts list the
+    tools (`chat.tools_prompt`). ledger: counts of the rows."""
 
     name = "bfcl"
     tiers = TIERS
@@ -44,14 +43,9 @@ class BfclTask:
         self._rows, self.ledger = sources.read(str(source), categories_of(categories), tools_style)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. ConfigError for another split than test."""
-        if split != "test":
-            raise ConfigError(
-                f"split {split!r} of task bfcl; it is for evaluation only and has no split but test; set --split test"
-            )
-        rows = list(self._rows)
-        random.Random(seed).shuffle(rows)
-        return rows[:limit]
+        """At most `limit` problems in the seed's order. ConfigError for any split but test."""
+        check_split(split, ("test",), "task bfcl, which is for evaluation only")
+        return shuffled(self._rows, limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
@@ -65,7 +59,7 @@ class BfclTask:
         )
 
     def gold(self, problem: Problem) -> str:
-        """The first acceptable value of every argument that is due."""
+        """The first acceptable value of every required argument."""
         gold = problem.gold
         if gold["expect"] == "none":
             return NO_CALL
@@ -78,7 +72,7 @@ class BfclTask:
 
 
 def categories_of(words: str | Sequence[str]) -> tuple[str, ...]:
-    """The categories that words name. ConfigError for an unknown one."""
+    """The categories that `words` name. ConfigError for an unknown one."""
     names = words.strip("[]").replace("+", ",").split(",") if isinstance(words, str) else list(words)
     for name in names:
         if name not in GROUPS and name not in CATEGORIES:

@@ -1,10 +1,9 @@
-"""From an answer to the program in it: fences, prose around code, doctest prompts, a bare function body.
+"""Extract the program from an answer: fences, prose around code, doctest prompts, a bare function body.
 
-A chat model wraps code in many ways, and a reward that only knows one of them measures the wrapping. What is
-taken is the longest part that could have been meant as the program; nothing is repaired. A text without any
-code gives "", a text with code that is no Python gives that code, so that the reward can tell the two apart.
+A chat model wraps code in many ways, and a reward that knows only one of them measures the wrapping. The longest part that may be the program
+is taken; nothing is repaired. A text without code gives ""; a text with invalid Python gives that code, so the reward can tell the two apart.
 
-Left out: code in other languages, and choosing among several programs by trying them: an answer is one try.
+Left out: code in other languages, and trying several programs of one answer: an answer is one attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from itertools import takewhile
 
 from codechat.data.synthetic import parsed
 
-# An opening fence may carry a language and attributes; one that was never closed runs to the end of the text.
+# An opening fence may carry a language and attributes. An unclosed fence runs to the end of the text.
 _FENCE = re.compile(r"^[ \t>]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t>]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _STARTS_CODE = re.compile(r"^(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )")
 _PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)(?: |$)")
@@ -31,17 +30,17 @@ _DEFINITIONS = (
     ast.Assign,
     ast.AnnAssign,
 )
-MOST = 50_000  # characters of an answer that are looked at
-MOST_CUTS = 20
+MAX_CHARS = 50_000  # characters of an answer that are read
+MAX_CUTS = 20
 
 
 def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
-    """The program of an answer, "" where there is no code in it.
+    """The program of an answer, or "" where it holds no code. Never raises.
 
-    names: functions that are asked for; of several fenced blocks the last that defines one counts, after the
-    imports, definitions and constants of the blocks before it. stub: a function's head; an answer that
-    defines none of `names` and reads as its body is appended to it. Never raises."""
-    text = text[:MOST].replace("\r\n", "\n").replace("\r", "\n")
+    names: the requested functions. Of several fenced blocks, the last one that defines a requested function counts, after the imports,
+    definitions and constants of earlier blocks. stub: a function's head. An answer that defines none of `names` and parses as a body is appended
+    to the stub."""
+    text = text[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n")
     blocks = [found for _, body in _FENCE.findall(text) if (found := _plain(body)).strip()]
     if "```" not in text and "~~~" not in text:
         blocks = [_unfenced(text, bool(stub))]
@@ -54,7 +53,7 @@ def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
 
 
 def defines(code: str, names: Collection[str]) -> bool:
-    """Whether top-level statements of `code` bind any of the names; False where it is no Python."""
+    """Whether top-level statements of `code` bind any of the names. False for invalid Python."""
     tree = parsed(code)
     return tree is not None and any(name in names for node in tree.body for name in _bound(node))
 
@@ -67,13 +66,13 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _says_something(code: str) -> bool:
-    """Comments alone are no program; what is no Python is one that failed."""
+    """False for comments alone. True for invalid Python: a program that failed."""
     tree = parsed(code)
     return bool(code.strip()) and (tree is None or bool(tree.body))
 
 
 def _plain(body: str) -> str:
-    """A block without common indentation, and without doctest prompts where it is a session."""
+    """A block without common indentation, and without doctest prompts if it is a session."""
     code = textwrap.dedent(body).strip("\n")
     first = next((line for line in code.split("\n") if line.strip()), "")
     if not _PROMPT.match(first):
@@ -85,16 +84,16 @@ def _plain(body: str) -> str:
 def _joined(blocks: list[str], names: set[str]) -> str:
     """One program of several blocks."""
     good = [b for b in blocks if parsed(b) is not None]
-    wanted = [i for i, b in enumerate(good) if defines(b, names)]
-    if not good or not wanted:
+    defining = [i for i, b in enumerate(good) if defines(b, names)]
+    if not good or not defining:
         return max(good or blocks, key=len, default="")
-    *before, last = good[: wanted[-1] + 1]
+    *before, last = good[: defining[-1] + 1]
     kept = [ast.unparse(n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITIONS)]
     return "\n".join([*kept, last])
 
 
 def _unfenced(text: str, body_is_code: bool) -> str:
-    """Code in a text without fences: all of it, or the first run of whole top-level statements in the prose."""
+    """Code in a text without fences: all of it, or the first run of complete top-level statements in the prose."""
     plain = _plain(text)
     tree = parsed(plain)
     if tree is not None and not _is_words(tree):
@@ -110,10 +109,10 @@ def _unfenced(text: str, body_is_code: bool) -> str:
 
 
 def _whole_statements(lines: list[str]) -> str:
-    """The lines up to where prose follows a whole statement at the margin. A statement that is cut off, or
-    wrong inside, is not rescued: then all of the lines are returned."""
+    """The lines up to where prose follows a complete unindented statement. A truncated or invalid statement is not repaired: then all lines are
+    returned."""
     end = len(lines)
-    for _ in range(MOST_CUTS):
+    for _ in range(MAX_CUTS):
         at = _error_line("\n".join(lines[:end]))
         if at is None:
             return "\n".join(lines[:end]).rstrip()
@@ -124,7 +123,7 @@ def _whole_statements(lines: list[str]) -> str:
 
 
 def _error_line(code: str) -> int | None:
-    """Number of the first line that is no Python, None where all is."""
+    """Number of the first line of invalid Python, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -137,7 +136,7 @@ def _error_line(code: str) -> int | None:
 
 
 def _is_words(tree: ast.Module) -> bool:
-    """Whether a text that happens to parse is prose: expressions only, such as one word."""
+    """Whether a text that parses is prose: expressions only, such as one word."""
     return bool(tree.body) and all(isinstance(node, ast.Expr) for node in tree.body)
 
 
@@ -146,8 +145,7 @@ def _is_call(tree: ast.Module | None) -> bool:
 
 
 def _as_body(code: str) -> str:
-    """A function body at four spaces. Its first line may have lost its indentation; where it has not, what
-    stands at the margin again is no longer the body."""
+    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body ends at the next unindented line."""
     first, *rest = code.strip("\n").split("\n")
     if not first[:1].isspace():
         return textwrap.indent(first + "\n" + textwrap.dedent("\n".join(rest)), "    ")

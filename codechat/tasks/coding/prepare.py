@@ -1,16 +1,15 @@
-"""Conversations and problems about code: small problems of our own, and public sets of instructions and programs.
+"""Conversations about code, from public sets of instructions and programs and from the installed Python.
 
-`prepare_micro` deals out the families of `tasks.micro`: worked solutions for SFT (domain "solutions") and problems
-for RL, selection and test, whose parameters SFT never sees.
-
-`prepare_code` makes conversations (domain "programs") of
+`prepare_code` (`codechat data code`) makes conversations (domain "programs") from
     {instruction, output}               Alpaca's columns: python_code_instructions_18k_alpaca, CodeAlpaca-20k
-    {problem-description, code}         Codeforces-Python-Submissions, accepted ones where a verdict is given
-    {content}                           the-stack-smol: files with a docstring, which is the request
+    {problem-description, code}         Codeforces-Python-Submissions; only accepted ones where a verdict is given
+    {content}                           the-stack-smol: files with a docstring, which becomes the request
     {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL and evaluation
     functions of the installed Python (embedded)
-An answer is kept where it is Python of at most --max-chars characters and at least --min-tokens supervised
-tokens; a docstring that serves as a request has at least --min-doc characters.
+An answer is kept if it is valid Python of at most --max-chars characters and at least --min-tokens supervised tokens. A docstring that serves as a
+request has at least --min-doc characters.
+
+`prepare_sft` (`codechat data sft`) makes code questions and plain chat.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ from tqdm import tqdm
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import conversations, public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, print_ledgers, reasons, require_kind, write
+from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
 from codechat.data.public_rows import refuse_evaluation
 from codechat.data.sources import Ledger
-from codechat.tasks import micro, toolbox
+from codechat.tasks import toolbox
 from codechat.tasks.coding.answer_text import extract
-from codechat.tasks.coding.sources import mbpp_request, mbpp_split, row_of
+from codechat.tasks.coding.sources import mbpp_request, mbpp_split
+from codechat.tasks.preparation import checked_ledgers
 from codechat.text import tokenizer
 
 Row = dict[str, Any]
@@ -47,26 +47,6 @@ HUB: dict[str, tuple[str, str | None]] = {
 }
 SFT_HUB = ("iamtarun/python_code_instructions_18k_alpaca", "sahil2801/CodeAlpaca-20k")
 REASONS = ("no_request", "no_answer")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroConfig:
-    """Small code problems -> solutions.SPLIT.jsonl (conversations), micro.SPLIT.jsonl (problems)."""
-
-    out: str = opt("data/sft", "directory to write")
-    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    max_examples: int = opt(8000, "worked solutions for training")
-    problems: int = opt(2000, "training problems")
-    eval_examples: int = opt(500, "conversations and problems of each split but train")
-    levels: tuple[int, ...] = opt(micro.LEVELS, "levels of the families; repeat one to draw it more often")
-    seed: int = opt(0, "seed of names, wordings, examples and tests")
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.levels) - set(micro.LEVELS)):
-            raise ConfigError(f"levels {unknown} are unknown; give some of {', '.join(map(str, micro.LEVELS))}")
-        for name in ("max_examples", "problems", "eval_examples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,40 +71,29 @@ class CodeConfig:
         check_shares(self, "neutral_share", "negatives_share", together=True)
 
 
-def prepare_micro(cfg: MicroConfig) -> Row:
-    """Write conversations and problems; returns the manifest of the directory. Raises UserError."""
-    out = Path(cfg.out)
-    require_kind(out, "conversations")
-    ledger, held_out = Ledger("micro"), dict.fromkeys(SPLITS[1:], cfg.eval_examples)
-    files = {
-        f"{micro.DOMAIN}.{split}": list(ledger.counted(micro.dialogues(split, n, cfg.seed, cfg.levels)))
-        for split, n in {"train": cfg.max_examples, **held_out}.items()
-    }
-    for split, n in {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples}.items():
-        files[f"micro.{split}"] = [row_of(p) for p in micro.problems(split, n, cfg.seed, cfg.levels)]
-    print_ledgers([ledger])
-    return write(out, files, [ledger], cfg)
-
-
 # ------------------------------------------------------------------ public sets of programs
 
 
 def prepare_code(cfg: CodeConfig) -> Row:
-    """Write conversations; returns the manifest of the directory. Raises UserError, also for a benchmark's rows."""
+    """Write conversations. Returns the manifest of the directory. Raises UserError, also for a benchmark's rows."""
+    return _write(cfg, _program_rows)
+
+
+def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> Row:
+    """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split."""
     out = Path(cfg.out)
     require_kind(out, "conversations")
-    ledgers: list[Ledger] = []
-    try:
-        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share) for row in _rows(cfg, ledgers)]
-        for ledger in ledgers:
-            ledger.check()
-    finally:
-        print_ledgers(ledgers)
-    files = {f"{DOMAIN}.{split}": [r for r in rows if r["meta"]["split"] == split] for split in SPLITS}
+    with checked_ledgers() as ledgers:
+        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share) for row in read(cfg, ledgers)]
+    files = {
+        f"{domain}.{split}": [r for r in rows if r["domain"] == domain and r["meta"]["split"] == split]
+        for domain in sorted({r["domain"] for r in rows})
+        for split in SPLITS
+    }
     return write(out, files, ledgers, cfg)
 
 
-def _rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
+def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:
     tok, seen = tokenizer.load(cfg.tokenizer), set[str]()
     for name in [part for source in cfg.source for part in (HUB if source == "hub" else [source])]:
         ledger = Ledger(
@@ -157,7 +126,7 @@ def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
 def _kept(
     found: Iterable[Row | str], ledger: Ledger, cfg: CodeConfig, tok: tokenizer.Tokenizer, seen: set[str]
 ) -> Iterator[Row]:
-    """The rows that pass the filters; others are counted by reason or rule."""
+    """The rows that pass the filters. Others are counted by reason or rule."""
     for row in found:
         if isinstance(row, str):
             (ledger.lose if row in REASONS else ledger.skip)(row)
@@ -174,7 +143,7 @@ def _kept(
 
 
 def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str | None:
-    """The filter that leaves a conversation out, or None."""
+    """The rule that skips a conversation, or None."""
     code = row["messages"][-1]["content"]
     if len(code) > cfg.max_chars:
         return "too_long"
@@ -185,17 +154,9 @@ def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str | None:
 
 
 def program_of(row: Row, cfg: CodeConfig) -> Row | str:
-    """A conversation of request and program, a rule that leaves the row out, or a key of REASONS."""
-    make: Callable[[Row, CodeConfig], tuple[str, str] | str] = (
-        _from_mbpp
-        if "test_list" in row
-        else _from_codeforces
-        if "problem-description" in row
-        else _from_stack
-        if "content" in row
-        else _from_alpaca
-    )
-    found = make(row, cfg)
+    """A conversation of request and program, a rule that skips the row, or one of REASONS."""
+    columns = {"test_list": _from_mbpp, "problem-description": _from_codeforces, "content": _from_stack}
+    found = next((make for column, make in columns.items() if column in row), _from_alpaca)(row, cfg)
     if isinstance(found, str):
         return found
     request, code = (part.replace("\r\n", "\n").strip() for part in found)
@@ -206,7 +167,7 @@ def program_of(row: Row, cfg: CodeConfig) -> Row | str:
 
 def _from_mbpp(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
     if mbpp_split(row["task_id"]) != "prompt":
-        return "for_rl"  # those for evaluation have been refused
+        return "for_rl"  # evaluation rows were rejected before
     return mbpp_request(row), row["code"]
 
 
@@ -266,22 +227,8 @@ class SftConfig:
 
 
 def prepare_sft(cfg: SftConfig) -> dict[str, Any]:
-    """Write code and chat conversations; returns the manifest of the directory. Raises UserError."""
-    out = Path(cfg.out)
-    require_kind(out, "conversations")
-    ledgers: list[Ledger] = []
-    try:
-        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share) for row in _sft_rows(cfg, ledgers)]
-        for ledger in ledgers:
-            ledger.check()
-    finally:
-        print_ledgers(ledgers)
-    files = {
-        f"{domain}.{split}": [r for r in rows if r["domain"] == domain and r["meta"]["split"] == split]
-        for domain in sorted({r["domain"] for r in rows})
-        for split in SPLITS
-    }
-    return write(out, files, ledgers, cfg)
+    """Write code and chat conversations. Returns the manifest of the directory. Raises UserError."""
+    return _write(cfg, _sft_rows)
 
 
 def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
@@ -303,7 +250,7 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
 
 
 def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:
-    """A conversation with a neutral system prompt, with tools that its request for code does not need, or as it is; which one follows from its id."""
+    """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A hash of its id decides."""
     if row["messages"][0]["role"] == "system":
         return row
     rng = random.Random(row["id"])

@@ -1,12 +1,12 @@
-"""The reward of a program: what its tests' verdict is worth.
+"""The reward of a program, from the verdict on its tests.
 
     binary      1 where every test passes, else 0
     fractional  the share of tests that pass
-    tiered      0 for nothing, or no Python; 0.05 where it raises; 0.15 where it runs and is wrong;
+    tiered      0 for no program or invalid Python; 0.05 where it raises; 0.15 where it runs and passes no test;
                 0.15 + 0.85 k/n for k of n tests; 1 for all
 
-A weak base hardly ever passes a whole problem, and under `binary` its groups have no variance; the rungs of
-`tiered` are what it can climb. Whatever the mode, `Score.correct` is every test, nothing less.
+A weak base model hardly ever passes every test, so its groups have no variance under `binary`; `tiered` gives it rungs to climb.
+`Score.correct` means that every test passes, in every mode.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ WRONG = "assertion failed"
 
 def check_mode(mode: str) -> None:
     if mode not in get_args(Mode):
-        raise ConfigError(f"reward {mode!r} is unknown; give binary, fractional or tiered")
+        raise ConfigError(f"reward {mode!r} is unknown; set reward to {', '.join(get_args(Mode))}")
 
 
 def tier_without_running(code: str) -> str | None:
-    """The tier of a program that need not be run, or None."""
+    """The tier of a program that needs no run, or None."""
     if not code.strip():
         return "empty"
     return "unparseable" if parsed(code) is None else None
 
 
 def tier_of(verdict: Verdict) -> str:
-    """The tier of a program that ran. A test that came as far as its comparison makes it a program that runs;
-    running out of time, or not defining what is asked for, counts as raising."""
+    """The tier of a program that was run. It "runs" where at least one test reached its comparison. Running out of time, or not defining the
+    requested name, counts as raising."""
     passed = sum(r.passed for r in verdict.results)
     if passed:
         return "all_passed" if passed == len(verdict.results) else "some_passed"
@@ -49,7 +49,7 @@ def tier_of(verdict: Verdict) -> str:
 
 
 def tiered(tier: str, passed: int, tests: int) -> float:
-    """In [0, 1]; see the table above."""
+    """The tiered reward, in [0, 1]: the table of the module docstring."""
     steps = {"empty": 0.0, "unparseable": 0.0, "raises": RAISES, "none_passed": RUNS, "all_passed": 1.0}
     return steps[tier] if tier in steps else RUNS + (1 - RUNS) * passed / tests
 

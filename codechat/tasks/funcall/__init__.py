@@ -1,1 +1,9 @@
-"""Function calling: one request, the tools that are offered, one call, judged by a staircase of partial credit."""
+"""Function calling: one request, the tools on offer, one call. The staircase grades the call; data preparation is in `toolbox.prepare`."""
+
+from codechat.core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    ["sources", "staircase", "task"],
+    {"task": ["FuncallTask"], "staircase": ["Staircase", "score_call"]},
+)

@@ -117,7 +117,7 @@ def _from_original(row: Row, name: str, ledger: Ledger) -> Problem | None:
 
 
 def _from_bfcl(tools_style: str, row: Row, name: str, ledger: Ledger) -> Problem | None:
-    question, functions, truth = (_loaded(row[k]) for k in ("question", "functions", "ground_truth"))
+    question, functions, truth = (decoded(row[k]) for k in ("question", "functions", "ground_truth"))
     category = str(row.get("category", ""))
     if len(truth) > 1:
         return ledger.skip("several gold calls")
@@ -138,7 +138,8 @@ def conversation(question: list[Any], functions: list[Row], tools_style: str) ->
     return messages + [{"role": m["role"], "content": m["content"]} for m in question if m["role"] != "system"]
 
 
-def _loaded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
+    """The value of a column that holds JSON text or the value itself."""
     return json.loads(value) if isinstance(value, str) else value
 
 

@@ -1,14 +1,13 @@
-"""Function calling: one request, the tools that are offered, one call, judged by the staircase.
+"""Function calling: one request, the tools on offer, one call, graded by the staircase.
 
-Problems come from the toolbox (sampled, so any number of them) or from a file (`call_sources`). The same
-`score_call` gives the reward of training and the exact match of evaluation.
+Problems come from the toolbox (generated, any number) or from a file (`sources`). The same `score_call` gives the training reward and the exact
+match of evaluation.
 
-Left out: problems whose right answer is several calls; the staircase judges one call and caps the rest.
+Left out: problems that need several calls. The staircase grades the first call and caps the score of further ones.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,20 @@ from codechat.core import config
 from codechat.core.errors import ConfigError
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
-from codechat.tasks.base import SPLITS, Message, Problem, Score
+from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.tasks.funcall import sources
 from codechat.tasks.funcall.staircase import TIERS, Staircase, score_call
 from codechat.text import chat
-
-__all__ = ["FuncallTask", "Staircase", "score_call"]
 
 DEFAULT_LIMIT = 500
 NO_CALL = "I have no function for that."
 
 
 class FuncallTask:
-    """source: "toolbox", or a file for `call_sources.read` (MissingFile, DataError). weights: the staircase.
+    """source: "toolbox", or a file for `sources.read` (MissingFile, DataError). weights: the staircase.
 
-    levels, negatives_share: the mix of toolbox problems. tools_style: how the prompts of a file list tools.
-    ledger: what became of a file's rows, or None."""
+    levels, negatives_share: the mix of toolbox problems. tools_style: how prompts list the tools of a file. ledger: counts of a file's rows, or
+    None."""
 
     name = "funcall"
     tiers = TIERS
@@ -46,7 +43,7 @@ class FuncallTask:
         tools_style: str = "compact",
     ) -> None:
         if not 0 <= negatives_share <= 1:
-            raise ConfigError(f"negatives_share {negatives_share} is not a share; give a number from 0 to 1")
+            raise ConfigError(f"negatives_share {negatives_share}; it must be a share from 0 to 1")
         given = isinstance(weights, Staircase)
         self.weights = weights if given else config.from_dict(Staircase, weights or {})
         self.max_reward = self.weights.full
@@ -57,15 +54,12 @@ class FuncallTask:
             self._rows, self.ledger = sources.read(Path(source), tools_style)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order; without one DEFAULT_LIMIT, or all that a file has."""
-        if split not in SPLITS:
-            raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
+        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
+        check_split(split)
         if self._rows is None:
             n = DEFAULT_LIMIT if limit is None else limit
             return toolbox.problems(split, n, seed, levels=self.levels, negatives_share=self.negatives_share)
-        rows = [p for p in self._rows if p.split == split]
-        random.Random(seed).shuffle(rows)
-        return rows[:limit]
+        return shuffled((p for p in self._rows if p.split == split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
@@ -74,7 +68,7 @@ class FuncallTask:
         return score_call(completion, problem.gold, self.weights)
 
     def gold(self, problem: Problem) -> str:
-        """The source's own wording of a call where there is one: the gate then tries its call format too."""
+        """The source's own text of a call, if it has one: the reference-solution check then covers its call format."""
         if problem.gold is None:
             return NO_CALL
         own = problem.meta.get("gold_text")

@@ -1,13 +1,15 @@
-"""Small Python problems of our own: families with parameters, five levels, a held-out set of families.
+"""Generated small Python problems: families with parameters, five levels, a held-out set of families.
 
     problems("train", 500, seed=0)     Problem: signature, one-line docstring with an example, hidden tests
-    dialogues("train", 8000, seed=0)   the same families with other parameters, worked out, for SFT
+    dialogues("train", 8000, seed=0)   worked solutions for SFT: the same families with other parameters
 
-The parameters of a family are dealt out once: what SFT sees, RL trains on, `select` chooses by and `test` reports
-are different ones. Families that are held out appear in `test_hard` only.
+A family's parameters are split once: SFT, RL training, `select` and `test` use different ones. Held-out families appear in `test_hard` only.
 """
 
-from codechat.tasks.micro.family import LEVELS, Family
-from codechat.tasks.micro.problems import DOMAIN, FAMILIES, MicroTask, dialogues, problems
+from codechat.core.lazy import attach
 
-__all__ = ["DOMAIN", "FAMILIES", "LEVELS", "Family", "MicroTask", "dialogues", "problems"]
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    ["family", "lists", "numbers", "prepare", "task", "texts"],
+    {"task": ["DOMAIN", "FAMILIES", "MicroTask", "dialogues", "problems"], "family": ["LEVELS", "Family"]},
+)

@@ -1,5 +1,10 @@
-"""Questions with one answer: templates that put them, gradings that judge them, GSM8K, MMLU, and word problems of our own."""
+"""Questions with one answer: GSM8K, MMLU and generated word problems, with prompt templates, graders and SFT data (`prepare`)."""
 
-from codechat.tasks.reasoning.task import LORA_RUN, AnswerTask, Gsm8kTask, MmluTask, ReasoningTask
+from codechat.core.lazy import attach
+from codechat.tasks.presets import LORA_RUN as LORA_RUN
 
-__all__ = ["LORA_RUN", "AnswerTask", "Gsm8kTask", "MmluTask", "ReasoningTask"]
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    ["answers", "prepare", "rewards", "sources", "stories", "task", "templates"],
+    {"task": ["AnswerTask", "Gsm8kTask", "MmluTask", "ReasoningTask"]},
+)

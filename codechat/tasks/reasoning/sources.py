@@ -1,13 +1,13 @@
-"""GSM8K and MMLU as problems: hub, a local file or directory, or a directory that `codechat data reasoning` wrote.
+"""GSM8K and MMLU as problems: hub, a local file or directory, or a directory written by `codechat data reasoning`.
 
     gsm8k    {question, answer}, the answer a worked solution that ends in "#### N"
     mmlu     {question, subject, choices, answer}, the answer the number of a choice
     own      {id, messages, gold, split}: files TASK.SPLIT.jsonl
 
-A file's name tells its split: test is test; MMLU's validation is `select`. GSM8K has no validation set: one row in sixteen of its training file,
-chosen by a hash of the question, is `select`. MMLU has nothing to train on.
+A file's name gives its split: test is test; MMLU's validation is `select`. GSM8K has no validation set: one row in sixteen of its training file,
+chosen by a hash of the question, is `select`. MMLU has no training split.
 
-A row whose gold answer cannot be read is an error that names it: a reward that skips it would pay for anything.
+An unreadable gold answer is an error that names the row: a reward that skips it would pay for anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import digest, fraction, hub_rows, local_rows, require_columns, row_format
-from codechat.tasks.base import SPLITS, Problem
+from codechat.tasks.base import Problem, problem_of
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
 Row = dict[str, Any]
@@ -37,8 +37,8 @@ SELECT_SHARE = 1 / 16
 _NOTE = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
 
-class Asked(NamedTuple):
-    """A question of a public set: its gold answer and a worked solution, where the set has one."""
+class Question(NamedTuple):
+    """A question of a public set with its gold answer. steps: the worked solution, if the set has one."""
 
     id: str
     question: str
@@ -48,18 +48,18 @@ class Asked(NamedTuple):
     meta: Row
 
 
-def read(name: str, source: str, split: str) -> list[Asked | Problem]:
-    """What `source` ("hub" or a path) holds of a split, in its order; Problems where the directory is our own.
+def read(name: str, source: str, split: str) -> list[Question | Problem]:
+    """The questions of a split in `source` ("hub" or a path), in its order. Problems where the directory was written by `codechat data`.
 
-    Only the file of that split is read. MissingFile and DataError for what cannot be read, UserError for a hub out of reach."""
+    Only the file of that split is read. MissingFile and DataError for unreadable input, UserError for an unreachable hub."""
     if source == "embedded":
         raise ConfigError(
-            f"{name} is not embedded; give source=hub or a path to its parquet or jsonl files (--data-dir), or take --task reasoning"
+            f"{name} is not embedded; set source=hub or --data-dir with its parquet or jsonl files, or set --task reasoning"
         )
     file = FILES.get(name, {}).get(split)
     if source == "hub":
         hub, files = HUB[name]
-        return _asked(name, hub_rows(hub, files=files[file]), file, split) if file else []
+        return _questions(name, hub_rows(hub, files=files[file]), file, split) if file else []
     path = Path(source)
     if not path.exists():
         hub_too = ", or from the hub (source=hub)" if name in HUB else ""
@@ -67,34 +67,34 @@ def read(name: str, source: str, split: str) -> list[Asked | Problem]:
             f"{source} does not exist; {name} is read from a parquet or jsonl file or a directory of them{hub_too}"
         )
     if path.is_dir() and (own := path / f"{name}.{split}.jsonl").is_file():
-        return [problem_of(row) for row in require_columns(local_rows(own), [OWN], own.name)]
+        return [_own(row) for row in require_columns(local_rows(own), [OWN], own.name)]
     if path.is_dir() and any(path.glob(f"{name}.*.jsonl")):
         return []
     if file is None:
-        raise MissingFile(f"{path} holds no {name}.{split}.jsonl; codechat data reasoning writes it")
-    found: list[Asked | Problem] = []
+        raise MissingFile(f"{path} holds no {name}.{split}.jsonl; write it with `codechat data reasoning`")
+    found: list[Question | Problem] = []
     for one in sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]:
         if _file_of(name, one) == file:
-            found += _asked(name, local_rows(one), file, split)
+            found += _questions(name, local_rows(one), file, split)
     return found
 
 
 def _file_of(name: str, path: Path) -> str | None:
-    """Which file of the set this is, by its name; a name that says nothing is GSM8K's train and MMLU's test."""
+    """Which file of the set this is, from its name. Any other name means GSM8K's train and MMLU's test file."""
     for known in ("validation", "test", "train", "dev", "auxiliary"):
         if known in path.stem.lower():
             return known
     return "train" if name == "gsm8k" else "test"
 
 
-def _asked(name: str, rows: Iterable[Row], file: str, split: str) -> list[Asked | Problem]:
-    made: list[Asked | Problem] = []
+def _questions(name: str, rows: Iterable[Row], file: str, split: str) -> list[Question | Problem]:
+    made: list[Question | Problem] = []
     for number, row in enumerate(require_columns(rows, [COLUMNS[name]], f"{name}, {file}")):
         try:
             asked = _MAKE[name](row, f"{name}-{file}-{number}", split)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DataError(
-                f"{name}, {file}, row {number + 1}: {error}; mend the row, or fetch the file again"
+                f"{name}, {file}, row {number + 1}: {error}; correct the row, or fetch the file again"
             ) from None
         if (
             name != "gsm8k"
@@ -105,47 +105,28 @@ def _asked(name: str, rows: Iterable[Row], file: str, split: str) -> list[Asked 
     return made
 
 
-def _gsm8k(row: Row, name: str, split: str) -> Asked:
+def _gsm8k(row: Row, name: str, split: str) -> Question:
     gold = gsm8k_gold(row["answer"])
     if gold is None:
         raise ValueError(f'its answer ends in {row["answer"][-40:]!r}; required "#### N"')
     steps = _NOTE.sub("", row["answer"].rpartition("####")[0]).strip()
-    return Asked(name, row["question"].strip(), gold, steps, split, {})
+    return Question(name, row["question"].strip(), gold, steps, split, {})
 
 
-def _mmlu(row: Row, name: str, split: str) -> Asked:
+def _mmlu(row: Row, name: str, split: str) -> Question:
     choices = [str(c) for c in row["choices"]]
     if len(choices) != 4 or not 0 <= int(row["answer"]) < 4:
         raise ValueError(f"{len(choices)} choices and answer {row['answer']!r}; required four, and 0 to 3")
     question = "\n".join([row["question"].strip(), "", *(f"{letter}. {text}" for letter, text in zip("ABCD", choices))])
-    return Asked(name, question, "ABCD"[int(row["answer"])], "", split, {"subject": row.get("subject", "")})
+    return Question(name, question, "ABCD"[int(row["answer"])], "", split, {"subject": row.get("subject", "")})
 
 
-_MAKE: dict[str, Callable[[Row, str, str], Asked]] = {"gsm8k": _gsm8k, "mmlu": _mmlu}
+_MAKE: dict[str, Callable[[Row, str, str], Question]] = {"gsm8k": _gsm8k, "mmlu": _mmlu}
 
 
-def problem_of(row: Row) -> Problem:
-    """A row of our own files. DataError where a field is missing or has the wrong type."""
-    gold, split = row["gold"], row["split"]
-    if (
-        split not in SPLITS
-        or not isinstance(gold, dict)
-        or not {"answer", "steps"} <= gold.keys()
-        or not str(gold["answer"]).strip()
-    ):
-        raise DataError(
-            f"problem {row['id']!r} has split {split!r} and gold {str(gold)[:60]!r}; a known split, and an answer and steps are needed; "
-            "make the file again"
-        )
-    return Problem(str(row["id"]), list(row["messages"]), dict(gold), split, dict(row.get("meta") or {}))
-
-
-def row_of(problem: Problem) -> Row:
-    """The row that `problem_of` reads."""
-    return {
-        "id": problem.id,
-        "messages": problem.messages,
-        "gold": problem.gold,
-        "split": problem.split,
-        "meta": dict(problem.meta),
-    }
+def _own(row: Row) -> Problem:
+    """A row written by `codechat data reasoning`. DataError where a field is missing or the answer is empty."""
+    problem = problem_of(row, gold=("answer", "steps"))
+    if not str(problem.gold["answer"]).strip():
+        raise DataError(f"problem {problem.id!r} has an empty gold answer; make the file again")
+    return problem

@@ -17,9 +17,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from codechat.core.errors import ConfigError
 from codechat.data.sources import digest, fraction
-from codechat.tasks.base import SPLITS
+from codechat.tasks.base import check_levels, check_split
 
 LEVELS = (1, 2, 3, 4)
 PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # upper ends of each part's share of the hashes
@@ -210,17 +209,13 @@ class Question(NamedTuple):
 
 
 def questions(part: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Question]:
-    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn; a level given twice is drawn twice as often.
+    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn. A repeated level is sampled more often.
 
-    ConfigError for a part or a level that there is not."""
-    if part not in (*PARTS, "test_hard"):
-        raise ConfigError(f"split {part!r} is unknown; splits are {', '.join(SPLITS)}")
-    if not levels or (unknown := sorted(set(levels) - set(LEVELS))):
-        raise ConfigError(
-            f"levels {list(levels)}; required some of {', '.join(map(str, LEVELS))}{f', not {unknown}' if levels else ''}"
-        )
+    ConfigError for an unknown part or level."""
+    check_split(part, (*PARTS, "test_hard"))
+    check_levels(levels, LEVELS)
     rng, made = random.Random(f"stories {part} {seed}"), dict[str, Question]()
-    while len(made) < n:  # ends: names, things and numbers make far more questions than anybody asks for
+    while len(made) < n:  # ends: names, things and numbers give far more questions than any n in use
         level = levels[len(made) % len(levels)]
         found = draw(rng.choice([s for s in STORIES if s.level == level]), rng, held_out=part == "test_hard")
         if part in ("test_hard", part_of(found.text)):

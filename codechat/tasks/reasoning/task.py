@@ -1,47 +1,28 @@
-"""The reasoning tasks: our own word problems, GSM8K, MMLU.
+"""The reasoning tasks: generated word problems, GSM8K, MMLU.
 
-    tasks.load("reasoning")                                    word problems, sampled: no files, no network
+    tasks.load("reasoning")                                    generated word problems: no files, no network
     tasks.load("reasoning:levels=[1,2],template=r1_zero")
     tasks.load("gsm8k", source="hub")                          or a path; "gsm8k:template=question_only"
     tasks.load("mmlu")                                         evaluation only
 
-A template puts the question, a grading judges the completion (`templates`, `rewards`); without a `reward` the grading is the template's own.
-`Score.correct` is the answer alone, `Score.tier` the outcome, `Score.terms` what the reward is the sum of.
+A template writes the prompt (`templates`); a grader scores the completion (`rewards`). Without `reward`, the template's own grader is used.
+`Score.correct` is the answer alone, `Score.tier` the outcome, `Score.terms` the addends of the reward.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
-from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
-from codechat.tasks.base import SPLITS, Message, Problem, Score
+from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
 from codechat.tasks.reasoning import rewards, sources, stories, templates
 
 DEFAULT_LIMIT = 500
-# What the RL loops' `--preset lora` sets: adapters on an imported checkpoint, whose own chat template stays around the prompt.
-LORA_RUN: dict[str, Any] = {
-    "task": "gsm8k",
-    "lora_rank": 16,
-    "lora_alpha": 64.0,
-    "lora_targets": ("qkv", "out", "gate", "up", "down"),
-    "group_size": 16,
-    "device_batch_size": 4,
-    "lr": 5e-6,
-    "schedule": "cosine",
-    "max_steps": 500,
-    "warmup_steps": 50,
-    "max_new_tokens": 256,
-    "row_tokens": 1024,
-    "eval_every": 50,
-    "save_every": 50,
-}
 
 
 class AnswerTask:
-    """One question, one answer. source: "embedded", "hub" or a path. max_reward: of the grading (4 for xml, else 1)."""
+    """One question, one answer. source: "embedded", "hub" or a path. max_reward: that of the grader (4 for xml, else 1)."""
 
     name: str
     kind = "number"
@@ -58,14 +39,11 @@ class AnswerTask:
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
-        if split not in self.splits:
-            raise ConfigError(f"split {split!r} is not one of task {self.name}'s; it has {', '.join(self.splits)}")
+        check_split(split, self.splits, f"task {self.name}")
         if split not in self._rows:
             found = sources.read(self.name, self.source, split)
             self._rows[split] = [row if isinstance(row, Problem) else self._problem(*row) for row in found]
-        rows = list(self._rows[split])
-        random.Random(seed).shuffle(rows)
-        return rows[:limit]
+        return shuffled(self._rows[split], limit, seed)
 
     def _problem(self, name: str, question: str, answer: str, steps: str, split: str, meta: dict[str, Any]) -> Problem:
         return Problem(name, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta)
@@ -82,7 +60,7 @@ class AnswerTask:
 
 
 class ReasoningTask(AnswerTask):
-    """Our own word problems. source: "embedded" samples them, any number; a path reads reasoning.SPLIT.jsonl. levels: those of the sampled ones."""
+    """Generated word problems. source: "embedded" generates any number; a path reads reasoning.SPLIT.jsonl. levels: of the problems."""
 
     name = "reasoning"
 
@@ -97,15 +75,14 @@ class ReasoningTask(AnswerTask):
         self.levels = tuple(levels)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems; without one DEFAULT_LIMIT, or all that a file has."""
+        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
         if self.source != "embedded":
             return [p for p in super().problems(split, None, seed) if p.meta.get("level", 1) in self.levels][:limit]
-        if split not in self.splits:
-            raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(self.splits)}")
+        check_split(split, self.splits)
         return self.sampled(split, split, DEFAULT_LIMIT if limit is None else limit, seed)
 
     def sampled(self, part: str, split: str, n: int, seed: int) -> list[Problem]:
-        """Problems of a part of the questions (`stories.PARTS`)."""
+        """n problems from one part of the questions (`stories.PARTS`)."""
         return [
             self._problem(f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, stories.about(q))
             for q in stories.questions(part, n, seed, self.levels)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from codechat.core.errors import ConfigError
-from codechat.tasks.base import SPLITS, Message, Problem
+from codechat.tasks.base import Message, Problem, check_levels, check_split
 from codechat.tasks.toolbox.catalogue import TOOLS, execute, family, respond
 from codechat.tasks.toolbox.tool import LEVELS, Tool
 from codechat.text import chat
@@ -149,10 +149,8 @@ def neutral_system(rng: random.Random) -> str:
 
 
 def _generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> random.Random:
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
-    if not levels or not set(levels) <= set(LEVELS):
-        raise ConfigError(f"levels {tuple(levels)} must be some of {LEVELS}; repeat one to weigh it")
+    check_split(split)
+    check_levels(levels, LEVELS)
     return random.Random(f"{purpose} {split} {seed}")
 
 

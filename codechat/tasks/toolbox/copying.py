@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from codechat.core.errors import ConfigError
-from codechat.tasks.base import SPLITS
+from codechat.tasks.base import check_split
 from codechat.tasks.toolbox.values import Slot, clock, colour, date, integer, name, number, phrase, word
 
 SLOTS: tuple[Slot, ...] = (
@@ -42,8 +41,7 @@ ASKS = (
 
 def copy_dialogues(split: str, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request, the same values as the answer."""
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
+    check_split(split)
     rng = random.Random(f"copy {split} {seed}")
     for i in range(n):
         text = " ".join(str(rng.choice(SLOTS).sample(rng, split)) for _ in range(rng.choice((1, 1, 2, 3))))

@@ -1,6 +1,6 @@
 """`codechat data calls`: function calls -> conversations, copying drills, problems and behaviour probes.
 
-The embedded source is the toolbox; files and the hub are read by their columns.
+The embedded source is the toolbox. Files and the hub are read by their columns.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, print_ledgers, reasons, require_kind, write
+from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
-from codechat.tasks.base import Problem
+from codechat.tasks.base import row_of
+from codechat.tasks.preparation import checked_ledgers
 
 Row = dict[str, Any]
 CALLS_HUB = "glaiveai/glaive-function-calling-v2"
@@ -37,12 +38,12 @@ class CallsConfig:
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
     problems: int = opt(4000, "training problems of the toolbox")
     no_call_share: float = opt(
-        0.25, "share of the training problems in which no call is right; 0.4 of these ask for code"
+        0.25, "share of the training problems in which no call is correct; 0.4 of these ask for code"
     )
     eval_examples: int = opt(500, "conversations and problems of each split but train")
-    multi_turn_share: float = opt(0.25, "share of the toolbox conversations that go on after the call")
-    negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is right")
-    levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to draw it more often")
+    multi_turn_share: float = opt(0.25, "share of the toolbox conversations that continue after the call")
+    negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is correct")
+    levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to sample it more often")
     tools_style: str = opt("compact", "how a system prompt lists tools read from a file: compact or json")
     probes: int = opt(64, "behaviour probes of each cell")
     seed: int = opt(0, "seed of the toolbox")
@@ -51,20 +52,15 @@ class CallsConfig:
     def __post_init__(self) -> None:
         check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost")
         if self.tools_style not in ("compact", "json"):
-            raise ConfigError(f"tools_style is {self.tools_style!r}; it takes compact or json")
+            raise ConfigError(f"tools_style is {self.tools_style!r}; required: compact or json")
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
-    """Write calls, problems and probes; returns the manifest of the directory. Raises UserError."""
+    """Write calls, problems and probes. Returns the manifest of the directory. Raises UserError."""
     out = Path(cfg.out)
     require_kind(out, "conversations")
-    ledgers: list[Ledger] = []
-    try:
+    with checked_ledgers() as ledgers:
         files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _read_files(cfg, ledgers)
-        for ledger in ledgers:
-            ledger.check()
-    finally:
-        print_ledgers(ledgers)
     return write(out, files | _probe_files(cfg), ledgers, cfg)
 
 
@@ -83,17 +79,16 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
             files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
     files["funcall.train"] = _training_problems(cfg)
     for split, n in {**held_out, "test_hard": cfg.eval_examples}.items():
-        problems = toolbox.problems(split, n, cfg.seed, levels=cfg.levels)
-        files[f"funcall.{split}"] = list(map(_problem_row, problems))
+        files[f"funcall.{split}"] = list(map(row_of, toolbox.problems(split, n, cfg.seed, levels=cfg.levels)))
     return files
 
 
 def _training_problems(cfg: CallsConfig) -> list[Row]:
-    """Requests for tools, some of which no call serves, and code questions. On calls alone the policy learns to call always."""
+    """Requests for tools, some without a fitting tool, and code questions. On calls alone the policy learns to always call."""
     n_code = round(0.4 * cfg.no_call_share * cfg.problems)
-    unserved = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
-    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, levels=cfg.levels, negatives_share=unserved)
-    rng, rows = random.Random(f"training problems {cfg.seed}"), list(map(_problem_row, calls))
+    no_tool_share = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
+    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, levels=cfg.levels, negatives_share=no_tool_share)
+    rng, rows = random.Random(f"training problems {cfg.seed}"), list(map(row_of, calls))
     for i, request in enumerate(_code_requests({"train": n_code})["train"]):
         present = rng.random() < 0.5
         system = toolbox.tools_system(rng) if present else toolbox.neutral_system(rng)
@@ -111,29 +106,19 @@ def _training_problems(cfg: CallsConfig) -> list[Row]:
     return rows
 
 
-def _code_requests(wanted: Mapping[str, int]) -> dict[str, list[str]]:
-    """So many requests for code of each split, from functions that belong to it."""
-    found: dict[str, list[str]] = {split: [] for split in wanted}
-    if not any(wanted.values()):
+def _code_requests(counts: Mapping[str, int]) -> dict[str, list[str]]:
+    """So many requests for code of each split, from functions of that split."""
+    found: dict[str, list[str]] = {split: [] for split in counts}
+    if not any(counts.values()):
         return found
     documents = sources.embedded_python(Ledger("python files", sources.PYTHON_REASONS))
     for row in synthetic.code_rows(documents, Ledger("functions")):
         split = row["meta"]["split"]
-        if split in found and len(found[split]) < wanted[split]:
+        if split in found and len(found[split]) < counts[split]:
             found[split].append(row["messages"][0]["content"])
-        if all(len(found[s]) == n for s, n in wanted.items()):
+        if all(len(found[s]) == n for s, n in counts.items()):
             break
     return found
-
-
-def _problem_row(problem: Problem) -> Row:
-    return {
-        "id": problem.id,
-        "messages": problem.messages,
-        "gold": problem.gold,
-        "split": problem.split,
-        "meta": dict(problem.meta),
-    }
 
 
 def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
@@ -148,8 +133,7 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
 
 
 def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
-    """Probes of the select and test splits; the code that they ask for comes from functions that training
-    never sees."""
+    """Probes of the select and test splits. They ask for code from functions that training never sees."""
     if not cfg.probes:
         return {}
     requests = _code_requests({"select": cfg.probes, "test": cfg.probes})

@@ -1,4 +1,4 @@
-"""Problems, conversations and the task of the families."""
+"""Problems and conversations from the families, and their task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.data.synthetic import row as conversation
-from codechat.tasks.base import SPLITS, Problem
+from codechat.tasks.base import Problem, check_levels, check_split
 from codechat.tasks.coding import sources
 from codechat.tasks.coding.task import CodingTask
 from codechat.tasks.micro.family import LEVELS, NAMES, Family, names_for
@@ -20,20 +20,18 @@ from codechat.tasks.micro.texts import TEXTS
 FAMILIES = (*NUMBERS, *TEXTS, *LISTS)
 DEFAULT_LIMIT = 500
 TESTS = 6
-DRAWS = 60  # calls from which the tests of a problem are picked
+CANDIDATES = 60  # calls from which the tests of a problem are chosen
 DOMAIN = "solutions"
 
 
 def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Problem]:
-    """n different problems, the families in turn. ConfigError where the split or a level is unknown."""
-    if split not in SPLITS:
-        raise ConfigError(f"split {split!r} is unknown; splits are {', '.join(SPLITS)}")
+    """n different problems, the families in turn. ConfigError for an unknown split or level."""
+    check_split(split)
     return _draw(split, split, n, seed, levels)
 
 
 def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
-    """Conversations of one worked solution each. Those of "train" use parameters that no problem has; those of
-    select and test those of their problems."""
+    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and test, those of the problems."""
     part = "sft" if split == "train" else split
     for problem in _draw(part, split, n, seed, levels):
         made = conversation(problem.messages[0]["content"], problem.gold["code"], DOMAIN, **problem.meta)
@@ -41,16 +39,15 @@ def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS)
 
 
 def _draw(part: str, split: str, n: int, seed: int, levels: Sequence[int]) -> list[Problem]:
-    if unknown := set(levels) - set(LEVELS):
-        raise ConfigError(f"levels {sorted(unknown)} are unknown; micro has {', '.join(map(str, LEVELS))}")
+    check_levels(levels, LEVELS)
     rng = random.Random(f"micro {part} {seed}")
     families = [f for f in FAMILIES if f.held_out == (part == "test_hard") and f.level in levels]
     if not families:
-        raise ConfigError(f"no family of levels {sorted(levels)} is in {split}; add a level")
+        raise ConfigError(f"no family of levels {sorted(levels)} is in split {split}; add a level")
     settings = {f.name: f.settings(part) for f in families}
     weight = {level: levels.count(level) for level in set(levels)}
     made: dict[str, Problem] = {}
-    while True:  # ends: examples differ, so that no family runs out of problems
+    while True:  # ends: examples differ, so no family runs out of problems
         for family in rng.sample(families, len(families)):
             for _ in range(weight[family.level]):
                 if len(made) == n:
@@ -60,7 +57,7 @@ def _draw(part: str, split: str, n: int, seed: int, levels: Sequence[int]) -> li
 
 
 def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Random) -> Problem:
-    """A problem of a family: names, wording, an example and hidden tests are drawn."""
+    """A problem of a family, with sampled names, wording, example and hidden tests."""
     name = family.name if rng.random() < 0.4 else rng.choice(NAMES)
     arguments = names_for(family.kinds, rng)
     code = family.code(name, arguments, setting)
@@ -78,11 +75,11 @@ def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Ran
 def _calls(
     family: Family, setting: Mapping[str, Any], name: str, arguments: Sequence[str], rng: random.Random
 ) -> list[str]:
-    """The example and TESTS other calls, as `f(1) == 2`. Tests are picked so that programs that are nearly right fail:
-    a parameter off by one, the argument given back, always the same answer."""
+    """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly correct programs fail: a parameter off by one, the
+    argument returned unchanged, a constant answer."""
     solve, *rivals = (_function(family.code(name, arguments, s), name) for s in (setting, *family.neighbours(setting)))
     calls: dict[str, tuple[str, set[int]]] = {}
-    for _ in range(DRAWS):
+    for _ in range(CANDIDATES):
         given = family.inputs(rng, setting)
         words, right = ", ".join(map(repr, given)), _answer(solve, given)
         wrong = {i for i, rival in enumerate(rivals) if _answer(rival, given) != right}
@@ -108,7 +105,7 @@ def _function(code: str, name: str) -> Callable[..., Any]:
 
 
 def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
-    """What a call gives, as text; a setting beside the right one may divide by nothing."""
+    """The result of a call as text, or the name of the error: a neighbouring setting may divide by zero."""
     try:
         return repr(function(*given))
     except (ZeroDivisionError, IndexError) as error:
@@ -116,8 +113,8 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
 
 
 class MicroTask(CodingTask):
-    """source: "micro" samples problems, any number of them; a path reads micro.SPLIT.jsonl. levels: of the problems,
-    a level given twice is drawn twice as often."""
+    """source: "micro" generates problems, any number of them; a path reads micro.SPLIT.jsonl. levels: of the problems; a repeated level is sampled
+    more often."""
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ class MicroTask(CodingTask):
         super().__init__("micro", rows, reward, timeout_s, 0, isolation)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems; without one DEFAULT_LIMIT, or all that a file has."""
+        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
         if self.sampled:
             return problems(split, DEFAULT_LIMIT if limit is None else limit, seed, self.levels)
         return [p for p in super().problems(split, None, seed) if p.meta.get("level", 1) in self.levels][:limit]

@@ -1,0 +1,38 @@
+"""Settings that `--preset toy` and `--preset lora` of the RL loops apply. Importing them needs neither torch nor a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOY_COMPLETION_LENGTH = 8
+TOY_MODEL: dict[str, Any] = {"depth": 2, "n_embd": 64, "n_head": 2, "block_size": 64}
+# The toy task and a model of its size. The algorithm keeps its defaults.
+TOY_RUN: dict[str, Any] = {
+    "task": "toy",
+    "tokenizer": "bytes",
+    "model": TOY_MODEL,
+    "max_new_tokens": TOY_COMPLETION_LENGTH,
+    "lr": 4e-3,
+    "device_batch_size": 4,
+    "max_steps": 120,
+    "warmup_steps": 1,
+    "eval_every": 0,
+    "eval_examples": 4,
+}
+# LoRA on an imported checkpoint. The prompt goes through the checkpoint's own chat template.
+LORA_RUN: dict[str, Any] = {
+    "task": "gsm8k",
+    "lora_rank": 16,
+    "lora_alpha": 64.0,
+    "lora_targets": ("qkv", "out", "gate", "up", "down"),
+    "group_size": 16,
+    "device_batch_size": 4,
+    "lr": 5e-6,
+    "schedule": "cosine",
+    "max_steps": 500,
+    "warmup_steps": 50,
+    "max_new_tokens": 256,
+    "row_tokens": 1024,
+    "eval_every": 50,
+    "save_every": 50,
+}

@@ -1,0 +1,136 @@
+"""A Python file of functions -> tools: the code that runs a call, and the schema that offers it to a model.
+
+    def count_words(text: str, unique: bool = False) -> int:
+        '''Number of words in a text.
+
+        unique: count each word once
+        '''
+
+The first line of the docstring is the description, lines `name: text` describe parameters, type hints give
+types, and a default makes a parameter optional. Known types: str, int, float, bool, list[...], dict,
+Literal[...] and any of them | None.
+
+Left out: isolation. The file runs in this process with the rights of whoever starts it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from codechat.core.errors import DataError, MissingFile
+
+Schema = dict[str, Any]
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+
+
+class Executor(NamedTuple):
+    """schema: {"name", "description", "parameters"} of `function`."""
+
+    function: Callable[..., Any]
+    schema: Schema
+
+
+def load_executors(path: Path) -> dict[str, Executor]:
+    """name -> Executor for each public function that the file defines, in its order.
+
+    MissingFile where there is none; DataError names file and line of a syntax error, of an exception while it
+    is imported, and of a function that no schema can describe."""
+    module = _run_file(path)
+    functions = [f for name, f in vars(module).items() if _is_public(name, f, module)]
+    if not functions:
+        raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
+    return {f.__name__: Executor(f, schema_of(f)) for f in functions}
+
+
+def _is_public(name: str, value: Any, module: types.ModuleType) -> bool:
+    return (
+        inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and value.__name__ == name
+        and not name.startswith("_")
+    )
+
+
+def _run_file(path: Path) -> types.ModuleType:
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (FileNotFoundError, IsADirectoryError):
+        raise MissingFile(f"{path} is not a file; --executors takes a Python file (see examples/my_tools.py)") from None
+    except SyntaxError as error:
+        at = f", at {error.text.strip()!r}" if error.text else ""
+        raise DataError(f"{path} line {error.lineno}: {error.msg}{at}; mend the file") from None
+    except ValueError as error:  # null bytes, before Python 3.12
+        raise DataError(f"{path} is not Python ({error}); --executors takes a Python file") from None
+    module = types.ModuleType(f"executors_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up by name
+    sys.path.append(str(path.resolve().parent))  # so that the file can import its neighbours
+    try:
+        exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        raise DataError(
+            f"{path} line {lines[-1] if lines else 1}: {type(error).__name__}: {error}; mend the file"
+        ) from error
+    return module
+
+
+def schema_of(function: Callable[..., Any]) -> Schema:
+    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without
+    a usable type hint."""
+    doc = inspect.getdoc(function) or ""
+    code = function.__code__
+    where = f"{code.co_filename} line {code.co_firstlineno}: {function.__name__}"
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise DataError(f"{where}: unknown type in its hints ({error}); import it") from None
+    properties: dict[str, Schema] = {}
+    required = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise DataError(f"{where}: parameter {name} has no name to call it by; write named parameters")
+        if name not in hints:
+            raise DataError(
+                f"{where}: parameter {name} has no type hint; write {name}: str, int, float, bool, "
+                "list[...], dict or Literal[...]"
+            )
+        properties[name] = type_schema(hints[name], f"{where}: parameter {name}") | _described(name, doc)
+        if parameter.default is parameter.empty:
+            required.append(name)
+    return {
+        "name": function.__name__,
+        "description": doc.partition("\n")[0],
+        "parameters": {"type": "object", "properties": properties, "required": required},
+    }
+
+
+def _described(name: str, doc: str) -> Schema:
+    found = re.search(rf"^[ \t]*{re.escape(name)}: +(\S.*)$", doc, re.MULTILINE)
+    return {"description": found[1].strip()} if found else {}
+
+
+def type_schema(hint: Any, where: str) -> Schema:
+    """JSON schema of a type hint. DataError for a type that JSON does not have."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        some = [a for a in args if a is not type(None)]
+        if len(some) == 1:
+            return type_schema(some[0], where)
+    if origin is Literal:
+        kinds = {TYPES.get(type(a)) for a in args}
+        if len(kinds) == 1 and None not in kinds:
+            return {"type": kinds.pop(), "enum": list(args)}
+    if (origin or hint) is list:
+        return {"type": "array", "items": type_schema(args[0], where) if args else {}}
+    if (origin or hint) in TYPES:
+        return {"type": TYPES[origin or hint]}
+    raise DataError(f"{where} has type {hint}; use str, int, float, bool, list[...], dict or Literal[...]")
