@@ -1,10 +1,11 @@
-"""Requests of levels 3 to 5: across apps, with distractors, and impossible ones that must be declined."""
+"""Requests of levels 3 to 5: across apps, with distractors, and impossible requests that must be declined."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from codechat.tasks.apps.easy import Caller, Draft, look_up
+from codechat.tasks.apps.store import Row
 from codechat.tasks.apps.world import Draw, Rows
 
 TALK = (
@@ -123,80 +124,60 @@ ACROSS = (
 
 
 def across(draw: Draw, rows: Rows) -> Draft:
-    """Level 3: what one app says is needed in another."""
+    """Level 3: what one app shows is needed in another."""
     return draw.rng.choice(ACROSS)(draw, rows)
 
 
 # ------------------------------------------------------------------ level 4
 
 
-def _matching(call: Caller, search: str, get: str, query: str, column: str, value: Any) -> int:
-    """The id of the found row whose `column` shows `value`."""
-    return next(row["id"] for row in call(search, query=query) if call(get, id=row["id"])[column] == value)
+def _act_on_twin(
+    request: str, tools: tuple[str, str, str], row: Row, key: str, column: str, by: str = "id", **arguments: Any
+) -> Draft:
+    """Search by the row's key, show each row found, and call the last tool on the one whose `column` has the row's value."""
+    search, get, act = tools
+    query, value = row[key], row[column]
+
+    def expert(call: Caller) -> None:
+        found = next(r["id"] for r in call(search, query=query) if call(get, id=r["id"])[column] == value)
+        call(act, **{by: found}, **arguments)
+
+    return Draft(request, tools, expert)
 
 
 def one_of_two_events(draw: Draw, rows: Rows) -> Draft:
     event, _ = rows.twin("events", day=draw.day(), start=draw.clock())
-
-    def expert(call: Caller) -> None:
-        call(
-            "calendar_delete",
-            id=_matching(call, "calendar_search", "calendar_get", event["title"], "day", event["day"]),
-        )
-
-    return Draft(
+    return _act_on_twin(
         f"Delete the event {event['title']} that is on {event['day']}.",
         ("calendar_search", "calendar_get", "calendar_delete"),
-        expert,
+        event,
+        "title",
+        "day",
     )
 
 
 def one_of_two_contacts(draw: Draw, rows: Rows) -> Draft:
     (contact, _), phone = rows.twin("contacts", phone=draw.phone(), email=draw.email()), draw.phone()
-
-    def expert(call: Caller) -> None:
-        call(
-            "contacts_set_phone",
-            id=_matching(call, "contacts_search", "contacts_get", contact["name"], "email", contact["email"]),
-            phone=phone,
-        )
-
-    return Draft(
+    return _act_on_twin(
         f"{contact['name']} with the address {contact['email']} has the new phone {phone}.",
         ("contacts_search", "contacts_get", "contacts_set_phone"),
-        expert,
+        contact,
+        "name",
+        "email",
+        phone=phone,
     )
 
 
 def one_of_two_mails(draw: Draw, rows: Rows) -> Draft:
     (mail, _), body = rows.twin("mails", sender=draw.email(), body=draw.phrase()), draw.phrase()
-
-    def expert(call: Caller) -> None:
-        call(
-            "mail_reply",
-            id=_matching(call, "mail_search", "mail_read", mail["subject"], "sender", mail["sender"]),
-            body=body,
-        )
-
-    return Draft(
-        f"Answer the mail about {mail['subject']} from {mail['sender']}: {body}",
-        ("mail_search", "mail_read", "mail_reply"),
-        expert,
-    )
+    request = f"Answer the mail about {mail['subject']} from {mail['sender']}: {body}"
+    return _act_on_twin(request, ("mail_search", "mail_read", "mail_reply"), mail, "subject", "sender", body=body)
 
 
 def one_of_two_products(draw: Draw, rows: Rows) -> Draft:
     product, _ = rows.twin("products", price=draw.rng.randint(1000, 9999))
-
-    def expert(call: Caller) -> None:
-        found = _matching(call, "shop_search", "shop_get", product["name"], "price", product["price"])
-        call("shop_wish", product=found)
-
-    return Draft(
-        f"Put the {product['name']} that costs {product['price']} on my wish list, not the other one.",
-        ("shop_search", "shop_get", "shop_wish"),
-        expert,
-    )
+    request = f"Put the {product['name']} that costs {product['price']} on my wish list, not the other one."
+    return _act_on_twin(request, ("shop_search", "shop_get", "shop_wish"), product, "name", "price", by="product")
 
 
 def talk(draw: Draw, rows: Rows) -> Draft:
@@ -209,7 +190,7 @@ DISTRACTED = (one_of_two_events, one_of_two_contacts, one_of_two_mails, one_of_t
 
 
 def distracted(draw: Draw, rows: Rows) -> Draft:
-    """Level 4: twins that differ in one detail, talk that asks for nothing, and more tools than are needed."""
+    """Level 4: twins that differ in one detail, small talk around the request, and more tools than needed."""
     return draw.rng.choice(DISTRACTED)(draw, rows)
 
 
@@ -260,5 +241,5 @@ IMPOSSIBLE = (not_there, not_there, too_many, nothing_known, no_file)
 
 
 def impossible(draw: Draw, rows: Rows) -> Draft:
-    """Level 5: what is named is not there, not known or not in stock. The tools are those that the request would need if it could be done."""
+    """Level 5: what the request names is missing, unknown or out of stock. The tools are those that the request would need."""
     return draw.rng.choice(IMPOSSIBLE)(draw, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codechat.tasks.toolbox.tool import ToolError, neat, tool
+from codechat.tasks.toolbox.tool import Tool, ToolError, neat, tool
 from codechat.tasks.toolbox.values import choice, number
 
 METRES = {"m": 1.0, "km": 1000.0, "cm": 0.01, "mi": 1609.344, "ft": 0.3048, "in": 0.0254}
@@ -28,12 +28,30 @@ SIZE = {"kB": "kilobytes", "MB": "megabytes", "GB": "gigabytes"}
 DEGREES = {"C": "Celsius", "F": "Fahrenheit", "K": "kelvin"}
 
 
-@tool(
+def _conversion(
+    name: str,
+    description: str,
+    units: dict[str, str],
+    scale: dict[str, float],
+    asks: list[str],
+    hard: list[str],
+    held_out: bool = False,
+) -> Tool:
+    """A tool that converts between units. scale: each unit in the base unit."""
+
+    def convert(value: float, unit: str, to: str) -> float:
+        return neat(value * scale[unit] / scale[to])
+
+    convert.__name__ = name
+    slots = {"value": number(3, 900), "unit": choice(units), "to": choice(units)}
+    return tool(description, **slots, answer="That is {result} {to}.", held_out=held_out, asks=asks, hard=hard)(convert)
+
+
+convert_length = _conversion(
+    "convert_length",
     "Convert a length",
-    value=number(3, 900),
-    unit=choice(LENGTH),
-    to=choice(LENGTH),
-    answer="That is {result} {to}.",
+    LENGTH,
+    METRES,
     asks=[
         "Convert {value} {unit} to {to}.",
         "How many {to} are {value} {unit}?",
@@ -43,16 +61,12 @@ DEGREES = {"C": "Celsius", "F": "Fahrenheit", "K": "kelvin"}
     ],
     hard=["I have {value} {unit}; give me {to}.", "Turn {value} {unit} into {to}."],
 )
-def convert_length(value: float, unit: str, to: str) -> float:
-    return neat(value * METRES[unit] / METRES[to])
 
-
-@tool(
+convert_weight = _conversion(
+    "convert_weight",
     "Convert a weight",
-    value=number(3, 900),
-    unit=choice(WEIGHT),
-    to=choice(WEIGHT),
-    answer="That is {result} {to}.",
+    WEIGHT,
+    KILOGRAMS,
     asks=[
         "Convert {value} {unit} to {to}.",
         "How many {to} are {value} {unit}?",
@@ -62,17 +76,12 @@ def convert_length(value: float, unit: str, to: str) -> float:
     ],
     hard=["It weighs {value} {unit}; how much in {to}?", "Turn {value} {unit} into {to}."],
 )
-def convert_weight(value: float, unit: str, to: str) -> float:
-    return neat(value * KILOGRAMS[unit] / KILOGRAMS[to])
 
-
-@tool(
+convert_volume = _conversion(
+    "convert_volume",
     "Convert a volume",
-    value=number(3, 900),
-    unit=choice(VOLUME),
-    to=choice(VOLUME),
-    answer="That is {result} {to}.",
-    held_out=True,
+    VOLUME,
+    LITRES,
     asks=[
         "Convert {value} {unit} to {to}.",
         "How many {to} are {value} {unit}?",
@@ -81,17 +90,14 @@ def convert_weight(value: float, unit: str, to: str) -> float:
         "Pour {value} {unit}: how many {to}?",
     ],
     hard=["Turn {value} {unit} into {to}."],
+    held_out=True,
 )
-def convert_volume(value: float, unit: str, to: str) -> float:
-    return neat(value * LITRES[unit] / LITRES[to])
 
-
-@tool(
+convert_speed = _conversion(
+    "convert_speed",
     "Convert a speed",
-    value=number(3, 900),
-    unit=choice(SPEED),
-    to=choice(SPEED),
-    answer="That is {result} {to}.",
+    SPEED,
+    METRES_PER_SECOND,
     asks=[
         "Convert {value} {unit} to {to}.",
         "What is {value} {unit} in {to}?",
@@ -101,8 +107,6 @@ def convert_volume(value: float, unit: str, to: str) -> float:
     ],
     hard=["We drive {value} {unit}; what is it in {to}?", "Turn {value} {unit} into {to}."],
 )
-def convert_speed(value: float, unit: str, to: str) -> float:
-    return neat(value * METRES_PER_SECOND[unit] / METRES_PER_SECOND[to])
 
 
 @tool(
@@ -127,56 +131,48 @@ def convert_degrees(value: float, unit: str, to: str) -> float:
     return neat({"C": kelvin - 273.15, "F": (kelvin - 273.15) * 1.8 + 32, "K": kelvin}[to])
 
 
-@tool(
+def _to_base(
+    name: str,
+    description: str,
+    base: str,
+    units: dict[str, str],
+    scale: dict[str, float],
+    hard: list[str],
+    held_out: bool = False,
+) -> Tool:
+    """A tool that converts to the base unit."""
+
+    def convert(value: float, unit: str) -> float:
+        return neat(value * scale[unit])
+
+    convert.__name__ = name
+    asks = [
+        f"How many {base} are {{value}} {{unit}}?",
+        f"What is {{value}} {{unit}} in {base}?",
+        f"{{value}} {{unit}} in {base}?",
+        f"Give {{value}} {{unit}} in {base}.",
+        f"Change {{value}} {{unit}} to {base}.",
+    ]
+    slots = {"value": number(3, 900), "unit": choice(units)}
+    return tool(description, **slots, answer=f"It is {{result}} {base}.", held_out=held_out, asks=asks, hard=hard)(
+        convert
+    )
+
+
+to_metres = _to_base(
+    "to_metres",
     "Length in metres",
-    value=number(3, 900),
-    unit=choice({k: v for k, v in LENGTH.items() if k != "m"}),
-    answer="It is {result} metres.",
-    asks=[
-        "How many metres are {value} {unit}?",
-        "What is {value} {unit} in metres?",
-        "{value} {unit} in metres?",
-        "Give {value} {unit} in metres.",
-        "Change {value} {unit} to metres.",
-    ],
+    "metres",
+    {k: v for k, v in LENGTH.items() if k != "m"},
+    METRES,
     hard=["Metres in {value} {unit}?", "What length in metres has {value} {unit}?"],
 )
-def to_metres(value: float, unit: str) -> float:
-    return neat(value * METRES[unit])
-
-
-@tool(
+to_seconds = _to_base(
+    "to_seconds",
     "Time in seconds",
-    value=number(3, 900),
-    unit=choice(TIME),
-    answer="It is {result} seconds.",
-    asks=[
-        "How many seconds are {value} {unit}?",
-        "What is {value} {unit} in seconds?",
-        "{value} {unit} in seconds?",
-        "Give {value} {unit} in seconds.",
-        "Change {value} {unit} to seconds.",
-    ],
+    "seconds",
+    TIME,
+    SECONDS,
     hard=["Seconds in {value} {unit}?", "How many seconds pass in {value} {unit}?"],
 )
-def to_seconds(value: float, unit: str) -> float:
-    return neat(value * SECONDS[unit])
-
-
-@tool(
-    "Size in bytes",
-    value=number(3, 900),
-    unit=choice(SIZE),
-    answer="It is {result} bytes.",
-    held_out=True,
-    asks=[
-        "How many bytes are {value} {unit}?",
-        "What is {value} {unit} in bytes?",
-        "{value} {unit} in bytes?",
-        "Give {value} {unit} in bytes.",
-        "Change {value} {unit} to bytes.",
-    ],
-    hard=["Bytes in {value} {unit}?"],
-)
-def to_bytes(value: float, unit: str) -> float:
-    return neat(value * BYTES[unit])
+to_bytes = _to_base("to_bytes", "Size in bytes", "bytes", SIZE, BYTES, hard=["Bytes in {value} {unit}?"], held_out=True)
