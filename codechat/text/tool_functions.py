@@ -1,4 +1,4 @@
-"""A Python file of functions -> tools: the code that runs a call, and the schema that offers it to a model.
+"""Python functions as tools: the function runs a call, its schema offers the tool to a model.
 
     def count_words(text: str, unique: bool = False) -> int:
         '''Number of words in a text.
@@ -6,11 +6,10 @@
         unique: count each word once
         '''
 
-The first line of the docstring is the description, lines `name: text` describe parameters, type hints give
-types, and a default makes a parameter optional. Known types: str, int, float, bool, list[...], dict,
-Literal[...] and any of them | None.
+The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a default makes a parameter
+optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them | None.
 
-Left out: isolation. The file runs in this process with the rights of whoever starts it.
+Left out: isolation. A file of functions runs in this process with the user's rights.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class Executor(NamedTuple):
 
 
 def load_executors(path: Path) -> dict[str, Executor]:
-    """name -> Executor for each public function that the file defines, in its order.
+    """{name: Executor} of each public function that the file defines, in its order.
 
-    MissingFile where there is none; DataError names file and line of a syntax error, of an exception while it
-    is imported, and of a function that no schema can describe."""
+    MissingFile for a missing file. DataError names file and line of a syntax error, of an exception during the import, and of a function without a
+    schema."""
     module = _run_file(path)
     functions = [f for name, f in vars(module).items() if _is_public(name, f, module)]
     if not functions:
@@ -66,26 +65,25 @@ def _run_file(path: Path) -> types.ModuleType:
         raise MissingFile(f"{path} is not a file; --executors takes a Python file (see examples/my_tools.py)") from None
     except SyntaxError as error:
         at = f", at {error.text.strip()!r}" if error.text else ""
-        raise DataError(f"{path} line {error.lineno}: {error.msg}{at}; mend the file") from None
+        raise DataError(f"{path} line {error.lineno}: {error.msg}{at}; correct the file") from None
     except ValueError as error:  # null bytes, before Python 3.12
         raise DataError(f"{path} is not Python ({error}); --executors takes a Python file") from None
     module = types.ModuleType(f"executors_{path.stem}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up by name
-    sys.path.append(str(path.resolve().parent))  # so that the file can import its neighbours
+    sys.modules[module.__name__] = module  # dataclasses and pickle find a class's module by name
+    sys.path.append(str(path.resolve().parent))  # the file may import its neighbours
     try:
         exec(code, module.__dict__)
     except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         raise DataError(
-            f"{path} line {lines[-1] if lines else 1}: {type(error).__name__}: {error}; mend the file"
+            f"{path} line {lines[-1] if lines else 1}: {type(error).__name__}: {error}; correct the file"
         ) from error
     return module
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:
-    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without
-    a usable type hint."""
+    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known type."""
     doc = inspect.getdoc(function) or ""
     code = function.__code__
     where = f"{code.co_filename} line {code.co_firstlineno}: {function.__name__}"
@@ -119,7 +117,7 @@ def _described(name: str, doc: str) -> Schema:
 
 
 def type_schema(hint: Any, where: str) -> Schema:
-    """JSON schema of a type hint. DataError for a type that JSON does not have."""
+    """JSON schema of a type hint. DataError for a type without one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         some = [a for a in args if a is not type(None)]

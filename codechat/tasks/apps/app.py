@@ -1,7 +1,7 @@
-"""What an app is: a class over the store whose public methods are its tools.
+"""The base class of an app: a class over the store whose public methods are its tools.
 
-A method's type hints and docstring are its JSON schema (`executors.schema_of`); what it returns is json data; what it refuses is an AppError. The
-store is never touched before the arguments have been checked against the schema (`catalogue`), so methods may rely on types.
+A method's type hints and docstring give its JSON schema (`text.tool_functions.schema_of`). It returns JSON data and raises AppError for an invalid
+request. `catalogue` checks arguments against the schema first, so methods may rely on types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from codechat.tasks.apps.store import Row, Store
 
 
 class App:
-    """table, key: where `_find` looks."""
+    """table, key: the table and column that `_find` searches."""
 
     table, key = "", ""
 
@@ -20,7 +20,7 @@ class App:
         self.store = store
 
     def _find(self, query: str, *columns: str) -> list[Row]:
-        """Rows whose key holds the query, without regard to case; `id`, the key and further columns of each."""
+        """Rows whose key contains the query, ignoring case: `id`, the key and `columns` of each."""
         names = ("id", self.key, *columns)
         rows = self.store.all(
             f"SELECT {', '.join(names)} FROM {self.table} WHERE instr(lower({self.key}), lower(?)) ORDER BY id",
@@ -32,7 +32,7 @@ class App:
         return self.store.row(self.table, id)
 
     def _shown(self, id: int) -> Row:
-        """The row as its reader gets it: without what is empty."""
+        """The row without empty columns."""
         return {name: value for name, value in self._get(id).items() if value != ""}
 
     def _set(self, id: int, **values: Any) -> str:

@@ -1,7 +1,7 @@
-"""The tools by name, and the one way to call them: arguments are checked against the schema, and every outcome is json data.
+"""The tools by name, and the only way to call them: arguments are checked against the schema, and every outcome is JSON data.
 
-A name is that of the app and of the method, `notes_add`; in code it is `apis.notes.add`. Two tools belong to no app: `task_answer` gives the answer
-that a request asks for, `task_decline` says that it cannot be done. Both end the episode, and both are rows of the state like everything else.
+A name joins the app and the method: `notes_add`; in code it is `apis.notes.add`. Two tools belong to no app: `task_answer` gives the answer to a
+request, `task_decline` says that it cannot be done. Both end the episode, and both add a row to the state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST = 2**53
 
 
 class Task(App):
-    """How an episode is closed."""
+    """The tools that end an episode."""
 
     def answer(self, text: str) -> str:
         """Give the answer"""
@@ -50,7 +50,7 @@ CLOSING = ("task_answer", "task_decline")
 
 
 class Tool(NamedTuple):
-    """schema: {"name", "description", "parameters"}; the method is called on an app of the episode."""
+    """schema: {"name", "description", "parameters"}. method: called on the episode's app."""
 
     app: str
     method: Callable[..., Any]
@@ -62,7 +62,7 @@ def _tools() -> dict[str, Tool]:
     for app, kind in APPS.items():
         for name, method in vars(kind).items():
             if not name.startswith("_") and callable(method):
-                schema = schema_of(getattr(kind(None), name))  # type: ignore[arg-type]  # bound, so that self is no parameter
+                schema = schema_of(getattr(kind(None), name))  # type: ignore[arg-type]  # bound: self is no parameter
                 found[f"{app}_{name}"] = Tool(app, method, schema | {"name": f"{app}_{name}"})
     return found
 
@@ -77,7 +77,7 @@ class Desk:
         self.apps = {name: kind(store) for name, kind in APPS.items()}
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Carry out a call. AppError for a name, arguments or a state that will not do."""
+        """Run a call. AppError for an unknown name, invalid arguments and an impossible request."""
         tool = TOOLS.get(name)
         if tool is None:
             raise AppError(f"there is no function {name[:60]!r}")
@@ -86,19 +86,19 @@ class Desk:
 
 
 def check(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """AppError where arguments do not fit the schema."""
+    """AppError where the arguments do not match the schema."""
     properties = parameters["properties"]
     for name in parameters["required"]:
         if name not in arguments:
             raise AppError(f"{name} is missing")
     for name, value in arguments.items():
-        wanted = properties.get(name)
-        if wanted is None:
+        schema = properties.get(name)
+        if schema is None:
             raise AppError(f"there is no argument {name[:40]!r}")
-        if type(value) is not KINDS[wanted["type"]]:
-            raise AppError(f"{name} must be a {wanted['type']}")
-        if "enum" in wanted and value not in wanted["enum"]:
-            raise AppError(f"{name} must be one of {', '.join(wanted['enum'])}")
+        if type(value) is not KINDS[schema["type"]]:
+            raise AppError(f"{name} must be a {schema['type']}")
+        if "enum" in schema and value not in schema["enum"]:
+            raise AppError(f"{name} must be one of {', '.join(schema['enum'])}")
         if type(value) is str:
             _check_text(name, value)
         elif not -LARGEST < value < LARGEST:
@@ -116,7 +116,7 @@ def _check_text(name: str, value: str) -> None:
 
 
 def as_text(key: str, value: Any) -> str:
-    """{"result": ...} or {"error": ...} as json that spells no tag, so that no stored text can open a turn."""
+    """{"result": ...} or {"error": ...} as JSON without chat tags, so no stored text can open a turn."""
     text = json.dumps({key: value}, ensure_ascii=False)
     if len(text) > LONGEST:
         return as_text("error", f"the result has {len(text)} characters; at most {LONGEST} can be read")

@@ -1,7 +1,7 @@
-"""Actions as Python: a block of code that calls `apis.<app>.<tool>(...)`, run in the sandbox with the calls bridged to the episode.
+"""Actions as Python: a block of code calls `apis.<app>.<tool>(...)`. It runs in the sandbox; its calls run in the episode.
 
-The code never meets the database: each call crosses the sandbox's walls as a name and arguments, is checked like any other call, and its result
-crosses back. What the code prints is what the policy gets to see. Names do not outlive a block: each runs in a process of its own.
+The code never accesses the database. Each call leaves the sandbox as a name and arguments, is checked like any other call, and its result is sent
+back. The policy sees what the code prints. Each block runs in its own process, so variables do not persist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def spelling(tool: str) -> str:
 
 
 def format_line(tool: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the expert writes it."""
+    """A line of the expert's code."""
     return f"print({spelling(tool)}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}))"
 
 
@@ -34,7 +34,7 @@ def as_block(source: str) -> str:
 
 
 def block_of(text: str) -> str | None:
-    """The source of a message's blocks, in order, or none where it has none."""
+    """The source of a message's blocks, in order, or None without a block."""
     found = _BLOCK.findall(text)
     return "\n".join(found) if found else None
 
@@ -42,7 +42,7 @@ def block_of(text: str) -> str | None:
 def run(
     source: str, offered: Mapping[str, Sequence[str]], call: Callable[[str, dict[str, Any]], Any]
 ) -> tuple[str, str]:
-    """(what it printed, why it failed or nothing). offered: the names of each tool's parameters."""
+    """(printed output, reason of a failure or ""). offered: {tool: names of its parameters}."""
 
     def answer(name: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
         try:

@@ -1,6 +1,6 @@
 """Requests of levels 1 and 2: one call, and a look-up before the call.
 
-A draft is what a request asks for: its words, the tools that it needs, and an expert that carries it out with calls, reading what they return.
+A draft is a request before its problem is built: its text, the tools that it needs, and an expert that solves it with calls.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from codechat.tasks.apps.world import Draw, Rows
 
 
 class Caller(Protocol):
-    """Carries out a call and returns its result."""
+    """Runs a call and returns its result."""
 
     def __call__(self, tool: str, /, **arguments: Any) -> Any: ...
 
 
 class Draft(NamedTuple):
-    """tools: what the expert may call, beside `task_answer` and `task_decline`."""
+    """tools: those that the expert calls, besides `task_answer` and `task_decline`."""
 
     request: str
     tools: tuple[str, ...]
@@ -26,7 +26,7 @@ class Draft(NamedTuple):
 
 
 class Direct(NamedTuple):
-    """One call whose arguments the request says. slots: argument -> a method of Draw, or the table of which an id or a path is taken."""
+    """One call; the request holds its arguments. slots: argument -> a method of Draw, or "table.column" of an existing row."""
 
     tool: str
     says: tuple[str, ...]
@@ -34,7 +34,7 @@ class Direct(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """A row is named by its key; the tool `act` takes its id as the argument `by`. slots: further arguments."""
+    """The request names a row by its key. The tool `act` takes the row's id as the argument `by`. slots: further arguments."""
 
     search: str
     key: str  # table.column
@@ -45,7 +45,7 @@ class Lookup(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A row is named by its key, and one column of what `read` shows is asked for; none = all of it."""
+    """The request names a row by its key and asks for one column of what `read` shows; None = all of it."""
 
     search: str
     key: str
@@ -259,7 +259,7 @@ ASKS = (
 
 
 def filled(slots: dict[str, str], draw: Draw, rows: Rows) -> dict[str, Any]:
-    """Arguments for the slots: drawn, or taken from a row that is there."""
+    """Arguments for the slots: sampled, or taken from an existing row."""
     found = {}
     for argument, kind in slots.items():
         table, _, column = kind.partition(".")
@@ -271,12 +271,12 @@ Kind = TypeVar("Kind", Direct, Lookup | Ask)
 
 
 def within(kinds: Sequence[Kind], apps: Collection[str]) -> list[Kind]:
-    """Those of some apps; of all where none is named."""
+    """The kinds of some apps; of all where none is named."""
     return [kind for kind in kinds if not apps or kind[0].partition("_")[0] in apps]
 
 
 def one_call(draw: Draw, rows: Rows, apps: Collection[str] = ()) -> Draft:
-    """Level 1: a call whose arguments all stand in the request."""
+    """Level 1: a call whose arguments are all in the request."""
     kind = draw.rng.choice(within(DIRECT, apps))
     arguments = filled(kind.slots, draw, rows)
     return Draft(
@@ -285,7 +285,7 @@ def one_call(draw: Draw, rows: Rows, apps: Collection[str] = ()) -> Draft:
 
 
 def look_up(draw: Draw, rows: Rows, apps: Collection[str] = (), *, there: bool = True) -> Draft:
-    """Level 2: find a row by its name, then act on its id or say what is in it. Where it is not `there` the request is to be declined."""
+    """Level 2: find a row by its name, then act on its id or answer with its content. there=False: the row is missing, decline."""
     kind = draw.rng.choice(within((*LOOKUPS, *ASKS), apps))
     table, _, column = kind.key.partition(".")
     key = rows.pick(table)[column] if there else (draw.name() if table == "contacts" else draw.word())

@@ -1,14 +1,14 @@
-"""The pocket apps as an environment: calls or code in, results out, and a reward that only looks at what has changed.
+"""The pocket apps as an environment: calls or code in, results out, and a reward that depends only on state changes.
 
-The state at the end is compared with the state after the scripted expert, change by change. What had to change and did is matched; what did not is
-missing; what nobody asked for is collateral, named one by one. An answer and a refusal are changes too (`task_answer`, `task_decline`), so that
-saying "done" earns nothing, and neither does doing everything.
+The changes at the end are compared with those of the scripted expert. A required change that was made is matched, one that was not is missing, and
+any other change is collateral. Answering and declining are changes too (`task_answer`, `task_decline`), so saying "done" earns nothing, and neither
+does doing everything.
 
     done        every required change and no other: reward 1, the only success
-    collateral  every required change, and others: 0.5 halved for each of these
+    collateral  every required change, and others: 0.5 halved for each other change
     partial     some of the required changes: 0.5 x their share, halved for each other change
-    idle        nothing has changed: 0
-    harm        only what nobody asked for: 0
+    idle        no change: 0
+    harm        only changes that were not required: 0
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from codechat.tasks.base import Message, Problem, Score
 from codechat.text import chat
 
 TIERS = ("harm", "idle", "partial", "collateral", "done")
-MOST_CALLS = 16  # of one message
+MAX_CALLS = 16  # of one message
 
 
 def score_changes(required: list[Change], found: list[Change]) -> Score:
-    """The verdict on what has changed; see the module's text. parts: matched, required, missing and collateral, the latter two in words."""
+    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter two in words."""
     matched, missing, collateral = compare(required, found)
     parts = {"matched": matched, "required": len(required), "missing": missing, "collateral": collateral}
     if not missing and not collateral:
@@ -39,9 +39,9 @@ def score_changes(required: list[Change], found: list[Change]) -> Score:
 
 
 class AppsEnvironment:
-    """One episode at a time. actions: "call", `<functioncall> {...}` in a message, or "code", a block of Python that calls `apis.<app>.<tool>(...)`.
+    """One episode at a time. actions: "call" (`<functioncall> {...}` in a message) or "code" (a block of Python that calls `apis.<app>.<tool>(...)`).
 
-    A message without either ends the episode, and so does a call of `task_answer` or `task_decline`."""
+    A message without an action ends the episode. So does a call of `task_answer` or `task_decline`."""
 
     def __init__(self, actions: str = "call") -> None:
         self.actions = actions
@@ -50,7 +50,7 @@ class AppsEnvironment:
         self.closed = True
 
     def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
-        """The problem holds its whole world; the seed changes nothing."""
+        """Start an episode. The problem holds the whole world; the seed has no effect."""
         self.problem, self.closed = problem, False
         self.offered = {
             name: tuple(TOOLS[name].schema["parameters"]["properties"])
@@ -62,7 +62,7 @@ class AppsEnvironment:
         return problem.messages
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Carry out what an answer asks for; nothing after the episode's end."""
+        """Run the actions of an answer. After the episode's end nothing happens."""
         if self.closed:
             return [], 0.0, True
         before = self.verdict.reward
@@ -79,7 +79,7 @@ class AppsEnvironment:
         return self.verdict
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """One call as the policy may make it. AppError for what it may not, and after the end."""
+        """One call of the policy. AppError for a tool that is not offered, and after the end."""
         if self.closed:
             raise AppError("the episode has ended")
         if name not in self.offered:
@@ -89,7 +89,7 @@ class AppsEnvironment:
         return result
 
     def _calls(self, text: str) -> list[Message]:
-        return [{"role": "function", "content": self._respond(call)} for call in chat.parse_calls(text)[:MOST_CALLS]]
+        return [{"role": "function", "content": self._respond(call)} for call in chat.parse_calls(text)[:MAX_CALLS]]
 
     def _respond(self, call: chat.Call) -> str:
         if call.form not in chat.READABLE or call.name is None or call.arguments is None:

@@ -1,13 +1,13 @@
-"""Problems of five levels with worlds of their own, each solved once by its expert, and the trajectories that experts leave behind.
+"""Generated problems of five levels, each with its own world and an expert's solution, and the experts' trajectories.
 
-    1  one call, everything that it needs stands in the request
+    1  one call; the request holds all its arguments
     2  look up, then act or answer
-    3  across apps: what one says is needed in another
-    4  with distractors: twins, idle talk, more tools
+    3  across apps: what one app shows is needed in another
+    4  with distractors: twins, small talk, more tools
     5  impossible: must be declined
 
-gold: "world", the rows that the episode starts from; "calls", the expert's; "changes", what they changed. Nothing else is needed to play and to
-judge, so a file of problems does not depend on this generator.
+gold: "world", the rows at the start; "calls", the expert's; "changes", what they changed. An episode and its score need nothing else, so a file of
+problems does not depend on this generator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEVELS = (1, 2, 3, 4, 5)
 MAKERS = {1: easy.one_call, 2: easy.look_up, 3: hard.across, 4: hard.distracted, 5: hard.impossible}
 SIZES = {1: 3, 2: 3, 3: 4, 4: 6, 5: 4}  # rows of a table
 OFFERED = {1: 2, 2: 2, 3: 3, 4: 8, 5: 2}  # tools beside those that are needed
-EASY = ("mail", "calendar", "contacts", "notes", "shop")  # apps that levels 1 and 2 can keep to
+EASY = ("mail", "calendar", "contacts", "notes", "shop")  # apps that levels 1 and 2 can be limited to
 DONE = "Done."
 DOMAIN = "episodes"
 
@@ -44,17 +44,17 @@ def problems(
     only: Collection[str] = (),
     part: str = "",
 ) -> list[Problem]:
-    """n different problems, the levels in turn; one that is given twice comes twice as often. only: the apps that levels 1 and 2 keep to. part:
-    another set of the same split.
+    """n different problems, the levels in turn; a repeated level is sampled more often. only: the apps that levels 1 and 2 use. part: names another
+    set of the same split.
 
     ConfigError for an unknown split, level or app."""
     check_split(split)
     check_levels(levels, LEVELS)
     if set(only) - set(EASY):
-        raise ConfigError(f"apps {list(only)}; give some of {', '.join(EASY)}")
+        raise ConfigError(f"apps {list(only)}; required: some of {', '.join(EASY)}")
     if only and max(levels) > 2:
         raise ConfigError(
-            f"levels {list(levels)} in {', '.join(only)}: from level 3 on all apps are needed; give levels 1 and 2, or no apps"
+            f"levels {list(levels)} in {', '.join(only)}; levels above 2 need all apps; set levels 1 and 2, or no apps"
         )
     rng, store = random.Random(f"apps {split} {part} {seed}"), Store()
     made: dict[str, Problem] = {}
@@ -68,7 +68,7 @@ def problems(
 def make(
     level: int, split: str, rng: random.Random, store: Store, actions: str = "call", only: Collection[str] = ()
 ) -> Problem:
-    """One problem, and its expert's calls and changes, in `store`."""
+    """One problem with its expert's calls and changes. store: where the expert works."""
     draw = Draw(rng, split)
     rows = Rows(draw, SIZES[level])
     draft = MAKERS[level](draw, rows, only) if only else MAKERS[level](draw, rows)
@@ -103,7 +103,7 @@ def make(
 
 
 def system(tools: Sequence[str], actions: str) -> str:
-    """What a policy is told about the tools."""
+    """The system prompt: the tools on offer."""
     if actions == "call":
         return chat.tools_prompt([TOOLS[name].schema for name in tools])
     return code.INTRODUCTION + chat.tools_prompt([TOOLS[name].schema | {"name": code.spelling(name)} for name in tools])
@@ -125,7 +125,7 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
     for text in gold_steps(problem):
         message = {"role": "assistant", "content": text}
         messages += [message, *world.step(message)[0]]
-    while messages[-1]["role"] != "assistant":  # what is said after the episode's end is nobody's prompt
+    while messages[-1]["role"] != "assistant":  # responses after the episode's end prompt nothing
         messages.pop()
     return messages
 
@@ -133,7 +133,7 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
 def dialogues(
     split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "call", only: Collection[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """n conversations {"id", "messages", "domain", "meta"} of experts, of problems that `problems` does not give for training."""
+    """n conversations {"id", "messages", "domain", "meta"} of experts. `problems` does not give their problems for training."""
     world = AppsEnvironment(actions)
     for problem in problems(split, n, seed, levels, actions, only, part="expert" if split == "train" else ""):
         meta = {"split": split, "asked": "tool", "tools_present": True, "level": problem.meta["level"]}

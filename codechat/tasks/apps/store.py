@@ -1,10 +1,10 @@
-"""The state of an episode: one in-memory SQLite database, refilled, rolled back and compared in microseconds.
+"""The state of an episode: an in-memory SQLite database that is refilled, rolled back and compared in microseconds.
 
-Everything happens inside one transaction that is never committed. A reset rolls it back to the empty tables and inserts the world's rows; a
-snapshot is a savepoint; a restore rolls back to it. Connection, tables and prepared statements stay for the next episode.
+All work is in one transaction that is never committed. A reset rolls back to the empty tables and inserts the world's rows. A snapshot is a
+savepoint; a restore rolls back to it. Connection, tables and prepared statements stay for the next episode.
 
-A change is a list that json can hold: ["added", table, {column: value}], ["removed", table, id] or ["set", table, id, column, value]. The id of an
-added row is left out: it depends on the order in which rows were made, which no task asks for.
+A change is JSON data: ["added", table, {column: value}], ["removed", table, id] or ["set", table, id, column, value]. The id of an added row is
+omitted: it depends on the order of insertions, which no task specifies.
 
 Left out: what the tools do with the rows (mail, calendar, contacts, notes, shop, files).
 """
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 World = Mapping[str, Sequence[Row]]
 Change = list[Any]
 
-# Columns beside `id`, with the value that a row has where none is given.
+# Columns beside `id`, with their defaults.
 TABLES: dict[str, dict[str, Any]] = {
     "contacts": {"name": "", "phone": "", "email": "", "birthday": "", "circle": ""},
     "mails": {"folder": "inbox", "sender": "", "recipient": "", "subject": "", "body": "", "unread": 0, "starred": 0},
@@ -37,7 +37,7 @@ COLUMNS = {table: ("id", *columns) for table, columns in TABLES.items()}
 
 
 class AppError(Exception):
-    """What a tool refuses, as its caller reads it."""
+    """An invalid request to a tool. The caller reads the message."""
 
 
 def _create(table: str) -> str:
@@ -49,19 +49,18 @@ def _create(table: str) -> str:
 
 
 class Store:
-    """Tables of one episode. Filled by `reset`; column names are ours, values are always bound."""
+    """Tables of one episode, filled by `reset`. Column names come from TABLES; values are always bound."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=512)
-        self.db.executescript(
-            ";".join(map(_create, TABLES))
-        )  # before the transaction: one that has made tables rolls back ten times slower
+        # Before the transaction: one that creates tables rolls back ten times slower.
+        self.db.executescript(";".join(map(_create, TABLES)))
         self.db.execute("BEGIN")
         self.db.execute("SAVEPOINT empty")
         self.start: dict[str, dict[int, tuple[Any, ...]]] = {}
 
     def reset(self, world: World) -> None:
-        """The rows of `world` and nothing else; columns that a row leaves out have their default."""
+        """Hold the rows of `world` and nothing else. Missing columns get their default."""
         self.db.execute("ROLLBACK TO empty")
         for table, rows in world.items():
             defaults, names = TABLES[table], COLUMNS[table]
@@ -73,11 +72,11 @@ class Store:
         self.start = self.dump()
 
     def snapshot(self) -> None:
-        """Remember the state; snapshots nest."""
+        """Save the state. Snapshots nest."""
         self.db.execute("SAVEPOINT snapshot")
 
     def restore(self) -> None:
-        """Back to the last snapshot, which is used up."""
+        """Return to the last snapshot and drop it."""
         self.db.execute("ROLLBACK TO snapshot")
         self.db.execute("RELEASE snapshot")
 
@@ -93,17 +92,12 @@ class Store:
         return self.db.execute(query, values).fetchone()
 
     def insert(self, table: str, **values: Any) -> int:
-        """The id of the new row."""
-        marks = ", ".join("?" * len(values))
-        return (
-            self.db.execute(
-                f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
-            ).lastrowid
-            or 0
-        )
+        """Add a row. Returns its id."""
+        query = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
+        return self.db.execute(query, tuple(values.values())).lastrowid or 0
 
     def row(self, table: str, id: int) -> Row:
-        """The row of this id. AppError where there is none."""
+        """The row with this id. AppError where there is none."""
         found = self.one(f"SELECT * FROM {table} WHERE id = ?", id)
         if found is None:
             raise AppError(f"nothing has id {id} in {table}")
@@ -111,9 +105,8 @@ class Store:
 
     def set(self, table: str, id: int, **values: Any) -> None:
         """Change columns of a row. AppError where there is none."""
-        if not self.db.execute(
-            f"UPDATE {table} SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?", (*values.values(), id)
-        ).rowcount:
+        query = f"UPDATE {table} SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?"
+        if not self.db.execute(query, (*values.values(), id)).rowcount:
             raise AppError(f"nothing has id {id} in {table}")
 
     def remove(self, table: str, id: int) -> None:
@@ -128,7 +121,7 @@ class Store:
         return {table: {row[0]: row for row in self.db.execute(f"SELECT * FROM {table}")} for table in TABLES}
 
     def diff(self) -> list[Change]:
-        """What has changed since the reset, tables and rows in order."""
+        """The changes since the reset, in order of tables and rows."""
         return [
             change
             for table, now in self.dump().items()
@@ -153,7 +146,7 @@ def _changes(table: str, was: Mapping[int, tuple[Any, ...]], now: Mapping[int, t
 
 
 def compare(required: Iterable[Change], found: Iterable[Change]) -> tuple[int, list[str], list[str]]:
-    """(how many of the required changes were made, those that are missing, those that nobody asked for), the latter two in words."""
+    """(number of required changes made, missing changes, changes that were not required), the latter two in words."""
     due, made = (Counter(map(_key, changes)) for changes in (required, found))
     return (
         (due & made).total(),

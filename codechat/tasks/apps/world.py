@@ -1,7 +1,7 @@
-"""What an episode finds: seeded people, mails, events, notes, products and files, and the values that requests are made of.
+"""The world of an episode: sampled people, mails, events, notes, products and files, and the values of requests.
 
-Every value of an open domain belongs to one split by its hash (`toolbox.values`), so nothing that a test request asks to copy was seen in training.
-Ids are drawn, not counted: a look-up cannot be replaced by guessing the first row.
+The hash of a value of an open domain decides its split (`toolbox.values`), so training never sees a value that a test request asks to copy. Ids are
+sampled, not counted: guessing the first row does not replace a look-up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IDS = range(10, 100)
 
 
 class Draw:
-    """Values of one split from one generator; words and names are never drawn twice, nor inside one another."""
+    """Values of one split from one generator. Words and names never repeat and never contain one another."""
 
     def __init__(self, rng: random.Random, split: str) -> None:
         self.rng, self.split = rng, split
@@ -67,7 +67,7 @@ class Draw:
 
 
 class Rows:
-    """The rows of one world, by table."""
+    """The rows of a world, by table."""
 
     def __init__(self, draw: Draw, size: int) -> None:
         self.draw, self.tables = draw, {}
@@ -76,11 +76,11 @@ class Rows:
             self.tables[table] = [{"id": id} | row for id, row in zip(ids, make(draw, self), strict=False)]
 
     def pick(self, table: str) -> Row:
-        """Some row of a table."""
+        """A random row of a table."""
         return self.draw.rng.choice(self.tables[table])
 
     def twin(self, table: str, **other: Any) -> tuple[Row, Row]:
-        """A row, and a second one that differs from it in `other`, in either order of their ids."""
+        """A row and a copy that differs in `other` and the id, in random order."""
         row = self.pick(table)
         taken = {r["id"] for r in self.tables[table]}
         twin = row | {"id": self.draw.rng.choice([i for i in IDS if i not in taken])} | other

@@ -1,7 +1,7 @@
-"""Episodes of AppWorld that went well, as conversations for SFT.
+"""`codechat data appworld`: successful episodes of AppWorld as conversations for SFT.
 
-They come from runs of `codechat appworld`; the assistant's answers carry loss, what the world said does not. Only episodes of AppWorld's own
-training split are taken: the other splits are evaluation data.
+They come from runs of `codechat appworld`. The assistant's answers carry loss, the world's messages do not. Only episodes of AppWorld's training split
+are used: the other splits are evaluation data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AppWorldDataConfig:
     out: str = opt("data/appworld", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     min_reward: float = opt(
-        1.0, "least share of passed checks of an episode that is taken; 1 = only where everything passed"
+        1.0, "least share of passed checks of a kept episode; 1 = only episodes in which every check passed"
     )
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class AppWorldDataConfig:
 
 
 def prepare_appworld(cfg: AppWorldDataConfig) -> Row:
-    """Write the conversations; returns the manifest of the directory. Raises UserError where there is none to take."""
+    """Write the conversations. Returns the manifest of the directory. Raises UserError where no episode is kept."""
     out = Path(cfg.out)
     require_kind(out, "conversations")
     ledger = Ledger("appworld", {"no trajectory": LARGEST_LOSS})
@@ -72,12 +72,12 @@ def _trajectories(where: str) -> Iterator[Row]:
     if not path.is_file():
         path = find_run(where) / "trajectories.jsonl"
     if not path.is_file():
-        raise MissingFile(f"{path} does not exist; `codechat appworld` writes it; name one of its runs")
+        raise MissingFile(f"{path} does not exist; `codechat appworld` writes it; set --run-name to one of its runs")
     yield from (row for _, row in read_jsonl(path))
 
 
 def _rule(row: Row, min_reward: float) -> str | None:
-    """Why an episode is not taken."""
+    """The rule that skips an episode, or None."""
     if row.get("split") != "train":
         return "not of AppWorld's training split"
     if min_reward == 1 and not row.get("correct"):
@@ -86,12 +86,12 @@ def _rule(row: Row, min_reward: float) -> str | None:
 
 
 def _conversation(row: Row, name: str) -> Row:
-    """The episode up to its last answer. Tasks of one scenario are alike, so a scenario lies in one split."""
+    """The episode up to its last answer. Tasks of one scenario are similar, so a scenario is in one split."""
     messages = list(row["messages"])
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not messages:
-        raise DataError(f"trajectory {row['id']} holds no answer; make the run again")
+        raise DataError(f"trajectory {row['id']} holds no answer; repeat the run")
     split = split_of(digest(row["id"].partition("_")[0]))
     return {
         "id": f"{DOMAIN}-{name}",

@@ -1,20 +1,20 @@
-"""AppWorld (Trivedi et al., 2024, arXiv:2407.18901): its environment, reached over HTTP.
+"""AppWorld (Trivedi et al., 2024, arXiv:2407.18901): its environment over HTTP.
 
-The package `appworld` pins versions that conflict with ours, so it lives in an environment of its own and serves a world there:
+The package `appworld` pins versions that conflict with ours, so it is installed in an environment of its own and serves a world there:
 
     pip install appworld && appworld install && appworld download data
     appworld serve environment --port 8000
 
-An episode: the instruction and who asks (the supervisor) in, Python in a fenced block out, what the code printed back in, until the code calls
-`apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count / total_count of AppWorld's own evaluation, and only
-passing everything is correct. Some of its tests pass where nothing was done (`parts["idle"]`): a reward of that share is worth nothing.
+An episode: the prompt holds the instruction and the person who asks (the supervisor). The policy answers with Python in a fenced block and gets the
+printed output, until the code calls `apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count / total_count of
+AppWorld's own evaluation; `correct` needs every test. Some tests pass without any action (`parts["idle"]`): a reward of that share means nothing.
 
     codechat evaluate --ckpt RUN --task appworld --data-dir ~/appworld --split select --n 1 --ks 1
 
-A server holds one world, so one episode at a time; several servers serve as many. Endpoints as in appworld 0.1.3.post1 (what pip installs) and 0.2.0.dev0:
-initialize, execute, task_completed, evaluate, close. The code runs at the server, under its rules and with its time limit.
+A server holds one world, so it plays one episode at a time; several servers play several. Endpoints as in appworld 0.1.3.post1 (from pip) and
+0.2.0.dev0: initialize, execute, task_completed, evaluate, close. The code runs at the server, under its rules and time limit.
 
-Left out: what the world's databases hold before and after (the server does not tell), saving and loading states, and gold answers.
+Left out: the contents of the world's databases (the server does not send them), saving and loading states, and reference solutions.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ NO_CODE = "No code was found. Write one block of Python between ```python and ``
 
 
 def code_of(text: str) -> str | None:
-    """The first fenced block of an answer, also where its end is missing; None without one."""
+    """The first fenced block of an answer, closed or not, or None."""
     found = _BLOCK.search(text)
     return found[1].strip() or None if found else None
 
 
 class AppWorldServer:
-    """An environment server. timeout_s: longest wait for an answer, above the server's own limit on code. ConfigError for what is no URL."""
+    """An environment server. timeout_s: longest wait for an answer, above the server's own limit on code. ConfigError for an invalid URL."""
 
     def __init__(self, url: str = DEFAULT_URL, timeout_s: float = 300.0) -> None:
         self.link = Link(
@@ -72,53 +72,51 @@ class AppWorldServer:
     def check(self) -> None:
         """RunError unless an AppWorld environment server answers."""
         if "AppWorld" not in str(self._ask("/")):
-            raise RunError(f"{self.link.url} answers, but is no AppWorld environment server; {SETUP}")
+            raise RunError(f"{self.link.url} is no AppWorld environment server; {SETUP}")
 
     def ask(self, endpoint: str, **body: Any) -> Any:
-        """The `output` of an endpoint. RunError that says what to do."""
+        """The `output` of an endpoint. RunError where the server fails."""
         found = self._ask(f"/{endpoint}", body)
         if not isinstance(found, dict) or "output" not in found:
             raise RunError(
-                f"{self.link.url}/{endpoint} answered {str(found)[:100]!r}, no object with an output; {SETUP}"
+                f"{self.link.url}/{endpoint} answered {str(found)[:100]!r}; required: an object with `output`; {SETUP}"
             )
         return found["output"]
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
             return self.link.ask(path, body)
-        except Refused as error:  # no setting of ours is wrong
+        except Refused as error:  # a server's failure, not a wrong setting
             absent = (
-                "; are its task data there (appworld download data), and is the task id one of them?"
-                if error.status >= 500
-                else ""
+                "; check the task id and the server's task data (appworld download data)" if error.status >= 500 else ""
             )
             raise RunError(f"{error}{absent}") from None
 
 
 class AppWorldEnvironment:
-    """One episode at a time. free: servers without an episode, of which it takes one from reset to the end; environments may share the list.
-    longest: characters of an observation that are shown, its middle left out beyond.
+    """One episode at a time. free: servers without an episode; the environment takes one from reset to the end, and environments may share the list.
+    longest: characters of an observation; the middle of a longer one is omitted.
 
-    RunError where the server fails, and where none is free; never for what an answer holds."""
+    RunError where the server fails and where none is free, never for the content of an answer."""
 
     def __init__(
         self, free: list[AppWorldServer], max_interactions: int = 30, longest: int = 4000, experiment: str = "codechat"
     ) -> None:
         for name, value in (("max_interactions", max_interactions), ("longest", longest)):
             if value < 1:
-                raise ConfigError(f"{name} {value}; at least 1 is needed")
+                raise ConfigError(f"{name} {value}; it must be at least 1")
         self.free, self.max_interactions, self.longest, self.experiment = free, max_interactions, longest, experiment
         self.task_id = ""
         self.verdict: Score | None = None
 
     def reset(self, problem: Problem, seed: int = 0) -> list[Message]:
-        """Start the task whose id the problem has. The seed changes nothing: AppWorld's worlds are fixed."""
+        """Start the task with the problem's id. The seed has no effect: AppWorld's worlds are fixed."""
         self.close()
         self.interactions, self.completed, self.verdict, self.requirements = 0, False, None, []
         if not self.free:
             raise RunError(
-                "every AppWorld server has an episode, and holds no second one; start as many as a problem has episodes (worlds=URL+URL), or "
-                "set --n or --group-size to as many as there are"
+                "0 AppWorld servers are free; each plays one episode; start as many as a problem has episodes (worlds=URL+URL), or lower --n or "
+                "--group-size to their number"
             )
         self.server, self.task_id = self.free.pop(), problem.id
         world = self.server.ask(
@@ -135,11 +133,11 @@ class AppWorldEnvironment:
             ]
         except (KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{self.server.link.url}/initialize tells no instruction and supervisor ({error!r}); appworld 0.1.3 or newer is needed"
+                f"{self.server.link.url}/initialize sent no instruction and supervisor ({error!r}); required: appworld 0.1.3 or newer"
             ) from None
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Run the code of an answer; one without code is told so, and counts. At the end the reward of the whole episode."""
+        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the reward of the whole episode."""
         if self.verdict or not self.task_id:
             return [], 0.0, True
         code = code_of(message["content"])
@@ -152,11 +150,11 @@ class AppWorldEnvironment:
         return [{"role": "user", "content": output}], self.score().reward if done else 0.0, done
 
     def state_diff(self) -> list[Any]:
-        """What the evaluation says of the changes, after the end; the server tells nothing before, and no values."""
+        """The evaluation's requirements, after the end. The server sends no values, and nothing before the end."""
         return self.requirements
 
     def score(self) -> Score:
-        """AppWorld's own verdict on the state as it is; it ends the episode."""
+        """AppWorld's own score of the current state. This ends the episode."""
         if self.verdict is None:
             found = self.server.ask("evaluate", task_id=self.task_id, suppress_errors=True)
             self.verdict, self.requirements = _verdict(found, self.interactions, self.completed)
@@ -164,7 +162,7 @@ class AppWorldEnvironment:
         return self.verdict
 
     def close(self) -> None:
-        """Let go of the world, if there is one. A server that has lost it (it was started anew) is no reason to stop."""
+        """Release the world, if there is one. A server that lost it after a restart is no error."""
         task_id, self.task_id = self.task_id, ""
         if task_id:
             with contextlib.suppress(RunError):
@@ -179,14 +177,14 @@ class AppWorldEnvironment:
 
 
 def _safe(text: str) -> str:
-    """The world's text without tags of the conversation: nobody there may open a turn."""
+    """The world's text without chat tags, so it cannot open a turn."""
     for tag in chat.TAGS:
         text = text.replace(tag, f"< {tag[1:]}")
     return text
 
 
 def _verdict(found: Any, interactions: int, completed: bool) -> tuple[Score, list[dict[str, Any]]]:
-    """The score of an answer of /evaluate, and its requirements in words."""
+    """The score from an answer of /evaluate, and its requirements in words."""
     try:
         passes, failures = found["passes"], found["failures"]
         total = max(int(found["num_tests"]), len(passes) + len(failures))
@@ -198,7 +196,7 @@ def _verdict(found: Any, interactions: int, completed: bool) -> tuple[Score, lis
         idle = sum(row.get("label") == "no_op_pass" for row in (*passes, *failures))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
-            f"the AppWorld server's evaluation cannot be read ({error!r}): {str(found)[:100]}; appworld 0.1.3 or newer is needed"
+            f"the AppWorld server's evaluation is unreadable ({error!r}): {str(found)[:100]}; required: appworld 0.1.3 or newer"
         ) from None
     correct = bool(found.get("success")) and total > 0 and len(passes) == total
     tier = "done" if correct else "nothing" if not passes else "as_idle" if len(passes) <= idle else "partial"
@@ -214,10 +212,10 @@ def _verdict(found: Any, interactions: int, completed: bool) -> tuple[Score, lis
 
 
 class AppWorldTask:
-    """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids with + between them. worlds: URLs of servers
-    with + between them, at least as many as a problem has episodes. max_turns: answers of an episode. longest: see `AppWorldEnvironment`.
+    """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids joined by +. worlds: URLs of servers joined by
+    +, at least as many as a problem has episodes. max_turns: most answers of an episode. longest: see `AppWorldEnvironment`.
 
-    ConfigError for settings that cannot be, RunError where a server does not answer."""
+    ConfigError for invalid settings, RunError where a server does not answer."""
 
     name, tiers, max_reward = "appworld", TIERS, 1.0
     no_references = "AppWorld does not publish its solutions"
@@ -225,28 +223,28 @@ class AppWorldTask:
     def __init__(self, source: str = "", worlds: str = DEFAULT_URL, max_turns: int = 30, longest: int = 4000) -> None:
         if not source:
             raise ConfigError(
-                "task appworld needs the ids of its tasks; give --data-dir with the directory of appworld's data, or source=ID+ID"
+                "task appworld got no source; set --data-dir to the directory of appworld's data, or source=ID+ID"
             )
         self.source, self.max_turns, self.longest = str(source), max_turns, longest
         self.free = [AppWorldServer(url) for url in worlds.split("+")]
         self.episodes_at_once = len(self.free)
-        self.environment()  # refuses settings
+        self.environment()  # checks the settings
         for server in self.free:
             server.check()
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. Ids that are given by name are of any split."""
+        """At most `limit` problems in the seed's order. Ids given by name belong to any split."""
         return shuffled(problems_of(task_ids(self.source.split("+"), split), split), limit, seed)
 
     def environment(self) -> AppWorldEnvironment:
         return AppWorldEnvironment(self.free, self.max_turns, self.longest)
 
     def prompt(self, problem: Problem) -> list[Message]:
-        """Only the name of the task: what it asks is told at the start of an episode."""
+        """Only the name of the task. The server sends its instruction at the start of an episode."""
         return problem.messages
 
     def score(self, problem: Problem, completion: str) -> Score:
-        """The verdict on an episode in which the policy answers this and nothing more."""
+        """The score of an episode with this one answer."""
         world = self.environment()
         world.reset(problem)
         world.step({"role": "assistant", "content": completion})
@@ -260,9 +258,9 @@ class AppWorldTask:
 
 
 def task_ids(words: Sequence[str], split: str) -> list[str]:
-    """Ids of tasks: given as they are, from a file with one a line, or of a split from the data directory of appworld (SPLIT_FILES).
+    """Ids of tasks: ids as words, a file with one id per line, or a split of appworld's data directory (SPLIT_FILES).
 
-    MissingFile where there is no such file; ConfigError for a split that AppWorld does not have, and for no ids."""
+    MissingFile for a missing file, ConfigError for an unknown split and for no ids."""
     found: list[str] = []
     for word in words:
         path = Path(word)
@@ -280,19 +278,19 @@ def task_ids(words: Sequence[str], split: str) -> list[str]:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
             raise MissingFile(
-                f"{path} is not a file of task ids that can be read; give ids such as 82e2fac_1, a file with one a line, or the directory "
-                f"where appworld keeps its data; {SETUP}"
+                f"{path} is not a readable file of task ids; give ids such as 82e2fac_1, a file with one per line, or the directory of "
+                f"appworld's data; {SETUP}"
             ) from None
         found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not found:
         raise ConfigError(
-            "no AppWorld tasks; give ids such as 82e2fac_1, a file with one a line, or the directory of appworld's data"
+            "got 0 AppWorld tasks; give ids such as 82e2fac_1, a file with one per line, or the directory of appworld's data"
         )
     return list(dict.fromkeys(found))
 
 
 def problems_of(ids: Sequence[str], split: str) -> list[Problem]:
-    """Problems that name their task; what it asks is told by the server at the start of an episode."""
+    """Problems that only name their task. The server sends its instruction at the start of an episode."""
     return [
         Problem(
             name,

@@ -1,6 +1,6 @@
-"""Hand-made problems in the leaderboard's own shape: what its type and value rules turn on, one trap each.
+"""Hand-written problems in the leaderboard's format. Each tests one of its type and value rules.
 
-They need no download, so the whole evaluation runs anywhere; a score on them is no leaderboard score.
+They need no download, so the whole evaluation runs anywhere. A score on them is not a leaderboard score.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""When does a call match a possible answer? The type and value rules of the Berkeley Function Calling Leaderboard.
+"""Whether a call matches a possible answer: the type and value rules of the Berkeley Function Calling Leaderboard.
 
-An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be left out. Of a call
-the name must be the answer's, nothing required may be missing, nothing may be given that the function or the answer does not have, and every
-value must have the declared type and equal an acceptable one:
+An answer is {"name", "arguments": {argument: [acceptable values]}}; "" among the values means that the argument may be omitted. A call must have the
+answer's name and every required argument, and no argument that the function or the answer does not have. Every value must have the declared type and
+equal an acceptable one:
 
-- an int passes for a float, a float never for an int, and a bool is no number. Inside a list types are not converted: [1, 2] is no list of
-  floats unless the answer itself holds ints there;
-- a value of another type than the declared one passes where the answer's own first value is of that type (a variable's name, null), and
-  must then be equal to the letter;
-- strings are compared without case, blanks and ,./-_*^ and with ' read as "; also inside lists and objects, however deep;
+- an int is accepted as a float, a float never as an int, and a bool is no number. Inside a list types are not converted: [1, 2] is no list of floats
+  unless the answer itself holds ints there;
+- a value of another type than the declared one is accepted if the answer's own first value has that type (a variable's name, null), and must then be
+  equal to the letter;
+- strings are compared without case, blanks and ,./-_*^ and with ' read as ", also inside lists and objects at any depth;
 - a tuple is a list; lists match in order; in an object each key lists its own acceptable values, and "" there lets the key be absent;
-- leaving out may be spelled: "" for a string, [] for a list.
+- an omission may be written as "" for a string and [] for a list.
 
-Several calls match in any order. Written from the rules of gorilla's ast_checker (BFCL v4, Python categories), deviating where that one stops
-early: calls are matched exactly instead of greedily, a bool is no number inside objects either, and strings in nested lists and objects are
-compared like others. Left out: Java and JavaScript, whose values are source text of these languages.
+Several calls match in any order. The rules follow gorilla's ast_checker (BFCL v4, Python categories) and deviate where that one stops early: calls
+are matched exactly instead of greedily, a bool is no number inside objects either, and strings in nested lists and objects are compared like others.
+Left out: Java and JavaScript, whose values are source text of these languages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 
 from codechat.tasks.funcall.staircase import ABSENT
 
-# From the worst to the best that a call can be.
+# From worst to best.
 FAULTS = ("wrong_name", "missing_argument", "unexpected_argument", "wrong_type", "wrong_value")
-# The leaderboard's names of types, and json schema's for the same.
+# The leaderboard's names of types, and JSON schema's.
 KINDS: dict[str, type] = {
     "string": str,
     "integer": int,
@@ -49,7 +49,7 @@ Arguments = Mapping[str, Any]
 def fault_of_calls(
     calls: Sequence[tuple[str, Arguments]], answers: Sequence[Answer], tools: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
-    """None where every call answers another of the possible answers; else "wrong_count" or the one of FAULTS that stands in the way.
+    """None if calls and possible answers match one to one; else "wrong_count" or the one of FAULTS that prevents it.
 
     tools: name -> {"properties", "required"} of the functions on offer."""
     if len(calls) != len(answers):
@@ -64,7 +64,7 @@ def fault_of_calls(
 
 
 def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[int, int], tried: set[int]) -> bool:
-    """Give the answer a call, moving earlier answers to other calls where they have any (augmenting paths)."""
+    """Assign a call to the answer, moving earlier answers to other calls if needed (augmenting paths)."""
     for k, fault in enumerate(faults[answer]):
         if fault is None and k not in tried:
             tried.add(k)
@@ -77,7 +77,7 @@ def _match(answer: int, faults: Sequence[Sequence[str | None]], matched: dict[in
 def fault_of_call(
     name: str, arguments: Arguments, answer: Answer, tools: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
-    """The first fault of a call, or None where it is what the answer asks for."""
+    """The first fault of a call, or None where it matches the answer."""
     if name != answer["name"]:
         return "wrong_name"
     tool, ways_of = tools.get(name, {}), answer["arguments"]
@@ -115,7 +115,7 @@ def fault_of_value(value: Any, ways: Sequence[Any], schema: Mapping[str, Any]) -
 
 
 def kind_of(schema: Any) -> type | None:
-    """None where the schema declares no type that is known."""
+    """The declared type, or None where the schema declares no known type."""
     named = schema.get("type") if isinstance(schema, Mapping) else None
     return KINDS.get(named) if isinstance(named, str) else None
 
@@ -134,27 +134,27 @@ def _items_fit(value: Sequence[Any], way: Any, kind: type) -> bool:
 
 
 def standardised(text: str) -> str:
-    """The text as it is compared: "April 1,2024" is "april 12024"."""
+    """The text for comparison: "April 1,2024" becomes "april 12024"."""
     return _IGNORED.sub("", text).lower().replace("'", '"')
 
 
-def same(value: Any, wanted: Any, spelled: Callable[[str], str] = standardised) -> bool:
-    """Equality of json values, strings as `spelled` has them. Recurses only as deep as `wanted`."""
-    if isinstance(wanted, str):
-        return isinstance(value, str) and spelled(value) == spelled(wanted)
-    if isinstance(wanted, list):
+def same(value: Any, expected: Any, spelled: Callable[[str], str] = standardised) -> bool:
+    """Equality of JSON values, strings after `spelled`. Recurses only as deep as `expected`."""
+    if isinstance(expected, str):
+        return isinstance(value, str) and spelled(value) == spelled(expected)
+    if isinstance(expected, list):
         return (
             isinstance(value, list)
-            and len(value) == len(wanted)
-            and all(same(v, w, spelled) for v, w in zip(value, wanted, strict=True))
+            and len(value) == len(expected)
+            and all(same(v, w, spelled) for v, w in zip(value, expected, strict=True))
         )
-    if isinstance(wanted, Mapping):
+    if isinstance(expected, Mapping):
         return (
             isinstance(value, Mapping)
-            and value.keys() == wanted.keys()
-            and all(same(value[k], wanted[k], spelled) for k in wanted)
+            and value.keys() == expected.keys()
+            and all(same(value[k], expected[k], spelled) for k in expected)
         )
-    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+    return isinstance(value, bool) == isinstance(expected, bool) and value == expected
 
 
 def _object_fits(value: Mapping[str, Any], way: Any) -> bool:

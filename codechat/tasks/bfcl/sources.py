@@ -1,13 +1,13 @@
 """The Berkeley Function Calling Leaderboard's single-turn problems: embedded cases, the leaderboard's own files, the hub.
 
-    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, a json object a line
+    BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
     possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
-    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as json or as text that holds it
+    any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON text
 
-A path is such a file, or a directory of them; of a directory every file of a known category is read, whatever its version. The hub holds
-version 3. Problems are for evaluation only: all are in split "test".
+A path is such a file or a directory of them. Of a directory every file of a known category is read, whatever its version. The hub holds version 3.
+Problems are for evaluation only: all are in split "test".
 
-A row that no call can satisfy is lost, with the reason: the leaderboard has four, and counts them as failed by everybody.
+A row that no call can satisfy is lost with that reason. The leaderboard has four; every model fails them there.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 
 
 def read(source: str, categories: Iterable[str], tools_style: str = "compact") -> tuple[list[Problem], Ledger]:
-    """Problems of the categories, and what became of the rows. MissingFile, DataError; UserError for a hub out of reach."""
-    ledger, wanted = (
-        Ledger(f"bfcl {Path(source).name}", dict.fromkeys((UNSOLVABLE, "bad_row"), LARGEST_LOSS)),
-        set(categories),
-    )
-    rows = {"embedded": lambda: iter(cases.ROWS), "hub": lambda: _hub_rows(sorted(wanted))}.get(
-        source, lambda: _rows_at(Path(source))
-    )()
+    """Problems of the categories, and the counts of the rows. MissingFile, DataError; UserError for an unreachable hub."""
+    ledger = Ledger(f"bfcl {Path(source).name}", dict.fromkeys((UNSOLVABLE, "bad_row"), LARGEST_LOSS))
+    categories = set(categories)
+    if source == "embedded":
+        rows: Iterable[Row] = cases.ROWS
+    else:
+        rows = _hub_rows(sorted(categories)) if source == "hub" else _rows_at(Path(source))
     problems = []
     for row in rows:
         category = _plain(row["category"])
-        if category not in wanted:
+        if category not in categories:
             ledger.skip("another category")
         elif isinstance(problem := _problem(row, category, tools_style), str):
             ledger.lose(problem)
@@ -62,7 +61,7 @@ def read(source: str, categories: Iterable[str], tools_style: str = "compact") -
 
 
 def _plain(category: Any) -> str:
-    """simple_python is what later versions call simple."""
+    """The category's plain name: later versions call simple "simple_python"."""
     return str(category).removesuffix("_python")
 
 
@@ -72,7 +71,7 @@ def _plain(category: Any) -> str:
 def _rows_at(path: Path) -> Iterator[Row]:
     if not path.exists():
         raise MissingFile(
-            f"{path} does not exist; a file or directory of the leaderboard's problems is needed, or embedded or hub; check --data-dir"
+            f"{path} does not exist; required: a file or directory of the leaderboard's problems, embedded, or hub; check --data-dir"
         )
     files = [path]
     if path.is_dir():
@@ -86,7 +85,7 @@ def _rows_at(path: Path) -> Iterator[Row]:
         ]
         if twice:
             raise DataError(
-                f"{path} holds {' and '.join(twice[:2])}; one file for each category is needed; keep one version of the data"
+                f"{path} holds {' and '.join(twice[:2])}; required: one file per category; keep one version of the data"
             )
     if files and all(_FILE.fullmatch(file.name) for file in files):
         for file in files:
@@ -96,11 +95,11 @@ def _rows_at(path: Path) -> Iterator[Row]:
 
 
 def _joined(questions: Path, answers: Path) -> Iterator[Row]:
-    """Rows of a file of the leaderboard with their answers. A category where no call is right, or any is, has no file of answers."""
+    """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no file of answers."""
     category = _FILE.fullmatch(questions.name)[1]
     if category not in CATEGORIES:
         raise DataError(
-            f"{questions.name} holds category {category}, which is not compared here; choose one of {', '.join(CATEGORIES)}"
+            f"{questions.name} holds category {category}; required: one of {', '.join(CATEGORIES)}; choose another file"
         )
     truths: dict[str, Any] = {}
     if "relevance" not in category:
@@ -113,7 +112,7 @@ def _joined(questions: Path, answers: Path) -> Iterator[Row]:
         name = str(row.get("id"))
         if not truths.keys() >= {name} and "relevance" not in category:
             raise DataError(
-                f"{questions}:{number} has the id {name!r}, which {answers.name} has no answer for; take both files from one version"
+                f"{questions}:{number} has the id {name!r}; {answers.name} has no answer for it; take both files from one version"
             )
         yield {
             "id": name,
@@ -125,7 +124,7 @@ def _joined(questions: Path, answers: Path) -> Iterator[Row]:
 
 
 def _hub_rows(categories: Iterable[str]) -> Iterator[Row]:
-    """Downloaded as they are: the columns of these files differ from row to row, which `datasets` does not read."""
+    """Rows of the hub's files, downloaded as they are: `datasets` cannot read columns that differ from row to row."""
     try:
         import huggingface_hub
     except ImportError:
@@ -184,7 +183,8 @@ def _answer(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bool:
-    """The function is not on offer, something required has no answer, something due is unknown to the function, or has no values."""
+    """True where the function is not on offer, a required argument has no answer, or an answer's argument is unknown to the function or has no
+    values."""
     if tool is None or not set(tool["required"]) <= answer["arguments"].keys():
         return True
     return any(

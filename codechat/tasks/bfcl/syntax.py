@@ -1,7 +1,7 @@
-"""Calls in a completion: the project's `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text.
+"""Read the calls of a completion: `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text.
 
-The second is what the Berkeley leaderboard asks of models that have no format of their own. Arguments are literals given by name; a bare
-name is the text of a variable, true, false and null are json's. Reading never raises and executes nothing: the text is parsed, never run.
+The Berkeley leaderboard prompts models without a format of their own for the second form. Arguments are literals given by name. A bare name is a
+variable's text; true, false and null are JSON's. Reading never raises and runs nothing: the text is only parsed.
 
 Left out: Python calls inside prose or a code fence, and arguments that are expressions (the leaderboard evaluates sums).
 """
@@ -14,19 +14,19 @@ from typing import Any
 
 from codechat.text import chat
 
-LONGEST = 20_000  # characters; Python's parser is not made for hostile input without end
+LONGEST = 20_000  # characters; a limit against hostile input to Python's parser
 FORMS_READ = (*chat.READABLE, "python")
 UNREADABLE = chat.Call(None, None, "bad_python")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def calls_of(text: str) -> list[chat.Call]:
-    """Every call of a completion, in order; the form of one that cannot be read is not in FORMS_READ."""
+    """Every call of a completion, in order. The form of an unreadable call is not in FORMS_READ."""
     return chat.parse_calls(text) if chat.CALL_TAG in text else _python_calls(text.strip())
 
 
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of them, or one call with named arguments; none for anything else, such as "Sorry (no tool)"."""
+    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry (no tool)"."""
     if not text.endswith((")", ")]")) or len(text) > LONGEST:
         return []
     try:

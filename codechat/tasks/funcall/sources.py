@@ -1,16 +1,15 @@
-"""Function-calling problems from files: our own, glaive's, BFCL's and the original project's.
+"""Function-calling problems from files: `codechat data`'s, glaive's, BFCL's and the original project's.
 
-    glaive    {system, chat}: the first assistant call is gold; without one, no call is right
+    glaive    {system, chat}: the first assistant call is gold; without one, no call is correct
     problems  {id, messages, gold: {name, arguments} | null, split}
     bfcl      {question, functions, ground_truth}: evaluation only, every row is in split "test"
     original  {prompt, gt_name, gt_args}: prompt is rendered text with tags
 
-A file's format follows from the columns of its first row; of a directory, the files funcall.*.jsonl are read.
-In BFCL an argument's ground truth is the list of acceptable values, "" among them where it may be left out;
-rows that name a `source` hold plain values instead. Rows without a split get one by the hash of their prompt,
-the same that `codechat data` gives them.
+The columns of the first row give a file's format. Of a directory, the files funcall.*.jsonl are read. In BFCL an argument's ground truth is the list
+of acceptable values, with "" if it may be omitted; rows with a `source` hold plain values instead. A row without a split gets one from the hash of
+its prompt, as in `codechat data`.
 
-Every row is kept, skipped by a rule or lost for a declared reason; too many losses stop the reading.
+Every row is kept, skipped by a rule, or lost for a declared reason. Too many losses are an error.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TURN = re.compile(r"<\|(system|user|assistant|function_response)\|>\n(.*?)\n<\|
 
 
 def read(path: Path, tools_style: str = "compact") -> tuple[list[Problem], Ledger]:
-    """Problems of a jsonl or parquet file, or of a directory, and what became of the rows.
+    """Problems of a jsonl or parquet file or of a directory, and the counts of its rows.
 
     tools_style: how prompts list the tools of glaive and BFCL rows, "compact" or "json" (chat.tools_prompt).
     MissingFile; DataError for an unknown format, a damaged file, or too many losses."""
@@ -63,12 +62,12 @@ def _converter(row: Row, path: Path, tools_style: str) -> Callable[[Row, str, Le
     for columns, convert in formats:
         if columns <= row.keys():
             return convert
-    wanted = " or ".join("{" + ", ".join(sorted(columns)) + "}" for columns, _ in formats)
-    raise DataError(f"{path} has the columns {sorted(row)}; {wanted} is needed; rename them")
+    known = " or ".join("{" + ", ".join(sorted(columns)) + "}" for columns, _ in formats)
+    raise DataError(f"{path} has the columns {sorted(row)}; required: {known}; rename them")
 
 
 def prompt_split(messages: list[Message]) -> str:
-    """train, select or test by the hash of the prompt, so that equal prompts never meet across splits."""
+    """train, select or test by the hash of the prompt: equal prompts are in the same split."""
     return split_of(digest(repr(messages)))
 
 
@@ -130,7 +129,7 @@ def _from_bfcl(tools_style: str, row: Row, name: str, ledger: Ledger) -> Problem
 
 
 def conversation(question: list[Any], functions: list[Row], tools_style: str) -> list[Message]:
-    """The messages of BFCL's question: the tools in front of its own system text. Of several turns the first."""
+    """The messages of BFCL's question. The tools precede its own system text. Of several turns, the first."""
     while question and isinstance(question[0], list):
         question = question[0]
     given = "".join(f"\n\n{m['content']}" for m in question if m["role"] == "system")
@@ -144,16 +143,16 @@ def decoded(value: Any) -> Any:
 
 
 def bfcl_gold(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with lists of acceptable values -> {"name", "arguments", "acceptable"}, with the first of each.
+    """A call with lists of acceptable values -> {"name", "arguments", "acceptable"}, with the first value of each list.
 
-    An argument without any acceptable value must be left out."""
+    An argument without an acceptable value must be omitted."""
     acceptable = {k: ways_of(ways) for k, ways in call["arguments"].items()}
     arguments = {k: _first(ways) for k, ways in acceptable.items() if ABSENT not in ways}
     return {"name": call["name"], "arguments": arguments, "acceptable": acceptable}
 
 
 def _first(ways: list[Any]) -> Any:
-    """The first acceptable value; inside objects each key again lists its own."""
+    """The first acceptable value. Inside objects each key lists its own values."""
     return _resolved(next(way for way in ways if way != ABSENT or ways == [ABSENT]))
 
 

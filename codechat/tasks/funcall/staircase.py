@@ -1,16 +1,14 @@
-"""The staircase: a graded reward for one function call, and the exact match beside it.
+"""The staircase: a graded reward for one function call, and its exact match.
 
     no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35, name_only 0.55, partial 0.55 + 0.45 f, full 1
 
-f = matched / expected arguments, times max(0.5, 1 - 0.1 x extra keys). Without expected arguments f = 1
-before that penalty. The first call counts and further calls cap the score at 0.99, so spraying guesses never
-pays; of a key that is written twice the last value counts, as in any json reader. Where the gold answer is no
-call, silence scores 1 and any call scores 0.
+f = matched / expected arguments, times max(0.5, 1 - 0.1 x extra keys). Without expected arguments f = 1 before that penalty. The first call counts.
+Further calls cap the score at 0.99, so several guesses never pay. Of a repeated key the last value counts, as in any JSON reader. Where no call is
+correct, an answer without a call scores 1 and any call scores 0.
 
-Values match when both are numbers within a tolerance (two integers must be equal), both strings equal but for
-case and surrounding blanks, or both lists or objects whose items match. Types are never mixed: true is not 1,
-"5" is not 5, because the function that is called would not take one for the other. NaN and infinities match
-nothing.
+Two values match if both are numbers within a tolerance (two integers must be equal), both are strings that are equal up to case and surrounding
+blanks, or both are lists or objects whose items match. Types are never mixed: true is not 1 and "5" is not 5, because the called function would not
+accept one for the other. NaN and infinities match nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from codechat.tasks.base import Score
 from codechat.text import chat
 
 TIERS = ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
-# An acceptable value of a BFCL argument that stands for leaving the argument out.
+# An acceptable value of a BFCL argument: the argument may be omitted.
 ABSENT = ""
 
 
@@ -34,11 +32,11 @@ class Staircase:
     """Rewards of the rungs, in [0, 1]. ConfigError unless they rise."""
 
     no_tag: float = opt(0.0, "reward without any call")
-    bad_json: float = opt(0.15, "reward of a call that cannot be read")
+    bad_json: float = opt(0.15, "reward of an unreadable call")
     no_name: float = opt(0.30, "reward of a call without a function name")
     wrong_name: float = opt(0.35, "reward of a call to another function")
-    name_only: float = opt(0.55, "reward of the right function with no right argument")
-    full: float = opt(1.0, "reward of an exact call, and of rightly making none")
+    name_only: float = opt(0.55, "reward of the correct function without a correct argument")
+    full: float = opt(1.0, "reward of an exact call, and of no call where none is correct")
     cap: float = opt(0.99, "largest reward of anything less than a full match")
     extra_penalty: float = opt(0.1, "share of the argument credit lost per unexpected argument")
     least_credit: float = opt(0.5, "share of the argument credit that unexpected arguments cannot take")
@@ -48,12 +46,14 @@ class Staircase:
         rungs = [self.no_tag, self.bad_json, self.no_name, self.wrong_name]
         rungs += [self.name_only, self.cap, self.full]
         if sorted(set(rungs)) != rungs or rungs[0] < 0:
-            raise ConfigError(f"staircase rewards {rungs} must rise strictly from 0 or more; reorder them")
+            raise ConfigError(f"staircase rewards {rungs}; they must rise strictly from 0 or more; reorder them")
         if not (0 <= self.extra_penalty <= 1 and 0 <= self.least_credit <= 1 and self.tolerance >= 0):
-            raise ConfigError("extra_penalty and least_credit must lie in [0, 1], tolerance must be >= 0")
+            raise ConfigError(
+                f"extra_penalty {self.extra_penalty}, least_credit {self.least_credit}, tolerance {self.tolerance}; required: in [0, 1], in [0, 1], 0 or more"
+            )
 
     def arguments_reward(self, f: float) -> float:
-        """Reward of the right name with argument credit f in [0, 1), below the cap."""
+        """Reward of the correct name with argument credit f in [0, 1), below the cap."""
         return min(self.cap, self.name_only + (self.full - self.name_only) * f)
 
 
@@ -61,16 +61,16 @@ DEFAULT = Staircase()
 
 
 def score_call(text: str, gold: Mapping[str, Any] | None, staircase: Staircase = DEFAULT) -> Score:
-    """Score the first call of a completion's text; never raises.
+    """Score the first call of a completion's text. Never raises.
 
-    gold: {"name", "arguments"}, optionally with "acceptable": {argument: [values]} where "" means that the
-    argument may be left out (BFCL); or None where no call is right: any call, readable or not, is then a
-    wrong name of reward 0. parts: calls, form, and beside a right name matched, expected, extra, f."""
+    gold: {"name", "arguments"}, optionally with "acceptable": {argument: [values]} where "" means that the argument may be omitted (BFCL). None: no
+    call is correct, and any call, readable or not, is a wrong name of reward 0. parts: calls, form, and with a correct name matched, expected, extra,
+    f."""
     calls = chat.parse_calls(text)
     parts: dict[str, Any] = {"calls": len(calls), "form": calls[0].form if calls else None}
     if gold is None:
-        right = not calls
-        return Score(staircase.full if right else 0.0, "full" if right else "wrong_name", parts, right)
+        silent = not calls
+        return Score(staircase.full if silent else 0.0, "full" if silent else "wrong_name", parts, silent)
     if not calls:
         return Score(staircase.no_tag, "no_tag", parts, False)
     tier = _failed_before_arguments(calls[0], gold["name"])
@@ -80,7 +80,7 @@ def score_call(text: str, gold: Mapping[str, Any] | None, staircase: Staircase =
 
 
 def _failed_before_arguments(call: chat.Call, name: str) -> str | None:
-    """The rung of a call that gets no further than its name, or None. Blanks around a name do not matter."""
+    """The tier of a call that fails before its arguments, or None. Blanks around a name are ignored."""
     if call.form == "bad_json":
         return "bad_json"
     if not isinstance(call.name, str) or not call.name.strip():
@@ -107,7 +107,7 @@ def _score_arguments(
 def count_matches(
     arguments: Any, gold: Mapping[str, Any], tolerance: float = DEFAULT.tolerance
 ) -> tuple[int, int, int]:
-    """(matched, expected, extra). An argument that may be left out is expected only where it was given."""
+    """(matched, expected, extra). An argument that may be omitted is expected only where it was given."""
     given = arguments if isinstance(arguments, Mapping) else {}
     if "acceptable" in gold:
         ways, fits = gold["acceptable"], accepts
@@ -119,19 +119,19 @@ def count_matches(
     return matched, len(due), sum(k not in ways for k in given)
 
 
-def accepts(wanted: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bool:
-    """`values_match`, but an object in `wanted` lists the acceptable values of each of its keys (BFCL)."""
-    if isinstance(wanted, list):
+def accepts(expected: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bool:
+    """`values_match`, but an object in `expected` lists the acceptable values of each of its keys (BFCL)."""
+    if isinstance(expected, list):
         return (
             isinstance(value, list)
-            and len(value) == len(wanted)
-            and all(accepts(w, v, tolerance) for w, v in zip(wanted, value, strict=True))
+            and len(value) == len(expected)
+            and all(accepts(w, v, tolerance) for w, v in zip(expected, value, strict=True))
         )
-    if not isinstance(wanted, Mapping):
-        return values_match(wanted, value, tolerance)
-    if not isinstance(value, Mapping) or not value.keys() <= wanted.keys():
+    if not isinstance(expected, Mapping):
+        return values_match(expected, value, tolerance)
+    if not isinstance(value, Mapping) or not value.keys() <= expected.keys():
         return False
-    options = {k: ways_of(v) for k, v in wanted.items()}
+    options = {k: ways_of(v) for k, v in expected.items()}
     return all(
         any(accepts(way, value[k], tolerance) for way in ways) if k in value else ABSENT in ways
         for k, ways in options.items()
@@ -139,37 +139,37 @@ def accepts(wanted: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bo
 
 
 def ways_of(value: Any) -> list[Any]:
-    """The values that BFCL accepts: its list of them, a bare value, or (for an empty list) leaving it out."""
+    """The values that BFCL accepts: its list, a bare value, or (for an empty list) omission."""
     return (value or [ABSENT]) if isinstance(value, list) else [value]
 
 
-def values_match(wanted: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bool:
-    """Equality of json values as the module docstring has it. Recurses only as deep as `wanted`."""
-    if isinstance(wanted, str):
-        return isinstance(value, str) and wanted.strip().casefold() == value.strip().casefold()
-    if isinstance(wanted, bool) or wanted is None:
-        return value is wanted
-    if isinstance(wanted, (int, float)):
-        return _numbers_match(wanted, value, tolerance)
-    if isinstance(wanted, Mapping):
+def values_match(expected: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bool:
+    """Equality of JSON values by the rules of the module docstring. Recurses only as deep as `expected`."""
+    if isinstance(expected, str):
+        return isinstance(value, str) and expected.strip().casefold() == value.strip().casefold()
+    if isinstance(expected, bool) or expected is None:
+        return value is expected
+    if isinstance(expected, (int, float)):
+        return _numbers_match(expected, value, tolerance)
+    if isinstance(expected, Mapping):
         return (
             isinstance(value, Mapping)
-            and wanted.keys() == value.keys()
-            and all(values_match(wanted[k], value[k], tolerance) for k in wanted)
+            and expected.keys() == value.keys()
+            and all(values_match(expected[k], value[k], tolerance) for k in expected)
         )
     return (
         isinstance(value, list)
-        and len(value) == len(wanted)
-        and all(values_match(w, v, tolerance) for w, v in zip(wanted, value, strict=True))
+        and len(value) == len(expected)
+        and all(values_match(w, v, tolerance) for w, v in zip(expected, value, strict=True))
     )
 
 
-def _numbers_match(wanted: int | float, value: Any, tolerance: float) -> bool:
+def _numbers_match(expected: int | float, value: Any, tolerance: float) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    if isinstance(wanted, int) and isinstance(value, int):
-        return wanted == value
+    if isinstance(expected, int) and isinstance(value, int):
+        return expected == value
     try:  # NaN and infinities fail the comparison, whichever side they are on
-        return abs(wanted - value) <= tolerance * max(1.0, abs(wanted))
+        return abs(expected - value) <= tolerance * max(1.0, abs(expected))
     except OverflowError:  # an integer with more digits than a float can hold
         return False

@@ -1,7 +1,7 @@
 """A family of problems: one idea, parameters, some wordings, and the body that solves it.
 
-`$x` and `$y` stand for the arguments, everything else with a `$` for a parameter, written as Python would. A body
-uses the names i, v, w, total, out, best and steps for its own variables; arguments are never called so.
+`$x` and `$y` stand for the arguments. Any other `$name` is a parameter, written as a Python literal. A body uses i, v, w, total, out, best and steps
+as its own variables; arguments never have these names.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ WORDS = tuple("""apple bread chair dance eagle flame grape house igloo juice kni
 
 @dataclass(frozen=True)
 class Family:
-    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. says: wordings of the
-    docstring. body: lines that end in a return. keep: which settings make sense, all where it is None."""
+    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. says: wordings of the docstring. body: lines that end in a
+    return. keep: which settings are allowed; None = all."""
 
     name: str
     level: int
@@ -64,7 +64,7 @@ class Family:
     keep: Callable[[Mapping[str, Any]], bool] | None = field(default=None, compare=False)
 
     def settings(self, part: str) -> list[dict[str, Any]]:
-        """The parameters that belong to sft, train, select or test; all of them for test_hard."""
+        """The parameter settings of sft, train, select or test; all settings for test_hard."""
         every = [dict(zip(self.choices, values, strict=True)) for values in itertools.product(*self.choices.values())]
         every = [s for s in every if self.keep is None or self.keep(s)]
         random.Random(self.name).shuffle(every)
@@ -72,7 +72,7 @@ class Family:
         return every if part == "test_hard" else [s for i, s in enumerate(every) if PARTS[i % len(PARTS)] == part]
 
     def neighbours(self, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Settings beside this one: a number one more or less, or the next value there is."""
+        """Settings next to this one: a number plus or minus one, or the neighbouring choice."""
         found = []
         for key, values in self.choices.items():
             value, at = setting[key], list(values).index(setting[key])
@@ -93,7 +93,7 @@ class Family:
         return dict(zip("xy", arguments)) | {key: repr(value) for key, value in setting.items()}
 
     def inputs(self, rng: random.Random, setting: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Arguments of one call; often at or beside the parameters, where wrong programs differ from right ones."""
+        """Arguments of one call, often at or near the parameters, where wrong programs differ from correct ones."""
         numbers = [v for v in setting.values() if type(v) is int]
         texts = [v for v in setting.values() if type(v) is str]
         return tuple(_DRAW[kind](rng, numbers, texts) for kind in self.kinds)
@@ -134,7 +134,7 @@ LETTERS = tuple(ascii_lowercase)
 
 
 def names_for(kinds: Sequence[str], rng: random.Random) -> list[str]:
-    """Argument names, all different."""
+    """Argument names without repetition."""
     found: list[str] = []
     for kind in kinds:
         found.append(rng.choice([n for n in ARGUMENTS[kind] if n not in found]))

@@ -1,13 +1,12 @@
-"""Are two answers the same? Finding an answer in a text, and comparing it with the gold one.
+"""Find the answer in a text, and compare it with the gold answer.
 
     equivalent("$1,234.50", "1234.5")    equivalent(r"\\frac{1}{2}", "0.5")    equivalent("18 apples", "18")
 
-Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at fixed points: two expressions that agree at three
-points that nobody chose are the same expression for our purpose. A completion is untrusted text: it is never evaluated by Python, and its
-length and the size of its numbers are bounded, so that no answer takes longer than a fraction of a second to judge.
+Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points: expressions that agree there count as
+equal. A completion is untrusted text. Python never evaluates it, and its length and the size of its numbers are bounded, so scoring an answer takes a
+fraction of a second.
 
-A gold answer that cannot be read equals nothing but its own spelling, and an empty one not even that: a reward that skips what it cannot
-parse pays for everything.
+An unreadable gold answer equals only its own spelling, and an empty one equals nothing: a reward that skips what it cannot parse pays for everything.
 
 Left out: equations beyond `x = ...`, matrices, words for numbers, converting units (5 km is not 5000 m here, but 5 km is 5).
 """
@@ -23,10 +22,9 @@ from fractions import Fraction
 MAX_CHARS, MAX_BITS, MAX_EXPONENT = 200, 8192, 64
 TOLERANCE = 1e-9
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
-_LAST = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")  # the minus of 48-24 is no sign
-_UNITS = frozenset(
-    "m g s h l L N J W V A K C F".split()
-)  # one letter behind a space: a unit, where it would else be a variable
+_LAST = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")  # the minus in 48-24 is not a sign
+# One letter after a space is a unit, not a variable.
+_UNITS = frozenset("m g s h l L N J W V A K C F".split())
 _UNIT = re.compile(
     rf"(-?(?:{NUMBER}(?:\s*/\s*\d+)?|\([^A-Za-z]*\)))\s*((?:[A-Za-z]{{2,}}|(?<=\s)[A-Za-z])(?:\^?\d)?(?:[\s/]+[A-Za-z]+(?:\^?\d)?)*)"
 )
@@ -42,25 +40,25 @@ _FUNCTIONS = {
 }
 _TOKEN = re.compile(rf"\s*(?:(\d*\.?\d+)|({'|'.join(_FUNCTIONS)}|pi)|([A-Za-z])|(\*\*|[-+*/()]))")
 _SIGNS = {"−": "-", "\\cdot": "*", "\\times": "*", "×": "*", "÷": "/", "\\pi": "pi", "π": "pi"}
-_POINTS = ((3, 7), (11, 13), (-5, 9))  # letter number i is a + i / b: no zero, no one, none twice
+_POINTS = ((3, 7), (11, 13), (-5, 9))  # letter number i is a + i / b: never 0 or 1, no value twice
 Value = Fraction | complex
 
 
 class Unreadable(ValueError):
-    """Not an expression, or one that is too large to look at."""
+    """Not an expression, or one that is too large."""
 
 
 # ---------------------------------------------------------------- finding
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, without thousands separators; None where there is none."""
+    """The last number of a text without thousands separators, or None."""
     found = _LAST.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter A to D after "answer is" (or "answer:"), else a letter alone on the first or last line; None where there is none."""
+    """The letter A to D after "answer is" (or "answer:"), else a letter alone on the first or last line, or None."""
     if found := re.findall(r"answer(?:\s+is)?\s*:?\s*\(?([ABCD])\b(?!')", text, re.I):
         return found[-1].upper()
     lines = [line.strip(" .()*") for line in text.strip().splitlines()]
@@ -68,8 +66,8 @@ def choice_letter(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last whole \boxed{...}; None without one."""
-    opened: list[tuple[int, bool]] = []  # where each brace that is open opened, and whether a box did
+    r"""The content of the last complete \boxed{...}, or None."""
+    opened: list[tuple[int, bool]] = []  # per open brace: its position, and whether it opens a box
     last: tuple[int, int] | None = None
     for match in re.finditer(r"\\boxed\s*\{|[{}]", text):
         if match[0] != "}":
@@ -82,7 +80,7 @@ def boxed(text: str) -> str | None:
 
 
 def stated(text: str) -> str | None:
-    r"""What a text says its answer is: \boxed{...}, else the line after "####", else what follows "answer is"; None where it says none."""
+    r"""The stated answer: \boxed{...}, else the line after "####", else the text after "answer is", or None."""
     if (found := boxed(text)) is not None:
         return found
     for pattern in (r"####[ \t]*(\S[^\n]*)", r"answer\s+is\s*:?[ \t]*(\S[^\n]*)"):
@@ -92,7 +90,7 @@ def stated(text: str) -> str | None:
 
 
 def gsm8k_gold(text: str) -> str | None:
-    """The number behind the last "####" of a GSM8K solution, without separators; None where there is none or it is no number."""
+    """The number after the last "####" of a GSM8K solution without separators, or None."""
     _, mark, rest = text.rpartition("####")
     found = rest.strip().lstrip("$").replace(",", "")
     return found if mark and re.fullmatch(r"-?\d+(\.\d+)?", found) else None
@@ -102,7 +100,7 @@ def gsm8k_gold(text: str) -> str | None:
 
 
 def equivalent(answer: str | None, gold: str | None) -> bool:
-    """Whether two spellings mean the same. False for an empty or missing one, whatever the other is; never raises."""
+    """Whether two answers are equal. False where one is empty or missing. Never raises."""
     if answer is None or gold is None or len(answer) > 10 * MAX_CHARS or len(gold) > 10 * MAX_CHARS:
         return False
     ours, theirs = normal(answer), normal(gold)
@@ -110,17 +108,17 @@ def equivalent(answer: str | None, gold: str | None) -> bool:
         return False
     if ours == theirs:
         return True
-    parts, wanted = _items(ours), _items(theirs)
-    if parts is not None or wanted is not None:  # tuples, intervals and sets: item by item, between the same brackets
-        if parts is None or wanted is None or parts[0] != wanted[0] or len(parts[1]) != len(wanted[1]):
+    parts, expected = _items(ours), _items(theirs)
+    if parts is not None or expected is not None:  # tuples, intervals and sets: item by item, with the same brackets
+        if parts is None or expected is None or parts[0] != expected[0] or len(parts[1]) != len(expected[1]):
             return False
-        return all(equivalent(a, b) for a, b in zip(parts[1], wanted[1], strict=True))
+        return all(equivalent(a, b) for a, b in zip(parts[1], expected[1], strict=True))
     return _same_quantity(ours, theirs)
 
 
 def _same_quantity(a: str, b: str) -> bool:
-    (a, unit), (b, wanted) = split_unit(a), split_unit(b)
-    if unit and wanted and unit.rstrip("s") != wanted.rstrip("s"):
+    (a, unit), (b, gold_unit) = split_unit(a), split_unit(b)
+    if unit and gold_unit and unit.rstrip("s") != gold_unit.rstrip("s"):
         return False
     try:
         left, right = (compile_expression(x) for x in (a, b))
@@ -138,7 +136,7 @@ def _close(x: Value, y: Value) -> bool:
 
 
 def normal(text: str) -> str:
-    """An answer without what does not matter: mathematical typesetting, currency signs, thousands separators, "x =", a full stop."""
+    """An answer without typesetting, currency signs, thousands separators, a leading "x =" and a full stop."""
     text = text.strip()
     if (inner := boxed(text)) is not None:
         text = inner
@@ -165,7 +163,7 @@ def normal(text: str) -> str:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """A number and the words behind it ("18", "apples"); the text itself and "" where it is no such thing."""
+    """A number and the words after it ("18", "apples"); else the text itself and ""."""
     match = _UNIT.fullmatch(text)
     if match is None or (len(match[2]) == 1 and match[2] not in _UNITS) or _HEDGES & set(match[2].lower().split()):
         return text, ""
@@ -173,7 +171,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _items(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and items of a bracketed list; None for anything else."""
+    """Brackets and items of a bracketed list, or None."""
     text = re.sub(r"^\\\{(.*)\\\}$", r"{\1}", text)
     if len(text) < 2 or text[0] not in "([{" or text[-1] not in ")]}":
         return None
@@ -197,7 +195,7 @@ def compile_expression(text: str) -> ast.expr:
     text = text.replace("^", "**").replace("{", "(").replace("}", ")")
     if len(text) > MAX_CHARS:
         raise Unreadable(f"{len(text)} characters; at most {MAX_CHARS}")
-    words, at, ends = [], 0, False  # ends: the last token ends a factor, so that a factor behind it is multiplied
+    words, at, ends = [], 0, False  # ends: the last token ends a factor, so a following factor is multiplied
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
@@ -223,7 +221,7 @@ def compile_expression(text: str) -> ast.expr:
 
 
 def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
-    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS, ZeroDivisionError as Python has it."""
+    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS, ZeroDivisionError as in Python."""
     if isinstance(tree, ast.Constant):
         return _bounded(Fraction(tree.value))
     if isinstance(tree, ast.Name):

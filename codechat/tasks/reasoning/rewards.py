@@ -1,16 +1,15 @@
-"""What a completion earns: four gradings of a reasoning and an answer, with the terms that they add up.
+"""Rewards of reasoning and answer: four graders and the terms that they add up.
 
     xml            correctness 2.0, integer 0.5, strict_format 0.5, soft_format 0.5, tags 4 x 0.125     in all 4.0
-    r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer are right
-    question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is right
-    plain          1.0 where the last number, or the letter after "answer is", is right
+    r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer are correct
+    question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
+    plain          1.0 where the last number, or the letter after "answer is", is correct
 
-Terms are never negative, and their sum is the reward. Each is logged by itself, since a policy can raise the sum by the layout alone.
-Text behind the closing tag costs the tags' term 0.001 a character and no more than two tags are worth: a right answer with a long tail still
-earns more than a wrong one without.
+Terms are never negative, and their sum is the reward. Each is logged by itself, because a policy can raise the sum by layout alone. Text after the
+closing tag costs 0.001 per character, at most the value of two tags: a correct answer with a long tail still scores more than a wrong one without.
 
-Whatever the grading, a completion has one of four outcomes: format and answer, answer only, format only, neither. One that was cut off before
-its closing tag has no answer, and counts as such.
+With every grader a completion has one of four outcomes: format and answer, answer only, format only, neither. A completion truncated before its
+closing tag has no answer.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from codechat.tasks.reasoning import answers
 OUTCOMES = ("neither", "format_only", "answer_only", "format_and_answer")
 FORMATTED = ("format_only", "format_and_answer")
 CORRECTNESS, KIND, STRICT, SOFT, TAG, TAIL = 2.0, 0.5, 0.5, 0.5, 0.125, 0.001
-_INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag within a tag
-# DOTALL: reasoning of more than one line is the point. The line end behind </answer> belongs to the turn, not to the content.
+_INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag inside a tag
+# DOTALL: reasoning may have several lines. The line end after </answer> belongs to the turn, not to the content.
 _STRICT = re.compile(rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE}\n</answer>\n?", re.DOTALL)
 _SOFT = re.compile(rf"\s*<reasoning>{_INSIDE}</reasoning>\s*<answer>{_INSIDE}</answer>", re.DOTALL)
 _R1 = re.compile(
@@ -37,7 +36,7 @@ _INTEGER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)")
 
 
 class Graded(NamedTuple):
-    """terms: addends of the reward, all there in every completion. answer: what was read as the answer, or None."""
+    """terms: addends of the reward, the same names for every completion. answer: the answer that was read, or None."""
 
     terms: dict[str, float]
     formatted: bool
@@ -54,13 +53,13 @@ class Graded(NamedTuple):
 
 
 def xml_answer(text: str) -> str | None:
-    """What stands between the last <answer> and the </answer> behind it; None where one of them is missing."""
+    """The text between the last <answer> and the following </answer>, or None."""
     body, closed, _ = text.rpartition("<answer>")[2].partition("</answer>")
     return body.strip() if closed and "<answer>" in text else None
 
 
 def grade_xml(text: str, gold: str | None, kind: str) -> Graded:
-    """kind "letter": the term `integer` is earned by a letter A to D instead."""
+    """kind "letter": a letter A to D earns the term `integer`."""
     answer = xml_answer(text)
     correct = _same(answer, gold, kind)
     of_kind = answer is not None and bool((_INTEGER if kind == "number" else re.compile("[A-D]")).fullmatch(answer))
@@ -76,7 +75,7 @@ def grade_xml(text: str, gold: str | None, kind: str) -> Graded:
 
 
 def _tags(text: str) -> float:
-    """0.125 for each of four tags that is there exactly once, in its place; what follows the last takes from the two of the answer."""
+    """0.125 for each of four tags that occurs exactly once, in its place. Text after the last tag reduces the two tags of the answer."""
     tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
     lost = TAIL * tail
     found = [
@@ -86,7 +85,7 @@ def _tags(text: str) -> float:
 
 
 def grade_r1_zero(text: str, gold: str | None, kind: str) -> Graded:
-    """The prompt may have opened <think> already. Text behind </answer> is allowed."""
+    """The prompt may have opened <think> already. Text after </answer> is allowed."""
     match = _R1.match(text)
     answer = match[1].strip() if match else None
     if answer is not None and "\\boxed" in answer:
@@ -108,7 +107,7 @@ def grade_plain(text: str, gold: str | None, kind: str) -> Graded:
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:
-    """Letters by their letter; numbers and expressions by what they are worth. A gold answer that is empty or missing is never met."""
+    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches nothing."""
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
     return answer.strip("() .").upper() == gold.upper()
@@ -124,13 +123,15 @@ MAXIMUM = {"xml": CORRECTNESS + KIND + STRICT + SOFT + 4 * TAG, "r1_zero": 1.0, 
 
 
 def check(grading: str) -> None:
-    """ConfigError for a grading that is unknown."""
+    """ConfigError for an unknown grader."""
     if grading not in GRADERS:
-        raise ConfigError(f"reward {grading!r} is unknown; give one of {', '.join(GRADERS)}{nearest(grading, GRADERS)}")
+        raise ConfigError(
+            f"reward {grading!r} is unknown; required: one of {', '.join(GRADERS)}{nearest(grading, GRADERS)}"
+        )
 
 
 def written(grading: str, steps: str, answer: str) -> str:
-    """A worked solution in the layout that the grading asks for: what SFT teaches, and the gold answer of the gate."""
+    """A worked solution in the grader's layout: the target of SFT and the reference solution."""
     if grading == "xml":
         return f"<reasoning>\n{steps}\n</reasoning>\n<answer>\n{answer}\n</answer>"
     if grading == "r1_zero":

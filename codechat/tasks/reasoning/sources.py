@@ -91,7 +91,7 @@ def _questions(name: str, rows: Iterable[Row], file: str, split: str) -> list[Qu
     made: list[Question | Problem] = []
     for number, row in enumerate(require_columns(rows, [COLUMNS[name]], f"{name}, {file}")):
         try:
-            asked = _MAKE[name](row, f"{name}-{file}-{number}", split)
+            question = _MAKE[name](row, f"{name}-{file}-{number}", split)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DataError(
                 f"{name}, {file}, row {number + 1}: {error}; correct the row, or fetch the file again"
@@ -99,9 +99,9 @@ def _questions(name: str, rows: Iterable[Row], file: str, split: str) -> list[Qu
         if (
             name != "gsm8k"
             or file == "test"
-            or (fraction(digest(asked.question)) < SELECT_SHARE) == (split == "select")
+            or (fraction(digest(question.question)) < SELECT_SHARE) == (split == "select")
         ):
-            made.append(asked)
+            made.append(question)
     return made
 
 

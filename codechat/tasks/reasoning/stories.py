@@ -1,14 +1,13 @@
-"""Arithmetic word problems of our own, of graded difficulty: what a small model on a CPU can learn to reason about.
+"""Generated arithmetic word problems of four levels: reasoning that a small model on a CPU can learn.
 
     level 1    one step, numbers up to 9         "Mia has 6 shells and finds 3 more. How many shells does Mia have?"
     level 2    one step, numbers up to 20, times tables and even sharing
-    level 3    two steps, the second with the result of the first
-    level 4    three steps, and a number that is of no use
+    level 3    two steps; the second uses the result of the first
+    level 4    three steps, and a number without use
 
-Numbers are small on purpose: a small model knows its sums by heart or not at all, and there are some hundreds of them here, which come back on
-all levels. A worked solution is one equation per line. The text of a question decides what it is for (a hash of it): worked solutions, training, `select`
-or `test` never share a question. They do share sums: 6 + 3 is a fact that has to be met before it can be used. `test_hard` has wordings that
-appear nowhere else.
+Numbers are small on purpose: a small model memorises sums, and the same few hundred sums occur on all levels. A worked solution has one equation per
+line. A hash of the question's text decides its part: worked solutions, training, `select` and `test` never share a question. They do share sums, since
+6 + 3 must be seen before it can be used. `test_hard` has wordings that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from codechat.data.sources import digest, fraction
 from codechat.tasks.base import check_levels, check_split
 
 LEVELS = (1, 2, 3, 4)
-PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # upper ends of each part's share of the hashes
+PARTS = {"worked": 0.5, "train": 0.8, "select": 0.88, "test": 1.0}  # cumulative shares of the hashes
 PEOPLE = "Ada Ben Cleo Dan Eva Finn Gia Hugo Ivy Jon Kim Leo Mia Noah Olga Paul Rosa Sam Tom Zoe".split()
 THINGS = "apples books shells cards coins pens stones cups stamps eggs toys keys balls nuts".split()
 
 
 class Story(NamedTuple):
-    """says: wordings, the last of which is held out. steps: equations over the numbers a to e and the earlier results r and s.
-    low, high: of each number; what comes out must be a whole number above 0."""
+    """says: wordings; the last is held out. steps: equations over the numbers a to e and the earlier results r and s. low, high: range of each number.
+    Every result is a whole number above 0."""
 
     name: str
     level: int
@@ -224,7 +223,7 @@ def questions(part: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
 
 
 def part_of(text: str) -> str:
-    """What a question with an ordinary wording is for."""
+    """The part of a question with an ordinary wording."""
     at = fraction(digest(text))
     return next(part for part, end in PARTS.items() if at < end)
 
@@ -245,7 +244,7 @@ def draw(story: Story, rng: random.Random, held_out: bool = False) -> Question:
 
 
 def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | None]:
-    """ "6 + 3 = 9" for each step; None where a result is no whole number above 0."""
+    """ "6 + 3 = 9" for each step; None for a result that is not a whole number above 0."""
     known: dict[str, int] = dict(numbers)
     for step, name in zip(steps, "rst"):
         left, sign, right = step.split()
@@ -259,5 +258,5 @@ def _worked(steps: Sequence[str], numbers: dict[str, int]) -> Iterator[str | Non
 
 
 def about(question: Question) -> dict[str, Any]:
-    """What a problem's meta keeps."""
+    """The meta of a problem."""
     return {"story": question.story, "level": question.level}

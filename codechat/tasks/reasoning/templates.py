@@ -1,13 +1,13 @@
-"""How a question is put to a policy: five prompt templates, each with the grading that its layout asks for.
+"""Five prompt templates for a question, each with the grader of its layout.
 
-    xml            a system prompt that asks for <reasoning> and <answer>, each on lines of their own
-    r1_zero        DeepSeek-R1-Zero's one prompt for a base model (arXiv:2501.12948, table 1), which ends in <think>
-    question_only  the question and nothing else (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
+    xml            a system prompt that requests <reasoning> and <answer>, each on their own lines
+    r1_zero        DeepSeek-R1-Zero's prompt for a base model (arXiv:2501.12948, table 1); it ends in <think>
+    question_only  only the question (Dr. GRPO, arXiv:2503.20783, section 2, "no template")
     alpaca         Stanford Alpaca's instruction template
-    zero_shot      a system prompt that asks for steps and for "The answer is N."
+    zero_shot      a system prompt that requests steps and "The answer is N."
 
-A template makes messages, which go through the protocol like any other conversation: with an imported model its own chat template is around
-them. Left out: raw text without turns.
+A template makes messages, which are rendered like any other conversation: an imported model's own chat template surrounds them. Left out: raw text
+without turns.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def messages(template: str, question: str, kind: str) -> list[Message]:
 
 
 def check(template: str) -> None:
-    """ConfigError for a template that is unknown."""
+    """ConfigError for an unknown template."""
     if template not in _MAKE:
-        raise ConfigError(f"template {template!r} is unknown; give one of {', '.join(_MAKE)}{nearest(template, _MAKE)}")
+        raise ConfigError(
+            f"template {template!r} is unknown; required: one of {', '.join(_MAKE)}{nearest(template, _MAKE)}"
+        )
 
 
 def _user(content: str) -> Message:

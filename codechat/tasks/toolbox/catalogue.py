@@ -1,4 +1,4 @@
-"""All tools by name, how to run one, and which of them could stand in for each other."""
+"""All tools by name, how to run one, and which of them could serve the same request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from codechat.tasks.toolbox.tool import Tool, ToolError
 
 THEMES = (arithmetic, units, dates, text, statistics, geometry, colours, encodings, money, names)
 TOOLS: dict[str, Tool] = {t.name: t for theme in THEMES for t in vars(theme).values() if isinstance(t, Tool)}
-# Tools that could serve each other's requests are never offered together: the right call would be ambiguous.
+# Tools that could serve the same request are never offered together: the correct call would be ambiguous.
 FAMILIES: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
@@ -49,14 +49,14 @@ FAMILIES: tuple[frozenset[str], ...] = tuple(
 
 
 def execute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """{"result": json value} of a tool. ToolError for an unknown tool or arguments that it cannot use."""
+    """{"result": JSON value} of a tool. ToolError for an unknown tool and for invalid arguments."""
     if name not in TOOLS:
         raise ToolError(f"there is no function {str(name)[:60]!r}")
     return {"result": TOOLS[name].call(arguments)}
 
 
 def respond(name: str, arguments: Mapping[str, Any]) -> str:
-    """The content of a function response: {"result": ...} or {"error": message} as json text."""
+    """The content of a function response: {"result": ...} or {"error": message} as JSON text."""
     try:
         response = execute(name, arguments)
     except ToolError as error:
@@ -65,5 +65,5 @@ def respond(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def family(name: str) -> frozenset[str]:
-    """The tool and all that could serve its requests."""
+    """The tool and all tools that could serve its requests."""
     return frozenset({name}).union(*(f for f in FAMILIES if name in f))

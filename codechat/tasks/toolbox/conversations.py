@@ -1,11 +1,10 @@
-"""Requests, dialogues, problems and behaviour probes made from the tools.
+"""Requests, dialogues, problems and behaviour probes generated from the tools.
 
-Everything is drawn from one generator per (purpose, split, seed), so the first n of a longer list are the
-shorter list. A prompt offers the gold tool and up to three others that could not serve the request. Negatives
-teach when not to call: the fitting tool is missing, there are no tools at all, or the user only chats.
+Each (purpose, split, seed) has its own generator, so a shorter list is the start of a longer one. A prompt offers the gold tool and up to three
+others that could not serve the request. Negatives teach when not to call: the fitting tool is missing, there are no tools, or the user only chats.
 
-Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system`
-give their system prompts), and requests for two calls at once.
+Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system` give their system prompts), and requests
+for two calls at once.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ SMALL_TALK = (
     ("What is your name?", "I am CodeChat."),
     ("Nice work.", "Thank you!"),
 )
-# What a negative is; the share of each among negatives follows from its repetitions.
+# Kinds of negatives. Repetition sets the share of a kind.
 NEGATIVES = ("unsuitable", "unsuitable", "absent", "absent", "chat")
-# What a probe asks for, and the tools beside it: all that there may be, only others than the one asked for, none.
+# What a probe asks for, and the tools on offer: with the fitting one, only others, none.
 CELLS = (("tool", "tools"), ("tool", "other"), ("tool", "none"), ("code", "tools"), ("code", "none"))
 
 
 @dataclass(frozen=True)
 class Request:
-    """A tool, arguments for it and the words that ask for them. hard: what of it training never saw."""
+    """A tool, its arguments and the request in words. hard: the part that training never sees ("tool" or "phrasing"), or None."""
 
     tool: Tool
     arguments: dict[str, Any]
@@ -73,10 +72,10 @@ def dialogues(
     negatives_share: float = 0.15,
     levels: Sequence[int] = LEVELS,
 ) -> Iterator[dict[str, Any]]:
-    """n rows {"id", "messages", "domain", "meta"}; a level that is repeated in `levels` is drawn more often.
+    """n rows {"id", "messages", "domain", "meta"}. A repeated level is sampled more often.
 
-    meta: tools_present, asked ("tool" or "chat"), tools (names offered), level (0 for negatives), hard, and
-    kind ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
+    meta: tools_present, asked ("tool" or "chat"), tools (names on offer), level (0 for negatives), hard, and kind ("call", "multi_turn" or one of
+    NEGATIVES). ConfigError for an unknown split or level."""
     rng = _generator("dialogues", split, seed, levels)
     for i in range(n):
         draw = rng.random()
@@ -94,7 +93,7 @@ def dialogues(
 def problems(
     split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVELS, negatives_share: float = 0.0
 ) -> list[Problem]:
-    """n single requests. gold: {"name", "arguments"}, or None where no call is right."""
+    """n single requests. gold: {"name", "arguments"}, or None where no call is correct."""
     rng = _generator("problems", split, seed, levels)
     made = []
     for i in range(n):
@@ -111,11 +110,11 @@ def problems(
 
 
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
-    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of
-    CELLS in turn. Only where the tool that is asked for is among those present is a call right."""
+    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in turn. A call is correct only
+    where the fitting tool is on offer."""
     rng = _generator("probes", split, seed, LEVELS)
     if n and not code_requests:
-        raise ConfigError("probes got no code requests; at least one is required; pass functions to ask for")
+        raise ConfigError("probes got 0 code requests; at least one is required; pass some")
     rows = []
     for i in range(n):
         asked, tools = CELLS[i % len(CELLS)]
@@ -138,7 +137,7 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
 
 
 def tools_system(rng: random.Random, k: int | None = None, split: str = "train") -> str:
-    """A system prompt that offers k tools of the split (1 to 4 of them when k is not given)."""
+    """A system prompt that offers k tools of the split. Default: 1 to 4 tools."""
     pool = _pool(split == "test_hard")
     return _offer(rng.sample(pool, k or rng.randint(1, 1 + MAX_DISTRACTORS)))
 
@@ -156,13 +155,13 @@ def _generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> ra
 
 @lru_cache
 def _pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple[Tool, ...]:
-    """Tools by level; held-out ones among them only for test_hard, or alone."""
-    wanted = (t for t in TOOLS.values() if level in (None, t.level))
-    return tuple(t for t in wanted if (t.held_out if held_out else hard or not t.held_out))
+    """Tools of a level. hard: held-out tools too. held_out: held-out tools alone."""
+    tools = (t for t in TOOLS.values() if level in (None, t.level))
+    return tuple(t for t in tools if (t.held_out if held_out else hard or not t.held_out))
 
 
 def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequence[Tool] | None = None) -> Request:
-    """In test_hard half of the requests are for held-out tools, half say a known tool in new words."""
+    """In test_hard half of the requests need held-out tools, half ask for a known tool in new phrasings."""
     hard, level = None, rng.choice(levels)
     if split == "test_hard":
         hard = rng.choice(("tool", "phrasing"))
@@ -172,7 +171,7 @@ def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequen
 
 
 def _positive(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
-    """A request, the tools offered for it, and the prompt."""
+    """A request, the tools on offer, and the prompt."""
     request = _request(rng, split, levels)
     offered = [request.tool, *_others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
     rng.shuffle(offered)
@@ -191,7 +190,7 @@ def _others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> li
 
 
 def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
-    """Request, call, response, answer; sometimes a second request for one of the offered tools."""
+    """Request, call, response, answer; sometimes a second request for a tool on offer."""
     request, offered, messages = _positive(rng, split, levels)
     meta = _meta(offered, request, "multi_turn")
     messages += _served(request)
@@ -203,7 +202,7 @@ def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[
 
 
 def _negative(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
-    """A conversation whose right answer is no call."""
+    """A conversation in which no call is correct."""
     kind, offered = rng.choice(NEGATIVES), []
     request = _request(rng, split, levels)
     text, answer = request.text, rng.choice(NO_FUNCTION)
@@ -227,7 +226,7 @@ def _negative(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[li
 
 
 def _served(request: Request) -> list[Message]:
-    """The call, what the tool returned, and the answer."""
+    """The call, the tool's response, and the answer."""
     name, arguments = request.tool.name, request.arguments
     result = execute(name, arguments)["result"]
     return [

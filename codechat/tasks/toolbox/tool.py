@@ -4,8 +4,7 @@
           answer="{x} squared is {result}.")
     def square(x: float) -> float: ...
 
-The decorated name becomes a `Tool`. Every parameter is required; optional ones would make "the right call"
-ambiguous.
+The decorated name becomes a `Tool`. Every parameter is required; optional ones would make the correct call ambiguous.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ LEVELS = (1, 2, 3)
 
 
 class ToolError(ValueError):
-    """A tool was called with arguments that it cannot use; the message is meant for the caller."""
+    """Invalid arguments of a tool. The caller reads the message."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """asks and hard_asks are templates over the slots (hard_asks only in test_hard); answer also knows
-    {result}. held_out tools appear in test_hard alone, not even as distractors elsewhere. adjust: rng,
-    arguments -> arguments that depend on one another."""
+    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answer: a template that also knows {result}. held_out: the
+    tool occurs in test_hard only, not even as a distractor elsewhere. adjust: (rng, arguments) -> arguments that depend on one another."""
 
     name: str
     description: str
@@ -58,11 +56,11 @@ class Tool:
 
     @cached_property
     def level(self) -> int:
-        """1: one word or number, copied. 2: two, or one and a translated choice. 3: more, lists, phrases."""
+        """1: one copied word or number. 2: two, or one and a translated choice. 3: more, lists, phrases."""
         return min(3, sum(slot.cost for slot in self.slots.values()))
 
     def sample(self, rng: random.Random, split: str) -> dict[str, Any]:
-        """Arguments that only `split` uses, in schema order; two enumerations never take the same value."""
+        """Arguments that only `split` uses, in schema order. Two enumerations never take the same value."""
         while True:
             arguments = {name: slot.sample(rng, split) for name, slot in self.slots.items()}
             if self.adjust:
@@ -73,16 +71,16 @@ class Tool:
                 return arguments
 
     def ask(self, rng: random.Random, arguments: Mapping[str, Any], hard: bool = False) -> str:
-        """A request in words; `hard` uses the phrasings that training never sees."""
+        """A request in words. hard: in a phrasing that training never sees."""
         template = rng.choice(self.hard_asks if hard else self.asks)
         return template.format(**{k: self.slots[k].say(rng, v) for k, v in arguments.items()})
 
     def report(self, arguments: Mapping[str, Any], result: Any) -> str:
-        """A short answer in words, built from the result."""
+        """A short answer in words with the result."""
         return self.answer.format(result=say(result), **{k: say(v) for k, v in arguments.items()})
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Check the arguments against the schema and run. ToolError says what is wrong with them."""
+        """Check the arguments against the schema and run. ToolError names the fault."""
         if not isinstance(arguments, Mapping):
             raise ToolError(f"{self.name}: arguments must be an object")
         missing = [k for k in self.slots if k not in arguments]
@@ -98,7 +96,7 @@ class Tool:
 
 
 def check(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
-    """The value as its schema has it (2.0 becomes 2 for an integer). ToolError where it does not fit."""
+    """The value in the type of its schema (2.0 becomes 2 for an integer). ToolError where it does not match."""
     kind = schema["type"]
     if kind == "array":
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_ITEMS:
@@ -124,7 +122,7 @@ def _is_number(value: Any) -> bool:
 
 
 def neat(value: float, digits: int = 4) -> int | float:
-    """A number as people write it: rounded, and whole where it is whole. ToolError where it is not finite."""
+    """The number rounded, as an int if it is whole. ToolError where it is not finite."""
     if isinstance(value, complex) or not math.isfinite(value):
         raise ToolError("the result is not a finite number")
     rounded = round(value, digits)

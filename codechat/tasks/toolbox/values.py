@@ -1,10 +1,8 @@
-"""Where argument values come from, how a request says them, and which split may use which.
+"""Argument values: their domains, their wording in a request, and their splits.
 
-A value that the domain has plenty of (an invented word, a date, a colour, a number of three or more digits)
-belongs to exactly one split by its hash, so a test request cannot be answered with a value remembered from
-training: the policy has to copy it. One- and two-digit numbers and enumerations are shared; a request made of
-those alone is assigned to a split as a whole. Invented words are used instead of a dictionary for the same
-reason.
+A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one split by its hash. So a value
+memorised in training never answers a test request: the policy has to copy. One- and two-digit numbers and enumerations are shared; a request with
+only shared values is assigned to a split as a whole. Words are invented for the same reason.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ young""".split()
 
 @dataclass(frozen=True)
 class Slot:
-    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: rng, value -> request
-    text. unseen: values belong to one split each. cost: what it adds to a tool's level."""
+    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng, value) -> text of the request. unseen: each value belongs
+    to one split. cost: what it adds to a tool's level."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
@@ -57,7 +55,7 @@ class Slot:
                 return value
 
     def decides(self, value: Any) -> bool:
-        """Whether the value alone ties a request to its split."""
+        """Whether the value alone decides the split of a request."""
         return self.unseen and any(not is_shared(part) for part in _parts(value))
 
 
@@ -66,12 +64,12 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def is_shared(value: Any) -> bool:
-    """Numbers of one or two digits are used by all splits: there are too few of them to hold any out."""
+    """Numbers of one or two digits: all splits use them, because there are too few to hold any out."""
     return isinstance(value, (int, float)) and sum(c.isdigit() for c in str(value)) <= SHARED_DIGITS
 
 
 def belongs(key: str, split: str) -> bool:
-    """Whether the hash of `key` falls into the share of `split`."""
+    """Whether the hash of `key` assigns it to `split`."""
     return crc32(key.encode()) % 10 in SHARES[split]
 
 
@@ -86,7 +84,7 @@ def say_plainly(rng: random.Random, value: Any) -> str:
 
 
 def integer(low: int, high: int) -> Slot:
-    """Whole numbers, log-uniform so that one to many digits occur."""
+    """Whole numbers, log-uniform: every number of digits occurs."""
     ratio = (high + 1) / max(low, 1)
 
     def draw(rng: random.Random) -> int:
@@ -124,7 +122,7 @@ def numbers(low: int, high: int, shortest: int = 3, longest: int = 4) -> Slot:
 
 
 def invent(rng: random.Random) -> str:
-    """A word that nobody has seen: onset, vowel, coda, ending."""
+    """An invented word: onset, vowel, coda, ending."""
     return rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) + rng.choice(ENDINGS)
 
 
@@ -139,7 +137,7 @@ def name() -> Slot:
 
 
 def phrase(shortest: int = 2, longest: int = 4) -> Slot:
-    """A few common words; unseen as a whole."""
+    """A few common words. The phrase as a whole belongs to one split."""
 
     def draw(rng: random.Random) -> str:
         return " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest)))
@@ -178,7 +176,7 @@ def colour() -> Slot:
 
 
 def choice(options: Mapping[Any, str]) -> Slot:
-    """An enumeration: value -> the ways to say it, separated by `|`. Shared by all splits."""
+    """An enumeration: value -> its wordings, separated by `|`. Shared by all splits."""
     values, kind = list(options), type(next(iter(options)))
     spoken = {value: ways.split("|") for value, ways in options.items()}
     schema: dict[str, Any] = {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
@@ -188,5 +186,5 @@ def choice(options: Mapping[Any, str]) -> Slot:
 
 
 def whole(arguments: Mapping[str, Any], split: str) -> bool:
-    """Whether a request made of shared values only falls to `split`."""
+    """Whether a request with only shared values belongs to `split`."""
     return belongs(json.dumps(arguments, sort_keys=True), split)
