@@ -140,9 +140,9 @@ def test_command_prints_the_verdict_and_keeps_a_row(untrained: str, capsys: pyte
     assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
 
 
-def test_gold_answers_that_fail_end_it_before_a_run_is_made(untrained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_reference_solutions_end_it_before_a_run_is_made(untrained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyTask, "gold", lambda self, problem: "?")
-    with pytest.raises(DataError, match="gold answers of task toy"):
+    with pytest.raises(DataError, match="task toy"):
         diagnose.main(["--ckpt", untrained, "--task", "toy", "--run-name", "look"])
     assert not paths.exists("look")
 
