@@ -1,22 +1,21 @@
-"""Running untrusted Python so that it cannot forge its verdict.
+"""Run untrusted Python so that it cannot forge its verdict.
 
     from codechat.sandbox import run_tests
     verdict = run_tests(code, ["assert add(1, 2) == 3"])       # .results[0].passed, .fraction, .reason
 
-Tests and program never share an interpreter: whatever one interpreter holds, the program in it can read and
-change. A judge holds the tests and asks a walled-in process, which holds the program, for values.
+Tests and program never share an interpreter: a program can read and change everything in its own interpreter. A judge holds the tests and requests
+values from an isolated process that holds the program.
 
-    Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one process a program
+    Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one process per program
 
-Walls: user, mount, network, process, IPC and host name namespaces with a file tree of their own; Landlock;
-seccomp; resource limits. Without namespaces the rest remains (programs then have no place to write to); without
-these too nothing runs, but for programs that are trusted explicitly (isolation="none").
+Isolation: user, mount, network, process, IPC and host name namespaces with their own file tree; Landlock; seccomp; resource limits. Without namespaces
+the rest remains, and programs cannot write any file. Without Landlock too, nothing runs, except programs that are explicitly trusted
+(isolation="none").
 
-Not covered: a bug in the kernel, side channels, tests that a wrong program satisfies, machines other than
-x86-64 Linux. The walls of a place are shown by `codechat sandbox check`.
+Not covered: kernel bugs, side channels, tests that a wrong program satisfies, machines other than x86-64 Linux. `codechat sandbox check` shows the
+isolation of a machine.
 
-The names below are loaded when they are asked for: judge and zygote need few of them, and every module that a
-zygote holds makes its forks dearer.
+The names below are loaded lazily: judge and zygote need few of them, and every module in a zygote makes its forks slower.
 """
 
 from __future__ import annotations

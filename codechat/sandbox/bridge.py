@@ -1,9 +1,9 @@
-"""Untrusted Python with calls that reach this process: each call is answered here, between the program's own steps.
+"""Run untrusted Python whose tool calls are answered in this process, while the program runs.
 
     output, problem = run("print(apis.notes.list())", {"notes_list": []}, lambda name, arguments: (True, ["a", "b"]))
 
-The program runs behind the walls of the sandbox; a call crosses them as a tool's name and plain arguments. One judge per thread stays for the next
-errand; it is ended where it hangs or has lost its place.
+The program runs in the sandbox. A call leaves it as a tool's name and plain arguments. One judge per thread stays for the next program; a judge that
+hangs or loses the protocol is ended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def run(
     memory_mb: int = MEMORY_MB,
     isolation: str = "auto",
 ) -> tuple[str, str]:
-    """(what the program printed, why it failed or nothing).
+    """(printed output, reason of a failure or "").
 
-    tools: name -> names of its parameters, in order. answer: (name, arguments) -> (True, result as json data) or (False, why not).
-    SandboxUnavailable where the isolation cannot be had."""
+    tools: name -> names of its parameters, in order. answer: (name, arguments) -> (True, result as JSON data) or (False, reason).
+    SandboxUnavailable where the isolation is not possible."""
     job = {
         "style": "errand",
         "code": source,
@@ -68,12 +68,12 @@ def _judge(isolation: str) -> pool.Judge:
 
 
 def _forget() -> None:
-    """In a fork of the trainer: the judge is the parent's."""
+    """In a fork of the trainer: the judge belongs to the parent."""
     _mine.__dict__.clear()
 
 
 def close() -> None:
-    """End this thread's judge; the next errand has another."""
+    """End this thread's judge. The next program gets a new one."""
     with contextlib.suppress(AttributeError):
         judge = _mine.judge
         del _mine.judge, _mine.isolation

@@ -1,9 +1,9 @@
-"""`codechat sandbox check`: which walls hold on this machine, and what a program tries in vain behind them.
+"""`codechat sandbox check`: which isolation layers work on this machine, and whether they stop forbidden actions.
 
-    codechat sandbox check                        what untrusted programs will run behind here
-    codechat sandbox check --sandbox landlock     as if there were no namespaces
+    codechat sandbox check                        the isolation of untrusted programs on this machine
+    codechat sandbox check --sandbox landlock     the same without namespaces
 
-Exit code 0 where untrusted programs can run here and every try was stopped.
+Exit code 0 where untrusted programs can run and every forbidden action was stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from codechat.sandbox.programs import Program
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
-    """What to look at."""
+    """Settings of the check."""
 
     action: Literal["check"] = opt("check", "what to do", positional=True)
     sandbox: Literal["auto", "full", "landlock", "none"] = opt(
@@ -32,7 +32,7 @@ class SandboxConfig:
 
 
 def show(title: str, rows: Iterable[Layer], words: tuple[str, str]) -> bool:
-    """Print a table; whether all rows hold."""
+    """Print a table. True where all rows hold."""
     rows = list(rows)
     print(title)
     for row in rows:
@@ -41,7 +41,7 @@ def show(title: str, rows: Iterable[Layer], words: tuple[str, str]) -> bool:
 
 
 def check(isolation: str) -> bool:
-    """Print layers and attempts; whether every attempt was stopped. SandboxUnavailable where nothing holds."""
+    """Print layers and attempts. True where every attempt was stopped. SandboxUnavailable where no isolation is possible."""
     show("layers, each tried alone:", layers.probe(), ("holds", "absent"))
     level = layers.choose(isolation)
     print(f"\nuntrusted programs run behind: {level}\n")

@@ -1,15 +1,15 @@
 """The process that holds one untrusted program and answers a judge's requests about it.
 
-Nothing here is trusted once the program has run: it shares this interpreter and may have changed any of it.
-What it can change is only what is sent, and the judge takes nothing but plain data.
+Nothing here is trusted once the program has run: it shares this interpreter and may have changed any part of it. It can only change what is sent, and
+the judge accepts only plain data.
 
-Requests and replies are lists, by codec.py:
+Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines
     [number, "script", code, limits] + two descriptors  -> None once the program has run to its end
     [number, "call", object, args, kwargs]              -> [result, changed arguments or None]
     [number, "get" | "set" | "iter" | "next" | "len" | "item" | "bool" | "str" | "repr", object, ...]
-A reply is [number, "ok", value], [number, "raise", type, message] or, before either, a call back into the
-judge: [number, "callback", function, args, kwargs].
+A reply is [number, "ok", value] or [number, "raise", type, message]. Before either, a callback into the judge may come:
+[number, "callback", function, args, kwargs].
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from codechat.sandbox import codec, limits, wire
 
 MESSAGE = 300  # characters of an exception's text that are sent
 MUTABLE = (list, dict, set, bytearray, codec.deque)
-END = "end"  # the answer to "next" of an iterator that has no more
+END = "end"  # the answer to "next" of an exhausted iterator
 
 
 class Program:
-    """A program and the objects of it that the judge knows by number."""
+    """A program and those of its objects that the judge knows by number."""
 
     def __init__(self, channel: socket.SocketType, own_bytes: int) -> None:
         self.channel, self.own_bytes = channel, own_bytes
         self.objects: list[Any] = []
-        self.numbers: dict[int, int] = {}  # id -> number; `objects` keeps the ids from being used again
+        self.numbers: dict[int, int] = {}  # id -> number; `objects` prevents reuse of the ids
 
     # ---- messages
 
@@ -65,7 +65,7 @@ class Program:
         wire.send(self.channel, codec.encode(message, self.to_ref))
 
     def serve(self, until_answer: bool = False) -> Any:
-        """Answer requests until the judge is gone, or until it answers a call back."""
+        """Answer requests until the judge is gone, or until it answers a callback."""
         while True:
             message = codec.decode(wire.receive(self.channel, wire.TRUSTED), self.from_ref)
             number, op, *rest = message
@@ -76,19 +76,19 @@ class Program:
             wire.send(self.channel, self.attempt(number, op, rest))
 
     def attempt(self, number: int, op: str, rest: list[Any]) -> bytes:
-        """The reply to a request, whatever the program raises; a result that cannot cross is an error too."""
+        """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
         try:
             return codec.encode([number, "ok", getattr(self, f"do_{op}")(*rest)], self.to_ref)
         except (
             BaseException
-        ) as error:  # the program's own: SystemExit and the like are its answer too, and must not end its process
+        ) as error:  # also SystemExit and the like: it is the program's answer and must not end its process
             return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
 
     # ---- requests
 
     def do_load(self, code: str, names: list[str], imports: str, most: list[float]) -> list[Any]:
         module = types.ModuleType("candidate")
-        sys.modules["candidate"] = module  # dataclasses and pickle look a class's module up by name
+        sys.modules["candidate"] = module  # dataclasses and pickle find a class's module by name
         self._limit(most)
         exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
         for line in imports.splitlines():
@@ -160,7 +160,7 @@ class Program:
 
 
 class Opaque:
-    """Keeps an iterator a reference, also where it iterates over itself."""
+    """Makes an iterator cross as a reference, also one that iterates over itself."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

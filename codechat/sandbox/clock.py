@@ -7,15 +7,15 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-TOTAL = 3  # a program as a whole gets this many times what one test gets
+TOTAL = 3  # time limit of a whole program, in limits of one test
 OUT_OF_TIME = "out of time"
-AGAIN_S = 0.1  # a test that swallows the interruption meets it again
+AGAIN_S = 0.1  # the interruption repeats, for a test that swallows it
 
 _rung = False
 
 
 class OutOfTime(BaseException):
-    """Time is up. No `except Exception` of a test catches it."""
+    """The time limit was reached. `except Exception` in a test does not catch it."""
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
@@ -25,13 +25,13 @@ def _ring(number: int, frame: FrameType | None) -> None:
 
 
 def listen() -> None:
-    """Once for a process, in its main thread, before `at_most`."""
+    """Install the handler: once per process, in its main thread, before `at_most`."""
     signal.signal(signal.SIGALRM, _ring)
 
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """OutOfTime in the body after so many seconds, and at its end where the body swallowed it. Main thread only."""
+    """Raise OutOfTime in the body after `seconds`, and at its end if the body swallowed it. Main thread only."""
     global _rung
     _rung = False
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN_S)

@@ -1,10 +1,10 @@
 """Plain data <-> bytes, for values that cross between a judge and an untrusted program.
 
-Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, deque), so that no method of the
-sender ever runs in the receiver: an int subclass with a lying `__eq__` arrives as the int it holds. What is
-not data is offered to `to_ref`, which may turn it into a number, and arrives as what `from_ref` makes of one.
+Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, deque), so no method of the sender runs in the receiver: an int subclass
+with a lying `__eq__` arrives as the int it holds. `to_ref` may turn an object that is not data into a number, and `from_ref` turns the number into the
+receiver's object.
 
-null, booleans, strings, small ints, finite floats and lists are themselves; all else is {"tag": payload}.
+null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}.
 
 Left out: shared references, cycles and nesting beyond MAX_DEPTH, which raise CodecError.
 """
@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 MAX_DEPTH = 100
-SMALL = 1 << 63  # ints beyond cross as hexadecimal: json writes decimal, which Python limits to 4300 digits
+SMALL = 1 << 63  # larger ints are sent in hexadecimal: Python limits decimal text, which json uses, to 4300 digits
 NAMED = {
     t.__name__: t
     for t in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None))
@@ -33,7 +33,7 @@ FromRef = Callable[[str, int], Any]
 
 
 class CodecError(ValueError):
-    """A value that cannot cross, or bytes that are no value."""
+    """A value that cannot be encoded, or bytes that cannot be decoded."""
 
 
 def no_ref(value: Any) -> dict[str, int]:
@@ -48,7 +48,7 @@ def _no_constant(name: str) -> Any:
     raise CodecError(f"{name} is not written so")
 
 
-# Made once: json.dumps and json.loads make theirs again for every call with options.
+# Built once: json.dumps and json.loads with options build theirs in every call.
 ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False).encode
 DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
 
@@ -56,8 +56,7 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
-    """Bytes of a value. `to_ref(object)` gives {tag: number} for what is not data (tag "h" or "k") or raises
-    CodecError."""
+    """Bytes of a value. `to_ref(object)` gives {tag: number} (tag "h" or "k") for an object that is not data, or raises CodecError."""
     try:
         return ENCODER(_pack(value, to_ref, 0)).encode()
     except RecursionError:
@@ -80,7 +79,7 @@ def _pack(v: Any, to_ref: ToRef, depth: int) -> Any:
         base = next((b for b in kind.__mro__ if b in BASES), None)
         if base is None:
             return to_ref(v)
-        # a namedtuple, Counter, IntEnum or numpy float crosses as the data it holds
+        # A namedtuple, Counter, IntEnum or numpy float is sent as the data it holds.
         return _pack(BASES[base](v), to_ref, depth)
     return packer(v, lambda x: _pack(x, to_ref, depth + 1))
 
@@ -110,7 +109,7 @@ BASES: dict[type, Callable[[Any], Any]] = {
 
 
 def pack_name(value: Any) -> dict[str, str] | None:
-    """{"y": name} of a builtin type that may cross as itself."""
+    """{"y": name} of a builtin type that may be sent as itself, or None."""
     name = getattr(value, "__name__", None) if isinstance(value, type) else None
     return {"y": name} if name in NAMED and NAMED[name] is value else None
 
@@ -119,15 +118,14 @@ def pack_name(value: Any) -> dict[str, str] | None:
 
 
 def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
-    """The value of bytes. CodecError for anything but what `encode` writes; references become
-    `from_ref(tag, number)`."""
+    """The value of bytes. References become `from_ref(tag, number)`. CodecError for anything that `encode` does not write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
     except CodecError:
         raise
     except RecursionError:
         raise CodecError("nested too deeply") from None
-    # bad utf-8, bad json, a list as a key, a zero denominator, an int of too many digits, a bad Decimal
+    # Bad UTF-8, bad JSON, a list as a key, a zero denominator, an int with too many digits, a bad Decimal.
     except (ValueError, TypeError, ArithmeticError, InvalidOperation, MemoryError) as error:
         raise CodecError(f"not a value: {type(error).__name__}") from None
 

@@ -1,7 +1,7 @@
-"""Programs whose calls are answered outside: the judge hands each call on to the trainer, and the answer back to the program.
+"""Programs with tool calls: the judge sends each call to the trainer and returns the answer to the program.
 
-A program sees `apis.<app>.<tool>(...)`; what crosses is the tool's name and plain arguments. A refusal is raised in the program as an exception.
-What the program prints is collected in its own process and comes back at the end: it decides nothing.
+A program sees `apis.<app>.<tool>(...)`. Only the tool's name and plain arguments leave its process. An invalid call raises an exception in the program.
+The printed output is collected in the program's process and returned at the end; no verdict depends on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most
 from codechat.sandbox.handles import Handle, Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery
 
-# Runs in the program's process, before the program; nothing of it is trusted once the program has run.
+# Runs in the program's process, before the program. Not trusted once the program has run.
 STUB = """
 import contextlib, io
 
@@ -54,13 +54,13 @@ def run(source, tools, call):
 
 
 def judge(job: dict[str, Any], nursery: Nursery, control: socket.socket) -> dict[str, Any]:
-    """{"output", "problem", "waiting"} of one errand; waiting: it was cut off while the trainer had yet to answer."""
+    """{"output", "problem", "waiting"} of one program. waiting: it was ended while the trainer still owed an answer."""
     waiting = [False]
 
     def call(name: Any, arguments: Any) -> Any:
         request = json.dumps(
             {"call": [str(name), arguments]}
-        ).encode()  # TypeError for what is no data is the program's to see
+        ).encode()  # a TypeError for arguments that are not data goes to the program
         waiting[0] = True
         wire.send(control, request)
         answer = json.loads(wire.receive(control, wire.TRUSTED))

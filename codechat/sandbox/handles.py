@@ -1,8 +1,8 @@
-"""The judge's view of a program: requests over its socket, and stand-ins for objects that are no plain data.
+"""The judge's view of a program: requests over its socket, and handles for objects that are not plain data.
 
-A stand-in forwards attributes, calls, iteration, length, indexing and text to the program's process. It never
-forwards `==`, arithmetic, ordering or `in`: the other operand may be the value that the test expects, and the
-program would only have to agree with it. Two stand-ins are equal where they stand for one object.
+A handle forwards attributes, calls, iteration, length, indexing and text to the program's process. It never forwards `==`, arithmetic, ordering or
+`in`: the other operand may be the value that the test expects, and the program would only have to agree. Two handles are equal if they stand for the
+same object.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 from codechat.sandbox import codec, wire
 
-REFERENCES = 100_000  # objects of one program that a judge is willing to know
+REFERENCES = 100_000  # most objects of one program that a judge keeps
 
 
 class Lost(BaseException):
-    """The program's process ended, or does not speak as agreed. No test can catch it as an Exception."""
+    """The program's process ended or broke the protocol. No test can catch it as an Exception."""
 
 
 class ProgramError(Exception):
-    """What a program raised, where raising it as itself would mean something to the test's own code."""
+    """An exception of a program whose own type would mean something to the test's code."""
 
 
-# A StopIteration would end the test's own loop, an AssertionError would be the test's.
+# Not here: a StopIteration would end the test's own loop, an AssertionError would look like the test's.
 AS_ITSELF = frozenset({
     "ArithmeticError", "AttributeError", "BufferError", "EOFError", "Exception", "FileExistsError",
     "FileNotFoundError", "FloatingPointError", "ImportError", "IndexError", "IsADirectoryError", "KeyError",
@@ -35,7 +35,7 @@ AS_ITSELF = frozenset({
     "OSError", "OverflowError", "PermissionError", "RecursionError", "ReferenceError", "RuntimeError", "SyntaxError",
     "TimeoutError", "TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError",
 })  # fmt: skip
-# A test that asks one of these expects a string, number or set; another object would answer in the test's place.
+# A test that calls one of these expects a string, number or set; a program's object could answer as it likes.
 PREDICATES = frozenset(
     name
     for kind in (str, float, set)
@@ -45,7 +45,7 @@ PREDICATES = frozenset(
 
 
 class Session:
-    """One program's process. Any request raises Lost once it has gone or broken the agreement."""
+    """One program's process. Any request raises Lost once it has ended or broken the protocol."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
@@ -55,7 +55,7 @@ class Session:
         self.callbacks: list[Callable[..., Any]] = []
 
     def request(self, op: str, *args: Any) -> Any:
-        """The program's answer. An exception of the program is raised here, as `raised` says."""
+        """The program's answer. An exception of the program is raised here, as the type that `raised` gives."""
         self.number += 1
         number = self.number
         self._send([number, op, *args])
@@ -70,7 +70,7 @@ class Session:
             self._send(self._called_back(*rest))
 
     def _called_back(self, number: Any, args: Any, kwargs: Any) -> list[Any]:
-        """Run a function of the test that was passed to the program; it is trusted, its arguments are data."""
+        """Run a function of the test that was passed to the program. The function is trusted; its arguments are data."""
         if type(number) is not int or not 0 <= number < len(self.callbacks) or type(args) is not tuple:
             self.lose("a call to no function")
         if type(kwargs) is not dict or not all(type(k) is str for k in kwargs):
@@ -128,14 +128,14 @@ class Session:
 
 
 def raised(name: str, text: str) -> Exception:
-    """The exception to raise in the judge for one of a program."""
+    """The exception to raise in the judge for an exception of a program."""
     if name in AS_ITSELF:
         return getattr(builtins, name)(text[:1000])
     return ProgramError(f"{name[:100]}: {text[:1000]}")
 
 
 class Handle:
-    """Stands for an object of a program. The class, `==`, hashing and arithmetic are its own, not the object's."""
+    """Stands for an object of a program. Class, `==`, hashing and arithmetic are the handle's own."""
 
     __slots__ = ("_Handle__session", "_Handle__number")
 
@@ -209,7 +209,7 @@ def _text(handle: Handle, value: Any) -> str:
 
 
 def write_back(given: list[Any], after: Any) -> None:
-    """Arguments pass by value; what a program did to a list, dict or set of them is done here too."""
+    """Arguments pass by value: copy a program's changes of a list, dict or set back to the test's argument."""
     if type(after) is not list or len(after) != len(given):
         return
     for mine, new in zip(given, after):

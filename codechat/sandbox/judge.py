@@ -1,11 +1,10 @@
-"""The trusted process that holds tests and decides. It asks the program's process for values, never for verdicts.
+"""The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
 
-A test is an assert (or any source) that runs here, in a namespace whose entry points are stand-ins for the
-program's functions and classes. Between tests the program's process stays; one that ends or is out of time is
-replaced and loaded again, so that the next test has its chance.
+A test is an assert (or any source) that runs here, in a namespace whose entry points are handles for the program's functions and classes. The program's
+process stays between tests. One that ends or is out of time is replaced and loaded again for the next test.
 
-What a program can do to this process is to be slow, to answer with data, or to go. Its pool watches over it: a
-test that hangs on an honest value (`sum(range(10**12))`) is ended from there.
+A program can only be slow, answer with data, or end. The pool watches this process: it ends a test that hangs on an honest value
+(`sum(range(10**12))`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from codechat.sandbox.clock import OUT_OF_TIME, TOTAL, OutOfTime, at_most, liste
 from codechat.sandbox.handles import Lost, ProgramError, Session
 from codechat.sandbox.nursery import Nursery, NurseryError
 
-MEMORY = 4 << 30  # bytes of addresses: what a program answers must not take the machine's memory
+MEMORY = 4 << 30  # bytes of address space: a program's answers must not exhaust the machine's memory
 REASON = 300  # characters
 
 
@@ -40,7 +39,7 @@ def main(control: socket.socket, level: str, parent: str) -> None:
     if not __debug__:
         wire.send(control, json.dumps({"error": "python -O removes the asserts of every test"}).encode())
         return
-    # the kernel takes ended children away by itself, also while this process hangs
+    # The kernel reaps ended children, also while this process hangs.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listen()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

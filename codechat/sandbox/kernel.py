@@ -36,7 +36,7 @@ holding_gil.syscall.restype = ctypes.c_long
 
 
 def call(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
-    """A system call by name; ints pass as unsigned longs, structures and buffers by address."""
+    """A system call by name. Ints pass as unsigned longs, structures and buffers by address."""
     result = libc.syscall(ctypes.c_long(SYS[name]), *(_argument(a) for a in args))
     if result < 0:
         _fail(name)
@@ -60,21 +60,20 @@ Step = Callable[[], int]
 
 
 def prepared(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> Step:
-    """A system call for `carry_out`. Its arguments are made now, so that a process that comes from a fork, which
-    pays for each page that it is the first to write to, has none to make."""
+    """A system call for `carry_out`. Its arguments are built now: a forked process pays for each page that it writes first."""
     return functools.partial(holding_gil.syscall, ctypes.c_long(SYS[name]), *(_argument(a) for a in args))
 
 
 def carry_out(steps: Iterable[Step]) -> None:
-    """System calls in their order; the first that fails raises, and no later one is tried."""
+    """Run system calls in order. The first that fails raises; later ones are not tried."""
     for step in steps:
         if step() < 0:
             _fail(NAMES[step.args[0].value])
 
 
 def fork() -> int:
-    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no
-    lock. What the hooks would do is not done: random goes on from the parent's state."""
+    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock. Without the hooks `random`
+    continues from the parent's state."""
     pid = holding_gil.fork()
     if pid < 0:
         _fail("fork")
@@ -90,7 +89,7 @@ class MountAttributes(ctypes.Structure):
 
 
 def add_mount_flags(target: str, flags: int) -> None:
-    """Set flags on a mount and all below it; those that it has already stay (some are locked)."""
+    """Set flags on a mount and all below it. Existing flags stay (some are locked)."""
     attributes = MountAttributes(set=flags)
     call("mount_setattr", -100, target.encode(), AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
 
@@ -104,27 +103,26 @@ class CapHeader(ctypes.Structure):
 
 
 def drop_capabilities() -> Step:
-    """Gives up every capability of the thread that carries it out: effective, permitted and inheritable."""
+    """Drops every capability of the running thread: effective, permitted and inheritable."""
     return prepared("capset", CapHeader(version=0x20080522, pid=0), (ctypes.c_uint32 * 6)())
 
 
 def empty_bounding_set() -> None:
-    """No program that is executed from here on can gain a capability. Needs CAP_SETPCAP; without it there is
-    nothing to lose but what no_new_privs keeps away anyway."""
+    """No program executed from here on can gain a capability. Needs CAP_SETPCAP. Without it, no_new_privs prevents the same."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # EINVAL past the last one, EPERM without the right
+        except OSError:  # EINVAL past the last one, EPERM without the capability
             return
 
 
 def limit_arenas(count: int) -> None:
-    """glibc would reserve 64 MB of addresses for each of a program's threads."""
+    """Limit glibc's arenas: each thread of a program would reserve 64 MB of address space."""
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_ARENA_MAX, count)
 
 
 def give_back_free_memory() -> None:
-    """Pages that hold nothing go back to the kernel: a fork then has neither to share nor to copy them."""
+    """Return free pages to the kernel, so a fork neither shares nor copies them."""
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))

@@ -1,7 +1,6 @@
-"""Landlock: what of the file tree a program may open, decided by the kernel from a list of allowed paths.
+"""Landlock: the kernel allows a program to open only the paths of a list.
 
-Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract
-sockets and signals to processes outside. The list says what stays open.
+Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract sockets, and signals to processes outside.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class _PathRule(ctypes.Structure):
 
 
 def abi() -> int:
-    """The kernel's Landlock version; 0 where there is none."""
+    """The kernel's Landlock version; 0 without Landlock."""
     try:
         return kernel.call("landlock_create_ruleset", None, 0, ASK_VERSION)
     except OSError:
@@ -38,10 +37,10 @@ def abi() -> int:
 
 
 def ruleset(reads: list[str], listings: list[str], writes: list[str], devices: list[str]) -> int:
-    """A descriptor of rules: files below `reads` can be read, directories below `listings` listed only, below
-    `writes` everything but devices done, `devices` read and written. Paths that are absent are left out.
+    """A descriptor of rules. Below `reads` files can be read, below `listings` directories can only be listed, below `writes` everything except devices
+    is allowed, and `devices` can be read and written. Missing paths are skipped.
 
-    OSError where Landlock is not there."""
+    OSError without Landlock."""
     version = abi()
     files = ALL_BY_ABI[min(max(version, 1), 5)]
     rules = _Ruleset(files, TCP if version >= 4 else 0, SCOPES if version >= 6 else 0)
@@ -69,5 +68,5 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
 
 
 def restrict(ruleset_fd: int) -> kernel.Step:
-    """Applies the rules to the thread that carries it out and all it starts, for good; needs no_new_privs."""
+    """Applies the rules permanently to the running thread and all that it starts. Needs no_new_privs."""
     return kernel.prepared("landlock_restrict_self", ruleset_fd, 0)

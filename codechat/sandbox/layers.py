@@ -1,10 +1,10 @@
-"""Which walls this machine allows: tried in processes of their own rather than guessed, and chosen between.
+"""Which isolation this machine allows, and the choice of a level. Each layer is tried in a process of its own, not guessed.
 
-    full      namespaces and a file tree of its own, seccomp, limits, Landlock where the kernel has it
-    landlock  Landlock, seccomp and limits: nothing can be written, and reads are the interpreter's library
-    none      limits only, for programs that are trusted
+    full      namespaces with an own file tree, seccomp, limits, and Landlock where the kernel has it
+    landlock  Landlock, seccomp and limits: no writes, and reads only of the interpreter's library
+    none      limits only, for trusted programs
 
-"auto" is the first of full and landlock that can be built. It never becomes "none".
+"auto" is the first of full and landlock that works. It never becomes "none".
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ REMEDY = (
 
 
 class SandboxUnavailable(RunError):
-    """The machine does not allow the isolation that was asked for. Nothing untrusted has run."""
+    """The machine does not allow the requested isolation. Nothing untrusted has run."""
 
 
 class Layer(NamedTuple):
     name: str
     holds: bool
-    detail: str  # the version, or why it does not hold
+    detail: str  # the version, or the reason of a failure
 
 
 @functools.cache
 def choose(isolation: str) -> str:
-    """The level to use: "full", "landlock" or "none". It is built once to see that it can be.
+    """The level to use: "full", "landlock" or "none". It is built once as a test.
 
-    ConfigError for another word; SandboxUnavailable where the machine does not allow it."""
+    ConfigError for an unknown word; SandboxUnavailable where the machine does not allow it."""
     if isolation not in CHOICES:
         raise ConfigError(f"unknown isolation {isolation!r}{nearest(isolation, CHOICES)}")
     if sys.platform != "linux":
@@ -57,7 +57,7 @@ def choose(isolation: str) -> str:
 
 
 def problem_of(level: str) -> str:
-    """Why a level cannot be built here, or nothing. A process of the level is made and has to answer."""
+    """Why a level cannot be built here, or "". A process of the level is started and must answer."""
     if level != "none" and (missing := seccomp.supported()):
         return missing
     try:
@@ -78,11 +78,11 @@ def problem_of(level: str) -> str:
         made.close()
 
 
-# ---- each layer alone, for the eyes
+# ---- each layer alone, for display
 
 
 def probe() -> list[Layer]:
-    """Each layer on its own, as this user may use it here."""
+    """Each layer alone, with this user's rights."""
     ours, theirs = socket.socketpair()
     with ours:
         process = nursery.start_python("probe", ours, theirs)
@@ -96,8 +96,7 @@ def probe() -> list[Layer]:
     return [Layer(*row) for row in found]
 
 
-# What a program must not be able to do: an expression that gives "done" where nothing stops it. Each is without
-# effect also where it succeeds.
+# Actions that must be stopped: each expression gives "done" where nothing stops it, and has no effect even then.
 FORBIDDEN = {
     "read a file of the host": "open('/etc/passwd').read(1) and 'done'",
     "read another process": "open(f'/proc/{os.getppid() or 1}/environ').read(1) and 'done'",
@@ -125,8 +124,7 @@ def attempt():
 
 
 def attempts(run: Callable[[str, list[str]], Any]) -> list[Layer]:
-    """What a program tries in vain. `run(code, tests)` gives a Verdict; a layer holds where the try is stopped.
-    Only for programs behind walls."""
+    """Try each forbidden action. `run(code, tests)` gives a Verdict; a layer holds where the action is stopped. Only for isolated programs."""
     found = []
     for what, expression in FORBIDDEN.items():
         verdict = run(ATTEMPT.format(expression=expression), ["assert attempt() == 'stopped'"])

@@ -1,11 +1,10 @@
-"""A process's own view of the machine: an almost empty file tree, no network, no other process.
+"""Namespaces: a process sees an almost empty file tree, no network and no other process.
 
-The tree is a read-only tmpfs that holds the interpreter's library (without site-packages, where a benchmark's
-answers may lie), the shared libraries it loads, four harmless devices and a small writable /tmp. There is no
-/proc. Outside the namespaces nothing changes.
+The tree is a read-only tmpfs with the interpreter's library (without site-packages, which may hold a benchmark's answers), the shared libraries that it
+loads, four harmless devices and a small writable /tmp. There is no /proc. Nothing changes outside the namespaces.
 
-Root builds the tree with its own rights, turns into an ordinary user and only then makes a user namespace; an
-ordinary user makes the user namespace first and is root within it.
+Root builds the tree with its own rights, becomes an ordinary user and then makes a user namespace. An ordinary user makes the user namespace first and
+is root inside it.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from pathlib import Path
 from codechat.sandbox import kernel
 
 NOBODY = 65534  # the user that root turns into
-INSIDE = 1000  # the user that a program sees itself as; not 0, which would mean rights
+INSIDE = 1000  # a program's own user id inside; not 0, which would mean rights
 TMP_MB, TMP_ENTRIES = 64, 4096
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 DEVICES = ("null", "zero", "random", "urandom")
 FOREIGN = ("site-packages", "dist-packages")
-STAGE = "/proc"  # exists everywhere, and nothing below it is wanted in the new tree
+STAGE = "/proc"  # exists everywhere, and the new tree needs nothing below it
 OTHERS = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
 def holds(*capabilities: int) -> bool:
-    """Whether this process has these capabilities in effect."""
+    """Whether this process has these effective capabilities."""
     status = Path("/proc/self/status").read_text()
     effective = int(re.search(r"^CapEff:\s*(\w+)", status, re.M)[1], 16)
     return all(effective >> c & 1 for c in capabilities)
@@ -54,7 +53,7 @@ def foreign_below(folder: str) -> list[str]:
 
 
 def enter() -> None:
-    """Move this process into namespaces of its own, all but the one for processes. OSError names the step."""
+    """Move this process into its own namespaces, all but the process namespace. OSError names the step."""
     own_proc = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC)
     user, group = os.getuid(), os.getgid()
     try:
@@ -76,7 +75,7 @@ def become_nobody() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    # a change of user makes a process undumpable, and its uid_map is then root's
+    # A change of user makes a process undumpable, and root then owns its uid_map.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
@@ -94,14 +93,14 @@ def _map_user(own_proc: int, user: int, group: int) -> None:
 
 
 def build_tree() -> None:
-    """Make the new file tree and step into it."""
+    """Build the new file tree and enter it."""
     folders = library_folders()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     quiet = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", STAGE, "tmpfs", quiet, "size=1m,nr_inodes=2048,mode=755")
     for folder in [*folders, *_present("/usr/share/zoneinfo")]:
         _bind(folder, quiet)
-    for path in ("/lib", "/lib64"):  # an absolute name of a library may go through these links
+    for path in ("/lib", "/lib64"):  # an absolute path of a library may use these links
         if os.path.islink(path) and not os.path.lexists(STAGE + path):
             os.symlink(os.readlink(path), STAGE + path)
     _add_devices()
@@ -138,9 +137,9 @@ def _add_devices() -> None:
 
 
 def enter_process_namespace() -> None:
-    """Turn into the first process of a new process namespace; what was this process waits for it and ends.
+    """Continue as the first process of a new process namespace. The old process waits for it and ends.
 
-    The new one dies with the old, and the old ends the new one on SIGTERM."""
+    The new process dies with the old one, and the old one ends the new one on SIGTERM."""
     kernel.call("unshare", kernel.CLONE_NEWPID)
     inner = os.fork()
     if inner == 0:
@@ -148,15 +147,15 @@ def enter_process_namespace() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: os.kill(inner, signal.SIGKILL))
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-    # only the inner process may hold the sockets: their end is how others see that it has gone
+    # Only the inner process may hold the sockets: others see its end by theirs.
     os.closerange(0, 1024)
     os.waitpid(inner, 0)
     os._exit(0)
 
 
 def isolated_fork(own_pidfd: int) -> Callable[[], int]:
-    """A fork() whose child is the first process of a process namespace of its own. `own_pidfd` is a descriptor of
-    the calling process, by which it comes back to where its next fork may do the same."""
+    """A fork() whose child is the first process of its own process namespace. own_pidfd: a descriptor of the calling process, which returns to its
+    namespace for the next fork."""
     apart = [kernel.prepared("unshare", kernel.CLONE_NEWPID)]
     back = [kernel.prepared("setns", own_pidfd, kernel.CLONE_NEWPID)]
 

@@ -1,4 +1,4 @@
-"""The judge's end of its zygote: processes for programs, one made ahead while the former is in use."""
+"""The judge's side of its zygote: processes for programs. The next one starts while the current one is in use."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pathlib import Path
 from codechat.sandbox import wire
 
 ROOT = str(Path(__file__).resolve().parents[2])
-FLAGS = ("-s", "-S", "-P", "-W", "ignore")  # no installed packages, nothing of the current folder
-ANSWER_S = 30.0  # a zygote that takes longer is stuck
+FLAGS = ("-s", "-S", "-P", "-W", "ignore")  # no installed packages, nothing from the current folder
+ANSWER_S = 30.0  # a slower zygote counts as stuck
 
 
 class NurseryError(RuntimeError):
-    """The zygote cannot be had, or is stuck."""
+    """The zygote did not start, or is stuck."""
 
 
 def clean_environment() -> dict[str, str]:
-    """Nothing of the trainer's environment but where the interpreter's own libraries are."""
+    """An environment with nothing of the trainer's except the path of the interpreter's libraries."""
     kept = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
     return kept | {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
 
 
 def start_python(module: str, ours: socket.socket, theirs: socket.socket, *words: str) -> subprocess.Popen[bytes]:
-    """Run `codechat.sandbox.MODULE`.main(socket, *words) in a fresh interpreter that has `theirs`."""
+    """Run `codechat.sandbox.MODULE`.main(socket, *words) in a fresh interpreter that holds `theirs`."""
     code = (
         f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat.sandbox import {module}; sys.path.pop(0); "
         f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
@@ -47,7 +47,7 @@ def start_python(module: str, ours: socket.socket, theirs: socket.socket, *words
 
 
 class Nursery:
-    """Starts a zygote of a level; `built` is what it says of itself. NurseryError with the wall that failed."""
+    """Starts a zygote of a level. built: its own report. NurseryError names the layer that failed."""
 
     def __init__(self, level: str) -> None:
         self.level = level
@@ -69,7 +69,7 @@ class Nursery:
             raise NurseryError(self.built["error"])
 
     def take(self) -> tuple[int, socket.socket]:
-        """(number, socket) of a process that waits for a program; the next is made meanwhile."""
+        """(pid, socket) of a process that waits for a program. The next one starts meanwhile."""
         try:
             self._ask_ahead()
             pid, channel = self._collect()
@@ -80,7 +80,7 @@ class Nursery:
         return pid, channel
 
     def end(self, pid: int) -> None:
-        """End a process that was taken. Once this returns, nothing of it is left."""
+        """End a process that was taken. After the return nothing of it is left."""
         try:
             if self.asked:
                 self._collect()

@@ -1,11 +1,11 @@
-"""Judges in processes of their own, from a trainer's side: one at a time, or thousands of programs.
+"""The trainer's side: judges in their own processes, for one program or thousands.
 
     verdict = run_tests("def add(a, b): return a + b", ["assert add(1, 2) == 3"])
     with Pool(workers=2) as pool:
         verdicts = list(pool.map(Program(code=c, tests=t) for c, t in rows))
 
-The trainer is never forked: a judge is executed with a clean environment. One thread for each judge feeds it
-and ends it where it hangs. Threads, not the trainer's processes, own the judges: a judge dies with its thread.
+The trainer is never forked: a judge is executed with a clean environment. One thread per judge feeds it and ends it if it hangs. Threads own the judges,
+not the trainer's processes: a judge dies with its thread.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from codechat.sandbox.clock import TOTAL
 from codechat.sandbox.programs import Program, Result, Verdict
 
 START_S = 60.0
-GRACE_S = 3.0  # beyond what a program may take, before its judge counts as stuck
+GRACE_S = 3.0  # beyond a program's time limit, before its judge counts as stuck
 
 
 class Judge:
-    """A running judge; it and all below it end with `close`, or with the thread that made it."""
+    """A running judge. It and its processes end with `close`, or with the thread that started it."""
 
     def __init__(self, level: str) -> None:
         self.control, theirs = socket.socketpair()
@@ -62,7 +62,7 @@ class Judge:
         self.zygote = os.pidfd_open(pid)
 
     def ask(self, job: dict[str, Any], answer: Callable[[str, dict[str, Any]], Any] | None = None) -> dict[str, Any]:
-        """The verdict on a job; calls of its program are answered by `answer`. TimeoutError where the judge hangs, WireError where it has gone."""
+        """The verdict on a job. answer: answers calls of its program. TimeoutError where the judge hangs, WireError where it has ended."""
         tests = len(job["tests"])
         self.control.settimeout(TOTAL * job["timeout_s"] + GRACE_S + 0.01 * tests)
         wire.send(self.control, json.dumps(job).encode())
@@ -73,19 +73,19 @@ class Judge:
         return verdict
 
     def close(self) -> None:
-        """Ask it to leave, and see that it does."""
+        """End it by request, else by force."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             wire.send(self.control, b"null")
             self.process.wait(5)
         self.kill()
 
     def interrupt(self) -> None:
-        """From another thread: whatever it is asked just now ends in WireError."""
+        """From another thread: the current request ends in WireError."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """End it from outside. Its zygote goes first: while its parent lives no process is left unreaped."""
+        """End it by force. Its zygote ends first: while the parent lives, every process is reaped."""
         if self.zygote >= 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self.zygote, signal.SIGTERM)
@@ -98,8 +98,8 @@ class Judge:
 
 
 class Pool:
-    """Judges on threads. SandboxUnavailable where the machine has not the layers that `isolation` asks for:
-    "auto" (the best there is), "full", "landlock", or "none" (trusted programs only)."""
+    """Judges on threads. isolation: "auto" (the best available), "full", "landlock", or "none" (trusted programs only). SandboxUnavailable where the
+    machine does not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
         self.level = layers.choose(isolation)
@@ -116,7 +116,7 @@ class Pool:
         _open.add(self)
 
     def submit(self, program: Program) -> Future[Verdict]:
-        """Judge a program in the background. DataError at once where its tests are none."""
+        """Judge a program in the background. DataError at once for a program without valid tests."""
         if self.closed or self.owner != os.getpid():
             why = "was closed" if self.closed else "belongs to the process that this one was forked from"
             raise RunError(f"this pool {why}; make another")
@@ -128,7 +128,7 @@ class Pool:
         return self.submit(program).result()
 
     def map(self, many: Iterable[Program]) -> Iterator[Verdict]:
-        """Verdicts in the order of the programs, which are read some way ahead."""
+        """Verdicts in the order of the programs. Programs are read ahead."""
         waiting: list[Future[Verdict]] = []
         for program in many:
             waiting.append(self.submit(program))
@@ -138,7 +138,7 @@ class Pool:
             yield future.result()
 
     def close(self) -> None:
-        """End every judge. Programs that wait are cancelled, those that run fail with stage "judge"."""
+        """End every judge. Waiting programs are cancelled, running ones fail with stage "judge"."""
         if self.closed:
             return
         self.closed = True
@@ -178,8 +178,8 @@ class Pool:
             judge.close()
 
     def _judged(self, judge: Judge | None, job: dict[str, Any]) -> tuple[Judge | None, Verdict]:
-        """The verdict, and the judge where it can go on. A judge that ends or loses its zygote may have met trouble
-        of the machine's (memory, say): the program gets a second one."""
+        """(the judge if it can continue, the verdict). A judge may end or lose its zygote through a fault of the machine, such as low memory: the
+        program gets a second judge."""
         start = time.monotonic()
         for last in (False, True):
             judge = judge or self._started()
@@ -231,13 +231,13 @@ def run_tests(
     """Judge one untrusted program.
 
     tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs.
-    setup: trusted source that runs before the tests, in the judge.
-    entry_points: names that the program has to define and that tests may use (see `entry_points_of`); None takes
-    what the tests use and nothing else defines. For `check(candidate)` the first is the candidate.
+    setup: trusted source that runs in the judge before the tests.
+    entry_points: names that the program must define and that tests may use (see `entry_points_of`). None: the names that the tests use and nothing else
+    defines. For `check(candidate)` the first is the candidate.
     timeout_s: wall seconds for loading and for each test; the whole program gets three times that.
-    memory_mb: MiB of addresses beyond the interpreter's own.
+    memory_mb: MiB of address space beyond the interpreter's own.
 
-    SandboxUnavailable where the isolation cannot be had; DataError for tests that are no Python."""
+    SandboxUnavailable where the isolation is not possible; DataError for tests that are not Python."""
     names = None if entry_points is None else tuple(entry_points)
     program = Program(code=code, tests=tests, setup=setup, entry_points=names, timeout_s=timeout_s, memory_mb=memory_mb)
     if isolation not in _default:
@@ -246,14 +246,14 @@ def run_tests(
 
 
 def close_all() -> None:
-    """End every judge of this process; pools that are used again are made again."""
+    """End every judge of this process. Pools that are used again are rebuilt."""
     _default.clear()
     for pool in list(_open):
         pool.close()
 
 
 def _forget() -> None:
-    """In a fork of the trainer: its pools are the parent's."""
+    """In a fork of the trainer: the pools belong to the parent."""
     _default.clear()
     _open.clear()
 

@@ -1,5 +1,4 @@
-"""Tries each layer in a child of its own, and says so over a socket; a process of its own does this, since a
-trainer must not be forked."""
+"""Tries each layer in its own child and reports over a socket. Runs in its own process, because a trainer must not be forked."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def main(out: socket.socket) -> None:
 
 
 def _in_child(step: Callable[[], str]) -> tuple[bool, str]:
-    """(holds, detail) of a step that may change its process for good."""
+    """(holds, detail) of a step that may change its process permanently."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What a caller gives: a program and its tests, read once in the trainer into the job that a judge runs.
+"""A caller's program and tests. The trainer turns them once into the job that a judge runs.
 
 Three styles: asserts (a list of sources), a `check(candidate)` (one source), and Stdio (input and output).
 """
@@ -19,7 +19,7 @@ TIMEOUT_S, MEMORY_MB = 5.0, 512
 
 
 class Stdio(NamedTuple):
-    """A test that runs the whole program: what it reads and what it is to write."""
+    """A test that runs the whole program: its input and the expected output."""
 
     stdin: str
     stdout: str
@@ -39,14 +39,13 @@ class Program:
 
 class Result(NamedTuple):
     passed: bool
-    reason: str  # empty where it passed
+    reason: str  # empty if it passed
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """results: one for each test, in order. stage: how far the program came: "load" (it did not load), "setup",
-    "tests", or "judge" (the tests' own process had to be ended). seconds: wall time in the judge. reason: of the
-    first failure, empty where all passed; it may quote what the program raised."""
+    """results: one per test, in order. stage: how far the program came: "load" (it did not load), "setup", "tests", or "judge" (the tests' own process
+    had to be ended). seconds: wall time in the judge. reason: of the first failure, empty if all passed; it may quote the program's exception."""
 
     results: tuple[Result, ...]
     stage: str
@@ -64,7 +63,7 @@ class Verdict:
 
 
 def job_of(program: Program) -> dict[str, Any]:
-    """Plain json for a judge. DataError for tests that are no Python, or none."""
+    """JSON data for a judge. DataError for no tests and for tests that are not Python."""
     tests = program.tests
     if not tests:
         raise DataError("a program without tests cannot be judged; give at least one")
@@ -117,7 +116,7 @@ def _loaded(tree: ast.AST) -> set[str]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Names that a source gives a meaning anywhere."""
+    """Names that a source binds anywhere."""
     found: set[str] = set()
     for n in ast.walk(tree):
         if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load):
@@ -134,9 +133,9 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tuple[str, ...]:
-    """The names of a reference solution that tests use: functions, classes and constants, builtin names too.
+    """The names of a reference solution that tests use: functions, classes and constants, also builtin names.
 
-    What a program may stand in for is decided by the reference, never by the program itself."""
+    The reference decides which names a program may define, never the program itself."""
     used = set().union(*(_loaded(_parse(t, "a test")) for t in (*tests, setup)))
     defined: set[str] = set()
     for node in _parse(reference, "the reference solution").body:

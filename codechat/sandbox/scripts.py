@@ -1,7 +1,7 @@
-"""Programs that read stdin and write stdout: each test runs the whole program in a process of its own.
+"""Programs that read stdin and write stdout: each test runs the whole program in its own process.
 
-The judge reads what the program writes to its descriptor 1 and compares it here, without regard to white space
-at the ends of lines and of the whole. An uncaught exception or a non-zero exit fails whatever was written.
+The judge reads the program's descriptor 1 and compares the output here, ignoring white space at the ends of lines and of the text. An uncaught
+exception or a non-zero exit fails, whatever was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def judge(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
 
 
 def attempt(job: dict[str, Any], nursery: Nursery, given: str, expected: str, seconds: float) -> str:
-    """Why one test fails, or nothing."""
+    """Why one test fails, or ""."""
     pid, channel = nursery.take()
     try:
         with at_most(seconds):
@@ -51,7 +51,7 @@ def lines(text: str) -> list[str]:
 
 
 def run(job: dict[str, Any], channel: socket.socket, given: str) -> tuple[str, str]:
-    """(what it wrote, problem) of the program with `given` on stdin. Lost or OSError where its process has gone."""
+    """(output, problem) of the program with `given` on stdin. Lost or OSError where its process has ended."""
     stdin = os.memfd_create("stdin")
     read_end, write_end = os.pipe()
     try:
@@ -72,7 +72,7 @@ def run(job: dict[str, Any], channel: socket.socket, given: str) -> tuple[str, s
 
 
 def collect(channel: socket.socket, pipe: int) -> tuple[bytearray, str]:
-    """Read the pipe until the program says that it is done, and then what is left in it."""
+    """Read the pipe until the program reports its end, and then the rest."""
     os.set_blocking(pipe, False)
     output = bytearray()
     poll = select.poll()
@@ -98,7 +98,7 @@ def collect(channel: socket.socket, pipe: int) -> tuple[bytearray, str]:
 
 
 def answer(channel: socket.socket) -> str:
-    """The problem that the program's process reports, or nothing."""
+    """The problem that the program's process reports, or ""."""
     kind, *rest = Session(channel).receive(1)
     if kind == "ok":
         return ""

@@ -1,11 +1,10 @@
-"""A seccomp filter that leaves a Python program what it computes with: memory, files, threads, time, pipes.
+"""A seccomp filter that allows a Python program only computation: memory, files, threads, time, pipes.
 
-An allow-list in two parts: the zygote filters itself and thereby all its programs, and a program's process then
-gives up what only the zygote needs (a short filter costs each program less than a long one). What is not on the
-list fails with EPERM, so that a program meets an exception rather than a kill: sockets (but for an unconnected
-pair, which asyncio needs), exec, fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone`
-makes threads only; `clone3`, whose flags a filter cannot read, answers ENOSYS, on which the C library turns to
-`clone`. Numbers are those of x86-64; another machine is refused.
+The allow-list has two parts. The zygote filters itself and so all its programs; a program's process then gives up what only the zygote needs (a short
+filter costs each program less). A call that is not on the list fails with EPERM, so a program gets an exception instead of being killed: sockets
+(except an unconnected pair, which asyncio needs), exec, fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads
+only. A filter cannot read the flags of `clone3`; it answers ENOSYS, and the C library uses `clone`. The numbers are those of x86-64; other machines are
+not supported.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ ALWAYS = {
     "pwritev2": 328, "statx": 332, "rseq": 334, "close_range": 436, "faccessat2": 439, "epoll_pwait2": 441,
 }  # fmt: skip
 
-# Changes to a file tree: only where the program has one of its own.
+# Changes of the file tree: only where the program has its own.
 IN_OWN_TREE = {
     "truncate": 76, "ftruncate": 77, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87,
     "symlink": 88, "chmod": 90, "fchmod": 91, "utime": 132, "utimes": 235, "mkdirat": 258, "unlinkat": 263,
@@ -64,7 +63,7 @@ IN_OWN_TREE = {
 FCNTL_NR, IOCTL_NR, SOCKETPAIR, CLONE, CLONE3, PRLIMIT = 72, 16, 53, 56, 435, 302
 KILL_NR, TGKILL = 62, 234
 
-# What the zygote needs besides, until each program's process gives it up.
+# The zygote needs these too; each program's process gives them up.
 ZYGOTE_ONLY = {
     "fork": 57, "vfork": 58, "kill": KILL_NR, "tgkill": TGKILL, "clone": CLONE, "setsid": 112, "capset": 126,
     "prctl": kernel.SYS["prctl"], "unshare": kernel.SYS["unshare"], "setns": kernel.SYS["setns"],
@@ -89,7 +88,7 @@ START = _step(LOAD, ARCH) + _step(EQUAL, ARCH_X86_64, 1, 0) + _verdict(KILL) + _
 
 
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Sorted numbers -> (first, after) of each run."""
+    """(first, after) of each run of numbers."""
     out: list[tuple[int, int]] = []
     for n in sorted(numbers):
         if out and out[-1][1] == n:
@@ -100,7 +99,7 @@ def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _allow_ranges(numbers: list[int]) -> bytes:
-    """With the number loaded: ALLOW inside a run of numbers, on to the next step past all of them."""
+    """With the call's number loaded: ALLOW inside a run of numbers, else continue."""
     out = b""
     for first, after in _ranges(numbers):
         out += _step(AT_LEAST, first, 0, 2) + _step(AT_LEAST, after, 1, 0) + _verdict(ALLOW)
@@ -108,7 +107,7 @@ def _allow_ranges(numbers: list[int]) -> bytes:
 
 
 def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half: bool = True) -> bytes:
-    """Allow the call `number` where an argument is one of `values` (all 64 bits), refuse it with EPERM else."""
+    """Allow the call `number` if an argument is one of `values` (all 64 bits), else EPERM."""
     high, low = ARGS + 8 * argument + 4, ARGS + 8 * argument
     body = _step(LOAD, high) + _step(EQUAL, 0, 1, 0) + _verdict(ERRNO, errno.EPERM) if high_half else b""
     body += _step(LOAD, low)
@@ -119,18 +118,18 @@ def _if_argument(number: int, argument: int, values: tuple[int, ...], high_half:
 
 
 def shared_program(own_tree: bool) -> bytes:
-    """The instructions of the zygote's filter, which its programs inherit. `own_tree`: files may be changed."""
+    """The zygote's filter, which its programs inherit. own_tree: files may be changed."""
     allowed = [*ALWAYS.values(), *ZYGOTE_ONLY.values(), *(IN_OWN_TREE.values() if own_tree else ())]
     steps = START + _step(EQUAL, CLONE3, 0, 1) + _verdict(ERRNO, errno.ENOSYS)
-    # the kernel reads only the low half of these; the C library may leave anything in the high one
+    # The kernel reads only the low half of these; the C library may leave anything in the high half.
     steps += _if_argument(FCNTL_NR, 1, FCNTL, high_half=False) + _if_argument(IOCTL_NR, 1, IOCTL, high_half=False)
     steps += _if_argument(SOCKETPAIR, 0, (AF_UNIX,), high_half=False)
     return steps + _allow_ranges(allowed) + _verdict(ERRNO, errno.EPERM)
 
 
 def own_program(own_pid: int) -> bytes:
-    """The instructions that a program's process adds: what only the zygote needs is over, but for threads,
-    signals to itself (it sees itself as `own_pid`) and its own limits."""
+    """The filter that a program's process adds: no calls that only the zygote needs, except threads, signals to itself (its own pid is `own_pid`) and
+    its own limits."""
     steps = START + _if_argument(CLONE, 0, THREAD_FLAGS) + _if_argument(PRLIMIT, 0, (0,), high_half=False)
     for number in (KILL_NR, TGKILL):
         steps += _if_argument(number, 0, (own_pid,), high_half=False)
@@ -140,11 +139,11 @@ def own_program(own_pid: int) -> bytes:
 
 
 def supported() -> str:
-    """Why this machine has no filter here, or nothing."""
+    """Why this machine has no filter, or ""."""
     machine = platform.machine()
     return "" if machine == "x86_64" else f"no system call table for {machine}"
 
 
 def install(steps: bytes) -> kernel.Step:
-    """Filters the thread that carries it out and all it starts, for good; needs no_new_privs."""
+    """Filters the running thread and all that it starts, permanently. Needs no_new_privs."""
     return kernel.prepared("seccomp", SET_MODE_FILTER, 0, _Program(len(steps) // 8, steps))

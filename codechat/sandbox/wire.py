@@ -1,6 +1,6 @@
 """Framed messages over a socket: four bytes of length, then the bytes.
 
-A receiver says how long a message it accepts; a longer one raises WireError before its bytes are read.
+A receiver sets the longest message that it accepts; a longer one raises WireError before its bytes are read.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import socket
 import struct
 
 HEADER = struct.Struct("!I")
-FROM_PROGRAM = 8 << 20  # bytes of one message that a judge takes from an untrusted program
-TRUSTED = 256 << 20  # bytes of one message between trusted processes
+FROM_PROGRAM = 8 << 20  # most bytes of one message from an untrusted program
+TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
-# What a judge asks of its zygote, and the zygote's answer to END; without a frame, since every program pays for it.
+# A judge's requests to its zygote, and the zygote's answer to END. Without a frame, to save time for every program.
 COMMAND = 5  # bytes: a letter and a process
 FORK, END = b"F\0\0\0\0", b"K"
 CLEAN, DIRTY = b"c", b"d"
 
 
 class WireError(ConnectionError):
-    """The other side has gone, or does not speak as agreed."""
+    """The other side has closed, or broke the protocol."""
 
 
 def send(sock: socket.socket, data: bytes) -> None:
-    """One message. WireError where the other side has gone; TimeoutError where the socket has a timeout."""
+    """Send one message. WireError where the other side has closed; TimeoutError where the socket has a timeout."""
     try:
         sock.sendall(HEADER.pack(len(data)) + data)
     except TimeoutError:

@@ -1,13 +1,13 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
-It starts with an empty environment, imports the standard library once, walls itself in and then serves its
-judge over one socket, one request at a time:
-    FORK     fork a process for a program -> its number and, beside, a socket to it (it waits for its program)
+It starts with an empty environment, imports the standard library once, isolates itself and then serves its judge over one socket, one request at a
+time:
+    FORK     fork a process for a program -> its pid, and a socket to it (it waits for its program)
     END pid  end that process and wipe /tmp -> CLEAN, or DIRTY where that failed: start another zygote
-The first message out is a json object: {"error": text} where a wall cannot be built, else what was built.
+The first message out is a JSON object: {"error": text} where a layer cannot be built, else the layers that were built.
 
-Parent and child share their memory until one of them writes to a page, and a write costs 3 us then. So what both do
-after a fork is made ready before it, and they use sockets without the classes that Python wraps them in.
+Parent and child share their memory until one writes to a page, and such a write costs 3 us. So everything that both do after a fork is prepared before
+it, and they use sockets without Python's wrapper classes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from codechat.sandbox import child, kernel, landlock, limits, namespaces, seccomp, wire
 
-# What programs import most: loaded before the fork it costs them nothing.
-# Not more: each shared library that is loaded makes every fork dearer.
+# The most common imports of programs: loaded before the fork, they cost nothing.
+# Not more: each loaded shared library makes every fork slower.
 PRELOADED = """abc array bisect cmath collections collections.abc copy dataclasses datetime decimal enum fractions
     functools heapq io itertools json math numbers operator random re statistics string struct textwrap threading time
     traceback types typing unicodedata warnings""".split()
@@ -38,7 +38,7 @@ FULL, LANDLOCK, NONE = "full", "landlock", "none"
 
 
 class Walls(NamedTuple):
-    """How a level's processes are made, and what each puts up for itself."""
+    """How the processes of a level are started, and the isolation steps that each runs."""
 
     level: str
     landlock: bool
@@ -48,7 +48,7 @@ class Walls(NamedTuple):
 
 
 def main(control: socket.socket, level: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and that is inherited
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the judge ignores it, and children inherit that
     preload()
     try:
         walls = build(level)
@@ -70,12 +70,12 @@ def preload() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     kernel.limit_arenas(2)
-    # every program starts from here, so that a verdict can be had again
+    # Every program starts from this state, so verdicts are reproducible.
     random.seed(0)
 
 
 def build(level: str) -> Walls:
-    """Put up what all programs share. OSError where a wall of the level cannot be built."""
+    """Build the isolation that all programs share. OSError where a layer of the level cannot be built."""
     own_bytes, threads, ruleset, pidfd = limits.own_addresses(), limits.THREADS, -1, -1
     parent = os.getppid()
     if level == FULL:
@@ -89,7 +89,7 @@ def build(level: str) -> Walls:
         if level == LANDLOCK:
             ruleset = landlock.ruleset(*readable())
             step_down()
-        # it takes its programs' processes with it, and does not leave them to whoever adopts orphans
+        # It ends its programs' processes too, and leaves no orphans.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
@@ -105,7 +105,7 @@ def build(level: str) -> Walls:
 
 
 def own_walls(level: str, threads: int, ruleset: int, pidfd: int) -> Iterator[kernel.Step]:
-    """What a program's process carries out before it reads its program."""
+    """The steps of a program's process before it reads its program."""
     yield kernel.prepared("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if level == FULL:
         yield kernel.prepared("close", pidfd)
@@ -121,8 +121,7 @@ def own_walls(level: str, threads: int, ruleset: int, pidfd: int) -> Iterator[ke
 
 
 def readable() -> tuple[list[str], list[str], list[str], list[str]]:
-    """Landlock's lists outside a file tree of our own: library folders without their installed packages, and
-    no place to write."""
+    """Landlock's lists without an own file tree: library folders without their installed packages, and no writable path."""
     reads: list[str] = []
     listings: list[str] = []
 
@@ -130,7 +129,7 @@ def readable() -> tuple[list[str], list[str], list[str], list[str]]:
         below = [f for f in foreign if f.startswith(path + "/")]
         if not below and path not in foreign:
             reads.append(path)
-        elif below:  # a rule for the folder would hold for all of it
+        elif below:  # a rule for the folder would cover all of it
             listings.append(path)
             for entry in os.scandir(path):
                 allow(entry.path, below)
@@ -141,8 +140,8 @@ def readable() -> tuple[list[str], list[str], list[str], list[str]]:
 
 
 def step_down() -> None:
-    """From root to an ordinary user, where that user can still read the library. Otherwise root without
-    capabilities remains, which Landlock keeps from all but the library."""
+    """Change from root to an ordinary user, if that user can read the library. Otherwise root without capabilities remains, and Landlock allows it only
+    the library."""
     if os.getuid() == 0 and namespaces.holds(namespaces.CAP_SETUID, namespaces.CAP_SETGID):
         if all(open_to_all(folder) for folder in namespaces.library_folders()):
             namespaces.become_nobody()
@@ -178,9 +177,9 @@ def end(pid: int) -> None:
 
 
 def wipe(walls: Walls) -> bool:
-    """Empty /tmp; False where that cannot be done soon."""
+    """Empty /tmp. False where that fails."""
     if walls.level != FULL:
-        return True  # programs can write nowhere, or are trusted
+        return True  # programs cannot write, or are trusted
     try:
         for name in os.listdir("/tmp"):
             remove("/tmp/" + name)
@@ -209,14 +208,14 @@ def fork_child(control: socket.SocketType, walls: Walls) -> tuple[int, socket.So
     try:
         run(theirs, walls)
     finally:
-        os._exit(0)  # nothing of what the zygote still has to do is this process's
+        os._exit(0)  # never run the rest of the zygote's code in this process
 
 
 def run(channel: socket.SocketType, walls: Walls) -> None:
-    """In the program's process: wall it in, then wait for the program. No program is read where a wall fails."""
+    """In the program's process: isolate it, then wait for the program. If a step fails, no program is read."""
     if walls.level != FULL:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the zygote's answer to it is not the program's
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the zygote's handler is not for the program
     kernel.carry_out(walls.steps)
-    if walls.level == LANDLOCK:  # it is not the first of its namespace, and its filter names its own number
+    if walls.level == LANDLOCK:  # not the first process of a namespace: its filter names its own pid
         kernel.carry_out([seccomp.install(seccomp.own_program(os.getpid()))])
     child.Program(channel, walls.own_bytes).serve()
