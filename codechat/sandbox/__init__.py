@@ -3,19 +3,20 @@
     from codechat.sandbox import run_tests
     verdict = run_tests(code, ["assert add(1, 2) == 3"])       # .results[0].passed, .fraction, .reason
 
-Tests and program never share an interpreter: a program can read and change everything in its own interpreter. A judge holds the tests and requests
-values from an isolated process that holds the program.
+Tests and program never share an interpreter: a program can read and change everything in its own interpreter. A judge
+holds the tests and requests values from an isolated process that holds the program.
 
     Pool (in the trainer)  ->  judge (runs the tests)  ->  zygote (sees neither)  ->  one process per program
 
-Isolation: user, mount, network, process, IPC and host name namespaces with their own file tree; Landlock; seccomp; resource limits. Without namespaces
-the rest remains, and programs cannot write any file. Without Landlock too, nothing runs, except programs that are explicitly trusted
-(isolation="none").
+Isolation: user, mount, network, process, IPC and host name namespaces with their own file tree; Landlock; seccomp;
+resource limits. Without namespaces the rest remains, and programs cannot write any file. Without Landlock too, nothing
+runs, except programs that are explicitly trusted (isolation="none").
 
-Not covered: kernel bugs, side channels, tests that a wrong program satisfies, machines other than x86-64 Linux. `codechat sandbox check` shows the
-isolation of a machine.
+Not covered: kernel bugs, side channels, tests that a wrong program satisfies, machines other than x86-64 Linux.
+`codechat sandbox check` shows the isolation of a machine.
 
-The names below are loaded lazily: judge and zygote need few of them, and every module in a zygote makes its forks slower.
+The names below are loaded lazily: judge and zygote need few of them, and every module in a zygote makes its forks
+slower.
 """
 
 from __future__ import annotations

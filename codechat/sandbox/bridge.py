@@ -2,8 +2,8 @@
 
     output, problem = run("print(apis.notes.list())", {"notes_list": []}, lambda name, arguments: (True, ["a", "b"]))
 
-The program runs in the sandbox. A call leaves it as a tool's name and plain arguments. One judge per thread stays for the next program; a judge that
-hangs or loses the protocol is ended.
+The program runs in the sandbox. A call leaves it as a tool's name and plain arguments. One judge per thread stays for
+the next program; a judge that hangs or loses the protocol is ended.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def run(
 ) -> tuple[str, str]:
     """(printed output, reason of a failure or "").
 
-    tools: name -> names of its parameters, in order. answer: (name, arguments) -> (True, result as JSON data) or (False, reason).
-    SandboxUnavailable where the isolation is not possible."""
+    tools: name -> names of its parameters, in order. answer: (name, arguments) -> (True, result as JSON data) or
+    (False, reason). SandboxUnavailable where the isolation is not possible."""
     job = {
         "style": "errand",
         "code": source,

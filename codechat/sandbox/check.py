@@ -41,7 +41,8 @@ def show(title: str, rows: Iterable[Layer], words: tuple[str, str]) -> bool:
 
 
 def check(isolation: str) -> bool:
-    """Print layers and attempts. True where every attempt was stopped. SandboxUnavailable where no isolation is possible."""
+    """Print layers and attempts. True where every attempt was stopped. SandboxUnavailable where no isolation is
+    possible."""
     show("layers, each tried alone:", layers.probe(), ("holds", "absent"))
     level = layers.choose(isolation)
     print(f"\nuntrusted programs run behind: {level}\n")

@@ -1,7 +1,7 @@
 """The process that holds one untrusted program and answers a judge's requests about it.
 
-Nothing here is trusted once the program has run: it shares this interpreter and may have changed any part of it. It can only change what is sent, and
-the judge accepts only plain data.
+Nothing here is trusted once the program has run: it shares this interpreter and may have changed any part of it. It can
+only change what is sent, and the judge accepts only plain data.
 
 Requests and replies are lists, encoded by codec.py:
     [number, "load", code, names, imports, limits]      -> [[name, value], ...] of the names that it defines

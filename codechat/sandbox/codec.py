@@ -1,8 +1,8 @@
 """Plain data <-> bytes, for values that cross between a judge and an untrusted program.
 
-Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, deque), so no method of the sender runs in the receiver: an int subclass
-with a lying `__eq__` arrives as the int it holds. `to_ref` may turn an object that is not data into a number, and `from_ref` turns the number into the
-receiver's object.
+Tagged JSON. Decoding builds exact builtin types only (and Decimal, Fraction, deque), so no method of the sender runs in
+the receiver: an int subclass with a lying `__eq__` arrives as the int it holds. `to_ref` may turn an object that is not
+data into a number, and `from_ref` turns the number into the receiver's object.
 
 null, booleans, strings, small ints, finite floats and lists stand for themselves; all else is {"tag": payload}.
 
@@ -56,7 +56,8 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 def encode(value: Any, to_ref: ToRef = no_ref) -> bytes:
-    """Bytes of a value. `to_ref(object)` gives {tag: number} (tag "h" or "k") for an object that is not data, or raises CodecError."""
+    """Bytes of a value. `to_ref(object)` gives {tag: number} (tag "h" or "k") for an object that is not data, or raises
+    CodecError."""
     try:
         return ENCODER(_pack(value, to_ref, 0)).encode()
     except RecursionError:
@@ -118,7 +119,8 @@ def pack_name(value: Any) -> dict[str, str] | None:
 
 
 def decode(data: bytes, from_ref: FromRef = no_object) -> Any:
-    """The value of bytes. References become `from_ref(tag, number)`. CodecError for anything that `encode` does not write."""
+    """The value of bytes. References become `from_ref(tag, number)`. CodecError for anything that `encode` does not
+    write."""
     try:
         return _unpack(DECODER(data.decode("ascii")), from_ref, 0)
     except CodecError:

@@ -1,7 +1,8 @@
 """Programs with tool calls: the judge sends each call to the trainer and returns the answer to the program.
 
-A program sees `apis.<app>.<tool>(...)`. Only the tool's name and plain arguments leave its process. An invalid call raises an exception in the program.
-The printed output is collected in the program's process and returned at the end; no verdict depends on it.
+A program sees `apis.<app>.<tool>(...)`. Only the tool's name and plain arguments leave its process. An invalid call
+raises an exception in the program. The printed output is collected in the program's process and returned at the end; no
+verdict depends on it.
 """
 
 from __future__ import annotations

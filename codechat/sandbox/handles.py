@@ -1,8 +1,8 @@
 """The judge's view of a program: requests over its socket, and handles for objects that are not plain data.
 
-A handle forwards attributes, calls, iteration, length, indexing and text to the program's process. It never forwards `==`, arithmetic, ordering or
-`in`: the other operand may be the value that the test expects, and the program would only have to agree. Two handles are equal if they stand for the
-same object.
+A handle forwards attributes, calls, iteration, length, indexing and text to the program's process. It never forwards
+`==`, arithmetic, ordering or `in`: the other operand may be the value that the test expects, and the program would only
+have to agree. Two handles are equal if they stand for the same object.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Session:
             self._send(self._called_back(*rest))
 
     def _called_back(self, number: Any, args: Any, kwargs: Any) -> list[Any]:
-        """Run a function of the test that was passed to the program. The function is trusted; its arguments are data."""
+        """Run a function of the test that was passed to the program. The function is trusted; its arguments are
+        data."""
         if type(number) is not int or not 0 <= number < len(self.callbacks) or type(args) is not tuple:
             self.lose("a call to no function")
         if type(kwargs) is not dict or not all(type(k) is str for k in kwargs):

@@ -1,10 +1,11 @@
 """The trusted process that holds the tests and decides. It requests values from the program's process, never verdicts.
 
-A test is an assert (or any source) that runs here, in a namespace whose entry points are handles for the program's functions and classes. The program's
-process stays between tests. One that ends or is out of time is replaced and loaded again for the next test.
+A test is an assert (or any source) that runs here, in a namespace whose entry points are handles for the program's
+functions and classes. The program's process stays between tests. One that ends or is out of time is replaced and loaded
+again for the next test.
 
-A program can only be slow, answer with data, or end. The pool watches this process: it ends a test that hangs on an honest value
-(`sum(range(10**12))`).
+A program can only be slow, answer with data, or end. The pool watches this process: it ends a test that hangs on an
+honest value (`sum(range(10**12))`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def serve(control: socket.socket, nursery: Nursery) -> None:
 
 
 def judge(job: dict[str, Any], nursery: Nursery) -> dict[str, Any]:
-    """{"results": [[passed, reason], ...], "stage", "reason"} of one job, one result a test in their order."""
+    """{"results": [[passed, reason], ...], "stage", "reason"} of one job, one result per test, in order."""
     if job["style"] == "stdio":
         return scripts.judge(job, nursery)
     trial = Trial(job, nursery)
@@ -97,8 +98,8 @@ class Trial:
         self.deadline = time.monotonic() + TOTAL * job["timeout_s"]
         self.session: Session | None = None
         self.pid = 0
-        self.names: dict[str, Any] = {}  # what a test sees
-        self.stubs: dict[str, Any] = {}  # what of it stands for the program's own
+        self.names: dict[str, Any] = {}  # the namespace of a test
+        self.stubs: dict[str, Any] = {}  # those of them that stand for the program's objects
 
     def verdict(self) -> dict[str, Any]:
         results: list[tuple[bool, str]] = []
@@ -114,7 +115,7 @@ class Trial:
         return {"results": results, "stage": stage, "reason": reason}
 
     def prepare(self) -> tuple[str, str] | None:
-        """Load the program and run the set-up; (stage, reason) of a failure, after which there is no session."""
+        """Load the program and run the set-up. (stage, reason) of a failure; then there is no session."""
         self.pid, channel = self.nursery.take()
         self.session = Session(channel)
         for stage, step in (("load", self.load), ("setup", self.set_up)):
@@ -125,7 +126,7 @@ class Trial:
         return None
 
     def attempt(self, what: str, step: Callable[[], None]) -> tuple[bool, str]:
-        """(passed, reason). Whatever a test raises, and however it ends, is a result."""
+        """(passed, reason). Any exception of a test is a result."""
         left = min(self.job["timeout_s"], self.deadline - time.monotonic())
         if left <= 0:
             return False, "not tried: the whole program is out of time"
@@ -135,7 +136,7 @@ class Trial:
             reason = ""
         except (
             BaseException
-        ) as error:  # a test may raise anything at all, SystemExit too: it has failed then, and the next one is tried
+        ) as error:  # a test may raise anything, SystemExit too: it has failed, and the next test runs
             reason = explain(error)
         lost = self.session.lost
         if reason == OUT_OF_TIME or lost:
@@ -159,7 +160,7 @@ class Trial:
     def set_up(self) -> None:
         self.names |= self.stubs
         self.run(self.job["setup"])
-        # the set-up may be a prompt, in which the entry point has a body of its own
+        # The set-up may be a prompt that defines the entry point too.
         self.names |= self.stubs
 
     def run(self, source: str) -> None:
@@ -168,12 +169,12 @@ class Trial:
     def end(self) -> None:
         if self.session is not None:
             session, self.session = self.session, None
-            with session.channel:  # closed after: at its end the process would begin to leave by itself
+            with session.channel:  # closed afterwards: the process would exit by itself once it is closed
                 self.nursery.end(self.pid)
 
 
 def explain(error: BaseException) -> str:
-    """Why a step failed, in a line. Never empty."""
+    """Why a step failed, in one line. Never empty."""
     if isinstance(error, OutOfTime):
         return OUT_OF_TIME
     if isinstance(error, Lost):
@@ -184,5 +185,5 @@ def explain(error: BaseException) -> str:
 
 
 def safe_text(error: BaseException) -> str:
-    """The text of an exception; its arguments may be stand-ins, whose text would be asked for once more."""
+    """The text of an exception. Its arguments may be handles, whose text would need another request."""
     return ", ".join(str(a) if type(a) in (str, int, float, bool) else type(a).__name__ for a in error.args)

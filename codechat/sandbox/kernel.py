@@ -1,6 +1,6 @@
-"""The system calls that the standard library does not offer, through ctypes. Linux on x86-64.
+"""System calls that the standard library does not offer, through ctypes. Linux on x86-64.
 
-Each raises OSError with the call's name in `filename`, so that a message can say which step failed.
+Each raises OSError with the call's name in `filename`, so a message can name the step that failed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ Step = Callable[[], int]
 
 
 def prepared(name: str, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> Step:
-    """A system call for `carry_out`. Its arguments are built now: a forked process pays for each page that it writes first."""
+    """A system call for `carry_out`. Its arguments are built now: a forked process pays for each page that it writes
+    first."""
     return functools.partial(holding_gil.syscall, ctypes.c_long(SYS[name]), *(_argument(a) for a in args))
 
 
@@ -72,8 +73,8 @@ def carry_out(steps: Iterable[Step]) -> None:
 
 
 def fork() -> int:
-    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock. Without the hooks `random`
-    continues from the parent's state."""
+    """fork() without Python's hooks, at half the cost: for a process that never had a second thread and holds no lock.
+    Without the hooks `random` continues from the parent's state."""
     pid = holding_gil.fork()
     if pid < 0:
         _fail("fork")
@@ -108,7 +109,8 @@ def drop_capabilities() -> Step:
 
 
 def empty_bounding_set() -> None:
-    """No program executed from here on can gain a capability. Needs CAP_SETPCAP. Without it, no_new_privs prevents the same."""
+    """No program executed from here on can gain a capability. Needs CAP_SETPCAP. Without it, no_new_privs prevents the
+    same."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)

@@ -1,6 +1,7 @@
 """Landlock: the kernel allows a program to open only the paths of a list.
 
-Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract sockets, and signals to processes outside.
+Everything that the running kernel can restrict is restricted: reads, writes, new entries, TCP, abstract sockets, and
+signals to processes outside.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def abi() -> int:
 
 
 def ruleset(reads: list[str], listings: list[str], writes: list[str], devices: list[str]) -> int:
-    """A descriptor of rules. Below `reads` files can be read, below `listings` directories can only be listed, below `writes` everything except devices
-    is allowed, and `devices` can be read and written. Missing paths are skipped.
+    """A descriptor of rules. Below `reads` files can be read, below `listings` directories can only be listed, below
+    `writes` everything except devices is allowed, and `devices` can be read and written. Missing paths are skipped.
 
     OSError without Landlock."""
     version = abi()

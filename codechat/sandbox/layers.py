@@ -1,4 +1,5 @@
-"""Which isolation this machine allows, and the choice of a level. Each layer is tried in a process of its own, not guessed.
+"""Which isolation this machine allows, and the choice of a level. Each layer is tried in a process of its own, not
+guessed.
 
     full      namespaces with an own file tree, seccomp, limits, and Landlock where the kernel has it
     landlock  Landlock, seccomp and limits: no writes, and reads only of the interpreter's library
@@ -124,7 +125,8 @@ def attempt():
 
 
 def attempts(run: Callable[[str, list[str]], Any]) -> list[Layer]:
-    """Try each forbidden action. `run(code, tests)` gives a Verdict; a layer holds where the action is stopped. Only for isolated programs."""
+    """Try each forbidden action. `run(code, tests)` gives a Verdict; a layer holds where the action is stopped. Only
+    for isolated programs."""
     found = []
     for what, expression in FORBIDDEN.items():
         verdict = run(ATTEMPT.format(expression=expression), ["assert attempt() == 'stopped'"])

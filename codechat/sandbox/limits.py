@@ -44,8 +44,8 @@ def limit_for_good() -> None:
 
 
 def limit_threads(most: int) -> kernel.Step:
-    """For a program's process only, since a zygote must fork. It does not bind the machine's root; the address space of their stacks bounds root's
-    threads."""
+    """For a program's process only, since a zygote must fork. It does not bind the machine's root; the address space of
+    their stacks bounds root's threads."""
     most = _lowest(resource.RLIMIT_NPROC, most)
     return kernel.prepared("prlimit64", 0, resource.RLIMIT_NPROC, (ctypes.c_uint64 * 2)(most, most), None)
 

@@ -1,10 +1,11 @@
 """Namespaces: a process sees an almost empty file tree, no network and no other process.
 
-The tree is a read-only tmpfs with the interpreter's library (without site-packages, which may hold a benchmark's answers), the shared libraries that it
-loads, four harmless devices and a small writable /tmp. There is no /proc. Nothing changes outside the namespaces.
+The tree is a read-only tmpfs with the interpreter's library (without site-packages, which may hold a benchmark's
+answers), the shared libraries that it loads, four harmless devices and a small writable /tmp. There is no /proc.
+Nothing changes outside the namespaces.
 
-Root builds the tree with its own rights, becomes an ordinary user and then makes a user namespace. An ordinary user makes the user namespace first and
-is root inside it.
+Root builds the tree with its own rights, becomes an ordinary user and then makes a user namespace. An ordinary user
+makes the user namespace first and is root inside it.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def enter_process_namespace() -> None:
 
 
 def isolated_fork(own_pidfd: int) -> Callable[[], int]:
-    """A fork() whose child is the first process of its own process namespace. own_pidfd: a descriptor of the calling process, which returns to its
-    namespace for the next fork."""
+    """A fork() whose child is the first process of its own process namespace. own_pidfd: a descriptor of the calling
+    process, which returns to its namespace for the next fork."""
     apart = [kernel.prepared("unshare", kernel.CLONE_NEWPID)]
     back = [kernel.prepared("setns", own_pidfd, kernel.CLONE_NEWPID)]
 

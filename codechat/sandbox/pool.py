@@ -4,8 +4,8 @@
     with Pool(workers=2) as pool:
         verdicts = list(pool.map(Program(code=c, tests=t) for c, t in rows))
 
-The trainer is never forked: a judge is executed with a clean environment. One thread per judge feeds it and ends it if it hangs. Threads own the judges,
-not the trainer's processes: a judge dies with its thread.
+The trainer is never forked: a judge is executed with a clean environment. One thread per judge feeds it and ends it if
+it hangs. Threads own the judges, not the trainer's processes: a judge dies with its thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Judge:
         if "error" in self.built:
             self.kill()
             raise layers.SandboxUnavailable(
-                f"isolation {level!r} cannot be had: {self.built['error']}; see `codechat sandbox check`"
+                f"isolation {level!r} is not possible here: {self.built['error']}; see `codechat sandbox check`"
             )
         self._watch(self.built["zygote"])
 
@@ -62,7 +62,8 @@ class Judge:
         self.zygote = os.pidfd_open(pid)
 
     def ask(self, job: dict[str, Any], answer: Callable[[str, dict[str, Any]], Any] | None = None) -> dict[str, Any]:
-        """The verdict on a job. answer: answers calls of its program. TimeoutError where the judge hangs, WireError where it has ended."""
+        """The verdict on a job. answer: answers calls of its program. TimeoutError where the judge hangs, WireError
+        where it has ended."""
         tests = len(job["tests"])
         self.control.settimeout(TOTAL * job["timeout_s"] + GRACE_S + 0.01 * tests)
         wire.send(self.control, json.dumps(job).encode())
@@ -98,8 +99,8 @@ class Judge:
 
 
 class Pool:
-    """Judges on threads. isolation: "auto" (the best available), "full", "landlock", or "none" (trusted programs only). SandboxUnavailable where the
-    machine does not allow it."""
+    """Judges on threads. isolation: "auto" (the best available), "full", "landlock", or "none" (trusted programs only).
+    SandboxUnavailable where the machine does not allow it."""
 
     def __init__(self, workers: int | None = None, *, isolation: str = "auto") -> None:
         self.level = layers.choose(isolation)
@@ -178,8 +179,8 @@ class Pool:
             judge.close()
 
     def _judged(self, judge: Judge | None, job: dict[str, Any]) -> tuple[Judge | None, Verdict]:
-        """(the judge if it can continue, the verdict). A judge may end or lose its zygote through a fault of the machine, such as low memory: the
-        program gets a second judge."""
+        """(the judge if it can continue, the verdict). A judge may end or lose its zygote through a fault of the
+        machine, such as low memory: the program gets a second judge."""
         start = time.monotonic()
         for last in (False, True):
             judge = judge or self._started()
@@ -230,11 +231,10 @@ def run_tests(
 ) -> Verdict:
     """Judge one untrusted program.
 
-    tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs.
-    setup: trusted source that runs in the judge before the tests.
-    entry_points: names that the program must define and that tests may use (see `entry_points_of`). None: the names that the tests use and nothing else
-    defines. For `check(candidate)` the first is the candidate.
-    timeout_s: wall seconds for loading and for each test; the whole program gets three times that.
+    tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs. setup: trusted source that runs
+    in the judge before the tests. entry_points: names that the program must define and that tests may use (see
+    `entry_points_of`). None: the names that the tests use and nothing else defines. For `check(candidate)` the first is
+    the candidate. timeout_s: wall seconds for loading and for each test; the whole program gets three times that.
     memory_mb: MiB of address space beyond the interpreter's own.
 
     SandboxUnavailable where the isolation is not possible; DataError for tests that are not Python."""

@@ -1,4 +1,5 @@
-"""Tries each layer in its own child and reports over a socket. Runs in its own process, because a trainer must not be forked."""
+"""Tries each layer in its own child and reports over a socket. Runs in its own process, because a trainer must not be
+forked."""
 
 from __future__ import annotations
 

@@ -44,8 +44,9 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """results: one per test, in order. stage: how far the program came: "load" (it did not load), "setup", "tests", or "judge" (the tests' own process
-    had to be ended). seconds: wall time in the judge. reason: of the first failure, empty if all passed; it may quote the program's exception."""
+    """results: one per test, in order. stage: how far the program came: "load" (it did not load), "setup", "tests", or
+    "judge" (the tests' own process had to be ended). seconds: wall time in the judge. reason: of the first failure,
+    empty if all passed; it may quote the program's exception."""
 
     results: tuple[Result, ...]
     stage: str

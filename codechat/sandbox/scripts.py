@@ -1,7 +1,7 @@
 """Programs that read stdin and write stdout: each test runs the whole program in its own process.
 
-The judge reads the program's descriptor 1 and compares the output here, ignoring white space at the ends of lines and of the text. An uncaught
-exception or a non-zero exit fails, whatever was written.
+The judge reads the program's descriptor 1 and compares the output here, ignoring white space at the ends of lines and
+of the text. An uncaught exception or a non-zero exit fails, whatever was written.
 """
 
 from __future__ import annotations

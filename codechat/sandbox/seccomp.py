@@ -1,10 +1,11 @@
 """A seccomp filter that allows a Python program only computation: memory, files, threads, time, pipes.
 
-The allow-list has two parts. The zygote filters itself and so all its programs; a program's process then gives up what only the zygote needs (a short
-filter costs each program less). A call that is not on the list fails with EPERM, so a program gets an exception instead of being killed: sockets
-(except an unconnected pair, which asyncio needs), exec, fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads
-only. A filter cannot read the flags of `clone3`; it answers ENOSYS, and the C library uses `clone`. The numbers are those of x86-64; other machines are
-not supported.
+The allow-list has two parts. The zygote filters itself and so all its programs; a program's process then gives up what
+only the zygote needs (a short filter costs each program less). A call that is not on the list fails with EPERM, so a
+program gets an exception instead of being killed: sockets (except an unconnected pair, which asyncio needs), exec,
+fork, ptrace, mounts, signals to others, keys, bpf, io_uring, memfd. `clone` makes threads only. A filter cannot read
+the flags of `clone3`; it answers ENOSYS, and the C library uses `clone`. The numbers are those of x86-64; other
+machines are not supported.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def shared_program(own_tree: bool) -> bytes:
 
 
 def own_program(own_pid: int) -> bytes:
-    """The filter that a program's process adds: no calls that only the zygote needs, except threads, signals to itself (its own pid is `own_pid`) and
-    its own limits."""
+    """The filter that a program's process adds: no calls that only the zygote needs, except threads, signals to itself
+    (its own pid is `own_pid`) and its own limits."""
     steps = START + _if_argument(CLONE, 0, THREAD_FLAGS) + _if_argument(PRLIMIT, 0, (0,), high_half=False)
     for number in (KILL_NR, TGKILL):
         steps += _if_argument(number, 0, (own_pid,), high_half=False)

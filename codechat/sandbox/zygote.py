@@ -1,13 +1,13 @@
 """The process that forks the processes of untrusted programs. It never sees a program or a test.
 
-It starts with an empty environment, imports the standard library once, isolates itself and then serves its judge over one socket, one request at a
-time:
+It starts with an empty environment, imports the standard library once, isolates itself and then serves its judge over
+one socket, one request at a time:
     FORK     fork a process for a program -> its pid, and a socket to it (it waits for its program)
     END pid  end that process and wipe /tmp -> CLEAN, or DIRTY where that failed: start another zygote
 The first message out is a JSON object: {"error": text} where a layer cannot be built, else the layers that were built.
 
-Parent and child share their memory until one writes to a page, and such a write costs 3 us. So everything that both do after a fork is prepared before
-it, and they use sockets without Python's wrapper classes.
+Parent and child share their memory until one writes to a page, and such a write costs 3 us. So everything that both do
+after a fork is prepared before it, and they use sockets without Python's wrapper classes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def own_walls(level: str, threads: int, ruleset: int, pidfd: int) -> Iterator[ke
 
 
 def readable() -> tuple[list[str], list[str], list[str], list[str]]:
-    """Landlock's lists without an own file tree: library folders without their installed packages, and no writable path."""
+    """Landlock's lists without an own file tree: library folders without their installed packages, and no writable
+    path."""
     reads: list[str] = []
     listings: list[str] = []
 
@@ -140,8 +141,8 @@ def readable() -> tuple[list[str], list[str], list[str], list[str]]:
 
 
 def step_down() -> None:
-    """Change from root to an ordinary user, if that user can read the library. Otherwise root without capabilities remains, and Landlock allows it only
-    the library."""
+    """Change from root to an ordinary user, if that user can read the library. Otherwise root without capabilities
+    remains, and Landlock allows it only the library."""
     if os.getuid() == 0 and namespaces.holds(namespaces.CAP_SETUID, namespaces.CAP_SETGID):
         if all(open_to_all(folder) for folder in namespaces.library_folders()):
             namespaces.become_nobody()

@@ -96,7 +96,8 @@ def load(name: str, **options: Any) -> Task:
 
 
 def _options(words: str) -> dict[str, Any]:
-    """{"shots": 3} from "shots=3". Values are JSON where they parse, else text. A comma inside brackets is no separator."""
+    """{"shots": 3} from "shots=3". Values are JSON where they parse, else text. A comma inside brackets is no
+    separator."""
     found: dict[str, Any] = {}
     for word in re.split(r",(?![^\[]*\])", words) if words else ():
         option, equals, value = word.partition("=")

@@ -1,9 +1,9 @@
 """What a task is: problems, a prompt for each, and one `score` that training and evaluation share.
 
-A task carries its own reward, so the number that is optimised and the number that is reported cannot drift apart. `Score.reward` may be
-shaped; `Score.correct` never is. A task must score each of its own reference solutions as correct and at its maximum reward.
-`check_reference_solutions` tests that and counts failures by reason: a reward that rejects correct answers looks exactly like a policy that
-cannot learn.
+A task carries its own reward, so the number that is optimised and the number that is reported cannot drift apart.
+`Score.reward` may be shaped; `Score.correct` never is. A task must score each of its own reference solutions as correct
+and at its maximum reward. `check_reference_solutions` tests that and counts failures by reason: a reward that rejects
+correct answers looks exactly like a policy that cannot learn.
 
 A task of several turns also makes environments. An episode is played in an `Environment`.
 """
@@ -35,8 +35,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind the reward. correct: the exact answer.
-    terms: the addends of a reward that is a sum, logged one by one; every score of a task has the same names."""
+    """reward: in [0, max_reward], may be shaped. tier: a rung of the task. parts: counts behind the reward. correct:
+    the exact answer. terms: the addends of a reward that is a sum, logged one by one; every score of a task has the
+    same names."""
 
     reward: float
     tier: str
@@ -68,15 +69,17 @@ class Task(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A world with state over the turns of one episode. A task that makes environments has `environment() -> Environment`, `max_turns` (most
-    answers of an episode), and `episodes_at_once` where the number of worlds is limited."""
+    """A world with state over the turns of one episode. A task that makes environments has `environment() ->
+    Environment`, `max_turns` (most answers of an episode), and `episodes_at_once` where the number of worlds is
+    limited."""
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:
-        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and seed."""
+        """Start an episode. Returns the messages before the first answer, the same ones for the same problem and
+        seed."""
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Take one answer. Returns the world's messages, the reward gained, and whether the episode has ended. Never raises, whatever the
-        answer holds. The rewards of an episode add up to `score().reward`."""
+        """Take one answer. Returns the world's messages, the reward gained, and whether the episode has ended. Never
+        raises, whatever the answer holds. The rewards of an episode add up to `score().reward`."""
 
     def state_diff(self) -> list[Any]:
         """What the episode has changed since its reset, as JSON data."""
@@ -132,7 +135,8 @@ def row_of(problem: Problem) -> dict[str, Any]:
 def problem_of(
     row: Mapping[str, Any], gold: Collection[str], meta: Collection[str] = (), splits: Sequence[str] = SPLITS
 ) -> Problem:
-    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where one is missing."""
+    """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where
+    one is missing."""
     found, about = row.get("gold"), row.get("meta") or {}
     whole = isinstance(found, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
     if not whole or row.get("split") not in splits or not (set(gold) <= found.keys() and set(meta) <= about.keys()):
@@ -151,7 +155,8 @@ def problem_of(
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    reasons: counts of the failures. examples: a few ids of each reason. unknown: why the task has no reference solutions."""
+    reasons: counts of the failures. examples: a few ids of each reason. unknown: why the task has no reference
+    solutions."""
 
     task: str
     n: int
@@ -162,7 +167,8 @@ class ReferenceCheck:
 
     @property
     def ok(self) -> bool:
-        """True where at least one solution was checked and all passed, and where the task has no reference solutions."""
+        """True where at least one solution was checked and all passed, and where the task has no reference
+        solutions."""
         return bool(self.unknown) or (self.n > 0 and self.passed == self.n)
 
     def require(self) -> ReferenceCheck:

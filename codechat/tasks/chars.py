@@ -1,8 +1,10 @@
-"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol. The character laboratory trains on it.
+"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol. The character laboratory trains
+on it.
 
-The text is tiny-Shakespeare from the hub, any text file, or the interpreter's own help (`pydoc_data.topics`), which needs no network. The last
-tenth is held out. The reward is per token: a sampled symbol is compared with the text's symbol at the same position. This task has no problems
-and no `score`, because no reward waits for the end of a completion.
+The text is tiny-Shakespeare from the hub, any text file, or the interpreter's own help (`pydoc_data.topics`), which
+needs no network. The last tenth is held out. The reward is per token: a sampled symbol is compared with the text's
+symbol at the same position. This task has no problems and no `score`, because no reward waits for the end of a
+completion.
 
 `Bigram` is the reference policy: add-one smoothed bigram counts of the text.
 
@@ -41,12 +43,14 @@ class Text:
     val: Tensor
 
     def draw_windows(self, count: int, length: int, rng: torch.Generator) -> Tensor:
-        """(W, length) ids of uniformly random windows of the training part. DataError where it is shorter than a window."""
+        """(W, length) ids of uniformly random windows of the training part. DataError where it is shorter than a
+        window."""
         starts = torch.randint(_starts(self.train, length), (count,), generator=rng)
         return self.train[starts[:, None] + torch.arange(length)]
 
     def val_windows(self, length: int, step: int, limit: int) -> Tensor:
-        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least one."""
+        """(W, length) ids: windows of the held-out part at a stride of `step` symbols, at most `limit`, at least
+        one."""
         _starts(self.val, length)
         return self.val.unfold(0, length, step)[: max(1, limit)]
 
@@ -68,8 +72,9 @@ def _starts(ids: Tensor, length: int) -> int:
 def load(source: str, symbols: str | Tokenizer) -> Text:
     """The text of `source` (embedded, hub, or a file), split at a line break before its last tenth.
 
-    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises UserError for a missing
-    file, no UTF-8, no network, a character that the tokenizer lacks, and a text of fewer than two lines."""
+    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises
+    UserError for a missing file, no UTF-8, no network, a character that the tokenizer lacks, and a text of fewer than
+    two lines."""
     text = read_text(source)
     cut = text.rfind("\n", 0, int(len(text) * (1 - HELD_OUT))) + 1
     if not cut:
@@ -84,8 +89,8 @@ def load(source: str, symbols: str | Tokenizer) -> Text:
 
 
 def read_text(source: str) -> str:
-    """embedded: the help topics of the running Python (0.5 MB, different in each version). hub: tiny-Shakespeare. Else the path of a UTF-8
-    file, or of a parquet or jsonl file with a column `text`."""
+    """embedded: the help topics of the running Python (0.5 MB, different in each version). hub: tiny-Shakespeare. Else
+    the path of a UTF-8 file, or of a parquet or jsonl file with a column `text`."""
     if source == "embedded":
         from pydoc_data.topics import topics
 
@@ -109,10 +114,11 @@ def _joined(rows: Iterable[dict[str, Any]], origin: str) -> str:
 def dense_rewards(
     drawn: Tensor, truth: Tensor, mode: RewardMode = "plus1", *, partial: float = 0.0, credit: Tensor | None = None
 ) -> Tensor:
-    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0 (plus1) or -1 (plusminus1), plus `partial` x credit.
+    """Per-token rewards, float32: 1 where the sampled symbol equals the text's, else 0 (plus1) or -1 (plusminus1), plus
+    `partial` x credit.
 
-    credit: log-probabilities in nats, broadcast to the shape of `drawn`. A group baseline removes the -1: under any group advantage plusminus1
-    is plus1 times two, and the same after division by the standard deviation."""
+    credit: log-probabilities in nats, broadcast to the shape of `drawn`. A group baseline removes the -1: under any
+    group advantage plusminus1 is plus1 times two, and the same after division by the standard deviation."""
     hit = (drawn == truth).float()
     if mode not in ("plus1", "plusminus1"):
         raise ConfigError(f"reward_mode {mode!r}; required: plus1 or plusminus1")
@@ -121,7 +127,8 @@ def dense_rewards(
 
 
 def annealed(kl_coef: float, tokens: int, warmup_tokens: int) -> float:
-    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens: constant from the start."""
+    """The KL coefficient after `tokens`: linear from 0 to kl_coef at `warmup_tokens`, then constant. 0 warm-up tokens:
+    constant from the start."""
     return kl_coef if tokens >= warmup_tokens else kl_coef * tokens / warmup_tokens
 
 

@@ -22,7 +22,8 @@ def check_generated(cfg: Any, levels: Collection[int]) -> None:
 
 @contextmanager
 def checked_ledgers() -> Iterator[list[Ledger]]:
-    """A list to fill with ledgers. Each is checked at the end of the block. They are printed in any case, also after an error."""
+    """A list to fill with ledgers. Each is checked at the end of the block. They are printed in any case, also after an
+    error."""
     ledgers: list[Ledger] = []
     try:
         yield ledgers

@@ -1,4 +1,5 @@
-"""Settings that `--preset toy` and `--preset lora` of the RL loops apply. Importing them needs neither torch nor a task."""
+"""Settings that `--preset toy` and `--preset lora` of the RL loops apply. Importing them needs neither torch nor a
+task."""
 
 from __future__ import annotations
 

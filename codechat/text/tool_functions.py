@@ -6,8 +6,9 @@
         unique: count each word once
         '''
 
-The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a default makes a parameter
-optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them | None.
+The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a
+default makes a parameter optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them |
+None.
 
 Left out: isolation. A file of functions runs in this process with the user's rights.
 """
@@ -40,8 +41,8 @@ class Executor(NamedTuple):
 def load_executors(path: Path) -> dict[str, Executor]:
     """{name: Executor} of each public function that the file defines, in its order.
 
-    MissingFile for a missing file. DataError names file and line of a syntax error, of an exception during the import, and of a function without a
-    schema."""
+    MissingFile for a missing file. DataError names file and line of a syntax error, of an exception during the import,
+    and of a function without a schema."""
     module = _run_file(path)
     functions = [f for name, f in vars(module).items() if _is_public(name, f, module)]
     if not functions:
@@ -83,7 +84,8 @@ def _run_file(path: Path) -> types.ModuleType:
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:
-    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known type."""
+    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known
+    type."""
     doc = inspect.getdoc(function) or ""
     code = function.__code__
     where = f"{code.co_filename} line {code.co_firstlineno}: {function.__name__}"

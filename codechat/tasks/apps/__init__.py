@@ -1,4 +1,5 @@
-"""Pocket apps: mail, calendar, contacts, notes, shop and files with state, 78 tools, and requests of five levels scored by what has changed.
+"""Pocket apps: mail, calendar, contacts, notes, shop and files with state, 78 tools, and requests of five levels scored
+by what has changed.
 
 task = AppsTask(levels=[1, 2])                   generated problems
 task = AppsTask("data/apps")                     problems of apps.SPLIT.jsonl, written by `codechat data apps`

@@ -1,7 +1,8 @@
 """The base class of an app: a class over the store whose public methods are its tools.
 
-A method's type hints and docstring give its JSON schema (`text.tool_functions.schema_of`). It returns JSON data and raises AppError for an invalid
-request. `catalogue` checks arguments against the schema first, so methods may rely on types.
+A method's type hints and docstring give its JSON schema (`text.tool_functions.schema_of`). It returns JSON data and
+raises AppError for an invalid request. `catalogue` checks arguments against the schema first, so methods may rely on
+types.
 """
 
 from __future__ import annotations

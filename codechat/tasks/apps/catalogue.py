@@ -1,7 +1,9 @@
-"""The tools by name, and the only way to call them: arguments are checked against the schema, and every outcome is JSON data.
+"""The tools by name, and the only way to call them: arguments are checked against the schema, and every outcome is JSON
+data.
 
-A name joins the app and the method: `notes_add`; in code it is `apis.notes.add`. Two tools belong to no app: `task_answer` gives the answer to a
-request, `task_decline` says that it cannot be done. Both end the episode, and both add a row to the state.
+A name joins the app and the method: `notes_add`; in code it is `apis.notes.add`. Two tools belong to no app:
+`task_answer` gives the answer to a request, `task_decline` says that it cannot be done. Both end the episode, and both
+add a row to the state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Actions as Python: a block of code calls `apis.<app>.<tool>(...)`. It runs in the sandbox; its calls run in the episode.
+"""Actions as Python: a block of code calls `apis.<app>.<tool>(...)`. It runs in the sandbox; its calls run in the
+episode.
 
-The code never accesses the database. Each call leaves the sandbox as a name and arguments, is checked like any other call, and its result is sent
-back. The policy sees what the code prints. Each block runs in its own process, so variables do not persist.
+The code never accesses the database. Each call leaves the sandbox as a name and arguments, is checked like any other
+call, and its result is sent back. The policy sees what the code prints. Each block runs in its own process, so
+variables do not persist.
 """
 
 from __future__ import annotations

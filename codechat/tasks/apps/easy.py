@@ -1,6 +1,7 @@
 """Requests of levels 1 and 2: one call, and a look-up before the call.
 
-A draft is a request before its problem is built: its text, the tools that it needs, and an expert that solves it with calls.
+A draft is a request before its problem is built: its text, the tools that it needs, and an expert that solves it with
+calls.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Draft(NamedTuple):
 
 
 class Direct(NamedTuple):
-    """One call; the request holds its arguments. slots: argument -> a method of Draw, or "table.column" of an existing row."""
+    """One call; the request holds its arguments. slots: argument -> a method of Draw, or "table.column" of an existing
+    row."""
 
     tool: str
     says: tuple[str, ...]
@@ -34,7 +36,8 @@ class Direct(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """The request names a row by its key. The tool `act` takes the row's id as the argument `by`. slots: further arguments."""
+    """The request names a row by its key. The tool `act` takes the row's id as the argument `by`. slots: further
+    arguments."""
 
     search: str
     key: str  # table.column
@@ -285,7 +288,8 @@ def one_call(draw: Draw, rows: Rows, apps: Collection[str] = ()) -> Draft:
 
 
 def look_up(draw: Draw, rows: Rows, apps: Collection[str] = (), *, there: bool = True) -> Draft:
-    """Level 2: find a row by its name, then act on its id or answer with its content. there=False: the row is missing, decline."""
+    """Level 2: find a row by its name, then act on its id or answer with its content. there=False: the row is missing,
+    decline."""
     kind = draw.rng.choice(within((*LOOKUPS, *ASKS), apps))
     table, _, column = kind.key.partition(".")
     key = rows.pick(table)[column] if there else (draw.name() if table == "contacts" else draw.word())

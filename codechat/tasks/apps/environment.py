@@ -1,8 +1,8 @@
 """The pocket apps as an environment: calls or code in, results out, and a reward that depends only on state changes.
 
-The changes at the end are compared with those of the scripted expert. A required change that was made is matched, one that was not is missing, and
-any other change is collateral. Answering and declining are changes too (`task_answer`, `task_decline`), so saying "done" earns nothing, and neither
-does doing everything.
+The changes at the end are compared with those of the scripted expert. A required change that was made is matched, one
+that was not is missing, and any other change is collateral. Answering and declining are changes too (`task_answer`,
+`task_decline`), so saying "done" earns nothing, and neither does doing everything.
 
     done        every required change and no other: reward 1, the only success
     collateral  every required change, and others: 0.5 halved for each other change
@@ -26,7 +26,8 @@ MAX_CALLS = 16  # of one message
 
 
 def score_changes(required: list[Change], found: list[Change]) -> Score:
-    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter two in words."""
+    """The score of the changes; see the module docstring. parts: matched, required, missing and collateral, the latter
+    two in words."""
     matched, missing, collateral = compare(required, found)
     parts = {"matched": matched, "required": len(required), "missing": missing, "collateral": collateral}
     if not missing and not collateral:
@@ -39,7 +40,8 @@ def score_changes(required: list[Change], found: list[Change]) -> Score:
 
 
 class AppsEnvironment:
-    """One episode at a time. actions: "call" (`<functioncall> {...}` in a message) or "code" (a block of Python that calls `apis.<app>.<tool>(...)`).
+    """One episode at a time. actions: "call" (`<functioncall> {...}` in a message) or "code" (a block of Python that
+    calls `apis.<app>.<tool>(...)`).
 
     A message without an action ends the episode. So does a call of `task_answer` or `task_decline`."""
 

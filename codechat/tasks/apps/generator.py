@@ -6,8 +6,8 @@
     4  with distractors: twins, small talk, more tools
     5  impossible: must be declined
 
-gold: "world", the rows at the start; "calls", the expert's; "changes", what they changed. An episode and its score need nothing else, so a file of
-problems does not depend on this generator.
+gold: "world", the rows at the start; "calls", the expert's; "changes", what they changed. An episode and its score need
+nothing else, so a file of problems does not depend on this generator.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def problems(
     only: Collection[str] = (),
     part: str = "",
 ) -> list[Problem]:
-    """n different problems, the levels in turn; a repeated level is sampled more often. only: the apps that levels 1 and 2 use. part: names another
-    set of the same split.
+    """n different problems, the levels in turn; a repeated level is sampled more often. only: the apps that levels 1
+    and 2 use. part: names another set of the same split.
 
     ConfigError for an unknown split, level or app."""
     check_split(split)
@@ -133,7 +133,8 @@ def trajectory(problem: Problem, world: AppsEnvironment) -> list[Message]:
 def dialogues(
     split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "call", only: Collection[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """n conversations {"id", "messages", "domain", "meta"} of experts. `problems` does not give their problems for training."""
+    """n conversations {"id", "messages", "domain", "meta"} of experts. `problems` does not give their problems for
+    training."""
     world = AppsEnvironment(actions)
     for problem in problems(split, n, seed, levels, actions, only, part="expert" if split == "train" else ""):
         meta = {"split": split, "asked": "tool", "tools_present": True, "level": problem.meta["level"]}

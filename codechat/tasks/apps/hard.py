@@ -134,7 +134,8 @@ def across(draw: Draw, rows: Rows) -> Draft:
 def _act_on_twin(
     request: str, tools: tuple[str, str, str], row: Row, key: str, column: str, by: str = "id", **arguments: Any
 ) -> Draft:
-    """Search by the row's key, show each row found, and call the last tool on the one whose `column` has the row's value."""
+    """Search by the row's key, show each row found, and call the last tool on the one whose `column` has the row's
+    value."""
     search, get, act = tools
     query, value = row[key], row[column]
 
@@ -241,5 +242,6 @@ IMPOSSIBLE = (not_there, not_there, too_many, nothing_known, no_file)
 
 
 def impossible(draw: Draw, rows: Rows) -> Draft:
-    """Level 5: what the request names is missing, unknown or out of stock. The tools are those that the request would need."""
+    """Level 5: what the request names is missing, unknown or out of stock. The tools are those that the request would
+    need."""
     return draw.rng.choice(IMPOSSIBLE)(draw, rows)

@@ -1,7 +1,7 @@
 """`codechat data apps`: expert episodes and problems of the pocket apps.
 
-The experts' trajectories are conversations for SFT (domain "episodes"). They include the environment's messages, which carry no loss. Training
-problems differ from the experts' problems.
+The experts' trajectories are conversations for SFT (domain "episodes"). They include the environment's messages, which
+carry no loss. Training problems differ from the experts' problems.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class AppsConfig:
 
 
 def prepare_apps(cfg: AppsConfig) -> Row:
-    """Write episodes and problems. Returns the manifest of the directory. Raises UserError, also where an expert's solution does not score the maximum."""
+    """Write episodes and problems. Returns the manifest of the directory. Raises UserError, also where an expert's
+    solution does not score the maximum."""
     out = Path(cfg.out)
     require_kind(out, "conversations")
     ledger, held_out = Ledger("pocket apps"), dict.fromkeys(HELD_OUT, cfg.eval_examples)

@@ -1,10 +1,11 @@
 """The state of an episode: an in-memory SQLite database that is refilled, rolled back and compared in microseconds.
 
-All work is in one transaction that is never committed. A reset rolls back to the empty tables and inserts the world's rows. A snapshot is a
-savepoint; a restore rolls back to it. Connection, tables and prepared statements stay for the next episode.
+All work is in one transaction that is never committed. A reset rolls back to the empty tables and inserts the world's
+rows. A snapshot is a savepoint; a restore rolls back to it. Connection, tables and prepared statements stay for the
+next episode.
 
-A change is JSON data: ["added", table, {column: value}], ["removed", table, id] or ["set", table, id, column, value]. The id of an added row is
-omitted: it depends on the order of insertions, which no task specifies.
+A change is JSON data: ["added", table, {column: value}], ["removed", table, id] or ["set", table, id, column, value].
+The id of an added row is omitted: it depends on the order of insertions, which no task specifies.
 
 Left out: what the tools do with the rows (mail, calendar, contacts, notes, shop, files).
 """

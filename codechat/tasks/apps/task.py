@@ -15,8 +15,9 @@ DEFAULT_LIMIT = 500
 
 
 class AppsTask:
-    """source: "apps" generates problems; a path reads apps.SPLIT.jsonl there. levels: of the problems; a repeated level is sampled more often.
-    apps: the apps that levels 1 and 2 use; empty = all. actions: "call" or "code". max_turns: most answers of an episode.
+    """source: "apps" generates problems; a path reads apps.SPLIT.jsonl there. levels: of the problems; a repeated level
+    is sampled more often. apps: the apps that levels 1 and 2 use; empty = all. actions: "call" or "code". max_turns:
+    most answers of an episode.
 
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 

@@ -1,7 +1,7 @@
 """The world of an episode: sampled people, mails, events, notes, products and files, and the values of requests.
 
-The hash of a value of an open domain decides its split (`toolbox.values`), so training never sees a value that a test request asks to copy. Ids are
-sampled, not counted: guessing the first row does not replace a look-up.
+The hash of a value of an open domain decides its split (`toolbox.values`), so training never sees a value that a test
+request asks to copy. Ids are sampled, not counted: guessing the first row does not replace a look-up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""AppWorld (arXiv:2407.18901): episodes on its own server over HTTP. `prepare` turns successful episodes into SFT data."""
+"""AppWorld (arXiv:2407.18901): episodes on its own server over HTTP. `prepare` turns successful episodes into SFT
+data."""
 
 from codechat.core.lazy import attach
 

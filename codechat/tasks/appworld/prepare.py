@@ -1,7 +1,7 @@
 """`codechat data appworld`: successful episodes of AppWorld as conversations for SFT.
 
-They come from runs of `codechat appworld`. The assistant's answers carry loss, the world's messages do not. Only episodes of AppWorld's training split
-are used: the other splits are evaluation data.
+They come from runs of `codechat appworld`. The assistant's answers carry loss, the world's messages do not. Only
+episodes of AppWorld's training split are used: the other splits are evaluation data.
 """
 
 from __future__ import annotations

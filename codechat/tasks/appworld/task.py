@@ -1,20 +1,24 @@
 """AppWorld (Trivedi et al., 2024, arXiv:2407.18901): its environment over HTTP.
 
-The package `appworld` pins versions that conflict with ours, so it is installed in an environment of its own and serves a world there:
+The package `appworld` pins versions that conflict with ours, so it is installed in an environment of its own and serves
+a world there:
 
     pip install appworld && appworld install && appworld download data
     appworld serve environment --port 8000
 
-An episode: the prompt holds the instruction and the person who asks (the supervisor). The policy answers with Python in a fenced block and gets the
-printed output, until the code calls `apis.supervisor.complete_task(...)` or the interactions are used up. The reward is pass_count / total_count of
-AppWorld's own evaluation; `correct` needs every test. Some tests pass without any action (`parts["idle"]`): a reward of that share means nothing.
+An episode: the prompt holds the instruction and the person who asks (the supervisor). The policy answers with Python in
+a fenced block and gets the printed output, until the code calls `apis.supervisor.complete_task(...)` or the
+interactions are used up. The reward is pass_count / total_count of AppWorld's own evaluation; `correct` needs every
+test. Some tests pass without any action (`parts["idle"]`): a reward of that share means nothing.
 
     codechat evaluate --ckpt RUN --task appworld --data-dir ~/appworld --split select --n 1 --ks 1
 
-A server holds one world, so it plays one episode at a time; several servers play several. Endpoints as in appworld 0.1.3.post1 (from pip) and
-0.2.0.dev0: initialize, execute, task_completed, evaluate, close. The code runs at the server, under its rules and time limit.
+A server holds one world, so it plays one episode at a time; several servers play several. Endpoints as in appworld
+0.1.3.post1 (from pip) and 0.2.0.dev0: initialize, execute, task_completed, evaluate, close. The code runs at the
+server, under its rules and time limit.
 
-Left out: the contents of the world's databases (the server does not send them), saving and loading states, and reference solutions.
+Left out: the contents of the world's databases (the server does not send them), saving and loading states, and
+reference solutions.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ def code_of(text: str) -> str | None:
 
 
 class AppWorldServer:
-    """An environment server. timeout_s: longest wait for an answer, above the server's own limit on code. ConfigError for an invalid URL."""
+    """An environment server. timeout_s: longest wait for an answer, above the server's own limit on code. ConfigError
+    for an invalid URL."""
 
     def __init__(self, url: str = DEFAULT_URL, timeout_s: float = 300.0) -> None:
         self.link = Link(
@@ -94,8 +99,8 @@ class AppWorldServer:
 
 
 class AppWorldEnvironment:
-    """One episode at a time. free: servers without an episode; the environment takes one from reset to the end, and environments may share the list.
-    longest: characters of an observation; the middle of a longer one is omitted.
+    """One episode at a time. free: servers without an episode; the environment takes one from reset to the end, and
+    environments may share the list. longest: characters of an observation; the middle of a longer one is omitted.
 
     RunError where the server fails and where none is free, never for the content of an answer."""
 
@@ -137,7 +142,8 @@ class AppWorldEnvironment:
             ) from None
 
     def step(self, message: Message) -> tuple[list[Message], float, bool]:
-        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the reward of the whole episode."""
+        """Run the code of an answer. An answer without code counts as an interaction too. The last step has the reward
+        of the whole episode."""
         if self.verdict or not self.task_id:
             return [], 0.0, True
         code = code_of(message["content"])
@@ -212,8 +218,9 @@ def _verdict(found: Any, interactions: int, completed: bool) -> tuple[Score, lis
 
 
 class AppWorldTask:
-    """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids joined by +. worlds: URLs of servers joined by
-    +, at least as many as a problem has episodes. max_turns: most answers of an episode. longest: see `AppWorldEnvironment`.
+    """AppWorld's problems as episodes. source: the directory of appworld's data, a file of ids, or ids joined by +.
+    worlds: URLs of servers joined by +, at least as many as a problem has episodes. max_turns: most answers of an
+    episode. longest: see `AppWorldEnvironment`.
 
     ConfigError for invalid settings, RunError where a server does not answer."""
 

@@ -1,4 +1,5 @@
-"""The Berkeley Function Calling Leaderboard, single turn: calls are compared with the possible answers. Evaluation only."""
+"""The Berkeley Function Calling Leaderboard, single turn: calls are compared with the possible answers. Evaluation
+only."""
 
 from codechat.core.lazy import attach
 

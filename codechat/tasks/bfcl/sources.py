@@ -1,11 +1,12 @@
-"""The Berkeley Function Calling Leaderboard's single-turn problems: embedded cases, the leaderboard's own files, the hub.
+"""The Berkeley Function Calling Leaderboard's single-turn problems: embedded cases, the leaderboard's own files, the
+hub.
 
     BFCL_v4_simple_python.json            {id, question: [[message]], function: [schema]}, one JSON object per line
     possible_answer/BFCL_v4_....json      {id, ground_truth: [{name: {argument: [acceptable values]}}]}
     any .parquet or .jsonl                {id, category, question, functions, ground_truth}, values as JSON or as JSON text
 
-A path is such a file or a directory of them. Of a directory every file of a known category is read, whatever its version. The hub holds version 3.
-Problems are for evaluation only: all are in split "test".
+A path is such a file or a directory of them. Of a directory every file of a known category is read, whatever its
+version. The hub holds version 3. Problems are for evaluation only: all are in split "test".
 
 A row that no call can satisfy is lost with that reason. The leaderboard has four; every model fails them there.
 """
@@ -39,7 +40,8 @@ COLUMNS = (("id", "category", "question", "functions", "ground_truth"),)
 
 
 def read(source: str, categories: Iterable[str], tools_style: str = "compact") -> tuple[list[Problem], Ledger]:
-    """Problems of the categories, and the counts of the rows. MissingFile, DataError; UserError for an unreachable hub."""
+    """Problems of the categories, and the counts of the rows. MissingFile, DataError; UserError for an unreachable
+    hub."""
     ledger = Ledger(f"bfcl {Path(source).name}", dict.fromkeys((UNSOLVABLE, "bad_row"), LARGEST_LOSS))
     categories = set(categories)
     if source == "embedded":
@@ -95,7 +97,8 @@ def _rows_at(path: Path) -> Iterator[Row]:
 
 
 def _joined(questions: Path, answers: Path) -> Iterator[Row]:
-    """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no file of answers."""
+    """Rows of a leaderboard file with their answers. A category where no call or any call is correct has no file of
+    answers."""
     category = _FILE.fullmatch(questions.name)[1]
     if category not in CATEGORIES:
         raise DataError(
@@ -183,8 +186,8 @@ def _answer(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsolvable(answer: Mapping[str, Any], tool: Mapping[str, Any] | None) -> bool:
-    """True where the function is not on offer, a required argument has no answer, or an answer's argument is unknown to the function or has no
-    values."""
+    """True where the function is not on offer, a required argument has no answer, or an answer's argument is unknown to
+    the function or has no values."""
     if tool is None or not set(tool["required"]) <= answer["arguments"].keys():
         return True
     return any(

@@ -1,9 +1,11 @@
 """Read the calls of a completion: `<functioncall> {json}`, or Python's `[f(a=1), g.h(b="x")]` as the whole text.
 
-The Berkeley leaderboard prompts models without a format of their own for the second form. Arguments are literals given by name. A bare name is a
-variable's text; true, false and null are JSON's. Reading never raises and runs nothing: the text is only parsed.
+The Berkeley leaderboard prompts models without a format of their own for the second form. Arguments are literals given
+by name. A bare name is a variable's text; true, false and null are JSON's. Reading never raises and runs nothing: the
+text is only parsed.
 
-Left out: Python calls inside prose or a code fence, and arguments that are expressions (the leaderboard evaluates sums).
+Left out: Python calls inside prose or a code fence, and arguments that are expressions (the leaderboard evaluates
+sums).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def calls_of(text: str) -> list[chat.Call]:
 
 
 def _python_calls(text: str) -> list[chat.Call]:
-    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry (no tool)"."""
+    """Calls of a text that is a list of calls or one call with named arguments. Empty for anything else, such as "Sorry
+    (no tool)"."""
     if not text.endswith((")", ")]")) or len(text) > LONGEST:
         return []
     try:

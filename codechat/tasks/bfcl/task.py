@@ -1,14 +1,16 @@
-"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when none is.
+"""The Berkeley Function Calling Leaderboard, single turn: which functions are called, with which arguments, and when
+none is.
 
     tasks.load("bfcl")                                    embedded hard cases, written by hand
     tasks.load("bfcl:source=hub")                         the real problems; or --data-dir with the leaderboard's files
     tasks.load("bfcl:source=hub,categories=live")         all, live, non_live, or names such as simple+parallel
 
-A completion's calls are compared with the possible answers (`rules`); nothing is executed. The reward is 1 or 0, and the tier names the fault.
-Where no function fits, any attempted call is wrong, even an unreadable one, which the leaderboard would let pass. In live_relevance any readable
-call of an offered function is correct.
+A completion's calls are compared with the possible answers (`rules`); nothing is executed. The reward is 1 or 0, and
+the tier names the fault. Where no function fits, any attempted call is wrong, even an unreadable one, which the
+leaderboard would let pass. In live_relevance any readable call of an offered function is correct.
 
-Evaluation only: every problem is in split "test". Left out: Java and JavaScript, multi-turn and agentic categories, and executing calls.
+Evaluation only: every problem is in split "test". Left out: Java and JavaScript, multi-turn and agentic categories, and
+executing calls.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ NO_CALL = "I have no function for that."
 
 
 class BfclTask:
-    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +. tools_style: how prompts list the
-    tools (`chat.tools_prompt`). ledger: counts of the rows."""
+    """source: "embedded", "hub" or a path. categories: a name of GROUPS or CATEGORIES, or several joined by +.
+    tools_style: how prompts list the tools (`chat.tools_prompt`). ledger: counts of the rows."""
 
     name = "bfcl"
     tiers = TIERS

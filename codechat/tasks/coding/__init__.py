@@ -1,4 +1,5 @@
-"""Code problems: MBPP, HumanEval, and files in their columns. Hidden tests in the sandbox score a program; `prepare` makes SFT data on code."""
+"""Code problems: MBPP, HumanEval, and files in their columns. Hidden tests in the sandbox score a program; `prepare`
+makes SFT data on code."""
 
 from codechat.core.lazy import attach
 

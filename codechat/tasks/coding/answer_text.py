@@ -1,7 +1,8 @@
 """Extract the program from an answer: fences, prose around code, doctest prompts, a bare function body.
 
-A chat model wraps code in many ways, and a reward that knows only one of them measures the wrapping. The longest part that may be the program
-is taken; nothing is repaired. A text without code gives ""; a text with invalid Python gives that code, so the reward can tell the two apart.
+A chat model wraps code in many ways, and a reward that knows only one of them measures the wrapping. The longest part
+that may be the program is taken; nothing is repaired. A text without code gives ""; a text with invalid Python gives
+that code, so the reward can tell the two apart.
 
 Left out: code in other languages, and trying several programs of one answer: an answer is one attempt.
 """
@@ -37,9 +38,9 @@ MAX_CUTS = 20
 def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
     """The program of an answer, or "" where it holds no code. Never raises.
 
-    names: the requested functions. Of several fenced blocks, the last one that defines a requested function counts, after the imports,
-    definitions and constants of earlier blocks. stub: a function's head. An answer that defines none of `names` and parses as a body is appended
-    to the stub."""
+    names: the requested functions. Of several fenced blocks, the last one that defines a requested function counts,
+    after the imports, definitions and constants of earlier blocks. stub: a function's head. An answer that defines none
+    of `names` and parses as a body is appended to the stub."""
     text = text[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n")
     blocks = [found for _, body in _FENCE.findall(text) if (found := _plain(body)).strip()]
     if "```" not in text and "~~~" not in text:
@@ -109,8 +110,8 @@ def _unfenced(text: str, body_is_code: bool) -> str:
 
 
 def _whole_statements(lines: list[str]) -> str:
-    """The lines up to where prose follows a complete unindented statement. A truncated or invalid statement is not repaired: then all lines are
-    returned."""
+    """The lines up to where prose follows a complete unindented statement. A truncated or invalid statement is not
+    repaired: then all lines are returned."""
     end = len(lines)
     for _ in range(MAX_CUTS):
         at = _error_line("\n".join(lines[:end]))
@@ -145,7 +146,8 @@ def _is_call(tree: ast.Module | None) -> bool:
 
 
 def _as_body(code: str) -> str:
-    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body ends at the next unindented line."""
+    """A function body indented by four spaces. Its first line may have lost its indentation. Otherwise the body ends at
+    the next unindented line."""
     first, *rest = code.strip("\n").split("\n")
     if not first[:1].isspace():
         return textwrap.indent(first + "\n" + textwrap.dedent("\n".join(rest)), "    ")

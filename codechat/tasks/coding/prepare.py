@@ -6,8 +6,8 @@
     {content}                           the-stack-smol: files with a docstring, which becomes the request
     {task_id, text or prompt, code, test_list}    MBPP's prompt split; its other splits are for RL and evaluation
     functions of the installed Python (embedded)
-An answer is kept if it is valid Python of at most --max-chars characters and at least --min-tokens supervised tokens. A docstring that serves as a
-request has at least --min-doc characters.
+An answer is kept if it is valid Python of at most --max-chars characters and at least --min-tokens supervised tokens. A
+docstring that serves as a request has at least --min-doc characters.
 
 `prepare_sft` (`codechat data sft`) makes code questions and plain chat.
 """
@@ -250,7 +250,8 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
 
 
 def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:
-    """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A hash of its id decides."""
+    """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A
+    hash of its id decides."""
     if row["messages"][0]["role"] == "system":
         return row
     rng = random.Random(row["id"])

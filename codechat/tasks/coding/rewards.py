@@ -5,8 +5,8 @@
     tiered      0 for no program or invalid Python; 0.05 where it raises; 0.15 where it runs and passes no test;
                 0.15 + 0.85 k/n for k of n tests; 1 for all
 
-A weak base model hardly ever passes every test, so its groups have no variance under `binary`; `tiered` gives it rungs to climb.
-`Score.correct` means that every test passes, in every mode.
+A weak base model hardly ever passes every test, so its groups have no variance under `binary`; `tiered` gives it rungs
+to climb. `Score.correct` means that every test passes, in every mode.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def tier_without_running(code: str) -> str | None:
 
 
 def tier_of(verdict: Verdict) -> str:
-    """The tier of a program that was run. It "runs" where at least one test reached its comparison. Running out of time, or not defining the
-    requested name, counts as raising."""
+    """The tier of a program that was run. It "runs" where at least one test reached its comparison. Running out of
+    time, or not defining the requested name, counts as raising."""
     passed = sum(r.passed for r in verdict.results)
     if passed:
         return "all_passed" if passed == len(verdict.results) else "some_passed"

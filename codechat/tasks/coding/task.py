@@ -4,9 +4,9 @@
     tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
-A completion is text. `answer_text` finds the program in it, the sandbox runs the program, and `rewards` turns the verdict into a reward.
-`Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode, so a diagnosis always shows how far completions
-come.
+A completion is text. `answer_text` finds the program in it, the sandbox runs the program, and `rewards` turns the
+verdict into a reward. `Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode,
+so a diagnosis always shows how far completions come.
 
 `score` does not raise for any text. A machine without isolation raises SandboxUnavailable.
 """
@@ -37,8 +37,9 @@ def pool_of(isolation: str) -> Pool:
 
 
 class CodingTask:
-    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall seconds of each test, unless a
-    problem sets more. shots: worked examples of the prompt split before each prompt. isolation: see `Pool`."""
+    """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
+    seconds of each test, unless a problem sets more. shots: worked examples of the prompt split before each prompt.
+    isolation: see `Pool`."""
 
     tiers = TIERS
     max_reward = 1.0

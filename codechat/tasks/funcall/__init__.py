@@ -1,4 +1,5 @@
-"""Function calling: one request, the tools on offer, one call. The staircase grades the call; data preparation is in `toolbox.prepare`."""
+"""Function calling: one request, the tools on offer, one call. The staircase grades the call; data preparation is in
+`toolbox.prepare`."""
 
 from codechat.core.lazy import attach
 

@@ -5,9 +5,9 @@
     bfcl      {question, functions, ground_truth}: evaluation only, every row is in split "test"
     original  {prompt, gt_name, gt_args}: prompt is rendered text with tags
 
-The columns of the first row give a file's format. Of a directory, the files funcall.*.jsonl are read. In BFCL an argument's ground truth is the list
-of acceptable values, with "" if it may be omitted; rows with a `source` hold plain values instead. A row without a split gets one from the hash of
-its prompt, as in `codechat data`.
+The columns of the first row give a file's format. Of a directory, the files funcall.*.jsonl are read. In BFCL an
+argument's ground truth is the list of acceptable values, with "" if it may be omitted; rows with a `source` hold plain
+values instead. A row without a split gets one from the hash of its prompt, as in `codechat data`.
 
 Every row is kept, skipped by a rule, or lost for a declared reason. Too many losses are an error.
 """

@@ -2,13 +2,14 @@
 
     no_tag 0, bad_json 0.15, no_name 0.3, wrong_name 0.35, name_only 0.55, partial 0.55 + 0.45 f, full 1
 
-f = matched / expected arguments, times max(0.5, 1 - 0.1 x extra keys). Without expected arguments f = 1 before that penalty. The first call counts.
-Further calls cap the score at 0.99, so several guesses never pay. Of a repeated key the last value counts, as in any JSON reader. Where no call is
-correct, an answer without a call scores 1 and any call scores 0.
+f = matched / expected arguments, times max(0.5, 1 - 0.1 x extra keys). Without expected arguments f = 1 before that
+penalty. The first call counts. Further calls cap the score at 0.99, so several guesses never pay. Of a repeated key the
+last value counts, as in any JSON reader. Where no call is correct, an answer without a call scores 1 and any call
+scores 0.
 
-Two values match if both are numbers within a tolerance (two integers must be equal), both are strings that are equal up to case and surrounding
-blanks, or both are lists or objects whose items match. Types are never mixed: true is not 1 and "5" is not 5, because the called function would not
-accept one for the other. NaN and infinities match nothing.
+Two values match if both are numbers within a tolerance (two integers must be equal), both are strings that are equal up
+to case and surrounding blanks, or both are lists or objects whose items match. Types are never mixed: true is not 1 and
+"5" is not 5, because the called function would not accept one for the other. NaN and infinities match nothing.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ DEFAULT = Staircase()
 def score_call(text: str, gold: Mapping[str, Any] | None, staircase: Staircase = DEFAULT) -> Score:
     """Score the first call of a completion's text. Never raises.
 
-    gold: {"name", "arguments"}, optionally with "acceptable": {argument: [values]} where "" means that the argument may be omitted (BFCL). None: no
-    call is correct, and any call, readable or not, is a wrong name of reward 0. parts: calls, form, and with a correct name matched, expected, extra,
-    f."""
+    gold: {"name", "arguments"}, optionally with "acceptable": {argument: [values]} where "" means that the argument may
+    be omitted (BFCL). None: no call is correct, and any call, readable or not, is a wrong name of reward 0. parts:
+    calls, form, and with a correct name matched, expected, extra, f."""
     calls = chat.parse_calls(text)
     parts: dict[str, Any] = {"calls": len(calls), "form": calls[0].form if calls else None}
     if gold is None:

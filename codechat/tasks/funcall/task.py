@@ -1,7 +1,7 @@
 """Function calling: one request, the tools on offer, one call, graded by the staircase.
 
-Problems come from the toolbox (generated, any number) or from a file (`sources`). The same `score_call` gives the training reward and the exact
-match of evaluation.
+Problems come from the toolbox (generated, any number) or from a file (`sources`). The same `score_call` gives the
+training reward and the exact match of evaluation.
 
 Left out: problems that need several calls. The staircase grades the first call and caps the score of further ones.
 """
@@ -28,8 +28,8 @@ NO_CALL = "I have no function for that."
 class FuncallTask:
     """source: "toolbox", or a file for `sources.read` (MissingFile, DataError). weights: the staircase.
 
-    levels, negatives_share: the mix of toolbox problems. tools_style: how prompts list the tools of a file. ledger: counts of a file's rows, or
-    None."""
+    levels, negatives_share: the mix of toolbox problems. tools_style: how prompts list the tools of a file. ledger:
+    counts of a file's rows, or None."""
 
     name = "funcall"
     tiers = TIERS
@@ -54,7 +54,8 @@ class FuncallTask:
             self._rows, self.ledger = sources.read(Path(source), tools_style)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
+        """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a
+        file."""
         check_split(split)
         if self._rows is None:
             n = DEFAULT_LIMIT if limit is None else limit

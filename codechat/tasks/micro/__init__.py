@@ -3,7 +3,8 @@
     problems("train", 500, seed=0)     Problem: signature, one-line docstring with an example, hidden tests
     dialogues("train", 8000, seed=0)   worked solutions for SFT: the same families with other parameters
 
-A family's parameters are split once: SFT, RL training, `select` and `test` use different ones. Held-out families appear in `test_hard` only.
+A family's parameters are split once: SFT, RL training, `select` and `test` use different ones. Held-out families appear
+in `test_hard` only.
 """
 
 from codechat.core.lazy import attach

@@ -1,7 +1,7 @@
 """A family of problems: one idea, parameters, some wordings, and the body that solves it.
 
-`$x` and `$y` stand for the arguments. Any other `$name` is a parameter, written as a Python literal. A body uses i, v, w, total, out, best and steps
-as its own variables; arguments never have these names.
+`$x` and `$y` stand for the arguments. Any other `$name` is a parameter, written as a Python literal. A body uses i, v,
+w, total, out, best and steps as its own variables; arguments never have these names.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ WORDS = tuple("""apple bread chair dance eagle flame grape house igloo juice kni
 
 @dataclass(frozen=True)
 class Family:
-    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. says: wordings of the docstring. body: lines that end in a
-    return. keep: which settings are allowed; None = all."""
+    """kinds: of the arguments, keys of ARGUMENTS. choices: values of each parameter. says: wordings of the docstring.
+    body: lines that end in a return. keep: which settings are allowed; None = all."""
 
     name: str
     level: int

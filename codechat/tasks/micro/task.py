@@ -31,7 +31,8 @@ def problems(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) 
 
 
 def dialogues(split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> Iterator[dict[str, Any]]:
-    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and test, those of the problems."""
+    """Conversations of one worked solution each. In "train" they use parameters that no problem has; in select and
+    test, those of the problems."""
     part = "sft" if split == "train" else split
     for problem in _draw(part, split, n, seed, levels):
         made = conversation(problem.messages[0]["content"], problem.gold["code"], DOMAIN, **problem.meta)
@@ -75,8 +76,8 @@ def make(family: Family, setting: Mapping[str, Any], split: str, rng: random.Ran
 def _calls(
     family: Family, setting: Mapping[str, Any], name: str, arguments: Sequence[str], rng: random.Random
 ) -> list[str]:
-    """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly correct programs fail: a parameter off by one, the
-    argument returned unchanged, a constant answer."""
+    """The example and TESTS other calls, as `f(1) == 2`. Tests are chosen so that nearly correct programs fail: a
+    parameter off by one, the argument returned unchanged, a constant answer."""
     solve, *rivals = (_function(family.code(name, arguments, s), name) for s in (setting, *family.neighbours(setting)))
     calls: dict[str, tuple[str, set[int]]] = {}
     for _ in range(CANDIDATES):
@@ -113,8 +114,8 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
 
 
 class MicroTask(CodingTask):
-    """source: "micro" generates problems, any number of them; a path reads micro.SPLIT.jsonl. levels: of the problems; a repeated level is sampled
-    more often."""
+    """source: "micro" generates problems, any number of them; a path reads micro.SPLIT.jsonl. levels: of the problems;
+    a repeated level is sampled more often."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Questions with one answer: GSM8K, MMLU and generated word problems, with prompt templates, graders and SFT data (`prepare`)."""
+"""Questions with one answer: GSM8K, MMLU and generated word problems, with prompt templates, graders and SFT data
+(`prepare`)."""
 
 from codechat.core.lazy import attach
 from codechat.tasks.presets import LORA_RUN as LORA_RUN

@@ -2,13 +2,15 @@
 
     equivalent("$1,234.50", "1234.5")    equivalent(r"\\frac{1}{2}", "0.5")    equivalent("18 apples", "18")
 
-Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points: expressions that agree there count as
-equal. A completion is untrusted text. Python never evaluates it, and its length and the size of its numbers are bounded, so scoring an answer takes a
-fraction of a second.
+Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points:
+expressions that agree there count as equal. A completion is untrusted text. Python never evaluates it, and its length
+and the size of its numbers are bounded, so scoring an answer takes a fraction of a second.
 
-An unreadable gold answer equals only its own spelling, and an empty one equals nothing: a reward that skips what it cannot parse pays for everything.
+An unreadable gold answer equals only its own spelling, and an empty one equals nothing: a reward that skips what it
+cannot parse pays for everything.
 
-Left out: equations beyond `x = ...`, matrices, words for numbers, converting units (5 km is not 5000 m here, but 5 km is 5).
+Left out: equations beyond `x = ...`, matrices, words for numbers, converting units (5 km is not 5000 m here, but 5 km
+is 5).
 """
 
 from __future__ import annotations
@@ -191,7 +193,8 @@ def _items(text: str) -> tuple[str, list[str]] | None:
 
 
 def compile_expression(text: str) -> ast.expr:
-    """A tree of numbers, letters, + - * / **, sqrt and the like, from school spelling (2x, ^). Unreadable for anything else."""
+    """A tree of numbers, letters, + - * / **, sqrt and the like, from school spelling (2x, ^). Unreadable for anything
+    else."""
     text = text.replace("^", "**").replace("{", "(").replace("}", ")")
     if len(text) > MAX_CHARS:
         raise Unreadable(f"{len(text)} characters; at most {MAX_CHARS}")
@@ -221,7 +224,8 @@ def compile_expression(text: str) -> ast.expr:
 
 
 def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
-    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS, ZeroDivisionError as in Python."""
+    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS, ZeroDivisionError as in
+    Python."""
     if isinstance(tree, ast.Constant):
         return _bounded(Fraction(tree.value))
     if isinstance(tree, ast.Name):

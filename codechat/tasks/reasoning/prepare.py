@@ -1,8 +1,9 @@
 """`codechat data reasoning`: worked solutions and problems of the reasoning tasks.
 
-The generated word problems (`tasks.reasoning.stories`) give worked solutions for SFT (domain "worked") and problems reasoning.SPLIT.jsonl, whose
-questions SFT never sees. GSM8K gives worked solutions and problems from its training file, `select` from a held-out part of it, and problems from its
-test file. A solution has the layout of the template; RL and evaluation must set the same template (--task reasoning:template=r1_zero).
+The generated word problems (`tasks.reasoning.stories`) give worked solutions for SFT (domain "worked") and problems
+reasoning.SPLIT.jsonl, whose questions SFT never sees. GSM8K gives worked solutions and problems from its training file,
+`select` from a held-out part of it, and problems from its test file. A solution has the layout of the template; RL and
+evaluation must set the same template (--task reasoning:template=r1_zero).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ HELD_OUT = ("select", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningConfig:
-    """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl (problems)."""
+    """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl
+    (problems)."""
 
     source: str = opt("embedded", "embedded (generated word problems), hub (GSM8K), or a path to GSM8K's files")
     out: str = opt("data/reasoning", "directory to write")
@@ -46,7 +48,8 @@ class ReasoningConfig:
 
 
 def prepare_reasoning(cfg: ReasoningConfig) -> Row:
-    """Write conversations and problems. Returns the manifest of the directory. Raises UserError, also where a solution does not score the maximum."""
+    """Write conversations and problems. Returns the manifest of the directory. Raises UserError, also where a solution
+    does not score the maximum."""
     out = Path(cfg.out)
     require_kind(out, "conversations")
     task, worked, problems = _embedded(cfg) if cfg.source == "embedded" else _gsm8k(cfg)

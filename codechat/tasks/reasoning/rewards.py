@@ -5,11 +5,12 @@
     question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
     plain          1.0 where the last number, or the letter after "answer is", is correct
 
-Terms are never negative, and their sum is the reward. Each is logged by itself, because a policy can raise the sum by layout alone. Text after the
-closing tag costs 0.001 per character, at most the value of two tags: a correct answer with a long tail still scores more than a wrong one without.
+Terms are never negative, and their sum is the reward. Each is logged by itself, because a policy can raise the sum by
+layout alone. Text after the closing tag costs 0.001 per character, at most the value of two tags: a correct answer with
+a long tail still scores more than a wrong one without.
 
-With every grader a completion has one of four outcomes: format and answer, answer only, format only, neither. A completion truncated before its
-closing tag has no answer.
+With every grader a completion has one of four outcomes: format and answer, answer only, format only, neither. A
+completion truncated before its closing tag has no answer.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def grade_xml(text: str, gold: str | None, kind: str) -> Graded:
 
 
 def _tags(text: str) -> float:
-    """0.125 for each of four tags that occurs exactly once, in its place. Text after the last tag reduces the two tags of the answer."""
+    """0.125 for each of four tags that occurs exactly once, in its place. Text after the last tag reduces the two tags
+    of the answer."""
     tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
     lost = TAIL * tail
     found = [
@@ -107,7 +109,8 @@ def grade_plain(text: str, gold: str | None, kind: str) -> Graded:
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:
-    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches nothing."""
+    """Letters are compared as letters, numbers and expressions by value. An empty or missing gold answer matches
+    nothing."""
     if answer is None or not gold or kind == "number":
         return answers.equivalent(answer, gold)
     return answer.strip("() .").upper() == gold.upper()

@@ -4,8 +4,8 @@
     mmlu     {question, subject, choices, answer}, the answer the number of a choice
     own      {id, messages, gold, split}: files TASK.SPLIT.jsonl
 
-A file's name gives its split: test is test; MMLU's validation is `select`. GSM8K has no validation set: one row in sixteen of its training file,
-chosen by a hash of the question, is `select`. MMLU has no training split.
+A file's name gives its split: test is test; MMLU's validation is `select`. GSM8K has no validation set: one row in
+sixteen of its training file, chosen by a hash of the question, is `select`. MMLU has no training split.
 
 An unreadable gold answer is an error that names the row: a reward that skips it would pay for anything.
 """
@@ -49,9 +49,11 @@ class Question(NamedTuple):
 
 
 def read(name: str, source: str, split: str) -> list[Question | Problem]:
-    """The questions of a split in `source` ("hub" or a path), in its order. Problems where the directory was written by `codechat data`.
+    """The questions of a split in `source` ("hub" or a path), in its order. Problems where the directory was written by
+    `codechat data`.
 
-    Only the file of that split is read. MissingFile and DataError for unreadable input, UserError for an unreachable hub."""
+    Only the file of that split is read. MissingFile and DataError for unreadable input, UserError for an unreachable
+    hub."""
     if source == "embedded":
         raise ConfigError(
             f"{name} is not embedded; set source=hub or --data-dir with its parquet or jsonl files, or set --task reasoning"

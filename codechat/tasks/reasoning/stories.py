@@ -5,9 +5,10 @@
     level 3    two steps; the second uses the result of the first
     level 4    three steps, and a number without use
 
-Numbers are small on purpose: a small model memorises sums, and the same few hundred sums occur on all levels. A worked solution has one equation per
-line. A hash of the question's text decides its part: worked solutions, training, `select` and `test` never share a question. They do share sums, since
-6 + 3 must be seen before it can be used. `test_hard` has wordings that occur nowhere else.
+Numbers are small on purpose: a small model memorises sums, and the same few hundred sums occur on all levels. A worked
+solution has one equation per line. A hash of the question's text decides its part: worked solutions, training, `select`
+and `test` never share a question. They do share sums, since 6 + 3 must be seen before it can be used. `test_hard` has
+wordings that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ THINGS = "apples books shells cards coins pens stones cups stamps eggs toys keys
 
 
 class Story(NamedTuple):
-    """says: wordings; the last is held out. steps: equations over the numbers a to e and the earlier results r and s. low, high: range of each number.
-    Every result is a whole number above 0."""
+    """says: wordings; the last is held out. steps: equations over the numbers a to e and the earlier results r and s.
+    low, high: range of each number. Every result is a whole number above 0."""
 
     name: str
     level: int
@@ -208,7 +209,8 @@ class Question(NamedTuple):
 
 
 def questions(part: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Question]:
-    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn. A repeated level is sampled more often.
+    """n different questions of "worked", "train", "select", "test" or "test_hard", the levels in turn. A repeated level
+    is sampled more often.
 
     ConfigError for an unknown part or level."""
     check_split(part, (*PARTS, "test_hard"))

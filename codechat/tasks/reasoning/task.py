@@ -5,8 +5,9 @@
     tasks.load("gsm8k", source="hub")                          or a path; "gsm8k:template=question_only"
     tasks.load("mmlu")                                         evaluation only
 
-A template writes the prompt (`templates`); a grader scores the completion (`rewards`). Without `reward`, the template's own grader is used.
-`Score.correct` is the answer alone, `Score.tier` the outcome, `Score.terms` the addends of the reward.
+A template writes the prompt (`templates`); a grader scores the completion (`rewards`). Without `reward`, the template's
+own grader is used. `Score.correct` is the answer alone, `Score.tier` the outcome, `Score.terms` the addends of the
+reward.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ DEFAULT_LIMIT = 500
 
 
 class AnswerTask:
-    """One question, one answer. source: "embedded", "hub" or a path. max_reward: that of the grader (4 for xml, else 1)."""
+    """One question, one answer. source: "embedded", "hub" or a path. max_reward: that of the grader (4 for xml, else
+    1)."""
 
     name: str
     kind = "number"
@@ -60,7 +62,8 @@ class AnswerTask:
 
 
 class ReasoningTask(AnswerTask):
-    """Generated word problems. source: "embedded" generates any number; a path reads reasoning.SPLIT.jsonl. levels: of the problems."""
+    """Generated word problems. source: "embedded" generates any number; a path reads reasoning.SPLIT.jsonl. levels: of
+    the problems."""
 
     name = "reasoning"
 
@@ -100,7 +103,8 @@ class Gsm8kTask(AnswerTask):
 
 
 class MmluTask(AnswerTask):
-    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects. source: hub, or a path."""
+    """Massive multitask language understanding (Hendrycks et al., 2021, arXiv:2009.03300), all subjects. source: hub,
+    or a path."""
 
     name = "mmlu"
     kind = "letter"

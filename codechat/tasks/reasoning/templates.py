@@ -6,8 +6,8 @@
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 
-A template makes messages, which are rendered like any other conversation: an imported model's own chat template surrounds them. Left out: raw text
-without turns.
+A template makes messages, which are rendered like any other conversation: an imported model's own chat template
+surrounds them. Left out: raw text without turns.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Requests, dialogues, problems and behaviour probes generated from the tools.
 
-Each (purpose, split, seed) has its own generator, so a shorter list is the start of a longer one. A prompt offers the gold tool and up to three
-others that could not serve the request. Negatives teach when not to call: the fitting tool is missing, there are no tools, or the user only chats.
+Each (purpose, split, seed) has its own generator, so a shorter list is the start of a longer one. A prompt offers the
+gold tool and up to three others that could not serve the request. Negatives teach when not to call: the fitting tool is
+missing, there are no tools, or the user only chats.
 
-Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system` give their system prompts), and requests
-for two calls at once.
+Left out: code questions with tools present (they need real functions; `tools_system` and `neutral_system` give their
+system prompts), and requests for two calls at once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ CELLS = (("tool", "tools"), ("tool", "other"), ("tool", "none"), ("code", "tools
 
 @dataclass(frozen=True)
 class Request:
-    """A tool, its arguments and the request in words. hard: the part that training never sees ("tool" or "phrasing"), or None."""
+    """A tool, its arguments and the request in words. hard: the part that training never sees ("tool" or "phrasing"),
+    or None."""
 
     tool: Tool
     arguments: dict[str, Any]
@@ -74,8 +76,8 @@ def dialogues(
 ) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain", "meta"}. A repeated level is sampled more often.
 
-    meta: tools_present, asked ("tool" or "chat"), tools (names on offer), level (0 for negatives), hard, and kind ("call", "multi_turn" or one of
-    NEGATIVES). ConfigError for an unknown split or level."""
+    meta: tools_present, asked ("tool" or "chat"), tools (names on offer), level (0 for negatives), hard, and kind
+    ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
     rng = _generator("dialogues", split, seed, levels)
     for i in range(n):
         draw = rng.random()
@@ -110,8 +112,8 @@ def problems(
 
 
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
-    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in turn. A call is correct only
-    where the fitting tool is on offer."""
+    """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in
+    turn. A call is correct only where the fitting tool is on offer."""
     rng = _generator("probes", split, seed, LEVELS)
     if n and not code_requests:
         raise ConfigError("probes got 0 code requests; at least one is required; pass some")

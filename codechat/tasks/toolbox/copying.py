@@ -1,7 +1,8 @@
 """Copying drills: conversations whose answer repeats a value of the request verbatim.
 
-A call is mostly copying. A small model learns to copy from data that only copying can predict: invented words, numbers, dates and colours, sampled
-for each row. Values belong to splits as in `values`, so a held-out drill has values that training never saw.
+A call is mostly copying. A small model learns to copy from data that only copying can predict: invented words, numbers,
+dates and colours, sampled for each row. Values belong to splits as in `values`, so a held-out drill has values that
+training never saw.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ ASKS = (
 
 
 def copy_dialogues(split: str, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request, and the same values as the answer."""
+    """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request, and the same values as the
+    answer."""
     check_split(split)
     rng = random.Random(f"copy {split} {seed}")
     for i in range(n):

@@ -84,7 +84,8 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
 
 
 def _training_problems(cfg: CallsConfig) -> list[Row]:
-    """Requests for tools, some without a fitting tool, and code questions. On calls alone the policy learns to always call."""
+    """Requests for tools, some without a fitting tool, and code questions. On calls alone the policy learns to always
+    call."""
     n_code = round(0.4 * cfg.no_call_share * cfg.problems)
     no_tool_share = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
     calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, levels=cfg.levels, negatives_share=no_tool_share)

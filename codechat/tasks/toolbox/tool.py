@@ -28,8 +28,9 @@ class ToolError(ValueError):
 
 @dataclass(frozen=True)
 class Tool:
-    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answer: a template that also knows {result}. held_out: the
-    tool occurs in test_hard only, not even as a distractor elsewhere. adjust: (rng, arguments) -> arguments that depend on one another."""
+    """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answer: a template that also
+    knows {result}. held_out: the tool occurs in test_hard only, not even as a distractor elsewhere. adjust: (rng,
+    arguments) -> arguments that depend on one another."""
 
     name: str
     description: str

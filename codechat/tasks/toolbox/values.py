@@ -1,8 +1,9 @@
 """Argument values: their domains, their wording in a request, and their splits.
 
-A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one split by its hash. So a value
-memorised in training never answers a test request: the policy has to copy. One- and two-digit numbers and enumerations are shared; a request with
-only shared values is assigned to a split as a whole. Words are invented for the same reason.
+A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one
+split by its hash. So a value memorised in training never answers a test request: the policy has to copy. One- and
+two-digit numbers and enumerations are shared; a request with only shared values is assigned to a split as a whole.
+Words are invented for the same reason.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ young""".split()
 
 @dataclass(frozen=True)
 class Slot:
-    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng, value) -> text of the request. unseen: each value belongs
-    to one split. cost: what it adds to a tool's level."""
+    """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng, value) -> text of the
+    request. unseen: each value belongs to one split. cost: what it adds to a tool's level."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
