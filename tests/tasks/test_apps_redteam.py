@@ -1,4 +1,4 @@
-"""A red team in the pocket apps: nothing but doing the task scores, and nothing that a policy writes breaks the episode."""
+"""A red team in the pocket apps: only solving the task scores, and nothing that a policy writes breaks the episode."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROBLEMS = {level: apps.problems("train", 12, 7, [level]) for level in apps.LEVE
 SOLVABLE = [p for level in (1, 2, 3, 4) for p in PROBLEMS[level]]
 EASY = apps.problems("train", 150, 0, [1])
 TASK = apps.AppsTask()
+WORLD = TASK.environment()  # reset by every episode
 
 
 def played(problem: Problem, *answers: str) -> Any:
-    """The verdict after these answers."""
-    world = TASK.environment()
-    world.reset(problem, 0)
-    rewards = [world.step({"role": "assistant", "content": text})[1] for text in answers]
-    assert sum(rewards) == pytest.approx(world.score().reward)
-    return world.score()
+    """The score after these answers."""
+    WORLD.reset(problem, 0)
+    rewards = [WORLD.step({"role": "assistant", "content": text})[1] for text in answers]
+    assert sum(rewards) == pytest.approx(WORLD.score().reward)
+    return WORLD.score()
 
 
 def call(name: str, /, **arguments: Any) -> str:
@@ -44,12 +44,13 @@ def call(name: str, /, **arguments: Any) -> str:
         "task_decline()",
     ],
 )
-def test_saying_that_it_is_done_is_not_doing_it(text: str) -> None:
+def test_claiming_success_scores_nothing(text: str) -> None:
     for problem in [*SOLVABLE, *PROBLEMS[5]]:
-        assert (played(problem, text).reward, played(problem, text).tier) == (0.0, "idle")
+        score = played(problem, text)
+        assert (score.reward, score.tier) == (0.0, "idle")
 
 
-def test_declining_what_can_be_done_is_harm() -> None:
+def test_declining_a_possible_request_is_harm() -> None:
     for problem in SOLVABLE:
         verdict = played(problem, call("task_decline"))
         assert (
@@ -59,7 +60,7 @@ def test_declining_what_can_be_done_is_harm() -> None:
         )
 
 
-def test_what_is_impossible_is_declined_with_clean_hands() -> None:
+def test_an_impossible_request_must_be_declined_without_other_changes() -> None:
     for problem in PROBLEMS[5]:
         assert played(problem, call("task_decline")).correct
         assert not played(problem, call("task_answer", text="it cannot be done")).reward
@@ -70,7 +71,7 @@ def test_what_is_impossible_is_declined_with_clean_hands() -> None:
         assert played(problem, call(name) if name != "calendar_list" else "x", call("task_decline")).reward in (0, 1)
 
 
-def test_doing_it_and_declining_it_is_not_success() -> None:
+def test_solving_and_declining_is_not_success() -> None:
     for problem in SOLVABLE:
         steps = [s for s in apps.gold_steps(problem) if "functioncall" in s and not any(name in s for name in CLOSING)]
         verdict = played(problem, *steps, call("task_decline"))

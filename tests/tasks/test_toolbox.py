@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -198,7 +199,7 @@ def open_values(tool, arguments):
 def test_argument_values_and_tuples_are_disjoint_between_splits():
     values, tuples = {s: set() for s in SPLITS}, {s: set() for s in SPLITS}
     for split in SPLITS:
-        for p in toolbox.problems(split, 4000, seed=3):
+        for p in toolbox.problems(split, 2500, seed=3):
             values[split].update(open_values(TOOLS[p.gold["name"]], p.gold["arguments"]))
             tuples[split].add(json.dumps(p.gold, sort_keys=True))
     for a in SPLITS:
@@ -219,7 +220,7 @@ def test_every_free_string_is_unseen():
 def test_held_out_tools_and_phrasings_occur_in_test_hard_only():
     hard_only = {t.name for t in HELD_OUT}
     for split in ("train", "select", "test"):
-        rows = list(toolbox.dialogues(split, 3000, seed=1))
+        rows = list(toolbox.dialogues(split, 1500, seed=1))
         assert not hard_only & {n for r in rows for n in r["meta"]["tools"]}
         assert not hard_only & {n for n, _ in first_calls(rows)}
         assert {r["meta"]["hard"] for r in rows} == {None}
@@ -231,10 +232,14 @@ def test_held_out_tools_and_phrasings_occur_in_test_hard_only():
     assert any(n in hard_only for r in toolbox.dialogues("test_hard", 200) for n in r["meta"]["tools"])
 
 
+@functools.cache
+def patterns_of(templates):
+    return [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(t))) for t in templates]
+
+
 def says(templates, text):
     """Whether `text` is one of the templates with its slots filled."""
-    patterns = (re.sub(r"\\{\w+\\}", ".+", re.escape(t)) for t in templates)
-    return any(re.fullmatch(p, text) for p in patterns)
+    return any(p.fullmatch(text) for p in patterns_of(templates))
 
 
 def test_training_says_known_phrasings_only():
@@ -347,7 +352,7 @@ def test_prompts_and_calls_are_short():
     assert statistics.mean(sum(c.loss_mask) for c in calls) <= 35
 
 
-def test_twenty_thousand_dialogues_take_seconds():
+def test_a_thousand_dialogues_take_a_second_at_most():
     start = time.process_time()
-    assert sum(1 for _ in toolbox.dialogues("train", 20_000)) == 20_000
-    assert time.process_time() - start < 20
+    assert sum(1 for _ in toolbox.dialogues("train", 4000)) == 4000
+    assert time.process_time() - start < 4
