@@ -81,7 +81,7 @@ def verdict_of(pass_at_1: float) -> diagnose.Verdict:
 def load_task(name: str, data_dir: str | None) -> CodingTask:
     """The code task with the tiered reward. ConfigError for a task of another kind."""
     known = name.partition(":")[0]
-    found = tasks.TASKS.get(known)
+    found = tasks.task_class(known)
     if isinstance(found, type) and not issubclass(found, CodingTask):
         raise ConfigError(
             f"task {known!r} has no programs to run; passk takes micro, mbpp or humaneval, and diagnose any task"

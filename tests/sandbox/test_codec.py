@@ -1,4 +1,4 @@
-"""What crosses between judge and program: exact data, and errors for all else, whatever the bytes are."""
+"""Messages between judge and program: exact data, and errors for any other bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE = [1, -(2**80), 0.5, float("nan"), "a\ud800", b"\xff", (1, [2]), {"k": {1
 
 
 class Mark:
-    """What a reference becomes here."""
+    """The object of a reference."""
 
 
 def refer(tag: str, number: int) -> Any:
@@ -72,7 +72,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 
 def grown(rng: random.Random, depth: int = 0) -> Any:
-    """Json of the codec's shapes with the wrong things in them."""
+    """JSON in the codec's shapes with wrong contents."""
     if depth > 3 or rng.random() < 0.3:
         return rng.choice(
             [
@@ -117,7 +117,7 @@ def fuzz(count: int, seed: int) -> int:
     return good
 
 
-def test_sample_comes_back() -> None:
+def test_samples_round_trip() -> None:
     back = decode(encode(SAMPLE))
     assert repr(back) == repr(SAMPLE) and kinds(back, set()) == kinds(SAMPLE, set())
 
@@ -137,12 +137,12 @@ def test_a_hundred_thousand_fuzzed_messages() -> None:
      '{"r": [1, 2, 0]}', '{"r": [1, true, 1]}', '{"f": "1.0"}', '{"Q": [1, 0]}', '{"i": "zz"}', '{"D": "x"}', '{"y": "eval"}', '{"b": "\\u0100"}',
      '{"h": "1"}', '{"h": 100}', "NaN", "[Infinity]", "\xff", "", "9" * 5000, "[" * 102 + "]" * 102, "[" * 10**6],
 )  # fmt: skip
-def test_what_is_no_message_is_refused(text: str) -> None:
+def test_invalid_messages_are_errors(text: str) -> None:
     with pytest.raises(CodecError):
         decode(text.encode("latin-1"), refer)
 
 
-def test_lying_subclasses_are_not_asked() -> None:
+def test_methods_of_lying_subclasses_are_not_called() -> None:
     class Liar(int):
         def __eq__(self, other: object) -> bool:
             raise AssertionError("asked")
@@ -158,7 +158,7 @@ def test_lying_subclasses_are_not_asked() -> None:
     assert value == [3, [4]] and kinds(value, set()) == {list, int}
 
 
-def test_what_is_not_data_is_refused_unless_it_may_be_a_reference() -> None:
+def test_an_object_that_is_not_data_needs_a_reference() -> None:
     cyclic: list[Any] = []
     cyclic.append(cyclic)
     for value in (object(), cyclic, print):
@@ -172,7 +172,7 @@ def test_floats_keep_every_bit() -> None:
         assert math.copysign(1, decode(encode(x))) == math.copysign(1, x) and decode(encode(x)) == x
 
 
-def test_long_messages_are_refused_before_they_are_read() -> None:
+def test_long_messages_are_errors_before_they_are_read() -> None:
     import socket
 
     a, b = socket.socketpair()
@@ -188,7 +188,7 @@ def test_long_messages_are_refused_before_they_are_read() -> None:
 
 
 def run_filter(steps: bytes, number: int, args: tuple[int, ...] = (), arch: int = seccomp.ARCH_X86_64) -> int:
-    """The filter's verdict, by the rules of the kernel's interpreter."""
+    """The filter's result, by the rules of the kernel's interpreter."""
     import struct
 
     data = struct.pack("iIQ6Q", number, arch, 0, *(args + (0,) * 6)[:6])
@@ -212,7 +212,7 @@ def both(number: int, *args: int, own_tree: bool = True) -> bool:
     return all(run_filter(p, number, args) == seccomp.ALLOW for p in programs)
 
 
-def test_the_filter_lets_through_what_is_listed_and_nothing_else() -> None:
+def test_the_filter_allows_listed_calls_and_no_others() -> None:
     allowed = {n for n in range(1100) if both(n)}
     conditional = {seccomp.FCNTL_NR, seccomp.PRLIMIT}  # their first argument 0 is allowed
     assert allowed == {*seccomp.ALWAYS.values(), *seccomp.IN_OWN_TREE.values()} | conditional

@@ -295,7 +295,7 @@ def test_killing_its_own_parent_kills_no_judge(pool: Pool) -> None:
     assert next(iter(pool.judges)) is judge and judge.process.poll() is None
 
 
-def test_nothing_of_the_trainers_environment_is_seen(pool: Pool) -> None:
+def test_programs_see_nothing_of_the_trainers_environment(pool: Pool) -> None:
     code = "import os\ndef seen(): return dict(os.environ)"
     known = {"LANG", "PATH", "HOME", "PYTHONHASHSEED", "LD_LIBRARY_PATH"}
     assert set(os.environ) - known, "there is nothing to be hidden"
@@ -303,7 +303,7 @@ def test_nothing_of_the_trainers_environment_is_seen(pool: Pool) -> None:
     assert verdict.passed, verdict.reason
 
 
-def test_no_answers_lie_about_in_installed_packages(pool: Pool) -> None:
+def test_installed_packages_with_answers_are_hidden(pool: Pool) -> None:
     code = (
         "import os, sys\ndef files():\n"
         "    return [f for d in sys.path + [os.path.dirname(os.__file__)] for r in ('site-packages', 'dist-packages')\n"

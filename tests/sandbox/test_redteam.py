@@ -226,13 +226,13 @@ def test_forges_naively_and_not_here(attack: Attack, pool: Pool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", PROTOCOL)
-def test_speaking_for_the_judge_gains_nothing(name: str, pool: Pool) -> None:
+def test_forged_messages_gain_nothing(name: str, pool: Pool) -> None:
     verdict = pool.run(Program(code=PROTOCOL[name], tests=ADD, entry_points=("add",), timeout_s=1.0))
     assert not verdict.passed and verdict.seconds < 6
 
 
 @pytest.mark.parametrize("name", INHERENT)
-def test_what_no_executor_can_tell(name: str, pool: Pool) -> None:
+def test_wrong_programs_that_satisfy_the_tests_pass_everywhere(name: str, pool: Pool) -> None:
     assert pool.run(program(INHERENT[name])).passed
 
 

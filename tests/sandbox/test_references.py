@@ -1,4 +1,4 @@
-"""Reference solutions of public benchmarks all pass, and faster than with a process for each."""
+"""Reference solutions of public benchmarks all pass, faster than with one subprocess each."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def busy_share() -> float:
 
 @pytest.mark.slow
 def test_faster_than_a_process_for_each(pool: Pool) -> None:
-    """Both in one run, with as many workers. A guard against forks that became dear; the figures themselves are in LOG.md."""
+    """Both in one run with the same number of workers: a guard against slow forks. The figures are in LOG.md."""
     programs = humaneval()
     assert failures(pool, programs[:10]) == []
     busy = busy_share()

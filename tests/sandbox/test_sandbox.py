@@ -1,4 +1,4 @@
-"""Judging programs: what passes and fails, in every style; time, memory and lifetime; what is refused."""
+"""Judging programs: passes and failures in every style; time, memory and lifetime; user errors."""
 
 from __future__ import annotations
 
@@ -81,20 +81,20 @@ def test_a_failure_has_stage_and_reason(code: str, stage: str, reason: str, pool
     assert (verdict.stage, verdict.passed) == (stage, False) and reason in verdict.reason, verdict
 
 
-def test_a_test_that_runs_out_of_time_leaves_the_next_its_chance(pool: Pool) -> None:
+def test_the_next_test_runs_after_one_that_ran_out_of_time(pool: Pool) -> None:
     code = "def f(x):\n    while x == 2: pass\n    return x"
     verdict = judged(pool, code, *(f"assert f({i}) == {i}" for i in range(5)), timeout_s=0.5)
     assert [r.passed for r in verdict.results] == [True, True, False, True, True]
     assert verdict.results[2].reason == "out of time" and verdict.seconds < 3
 
 
-def test_a_test_that_kills_its_process_leaves_the_next_its_chance(pool: Pool) -> None:
+def test_the_next_test_runs_after_one_that_killed_its_process(pool: Pool) -> None:
     code = "import os\ndef f(x):\n    if x == 0: os._exit(0)\n    return x"
     verdict = judged(pool, code, "assert f(0) == 0", "assert f(1) == 1")
     assert [r.passed for r in verdict.results] == [False, True]
 
 
-def test_a_program_as_a_whole_is_out_of_time_at_last(pool: Pool) -> None:
+def test_a_whole_program_has_a_time_limit(pool: Pool) -> None:
     code = "def f(x):\n    while True: pass"
     verdict = judged(pool, code, *["assert f(1) == 1"] * 50, timeout_s=0.2)
     assert verdict.fraction == 0 and verdict.seconds < 3 and "not tried" in verdict.results[-1].reason
@@ -113,7 +113,7 @@ def test_a_judge_that_hangs_in_c_code_is_ended(pool: Pool) -> None:
     assert judged(pool, ADD, "assert add(1, 2) == 3").passed
 
 
-def test_one_call_is_enough(pool: Pool) -> None:
+def test_run_tests_needs_one_call(pool: Pool) -> None:
     assert run_tests(ADD, ["assert add(1, 2) == 3"]).passed
     assert not run_tests(ADD, ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], timeout_s=3, memory_mb=100).passed
 
@@ -127,7 +127,7 @@ def test_one_call_is_enough(pool: Pool) -> None:
      "{'a': {1: (2, None)}}", "{1, 2}", "frozenset({(1, 2)})", "range(3, 9, 2)", "Decimal('1.50')", "Fraction(1, 3)",
      "deque([1, 2], maxlen=3)", "{(1, 2): [3]}", "...", "int", "[str, type(None)]"],
 )  # fmt: skip
-def test_data_comes_back_as_it_went(value: str, pool: Pool) -> None:
+def test_data_round_trips(value: str, pool: Pool) -> None:
     imports = "from collections import deque\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
     test = f"v = {value}\nr = same(v)\nassert r == v and type(r) is type(v) and repr(r) == repr(v)"
     assert judged(pool, "def same(x): return x", test, setup=imports).passed
@@ -168,7 +168,7 @@ def test_objects_of_a_class_are_used_as_in_one_process(pool: Pool) -> None:
     "operation",
     ["x + 1", "1 + x", "abs(x)", "x < 1", "3 in [x]", "x == 1", "hash(x) == 1", "float(x)", "x.__class__ is int"],
 )
-def test_an_object_is_not_asked_what_would_show_the_answer(operation: str, pool: Pool) -> None:
+def test_operations_that_would_reveal_the_answer_are_not_forwarded(operation: str, pool: Pool) -> None:
     code = """
     class X:
         asked = []
@@ -182,7 +182,7 @@ def test_an_object_is_not_asked_what_would_show_the_answer(operation: str, pool:
     assert judged(pool, code, test, entry_points=("x", "asked")).passed
 
 
-def test_arguments_that_a_program_changes_are_changed(pool: Pool) -> None:
+def test_a_programs_changes_of_arguments_are_copied_back(pool: Pool) -> None:
     code = "def f(l, d, s, t):\n    l.sort(); d['k'] = [1]; s.add(9); t[0].append(5)\n    return l"
     test = "l, d, s, t = [3, 1], {}, {1}, ([4],)\nassert f(l, d, s, t) == [1, 3] and l == [1, 3] and d == {'k': [1]} and s == {1, 9}"
     assert judged(pool, code, test).passed
@@ -289,14 +289,14 @@ def test_odd_but_ordinary_programs_pass(code: str, pool: Pool) -> None:
         "def f():\n    with open('file.txt', 'w') as t: t.write('1')\n    return int(open('file.txt').read())",
     ],
 )
-def test_programs_may_write_where_they_have_a_place(code: str, pool: Pool) -> None:
+def test_programs_may_write_to_their_own_tmp(code: str, pool: Pool) -> None:
     if pool.level != "full":
         pytest.skip("behind Landlock alone there is no place to write to")
     verdict = judged(pool, code, "assert f() == 1")
     assert verdict.passed, verdict
 
 
-def test_memory_is_what_was_given(pool: Pool) -> None:
+def test_memory_is_limited_to_the_setting(pool: Pool) -> None:
     code = "def f(mb): return len(bytearray(mb << 20)) >> 20"
     assert judged(pool, code, "assert f(150) == 150", memory_mb=200).passed
     assert "MemoryError" in judged(pool, code, "assert f(250) == 250", memory_mb=200).reason
@@ -312,7 +312,7 @@ def test_entry_points_come_from_the_reference() -> None:
     assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
 
 
-def test_a_program_stands_in_for_nothing_else(pool: Pool) -> None:
+def test_a_program_defines_only_its_entry_points(pool: Pool) -> None:
     code = "import builtins\ndef abs(x): return 0\nclass math:\n    pi = 0\ndef f(): return 5"
     assert not judged(pool, code, "assert abs(f() - 4) == 0").passed
     assert not judged(pool, code, "assert f() == 5 and math.pi == 0").passed
@@ -327,7 +327,7 @@ def test_a_program_stands_in_for_nothing_else(pool: Pool) -> None:
     [({"tests": []}, "tests"), ({"tests": ["assert ("]}, "assert"), ({"tests": ["1"], "timeout_s": 0}, "timeout_s"),
      ({"tests": ["1"], "setup": "def"}, "set-up")],
 )  # fmt: skip
-def test_tests_that_are_none_are_refused(more: dict[str, object], match: str, pool: Pool) -> None:
+def test_invalid_tests_are_user_errors(more: dict[str, object], match: str, pool: Pool) -> None:
     with pytest.raises(DataError, match=match):
         pool.run(Program(code="", **more))
 
@@ -335,7 +335,7 @@ def test_tests_that_are_none_are_refused(more: dict[str, object], match: str, po
 # ---- isolation
 
 
-def test_nothing_runs_where_isolation_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     layers.choose.cache_clear()
     monkeypatch.setattr(layers, "problem_of", lambda level: "not allowed here")
     monkeypatch.setattr("codechat.sandbox.pool._default", {})
@@ -372,8 +372,8 @@ def test_each_level_stops_every_attempt(level: str, capsys: pytest.CaptureFixtur
     assert "ALLOWED" not in shown and shown.count("holds") >= 4
 
 
-def test_the_attempts_succeed_where_nothing_stops_them() -> None:
-    """Else a check that shows `stopped` would say nothing. Run as an ordinary user, without walls."""
+def test_the_attempts_succeed_without_isolation() -> None:
+    """Otherwise `stopped` in the check would mean nothing. Runs as an ordinary user, without isolation."""
     free = {"read a file of the host", "read another process", "open a connection", "start a process", "execute a program",
             "signal its parent", "leave its namespaces", "take more memory than it has"}  # fmt: skip
     user = {"user": 65534, "group": 65534} if os.getuid() == 0 else {}
@@ -389,13 +389,13 @@ def test_the_attempts_succeed_where_nothing_stops_them() -> None:
         assert "done" in done.stdout or (what == "start a process" and done.returncode == 0), (what, done)
 
 
-def test_the_check_runs_nothing_without_walls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_runs_nothing_without_isolation(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["check", "--sandbox", "none"]) == 1
     shown = capsys.readouterr().out
     assert "only what you trust" in shown and "stopped" not in shown and "ALLOWED" not in shown
 
 
-def test_without_walls_the_verdict_is_still_the_judges() -> None:
+def test_without_isolation_the_verdict_is_still_the_judges() -> None:
     with Pool(1, isolation="none") as pool:
         yes = "class Y:\n    def __eq__(s, o): return True\ndef f(): return Y()"
         assert not judged(pool, yes, "assert f() == 1").passed
@@ -434,7 +434,7 @@ def test_works_for_an_ordinary_user() -> None:
     assert done.stdout.split()[-1] == layers.choose("auto")
 
 
-def test_a_wall_that_fails_lets_no_program_in() -> None:
+def test_no_program_runs_after_a_failed_isolation_step() -> None:
     done: list[str] = []
 
     def step(name: str, number: str, *args: int) -> kernel.Step:
@@ -456,8 +456,8 @@ def test_a_wall_that_fails_lets_no_program_in() -> None:
         assert wire.receive(own, 100) == b'[1, "len", ["", ""]]', "a request was read"
 
 
-def test_every_wall_is_among_the_steps() -> None:
-    """Of each level's own processes, in an order in which they can be carried out."""
+def test_every_isolation_layer_is_among_the_steps() -> None:
+    """The steps of each level's processes, in an order that works."""
     names = {
         level: [kernel.NAMES[s.args[0].value] for s in zygote.own_walls(level, 1, -1 if level == "none" else 9, 8)]
         for level in ("full", "landlock", "none")
@@ -531,7 +531,7 @@ def test_closing_does_not_wait_for_a_program(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_all_ends_within_a_second_of_the_trainer(how: int, pool: Pool) -> None:
+def test_all_processes_end_within_a_second_of_the_trainer(how: int, pool: Pool) -> None:
     code = (
         "from codechat.sandbox import Pool, Program\npool = Pool(1)\n"
         "pool.run(Program(code='def f(): return 1', tests=['assert f() == 1']))\n"
@@ -600,7 +600,7 @@ def test_judge_and_zygote_load_neither_torch_nor_numpy() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_thousand_programs_leak_nothing() -> None:
-    """Processes, descriptors, memory and files of trainer, judge and zygote are what they were after the first."""
+    """Processes, descriptors, memory and files of trainer, judge and zygote stay as after the first program."""
     try:
         pool = Pool(2)
     except SandboxUnavailable as why:

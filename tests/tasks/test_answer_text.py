@@ -1,4 +1,4 @@
-"""The program in an answer, however it is wrapped; and nothing where there is none."""
+"""Extraction of the program from an answer in any wrapping; nothing where there is no program."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_answers_without_code_give_nothing(answer: str) -> None:
 
 @pytest.mark.parametrize("answer", ["def add(a, b:\n    return a + b", "```python\ndef add(a, b)\n    return a + b\n```", "def add(a, b):\n    return (a +",
                                     "Here:\ndef add(a, b):\nreturn a + b"])  # fmt: skip
-def test_code_that_is_no_python_is_returned_and_not_mended(answer: str) -> None:
+def test_invalid_python_is_returned_unrepaired(answer: str) -> None:
     code = extract(answer, ["add"])
     assert "add" in code
     with pytest.raises(SyntaxError):
@@ -97,7 +97,7 @@ def test_a_whole_function_is_preferred_to_the_stub() -> None:
     assert extract(ADD, ["add"], STUB) == ADD
 
 
-def test_names_are_looked_for_at_the_top_level() -> None:
+def test_names_are_searched_at_the_top_level() -> None:
     assert defines("add = lambda a, b: a + b", ["add"]) and defines("class add: pass", ["add"])
     assert not defines("def f():\n    def add(): pass", ["add"]) and not defines("def (", ["add"])
 

@@ -1,4 +1,4 @@
-"""Two spellings of one answer are the same, two answers never are; and no text takes long to judge."""
+"""Two spellings of one answer are equal, two answers are not, and no text takes long to compare."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ OTHER = [
 
 
 @pytest.mark.parametrize("a, b", SAME)
-def test_spellings_of_one_answer_are_the_same_either_way_round(a: str, b: str) -> None:
+def test_spellings_of_one_answer_are_equal_in_both_orders(a: str, b: str) -> None:
     assert equivalent(a, b) and equivalent(b, a)
 
 
 @pytest.mark.parametrize("a, b", OTHER)
-def test_other_answers_are_others_either_way_round(a: str, b: str) -> None:
+def test_different_answers_differ_in_both_orders(a: str, b: str) -> None:
     assert not equivalent(a, b) and not equivalent(b, a)
 
 
 @pytest.mark.parametrize("gold", [None, "", " ", "$", "\\boxed{}", "\\text{}"])
 @pytest.mark.parametrize("answer", [None, "", " ", "5", "0", "\\boxed{}", "anything"])
-def test_a_gold_answer_that_says_nothing_is_never_met(gold: str | None, answer: str | None) -> None:
+def test_an_empty_gold_answer_matches_nothing(gold: str | None, answer: str | None) -> None:
     assert not equivalent(answer, gold) and not equivalent(gold, answer)
 
 
-def test_a_gold_answer_that_cannot_be_read_is_met_by_its_own_spelling_only() -> None:
+def test_an_unreadable_gold_answer_matches_only_its_own_spelling() -> None:
     assert equivalent("@@ ??", "@@  ??.")
     assert not any(equivalent(answer, "@@ ??") for answer in ("5", "", "@@", "x", "??"))
 

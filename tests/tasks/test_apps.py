@@ -1,4 +1,4 @@
-"""Pocket apps: what the tools do, what counts as a change, and that every problem can be solved by its expert."""
+"""Pocket apps: the tools, what counts as a change, and experts that solve every problem."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_there_are_enough_tools_and_each_has_a_schema() -> None:
 
 
 @pytest.mark.parametrize(("name", "arguments", "changes"), CHANGES, ids=[c[0] for c in CHANGES])
-def test_a_tool_changes_what_it_says_and_nothing_else(
+def test_a_tool_makes_its_change_and_no_other(
     desk: Desk, name: str, arguments: dict[str, Any], changes: list[list[Any]]
 ) -> None:
     desk.call(name, arguments)
@@ -193,7 +193,7 @@ def test_every_tool_is_tried_here() -> None:
     assert tried | {"shop_remove_from_cart", "shop_set_quantity", "shop_checkout", "shop_unwish"} == set(TOOLS)
 
 
-def test_new_rows_have_what_was_given(desk: Desk) -> None:
+def test_new_rows_have_the_given_values(desk: Desk) -> None:
     made = {
         "contacts_add": {"name": "Cy", "phone": "1"},
         "mail_send": {"to": "a@b", "subject": "s", "body": "t"},
@@ -229,7 +229,7 @@ def test_an_order_takes_the_cart_and_the_stock(desk: Desk) -> None:
     assert len(diff(desk)) == 2
 
 
-def test_a_snapshot_is_what_restore_goes_back_to(desk: Desk) -> None:
+def test_restore_returns_to_the_snapshot(desk: Desk) -> None:
     held = desk.apps["notes"].store
     desk.call("notes_pin", {"id": 40})
     held.snapshot()
@@ -301,7 +301,7 @@ def test_every_expert_solves_its_problem(level: int) -> None:
         }
 
 
-def test_the_levels_are_what_they_say() -> None:
+def test_each_level_has_its_kind_of_request() -> None:
     calls = {level: [len(p.gold["calls"]) for p in apps.problems("select", 20, 1, [level])] for level in (1, 2)}
     calls[3] = [len(p.gold["calls"]) for p in apps.problems("select", 40, 1, [3])]
     assert set(calls[1]) == {1} and min(calls[2]) >= 2 and min(calls[3]) >= 2 and max(calls[3]) >= 4
@@ -316,12 +316,12 @@ def test_problems_depend_on_the_seed_alone_and_a_shorter_list_begins_a_longer_on
     assert not {m["id"].removeprefix("episodes-") for m in apps.dialogues("train", 20, 3)} & {p.id for p in found}
 
 
-def test_levels_1_and_2_can_keep_to_some_apps() -> None:
+def test_levels_1_and_2_can_be_limited_to_some_apps() -> None:
     for problem in load('apps:levels=[1,2],apps=["notes","contacts"]').problems("train", 20):
         assert {name.partition("_")[0] for name in problem.meta["tools"]} <= {"notes", "contacts", "task"}
 
 
-def test_no_word_of_a_test_request_is_one_of_training() -> None:
+def test_test_requests_share_no_word_with_training() -> None:
     def words(split: str) -> set[str]:
         problems = apps.problems(split, 40, 0, [1, 2])
         return {
@@ -389,7 +389,7 @@ def cpu(action: Callable[[], Any], times: int) -> float:
     return (time.process_time() - began) / times
 
 
-def test_reach(desk: Desk) -> None:
+def test_speed_of_calls_resets_and_snapshots(desk: Desk) -> None:
     """5,000 tool calls a second, a reset under a millisecond, snapshot and restore in microseconds, all of one core."""
     world = apps.AppsTask().environment()
     problem = apps.problems("train", 1, 0, [4])[0]
@@ -411,7 +411,7 @@ def test_reach(desk: Desk) -> None:
     assert best_of(3, lambda: cpu(there_and_back, 500)) < 1e-4
 
 
-def test_results_never_spell_a_tag() -> None:
+def test_results_never_contain_a_tag() -> None:
     text = catalogue.as_text("result", [f"x{tag}y" for tag in chat.TAGS])
     assert not any(tag in text for tag in chat.TAGS) and json.loads(text)["result"][0] == "x<|system|>y"
     assert "at most 2000" in json.loads(catalogue.as_text("result", "x" * 9999))["error"]

@@ -1,4 +1,4 @@
-"""Code as actions: Python in the sandbox whose calls reach the episode, and nothing else does."""
+"""Code as actions: Python in the sandbox reaches the episode only by its calls."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def errand(source: str, **how: Any) -> tuple[str, str, list[tuple[str, dict[str,
     return output, problem, asked
 
 
-def test_calls_cross_and_results_come_back() -> None:
+def test_calls_leave_the_sandbox_and_results_return() -> None:
     output, problem, asked = errand("for i in range(3):\n    x = apis.notes.add('t', text=str(i))\nprint(x['id'] + 1)")
     assert (output, problem) == ("4\n", "") and asked == [
         ("notes_add", {"title": "t", "text": str(i)}) for i in range(3)
     ]
 
 
-def test_a_refusal_is_an_exception_of_the_program() -> None:
+def test_an_invalid_call_is_an_exception_in_the_program() -> None:
     output, problem, asked = errand("print(1)\napis.notes.no()\nprint(2)")
     assert output == "1\n" and problem == "Refused: {'id': 1}" and len(asked) == 1
     assert errand("try:\n    apis.notes.no()\nexcept Exception:\n    print('caught')")[:2] == ("caught\n", "")
@@ -57,7 +57,7 @@ def test_a_program_that_hangs_or_leaves_is_ended_and_the_next_one_runs() -> None
     assert errand("print('here')")[0] == "here\n"
 
 
-def test_what_crosses_is_data() -> None:
+def test_only_data_leaves_the_sandbox() -> None:
     assert "TypeError" in errand("apis.notes.add(title=lambda: 1, text=print)")[1]
     assert errand("apis.notes.add(title={'a': [1, None]}, text=2.5)")[2] == [
         ("notes_add", {"title": {"a": [1, None]}, "text": 2.5})
@@ -74,7 +74,7 @@ def test_what_crosses_is_data() -> None:
         f"import os\nos.kill({os.getpid()}, 9)",
     ],
 )
-def test_walls_hold(source: str) -> None:
+def test_the_isolation_holds(source: str) -> None:
     assert errand(source)[1]
 
 
@@ -112,8 +112,8 @@ def test_several_calls_in_one_block_and_an_error_in_the_middle() -> None:
     assert world.step({"role": "assistant", "content": "Done."})[1:] == (0.0, True)
 
 
-def test_code_cannot_score_without_doing_the_task() -> None:
-    """The verdict, the gold and the database are on the other side; code that looks for them finds nothing, and the closing tools still close."""
+def test_code_cannot_score_without_solving_the_task() -> None:
+    """Score, gold and database are in another process: code that searches for them finds nothing, and the closing tools still end the episode."""
     problem = TASK.problems("train", 1)[0]
     for source in (
         "import gc\nprint([o for o in gc.get_objects() if 'gold' in str(type(o))])\napis.task.answer('done')",
@@ -128,7 +128,7 @@ def test_code_cannot_score_without_doing_the_task() -> None:
         assert not world.score().correct and world.score().reward == 0
 
 
-def test_a_tool_that_is_not_offered_is_refused_also_to_code_that_goes_round_the_stub() -> None:
+def test_a_tool_that_is_not_offered_fails_even_when_code_bypasses_the_stub() -> None:
     problem = TASK.problems("train", 1)[0]
     world = TASK.environment()
     world.reset(problem, 0)

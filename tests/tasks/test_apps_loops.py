@@ -1,4 +1,4 @@
-"""Pocket apps from the commands on: data, SFT's reading of it, evaluation, diagnosis, and the loops that train on whole episodes unchanged."""
+"""Pocket apps in the commands: data, SFT, evaluation, diagnosis, and the loops, which train on whole episodes unchanged."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_episodes_and_problems_on_disk(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
-def test_sft_learns_the_experts_words_and_not_the_environments(tmp_path: Path) -> None:
-    """The supervised text of an expert's episode is its calls and last words; in the rollout of the same episode the mask covers the same ids."""
+def test_sft_supervises_the_experts_messages_and_not_the_environments(tmp_path: Path) -> None:
+    """SFT supervises an expert's calls and last message; in the rollout of the same episode the mask covers the same ids."""
     task = tasks.load("apps:levels=[2]")
     problem = task.problems("train", 1)[0]
     world = task.environment()

@@ -78,7 +78,7 @@ def test_solving_and_declining_is_not_success() -> None:
         assert not verdict.correct and verdict.reward <= 0.25
 
 
-def test_one_thing_too_many_is_named_and_costs_more_than_half() -> None:
+def test_one_extra_change_is_named_and_costs_more_than_half() -> None:
     tried = 0
     for problem in SOLVABLE:
         steps = [s for s in apps.gold_steps(problem) if "functioncall" in s]
@@ -93,7 +93,7 @@ def test_one_thing_too_many_is_named_and_costs_more_than_half() -> None:
     assert tried
 
 
-def test_what_is_made_twice_is_one_too_many() -> None:
+def test_a_change_made_twice_is_collateral() -> None:
     """A second copy of a new row is collateral; setting the same value again changes nothing more."""
     found = {p.gold["calls"][0]["name"]: p for p in EASY}
     for name in ("mail_send", "notes_add", "contacts_add", "calendar_add"):
@@ -105,7 +105,7 @@ def test_what_is_made_twice_is_one_too_many() -> None:
 
 
 def test_trying_everything_is_not_success() -> None:
-    """Every offered tool with every id and guessed words: an id that is tried out hits the other rows too."""
+    """Every offered tool with every id and guessed words: trying ids changes the other rows too."""
     for problem in [p for level in PROBLEMS.values() for p in level[:2]]:
         spray, last = [], [call("task_answer", text="a@b"), call("task_decline")]
         for name in set(problem.meta["tools"]) - set(CLOSING):
@@ -124,8 +124,8 @@ def test_trying_everything_is_not_success() -> None:
         assert not played(problem, "\n".join([*spray[:15], *last])).correct or problem.meta["level"] == 5
 
 
-def test_answers_cannot_be_tried_out() -> None:
-    """The first answer ends the episode; later ones, right or not, are not even heard."""
+def test_only_the_first_answer_counts() -> None:
+    """The first answer ends the episode; later ones have no effect, correct or not."""
     asked = [p for p in PROBLEMS[2] if p.gold["calls"][-1]["name"] == "task_answer"]
     assert asked
     for problem in asked:
@@ -177,8 +177,8 @@ def test_strange_text_is_data(text: str) -> None:
     assert [c[2]["title"] for c in world.state_diff() if c[1] == "notes" and c[0] == "added"] == [text]
 
 
-def test_no_answer_breaks_an_episode() -> None:
-    """Random pieces of calls, for ever unreadable or refused; the verdict stays a verdict."""
+def test_random_answers_never_break_an_episode() -> None:
+    """Random pieces of calls, all unreadable or invalid: the score stays valid."""
     rng = random.Random(0)
     pieces = [
         "<functioncall>",
@@ -213,7 +213,7 @@ def test_no_answer_breaks_an_episode() -> None:
                 world.reset(problem, 0)
 
 
-def test_an_episode_leaves_nothing_for_the_next() -> None:
+def test_an_episode_leaves_no_state_for_the_next() -> None:
     world = TASK.environment()
     for problem in SOLVABLE[:10]:
         world.reset(problem, 0)

@@ -201,7 +201,7 @@ def test_an_episode_is_this_exchange(stub: Stub) -> None:
     ]
 
 
-def test_after_the_end_nothing_is_asked_and_nothing_gained(stub: Stub) -> None:
+def test_after_the_end_there_are_no_requests_and_no_reward(stub: Stub) -> None:
     world = environment(stub)
     world.reset(problem())
     world.step(says(DONE))
@@ -327,7 +327,7 @@ def test_a_server_that_fails_ends_in_one_line(stub: Stub, endpoint: str, status:
         world.step(says(DONE))
 
 
-def test_a_world_lost_to_a_restart_does_not_bar_the_next_episode(stub: Stub) -> None:
+def test_after_a_server_restart_the_next_episode_plays(stub: Stub) -> None:
     world = environment(stub)
     world.reset(problem())
     stub.world = ""
@@ -371,7 +371,7 @@ def test_rollouts_play_as_many_episodes_as_there_are_servers(stub: Stub) -> None
         other.shutdown()
 
 
-def test_evaluation_plays_episodes_and_has_no_gold_answers_to_try(home: Path, stub: Stub) -> None:
+def test_evaluation_plays_episodes_without_reference_solutions(home: Path, stub: Stub) -> None:
     saved("new", 1536)
     words = [
         "evaluate",

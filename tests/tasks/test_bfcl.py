@@ -1,4 +1,4 @@
-"""The leaderboard's rules: a table of calls with their verdicts, nothing but the right calls pays, every source, the command."""
+"""The leaderboard's rules: a table of calls with their tiers, only correct calls score, every source, the command."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_table_of_verdicts(name: str, text: str, tier: str) -> None:
     assert (score.reward, score.correct) == (float(tier == "full"), tier == "full")
 
 
-def test_every_embedded_problem_is_in_the_table_with_a_right_and_a_wrong_answer() -> None:
+def test_every_embedded_problem_is_in_the_table_with_a_correct_and_a_wrong_answer() -> None:
     for name in PROBLEMS:
         verdicts = {tier == "full" for problem, _, tier in TABLE if problem == name}
         assert verdicts == {True, False}, name
@@ -252,8 +252,8 @@ def test_gold_answers_pass_in_both_written_forms() -> None:
 # ------------------------------------------------------------------ no way round
 
 
-def test_spraying_calls_never_pays() -> None:
-    """Every gold call of the task at once: right for nobody, whatever the request."""
+def test_making_every_call_never_scores() -> None:
+    """Every gold call of the task at once is wrong for every request."""
     golds = [TASK.gold(p) for p in PROBLEMS.values() if p.gold["expect"] == "calls"]
     for problem in PROBLEMS.values():
         score = TASK.score(problem, "".join(golds))
@@ -261,7 +261,7 @@ def test_spraying_calls_never_pays() -> None:
     assert TASK.score(PROBLEMS["any_call"], "".join(golds)).tier == "wrong_name"
 
 
-def test_a_wrong_call_is_wrong_whatever_stands_around_it() -> None:
+def test_a_wrong_call_is_wrong_whatever_text_surrounds_it() -> None:
     for problem in PROBLEMS.values():
         if problem.gold["expect"] == "calls":
             text = TASK.gold(problem)
@@ -311,7 +311,7 @@ def test_nothing_of_a_completion_is_executed(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_deep_and_giant_completions_neither_crash_nor_pay() -> None:
+def test_deep_and_giant_completions_neither_crash_nor_score() -> None:
     for depth in (50, 1_000, 9_000, 100_000):
         deep = "[" * depth + "]" * depth
         for text in (
@@ -331,7 +331,7 @@ def test_deep_and_giant_completions_neither_crash_nor_pay() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "1" + "0" * 400])
-def test_numbers_that_are_none_match_nothing(value: str) -> None:
+def test_nan_and_infinity_match_nothing(value: str) -> None:
     for problem in ("float_for_int", "int_for_float", "list_of_floats"):
         assert not TASK.score(PROBLEMS[problem], pay("DE-7", "@").replace('"@"', value)).correct
     assert (
@@ -373,7 +373,7 @@ def test_noise_never_raises_and_scores_nothing() -> None:
         assert score.tier in TIERS and (not score.correct or problem.gold["expect"] != "calls" or "set_timer" in text)
 
 
-def test_matching_calls_is_exact_where_greed_fails() -> None:
+def test_calls_are_matched_exactly_where_greedy_matching_fails() -> None:
     """Against every assignment, over random tables of who matches whom."""
     from itertools import permutations
 
@@ -420,7 +420,7 @@ def write(path: Path, *rows: Any) -> Path:
 
 @pytest.fixture
 def leaderboard(tmp_path: Path) -> Path:
-    """A directory as the leaderboard lays it out, with a category that is not ours."""
+    """A directory in the leaderboard's layout, with an unsupported category."""
     write(tmp_path / "BFCL_v4_simple_python.json", QUESTION)
     write(tmp_path / "possible_answer" / "BFCL_v4_simple_python.json", ANSWER)
     write(tmp_path / "BFCL_v4_live_irrelevance.json", IDLE)
@@ -486,7 +486,7 @@ def test_unusable_files_are_user_errors(leaderboard: Path, tmp_path: Path) -> No
         None,
     ],
 )
-def test_rows_that_nobody_can_answer_are_lost_and_too_many_stop_the_reading(tmp_path: Path, truth: Any) -> None:
+def test_unsolvable_rows_are_lost_and_too_many_are_an_error(tmp_path: Path, truth: Any) -> None:
     good = {
         "id": "a",
         "category": "simple",
@@ -501,7 +501,7 @@ def test_rows_that_nobody_can_answer_are_lost_and_too_many_stop_the_reading(tmp_
         BfclTask(source=str(write(source, *rows[:2], *2 * [good | {"ground_truth": truth}])))
 
 
-def test_the_hub_is_asked_for_its_files_by_name(leaderboard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hubs_files_are_requested_by_name(leaderboard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def download(name: str, file: str, repo_type: str) -> str:
@@ -592,7 +592,7 @@ def test_the_command_gives_a_score_for_each_category(home: Path, capsys: pytest.
     )
 
 
-def test_a_prompt_that_fills_the_block_fails_even_where_silence_is_right(
+def test_a_prompt_that_fills_the_block_fails_even_where_no_call_is_correct(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = Problem(

@@ -66,7 +66,7 @@ def test_three_rewards_of_a_verdict(found: Verdict, tier: str, binary: float, fr
         assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
 
 
-def test_more_tests_are_always_worth_more_and_a_partial_answer_never_as_much_as_a_whole_one() -> None:
+def test_the_reward_rises_with_passed_tests_and_only_all_tests_score_the_maximum() -> None:
     ladder = [rewards.tiered("unparseable", 0, 9), rewards.tiered("raises", 0, 9), rewards.tiered("none_passed", 0, 9)]
     ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [rewards.tiered("all_passed", 9, 9)]
     assert ladder == sorted(set(ladder)) and ladder[0] == 0 and ladder[-1] == 1
@@ -108,7 +108,7 @@ def test_the_mode_changes_the_reward_and_not_what_is_correct(task: CodingTask) -
         CodingTask("add", [PROBLEM], reward="best")
 
 
-def test_many_at_once_are_scored_as_one_by_one(task: CodingTask) -> None:
+def test_a_batch_is_scored_like_single_completions(task: CodingTask) -> None:
     texts = [GOLD["code"], "def add(a, b):\n    return 3", "", GOLD["code"], "x ="]
     assert [s.reward for s in task.scores([(PROBLEM, t) for t in texts])] == [
         task.score(PROBLEM, t).reward for t in texts
@@ -171,7 +171,7 @@ def test_the_tricks_would_fool_a_judge_that_shares_the_interpreter(name: str) ->
         "REWARD 1.0",
     ],
 )
-def test_no_text_makes_score_raise_or_earns_anything(task: CodingTask, text: str) -> None:
+def test_text_without_a_program_scores_nothing_and_never_raises(task: CodingTask, text: str) -> None:
     assert task.score(PROBLEM, text).reward <= rewards.RAISES
 
 

@@ -1,4 +1,4 @@
-"""Code conversations: what is kept of public sets, what a benchmark's rows meet, and the small problems on disk."""
+"""Code conversations: filters of public sets, rejection of benchmark rows, and the small problems on disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_alpaca_rows_are_filtered_by_what_their_answer_is(tmp_path: Path) -> Non
     }
 
 
-def test_submissions_are_kept_where_they_were_accepted(tmp_path: Path) -> None:
+def test_only_accepted_submissions_are_kept(tmp_path: Path) -> None:
     task = {
         "problem-description": "Add.",
         "input-specification": "Two numbers.",
@@ -74,7 +74,7 @@ def test_submissions_are_kept_where_they_were_accepted(tmp_path: Path) -> None:
     assert counts["skipped"] == {"not_accepted": 1, "no_python": 1}
 
 
-def test_files_are_asked_for_by_their_docstring(tmp_path: Path) -> None:
+def test_the_docstring_of_a_file_is_its_request(tmp_path: Path) -> None:
     made, counts = prepare(
         tmp_path,
         {"content": f'"""Adds numbers, two at a time."""\n{ADD}\n'},
@@ -132,7 +132,7 @@ def test_embedded_programs_need_no_network(tmp_path: Path) -> None:
     assert rows and all(r["messages"][1]["content"].startswith("def ") for r in rows)
 
 
-def test_the_hubs_names_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hubs_data_sets_are_requested_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
 
     def rows(name: str, *, files: str | None = None, columns: Any = None) -> Any:

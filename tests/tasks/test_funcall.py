@@ -1,4 +1,4 @@
-"""The staircase: every rung, no way up but the right call; gold answers score the maximum in every source."""
+"""The staircase: every rung, no reward for tricks, and reference solutions of every source at the maximum."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_without_expected_arguments():
     assert reward(TAG + '{"name": "mix", "arguments": [1, 2]}', gold) < 0.99
 
 
-def test_no_call_is_right_where_gold_is_none():
+def test_only_no_call_is_correct_where_gold_is_none():
     assert score_call("I cannot do that.", None).reward == 1.0 and score_call("", None).correct
     for text in (right(), TAG, TAG + "{", "Sure: " + call("other")):
         score = score_call(text, None)
@@ -147,7 +147,7 @@ def test_no_call_is_right_where_gold_is_none():
 
 
 def wrong_calls(rng):
-    """A call that is not a full match, by changing or leaving out arguments."""
+    """A call that is not a full match: arguments changed or omitted."""
     arguments = dict(GOLD["arguments"])
     for key in rng.sample(list(arguments), rng.randint(1, 4)):
         if rng.random() < 0.5:
@@ -166,7 +166,7 @@ def test_extra_keys_never_raise_the_reward():
         assert rewards[1] < rewards[0] or rewards[0] == 0.55
 
 
-def test_reward_rises_with_every_argument_put_right_and_stays_below_full():
+def test_reward_rises_with_every_corrected_argument_and_stays_below_full():
     wrong = {k: "wrong" for k in GOLD["arguments"]}
     for extras in range(3):
         extra = {f"x{i}": 1 for i in range(extras)}

@@ -1,4 +1,4 @@
-"""Small problems of our own: many, different, disjoint between splits, and with tests that wrong programs fail."""
+"""Generated small problems: many, different, disjoint between splits, and with tests that wrong programs fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_NAME = {f.name: f for f in FAMILIES}
 
 
 def passes(problem: Problem, code: str) -> bool:
-    """Whether our own code (trusted: no sandbox) passes the tests of a problem."""
+    """Whether trusted code (no sandbox) passes the tests of a problem."""
     scope: dict[str, Any] = {}
     exec(code, scope)
     try:
@@ -83,7 +83,7 @@ def test_every_reference_passes_its_tests_and_its_example() -> None:
 
 
 @pytest.mark.slow
-def test_tests_tell_right_programs_from_wrong_ones() -> None:
+def test_tests_separate_correct_from_wrong_programs() -> None:
     """Constant answers, the argument itself, and solutions with a parameter off by one: nearly all must fail."""
     tried, survived = Counter[str](), Counter[str]()
     for problem in problems("train", 400, seed=5) + problems("test_hard", 60, seed=5):

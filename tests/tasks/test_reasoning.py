@@ -1,4 +1,4 @@
-"""Gradings by hand and by their traps, word problems, readers, and the commands from data to an evaluation."""
+"""Graders against scores by hand and against tricks, word problems, readers, and the commands from data to evaluation."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_strict_pattern_takes_reasoning_of_many_lines_and_nothing_behind() -
 
 
 @pytest.mark.parametrize("tail", [" and so on", "x" * 50, "x" * 130, "word " * 500, "x" * 100_000])
-def test_a_tail_costs_something_and_never_makes_a_right_answer_worth_less_than_a_wrong_one(tail: str) -> None:
+def test_a_tail_has_a_cost_and_a_correct_answer_still_beats_a_wrong_one(tail: str) -> None:
     right, wrong = xml(GOOD + tail), xml(GOOD.replace("\n7\n", "\n8\n"))
     assert all(term >= 0 for term in right.terms.values())
     assert wrong.reward < right.reward < xml(GOOD).reward and right.terms["tags"] >= 0.25
@@ -92,7 +92,7 @@ def test_a_tail_costs_something_and_never_makes_a_right_answer_worth_less_than_a
 
 @pytest.mark.parametrize("gold", [None, "", " ", "\\boxed{}"])
 @pytest.mark.parametrize("grading", GRADERS)
-def test_a_gold_answer_that_cannot_be_read_pays_nobody(grading: str, gold: str | None) -> None:
+def test_an_unreadable_gold_answer_gives_no_reward(grading: str, gold: str | None) -> None:
     for text in (
         GOOD,
         "",
@@ -126,7 +126,7 @@ def test_a_gold_answer_that_cannot_be_read_pays_nobody(grading: str, gold: str |
         ("plain", "seven", 0, "neither"),
     ],
 )
-def test_the_other_gradings_by_hand(grading: str, text: str, reward: float, outcome: str) -> None:
+def test_the_other_graders_by_hand(grading: str, text: str, reward: float, outcome: str) -> None:
     found = GRADERS[grading](text, "7", "number")
     assert (found.reward, found.outcome) == (reward, outcome)
 
@@ -144,7 +144,7 @@ def test_letters_are_graded_as_letters() -> None:
 
 
 @pytest.mark.parametrize("template", templates.GRADING)
-def test_every_template_holds_the_question_and_its_own_gold_passes(template: str) -> None:
+def test_every_template_holds_the_question_and_its_reference_solution_passes(template: str) -> None:
     task = tasks.load("reasoning", template=template)
     problems = task.problems("train", 40)
     assert all(p.messages[-1]["content"] in task.prompt(p)[-1]["content"] for p in problems)
@@ -176,7 +176,7 @@ def test_a_template_may_be_graded_by_another_rule() -> None:
 
 
 @pytest.mark.parametrize("level", stories.LEVELS)
-def test_worked_solutions_are_right_and_use_the_question(level: int) -> None:
+def test_worked_solutions_are_correct_and_use_the_question(level: int) -> None:
     for question in stories.questions("train", 200, levels=(level,)):
         lines = question.steps.split("\n")
         assert len(lines) == max(1, level - 1)
@@ -200,7 +200,7 @@ def test_parts_share_no_question_and_levels_take_turns() -> None:
     )
 
 
-def test_wordings_of_test_hard_are_nowhere_else() -> None:
+def test_wordings_of_test_hard_occur_nowhere_else() -> None:
     skeleton = {
         part: {
             re.sub(r"\d+|\b(?:" + "|".join(stories.PEOPLE + stories.THINGS) + r")\b", "#", q.text)
@@ -239,7 +239,7 @@ def gsm8k(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_gsm8k_has_gold_behind_the_hashes_and_select_out_of_train(gsm8k: Path) -> None:
+def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path) -> None:
     task = tasks.load("gsm8k", source=str(gsm8k))
     found = {split: task.problems(split) for split in task.splits}
     assert len(found["train"]) + len(found["select"]) == 100 and len(found["test"]) == 20 and found["select"]
@@ -319,7 +319,7 @@ def new_model() -> None:
         checkpoint.save(made.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
 
 
-def test_data_writes_solutions_and_problems_that_do_not_meet(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_written_solutions_and_problems_are_disjoint(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "data",
         "reasoning",
@@ -363,7 +363,7 @@ def test_gsm8k_becomes_conversations_without_its_test_file(home: Path, gsm8k: Pa
     assert len(tasks.load("gsm8k", source="made").problems("test")) == 20
 
 
-def test_an_evaluation_keeps_every_example_and_counts_what_was_cut_off(
+def test_an_evaluation_keeps_every_example_and_counts_truncations(
     home: Path, gsm8k: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new_model()
@@ -408,7 +408,7 @@ def test_an_evaluation_keeps_every_example_and_counts_what_was_cut_off(
     )
 
 
-def test_terms_are_logged_apart_and_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terms_are_logged_separately_and_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from codechat.evaluation import evaluate
     from codechat.models.generate import Completion
 

@@ -1,4 +1,4 @@
-"""The toolbox: tools that run, values that no other split has seen, prompts that are short."""
+"""The toolbox: tools that run, values that no other split uses, short prompts."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def says(templates, text):
     return any(p.fullmatch(text) for p in patterns_of(templates))
 
 
-def test_training_says_known_phrasings_only():
+def test_training_uses_known_phrasings_only():
     for tool in SEEN:
         filled = [t.format(**dict.fromkeys(tool.slots, "7")) for t in tool.hard_asks]
         assert not any(says(tool.asks, text) for text in filled), tool.name
@@ -263,7 +263,7 @@ def test_multi_turn_responses_come_from_running_the_tool():
                 assert answer["role"] == "assistant" and "<functioncall>" not in answer["content"]
 
 
-def test_negatives_hold_no_call_and_no_tool_that_could_serve():
+def test_negatives_have_no_call_and_no_fitting_tool():
     rows = list(toolbox.dialogues("train", 1000, negatives_share=1.0))
     assert {r["meta"]["kind"] for r in rows} == {"unsuitable", "absent", "chat"}
     assert not list(first_calls(rows)) and {r["meta"]["level"] for r in rows} == {0}
@@ -327,7 +327,7 @@ def test_probes_fill_every_cell():
 
 
 def test_other_tools_of_a_probe_cannot_serve_the_request():
-    """The tool that is meant is the one whose wording made the request: no offered tool may be of its family."""
+    """No tool on offer may belong to the family of the requested tool."""
     asked = [
         r["messages"]
         for r in toolbox.probes("test", 300, 1, ["c"])

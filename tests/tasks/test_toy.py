@@ -1,4 +1,4 @@
-"""The toy task: about a tenth by chance, nothing gained by tricks."""
+"""The toy task: about 0.1 by chance, no gain from tricks. Tasks by name."""
 
 from __future__ import annotations
 

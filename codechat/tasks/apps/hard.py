@@ -204,14 +204,14 @@ def not_there(draw: Draw, rows: Rows) -> Draft:
 
 def too_many(draw: Draw, rows: Rows) -> Draft:
     product = rows.pick("products")
-    wanted = product["stock"] + draw.rng.randint(1, 40)
+    quantity = product["stock"] + draw.rng.randint(1, 40)
 
     def expert(call: Caller) -> None:
-        if call("shop_get", id=_id(call, "shop_search", product["name"]))["stock"] < wanted:
+        if call("shop_get", id=_id(call, "shop_search", product["name"]))["stock"] < quantity:
             call("task_decline")
 
     return Draft(
-        f"Put {wanted} {product['name']} into the cart.", ("shop_search", "shop_get", "shop_add_to_cart"), expert
+        f"Put {quantity} {product['name']} into the cart.", ("shop_search", "shop_get", "shop_add_to_cart"), expert
     )
 
 

@@ -61,7 +61,7 @@ class CodeConfig:
     min_doc: int = opt(20, "shortest docstring that serves as a request, characters")
     min_tokens: int = opt(8, "fewest supervised tokens")
     neutral_share: float = opt(0.0, "share of the rows that get a neutral system prompt", late=True)
-    negatives_share: float = opt(0.0, "share of the rows that offer tools, although code is asked for", late=True)
+    negatives_share: float = opt(0.0, "share of the rows that offer tools, although the request is for code", late=True)
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
@@ -218,7 +218,7 @@ class SftConfig:
     max_examples: int | None = opt(None, "rows to take from each source; none = all")
     max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters")
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
-    negatives_share: float = opt(0.15, "share of the code rows that offer tools, although code is asked for")
+    negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:

@@ -16,27 +16,10 @@ from typing import Any
 LEVELS = (1, 2, 3, 4, 5)
 MOST_SETTINGS = 200
 PARTS = ("sft", "train", "sft", "train", "sft", "train", "sft", "train", "select", "test")
-NAMES = (
-    "f",
-    "g",
-    "solve",
-    "calc",
-    "run",
-    "apply",
-    "make",
-    "get",
-    "task",
-    "do",
-    "go",
-    "answer",
-    "result",
-    "compute",
-    "work",
-    "step",
-    "build",
-    "change",
-    "check",
-    "func",
+NAMES = tuple(
+    """
+    f g solve calc run apply make get task do go answer result compute work step build change check func
+    """.split()
 )
 ARGUMENTS = {
     "int": ("n", "x", "num", "value", "number", "a", "k"),

@@ -4,59 +4,11 @@ from __future__ import annotations
 
 from codechat.tasks.micro.family import LETTERS, Family
 
-ENDS = (
-    "ing",
-    "ed",
-    "er",
-    "ly",
-    "s",
-    "ness",
-    "able",
-    "ful",
-    "less",
-    "est",
-    "ish",
-    "let",
-    "ism",
-    "ist",
-    "age",
-    "dom",
-    "hood",
-    "ship",
-    "ward",
-    "like",
-    "!",
-    "?",
-    "...",
-    "-x",
-    "_v2",
-)
-STARTS = (
-    "un",
-    "re",
-    "pre",
-    "dis",
-    "mis",
-    "over",
-    "sub",
-    "non",
-    "anti",
-    "semi",
-    "mid",
-    "co",
-    "de",
-    "ex",
-    "in",
-    "inter",
-    "post",
-    "super",
-    "trans",
-    "up",
-    "out",
-    "my",
-    "pro",
-    "bi",
-    "tri",
+ENDS = tuple("ing ed er ly s ness able ful less est ish let ism ist age dom hood ship ward like ! ? ... -x _v2".split())
+STARTS = tuple(
+    """
+    un re pre dis mis over sub non anti semi mid co de ex in inter post super trans up out my pro bi tri
+    """.split()
 )
 SEPARATORS = (
     ", ",
