@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     modules=["atomic_files", "command", "config", "errors", "http_client", "processes", "provenance", "registry"],
     names={
-        "config": ["opt", "parse", "resolve", "from_dict", "to_dict"],
+        "config": ["Settings", "default", "from_dict", "opt", "parse", "resolve", "to_dict"],
         "errors": ["UserError", "ConfigError", "DataError", "MissingFile", "RunError", "CheckpointError"],
     },
 )

@@ -41,10 +41,13 @@ class Refused(ConfigError):
 
 def check_url(url: str, flag: str) -> str:
     """The host of the URL. ConfigError where it is not an HTTP URL."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
-    return parts.hostname
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts.hostname
+    except ValueError:  # brackets without an end, a port that is no number
+        pass
+    raise ConfigError(f"{flag} {url}: it must be a URL such as http://127.0.0.1:8000")
 
 
 class Link:

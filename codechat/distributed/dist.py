@@ -252,14 +252,14 @@ def _cpu_has_bf16() -> bool:
 
 
 @cache
-def _dtype(kind: str, wish: str | None) -> torch.dtype:
-    if wish not in (None, "", "float32", "bfloat16"):
-        raise ConfigError(f"CODECHAT_DTYPE={wish!r}; it takes float32 or bfloat16")
+def _dtype(kind: str, requested: str | None) -> torch.dtype:
+    if requested not in (None, "", "float32", "bfloat16"):
+        raise ConfigError(f"CODECHAT_DTYPE={requested!r}; it takes float32 or bfloat16")
     native = (
         _cpu_has_bf16() if kind == "cpu" else kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     )
-    dtype = getattr(torch, wish) if wish else torch.bfloat16 if native else torch.float32
-    why = "CODECHAT_DTYPE" if wish else "native" if native else f"this {kind} has no native bfloat16"
+    dtype = getattr(torch, requested) if requested else torch.bfloat16 if native else torch.float32
+    why = "CODECHAT_DTYPE" if requested else "native" if native else f"this {kind} has no native bfloat16"
     if is_main():
         print(f"compute: {str(dtype).removeprefix('torch.')} on {kind} ({why}); weights float32", file=sys.stderr)
     return dtype

@@ -310,7 +310,7 @@ def settled() -> Iterator[None]:
     """At the end of the block no checkpoint is being written."""
     try:
         yield
-    except BaseException:  # the block's own error is raised, whatever became of the checkpoint
+    except BaseException:  # the block's own error comes before one of the checkpoint
         if _under_way:
             _under_way.join()
         raise

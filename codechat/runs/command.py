@@ -42,8 +42,8 @@ class RunsConfig:
 
     def __post_init__(self) -> None:
         if len(self.runs) != NAMES[self.action]:
-            wanted = ("no run", "one run", "two runs")[NAMES[self.action]]
-            raise ConfigError(f"{self.action} got {len(self.runs)} runs; it takes {wanted}")
+            expected = ("no run", "one run", "two runs")[NAMES[self.action]]
+            raise ConfigError(f"{self.action} got {len(self.runs)} runs; it takes {expected}")
         if self.action == "export" and not self.wandb:
             raise ConfigError("export where to? add --wandb (with --offline where there is no network)")
 
@@ -147,7 +147,7 @@ def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], No
             count += 1
         tracked.finish()
     except wandb.Error as error:
-        raise RunError(f"wandb refused ({error}); run `wandb login`, or add --offline") from error
+        raise RunError(f"wandb failed ({error}); run `wandb login`, or add --offline") from error
     tell(
         f"{run.name}: {count} rows "
         + (f"in {run.path / 'wandb'}; upload with `wandb sync`" if offline else f"in project {project}")

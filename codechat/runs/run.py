@@ -125,7 +125,7 @@ class Run:
     ) -> Run:
         """A new run, or with `resume` the run of that name. `parent` is a reference to the checkpoint it starts from.
 
-        A run whose ranks torchrun restarted (--max-restarts) is resumed whatever the flags say. RunError where the
+        A run whose ranks torchrun restarted (--max-restarts) is resumed, with any flags. RunError where the
         name is in use, another process writes the run, or (resume) its configuration differs. With several ranks: a
         collective, and every rank raises what the first found. A run that is resumed before its first checkpoint
         starts again from step 0; `run.resumed` is then False.

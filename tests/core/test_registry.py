@@ -54,6 +54,6 @@ def test_a_loop_is_found_from_its_configuration(id: str) -> None:
     assert registry.entry_of(cls(**needed)).id == id
 
 
-def test_a_configuration_of_no_loop_is_refused() -> None:
+def test_a_configuration_of_no_loop_is_an_error() -> None:
     with pytest.raises(ConfigError):
         registry.entry_of(RecipeConfig())

@@ -61,7 +61,7 @@ with dist.session() as world:
     except RunError as e:
         assert "is in use" in str(e)
     else:
-        raise AssertionError("both ranks must refuse a name in use")
+        raise AssertionError("both ranks must reject a name in use")
     with dist.session() as inner:
         assert inner == world
 print("rank done")
@@ -84,7 +84,7 @@ def test_two_ranks_agree(tmp_path: Path) -> None:
 
 def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = torch.device("cpu")
-    for wish, native, expected in (
+    for requested, native, expected in (
         (None, True, torch.bfloat16),
         (None, False, torch.float32),
         ("bfloat16", False, torch.bfloat16),
@@ -93,8 +93,8 @@ def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, caps
         dist._dtype.cache_clear()
         monkeypatch.setattr(dist, "_cpu_has_bf16", lambda native=native: native)
         monkeypatch.delenv("CODECHAT_DTYPE", raising=False)
-        if wish:
-            monkeypatch.setenv("CODECHAT_DTYPE", wish)
+        if requested:
+            monkeypatch.setenv("CODECHAT_DTYPE", requested)
         assert dist.compute_dtype(cpu) == dist.compute_dtype(cpu) == expected
         with dist.autocast(cpu):
             assert (nn.Linear(2, 2)(torch.ones(1, 2)).dtype) == expected

@@ -66,7 +66,7 @@ def save(run: Run, step: int, model: nn.Module | None = None, **more: object) ->
 # ---- the same curve
 
 
-def test_resuming_is_bitwise_and_draws_the_same_numbers(run: Run) -> None:
+def test_resuming_is_bitwise_and_samples_the_same_numbers(run: Run) -> None:
     model = tiny()
     optimizer = adamw(model)
     learn(model, optimizer, 5)
@@ -279,7 +279,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(run: Run, runs
 # ---- what cannot be read
 
 
-def test_another_shape_is_refused_with_both(run: Run) -> None:
+def test_another_shape_is_an_error_with_both(run: Run) -> None:
     model = tiny(3)
     save(run, 1, model, optimizers=[adamw(model)])
     wide = tiny(5)
@@ -335,7 +335,7 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_reading_never_executes_and_writing_refuses_what_would_need_it(
+def test_reading_never_executes_and_writing_rejects_what_would_need_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

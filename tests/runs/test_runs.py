@@ -129,7 +129,7 @@ def test_export_reads_rows_in_the_order_of_steps(run: Run) -> None:
     assert [row["step"] for row in tracker_rows(run)] == [1, 2, 2, 3]
 
 
-def test_a_tracker_that_is_missing_or_refuses_is_one_line(
+def test_a_tracker_that_is_missing_or_fails_is_one_line(
     run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(**settings: Any) -> None:

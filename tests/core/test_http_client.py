@@ -1,0 +1,107 @@
+"""The client of a json server: answers, and user errors for all that can go wrong."""
+
+from __future__ import annotations
+
+import http.server
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.core.http_client import Link, NoAnswer, Refused
+
+ANSWERS = {
+    "/v1/models": (200, b'{"data": [{"id": "tiny"}]}'),
+    "/empty": (200, b" "),
+    "/openai": (404, b'{"error": {"message": "no such model"}}'),
+    "/fastapi": (422, b'{"detail": "too long"}'),
+    "/proxy": (502, b"<h1>Bad Gateway</h1>"),
+    "/silent": (500, b""),
+    "/cut": (200, b'{"a": 1'),
+    "/text": (200, b"hello"),
+}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/key":
+            status, body = 200, f'"{self.headers["Authorization"]}"'.encode()
+        else:
+            status, body = ANSWERS[self.path]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body) + (self.path == "/cut")))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_answers_are_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a proxy is not asked for this machine
+    for link in (Link(url), Link(url + "/v1"), Link(url + "/")):
+        assert link.ask("/echo", {"é": [1, None]}) == {"é": [1, None]} and link.ask("/empty") is None
+        assert link.model() == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/openai", 404, "no such model"),
+        ("/fastapi", 422, "too long"),
+        ("/proxy", 502, "Bad Gateway"),
+        ("/silent", 500, "500"),
+    ],
+)
+def test_an_error_of_the_server_keeps_its_status_and_its_words(url: str, path: str, status: int, says: str) -> None:
+    with pytest.raises(Refused, match=says) as e:
+        Link(url).ask(path)
+    again = pickle.loads(pickle.dumps(e.value))  # it is sent to other ranks
+    assert e.value.status == again.status == status and str(again) == str(e.value)
+
+
+@pytest.mark.parametrize("path", ["/cut", "/text"])
+def test_an_answer_that_breaks_off_or_is_not_json(url: str, path: str) -> None:
+    with pytest.raises(NoAnswer, match=url):
+        Link(url).ask(path)
+
+
+def test_no_server_names_the_remedy() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(NoAnswer, match=f"engine answers at {url}.*start one"):
+            Link(url, kind="engine", remedy="start one").ask("/v1/models")
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://x", "http://", "http://[::1", "http://x:port", "http://x:99999"]
+)
+def test_what_is_no_url_names_its_flag(url: str) -> None:
+    with pytest.raises(ConfigError, match="--engine-url"):
+        Link(url, flag="--engine-url")
+
+
+def test_a_key_is_read_from_its_file(url: str, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\nnot this\n")
+    assert Link(url, tmp_path / "key").ask("/key") == "Bearer secret"
+    with pytest.raises(MissingFile, match="absent"):
+        Link(url, tmp_path / "absent")
