@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     modules=[
         "config",
+        "decoding",
         "export",
         "generate",
         "gpt",
@@ -21,6 +22,7 @@ __getattr__, __dir__, __all__ = attach(
         "layers",
         "loading",
         "lora",
+        "lora_settings",
         "optim",
         "original_checkpoint",
         "safetensors_files",

@@ -1,4 +1,4 @@
-"""The architecture as a configuration, and its named sizes. No torch: help, plans and recipes read it too."""
+"""The architecture as a configuration, and its named sizes. No torch: `--help`, the planner and recipes read it too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 
+Schedule = Literal["constant", "cosine", "wsd"]  # of the learning rate: `optim.lr_scale`
 PRESETS: dict[str, dict[str, Any]] = {
     "nano": dict(depth=4, n_embd=192, n_head=3, block_size=512, vocab_size=4096, qk_norm=True),
     "d12": dict(depth=12, n_embd=768, n_head=6, block_size=1024),

@@ -14,8 +14,8 @@ Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 from zlib import crc32
 
@@ -26,14 +26,11 @@ from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import sharding
-from codechat.models import head, latent_attention
+from codechat.models import decoding, head
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, SharedCache
-from codechat.models.layers import Linear, RMSNorm, rope_table, rotate
-
-# On a CPU a product of this many rows or fewer is faster with a transposed weight: for (out, in) torch's BLAS packs the weight anew each time.
-FEW_ROWS = 48
-PACKED_HEAD = 1 << 22  # weights of a head that oneDNN packs
+from codechat.models.latent_attention import LatentAttention
+from codechat.models.layers import RMSNorm, rope_table, rotate
 
 
 class Attention(nn.Module):
@@ -42,8 +39,8 @@ class Attention(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.qkv = Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
-        self.out = Linear(cfg.n_head * cfg.head_dim, cfg.n_embd, bias=False)
+        self.qkv = nn.Linear(cfg.n_embd, (cfg.n_head + 2 * cfg.kv_heads) * cfg.head_dim, bias=cfg.qkv_bias)
+        self.out = nn.Linear(cfg.n_head * cfg.head_dim, cfg.n_embd, bias=False)
         self.q_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
         self.k_norm = RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm else None
 
@@ -76,9 +73,9 @@ class MLP(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.kind = cfg.mlp
-        self.up = Linear(cfg.n_embd, cfg.hidden_width, bias=False)
-        self.gate = Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
-        self.down = Linear(cfg.hidden_width, cfg.n_embd, bias=False)
+        self.up = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False)
+        self.gate = nn.Linear(cfg.n_embd, cfg.hidden_width, bias=False) if cfg.mlp == "swiglu" else None
+        self.down = nn.Linear(cfg.hidden_width, cfg.n_embd, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
@@ -93,7 +90,7 @@ class Block(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
-        self.attn = latent_attention.LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
+        self.attn = LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.mlp = MLP(cfg)
 
@@ -179,26 +176,11 @@ class GPT(nn.Module):
             cache.advance(T, n_new)
         return self.norm(x)
 
-    @contextmanager
-    def decoding(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """For the time of the block, weights that are read once per token lie as a decoder wants them; yields hidden (B, D) -> logits (B, V).
+    def decoding(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
+        """A context in which few rows are fast: weights are copied as decoding reads them; yields hidden (B, D) -> logits (B, V).
 
-        The weights must not change meanwhile, and gradients do not flow. On a CPU only inputs of FEW_ROWS rows or fewer take the copies."""
-        device = self.wte.weight.device
-        dtype = (
-            torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.wte.weight.dtype
-        )
-        layers = [m for m in self.modules() if isinstance(m, Linear)]
-        most_rows = FEW_ROWS if device.type == "cpu" else 1 << 30
-        with torch.no_grad():
-            read_head = _few_rows_head(self.head_weight(), dtype)
-            for layer in layers:
-                layer.turned, layer.most_rows = _turned(layer.weight, dtype), most_rows
-        try:
-            yield lambda hidden: read_head(hidden) if len(hidden) <= most_rows else F.linear(hidden, self.head_weight())
-        finally:
-            for layer in layers:
-                layer.turned = None
+        The weights must not change meanwhile, and no gradient flows through the copies (`models.decoding`)."""
+        return decoding.prepared(self.blocks, self.head_weight)
 
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
         """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on belong to no token: never sample them."""
@@ -247,22 +229,3 @@ class GPT(nn.Module):
         )
         logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in found)
         return logprobs, entropy
-
-
-def _turned(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.to(dtype).t().contiguous()
-
-
-def _few_rows_head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """x (B, D) -> x @ weight.T for few rows. A large float32 head on a CPU is packed by oneDNN, a third faster than transposed where both wait
-    for memory; smaller matrices gain nothing."""
-    if (
-        weight.device.type == "cpu"
-        and dtype == torch.float32
-        and weight.numel() >= PACKED_HEAD
-        and torch.backends.mkldnn.is_available()
-    ):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # torch's own compiler calls these two
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    turned = _turned(weight, dtype)
-    return lambda x: x @ turned

@@ -9,16 +9,12 @@ rotary key.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from codechat.models.config import GPTConfig
+from codechat.models.config import GPTConfig
 
 
 def new_cache(

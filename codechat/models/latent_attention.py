@@ -16,17 +16,13 @@ Shapes: B sequences, T tokens, H heads, E head width, R rotated width, C latent 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import LatentCache, SharedLatentCache
-from codechat.models.layers import Linear, RMSNorm, rotate
-
-if TYPE_CHECKING:
-    from codechat.models.config import GPTConfig
+from codechat.models.layers import RMSNorm, rotate
 
 
 class LatentAttention(nn.Module):
@@ -35,13 +31,13 @@ class LatentAttention(nn.Module):
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         self.cfg, heads = cfg, cfg.n_head
-        self.q_compress = Linear(cfg.n_embd, cfg.q_rank, bias=False) if cfg.q_rank else None
+        self.q_compress = nn.Linear(cfg.n_embd, cfg.q_rank, bias=False) if cfg.q_rank else None
         self.q_norm = RMSNorm(cfg.q_rank, cfg.norm_eps) if cfg.q_rank else None
-        self.query = Linear(cfg.q_rank or cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
-        self.compress = Linear(cfg.n_embd, cfg.cache_width, bias=False)
+        self.query = nn.Linear(cfg.q_rank or cfg.n_embd, heads * (cfg.head_dim + cfg.rope_width), bias=False)
+        self.compress = nn.Linear(cfg.n_embd, cfg.cache_width, bias=False)
         self.kv_norm = RMSNorm(cfg.latent_width, cfg.norm_eps)
-        self.expand = Linear(cfg.latent_width, heads * 2 * cfg.head_dim, bias=False)
-        self.out = Linear(heads * cfg.head_dim, cfg.n_embd, bias=False)
+        self.expand = nn.Linear(cfg.latent_width, heads * 2 * cfg.head_dim, bias=False)
+        self.out = nn.Linear(heads * cfg.head_dim, cfg.n_embd, bias=False)
 
     def forward(
         self,

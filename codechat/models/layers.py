@@ -1,6 +1,6 @@
-"""The layers that attention is made of: linear maps with a copy for decoding, RMSNorm, rotary positions.
+"""RMSNorm and rotary positions.
 
-Left out: what is put together from them (`latent_attention`, `gpt`).
+Left out: attention and blocks (`gpt`, `latent_attention`).
 
 Shapes: B sequences, H heads, T tokens, E rotated width.
 """
@@ -8,25 +8,11 @@ Shapes: B sequences, H heads, T tokens, E rotated width.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from codechat.models.config import GPTConfig
-
-
-class Linear(nn.Linear):
-    """nn.Linear that may hold a copy of its weight for decoding: transposed, in the compute dtype (`GPT.decoding`)."""
-
-    turned: Tensor | None = None  # (in, out)
-    most_rows = 0  # of an input that takes it
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.turned is None or torch.is_grad_enabled() or x.numel() > self.most_rows * x.shape[-1]:
-            return super().forward(x)
-        return x @ self.turned if self.bias is None else x @ self.turned + self.bias
+from codechat.models.config import GPTConfig
 
 
 class RMSNorm(nn.Module):

@@ -25,17 +25,32 @@ from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.distributed import sharding
 from codechat.models import hf_format, safetensors_files
 from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT, Linear
+from codechat.models.gpt import GPT
+from codechat.models.lora_settings import ALPHA, CHOSEN, RANK, TARGETS, check
 from codechat.runs import checkpoint
 
-TARGETS = ("qkv", "out", "gate", "up", "down")
-RANK, ALPHA, CHOSEN = 0, 16.0, ("qkv", "out")  # defaults of the loops; rank 0 = train all weights
+__all__ = [
+    "ALPHA",
+    "CHOSEN",
+    "RANK",
+    "TARGETS",
+    "LoRALinear",
+    "adapted",
+    "adapters",
+    "attach",
+    "check",
+    "load",
+    "load_peft",
+    "merged",
+    "of_checkpoint",
+    "save_peft",
+]
 
 
 class LoRALinear(nn.Module):
     """A frozen linear layer and its low-rank update."""
 
-    def __init__(self, base: Linear, rank: int, alpha: float, rng: torch.Generator) -> None:
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, rng: torch.Generator) -> None:
         super().__init__()
         self.base, self.scale = base.requires_grad_(False), alpha / rank
         device = base.weight.device
@@ -52,18 +67,6 @@ class LoRALinear(nn.Module):
         return self.base.weight + self.scale * self.b @ self.a
 
 
-def check(rank: int, alpha: float, targets: Sequence[str]) -> None:
-    """ConfigError for what `attach` cannot do; rank 0 is allowed and means no adapters."""
-    if rank < 0 or (rank and alpha <= 0):
-        raise ConfigError(
-            f"lora_rank {rank}, lora_alpha {alpha}; the rank must be at least 1 (0 = off) and alpha above 0"
-        )
-    if unknown := [t for t in targets if t not in TARGETS]:
-        raise ConfigError(f"lora_targets {' '.join(unknown)}; required some of {' '.join(TARGETS)}")
-    if rank and not targets:
-        raise ConfigError(f"lora_rank {rank} without targets; set --lora-targets to some of {' '.join(TARGETS)}")
-
-
 def attach(model: GPT, rank: int, alpha: float = ALPHA, targets: Sequence[str] = CHOSEN, seed: int = 0) -> GPT:
     """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 leaves it alone."""
     check(rank, alpha, targets)
@@ -78,7 +81,7 @@ def attach(model: GPT, rank: int, alpha: float = ALPHA, targets: Sequence[str] =
     for block in model.blocks:
         for parent in (block.attn, block.mlp):
             for name in targets:
-                if isinstance(base := getattr(parent, name, None), Linear):
+                if isinstance(base := getattr(parent, name, None), nn.Linear):
                     setattr(parent, name, LoRALinear(base, rank, alpha, rng))
     if not any(adapted(model)):
         raise ConfigError(

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from codechat.core.errors import ConfigError
-
-Schedule = Literal["constant", "cosine", "wsd"]
+from codechat.models.config import Schedule
 
 
 def lr_scale(

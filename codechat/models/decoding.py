@@ -1,0 +1,72 @@
+"""Pre-transposed and packed weights for decoding: what makes one new token per sequence fast.
+
+A product of few rows waits for the weight to arrive from memory. A weight lies as (out, in); torch's CPU library packs it again in every such
+product, and a copy as (in, out) in the compute dtype needs no packing. While `prepared` is open, each linear layer of the blocks reads such a
+copy. A large float32 output head on a CPU is packed once by oneDNN instead, which is a third faster than the transposed copy.
+
+Costs the memory of a second copy of the weights. Left out: quantised copies, operators of our own.
+
+Shapes: B sequences, D width, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FEW_ROWS = 48  # on a CPU only inputs of this many rows or fewer are faster with a copy
+PACKED_HEAD = 1 << 22  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
+
+
+@contextmanager
+def prepared(blocks: nn.Module, head: Callable[[], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Copy the weights of `blocks` and of the output head (V, D), which `head` returns; yields hidden (B, D) -> logits (B, V).
+
+    The copies live until the context closes; the weights must not change meanwhile. With gradients enabled, and on a CPU for inputs of more
+    than FEW_ROWS rows, the weights themselves are read."""
+    weight = head()
+    kind = weight.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    most_rows = FEW_ROWS if kind == "cpu" else 1 << 30
+    layers = [m for m in blocks.modules() if isinstance(m, nn.Linear)]
+    with torch.no_grad():
+        few_rows = _head(weight, dtype)
+        for layer in layers:
+            layer.forward = _forward(layer, dtype, most_rows)  # hides the method of the class
+    try:
+        yield lambda hidden: few_rows(hidden) if len(hidden) <= most_rows else F.linear(hidden, head())
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def _forward(layer: nn.Linear, dtype: torch.dtype, most_rows: int) -> Callable[[Tensor], Tensor]:
+    """`layer.forward` that reads a transposed copy of the weight where it may."""
+    bias, transposed = layer.bias, _transposed(layer.weight, dtype)
+
+    def forward(x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or x.numel() > most_rows * x.shape[-1]:
+            return nn.Linear.forward(layer, x)
+        return x @ transposed if bias is None else x @ transposed + bias
+
+    return forward
+
+
+def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """x (B, D) -> x @ weight.T (B, V) for few rows."""
+    large = weight.numel() >= PACKED_HEAD and dtype == torch.float32
+    if large and weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(
+            weight, 16
+        )  # private, but torch's own compiler calls these two
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    transposed = _transposed(weight, dtype)
+    return lambda x: x @ transposed
+
+
+def _transposed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype).t().contiguous()
