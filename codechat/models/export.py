@@ -3,11 +3,11 @@
     codechat export --ckpt nano/rl --out nano-rl-hf
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
 
-Written: config.json, model.safetensors (one file, bfloat16 or float32), tokenizer.json, tokenizer_config.json, chat_template.jinja,
-generation_config.json. The checkpoint is mapped, not read: one tensor at a time is converted and written. The directory appears whole or not at all.
+Files: config.json, model.safetensors (one file, bfloat16 or float32), tokenizer.json, tokenizer_config.json, chat_template.jinja,
+generation_config.json. The checkpoint is memory-mapped; one tensor at a time is converted and written. The directory appears only when it is whole.
 
-GGUF, by llama.cpp's own converter (its Arcee, Llama, Qwen2 and Qwen3 classes); it knows pre-tokenisers by what they do, so it takes the whole
-GPT-2 vocabulary and those of imported models, and refuses gpt2:N, chars and bytes:
+llama.cpp's converter makes GGUF of it (Arcee, Llama, Qwen2 and Qwen3). The converter recognises pre-tokenisers by their output: it accepts the
+whole GPT-2 vocabulary and those of imported models, and rejects gpt2:N, chars and bytes:
 
     git clone https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
     python llama.cpp/convert_hf_to_gguf.py my-model-hf --outfile my-model.gguf --outtype bf16
@@ -30,11 +30,9 @@ from typing import Literal
 from codechat.core import config
 from codechat.core.atomic_files import write_json
 from codechat.core.config import REQUIRED, opt
-from codechat.core.errors import CheckpointError, ConfigError, RunError, UserError
-from codechat.models import hf_format, hf_tokenizer, safetensors_files
-from codechat.models.config import GPTConfig
+from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.models import hf_format, hf_tokenizer, loading, safetensors_files
 from codechat.runs import checkpoint
-from codechat.text.tokenizer import from_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,10 @@ def export(cfg: ExportConfig) -> Path:
 
 
 def write(cfg: ExportConfig) -> str:
-    """Write the directory; returns what it holds. Refuses before it writes what no Hugging Face class computes."""
+    """Write the directory; returns a line that says what it holds. ConfigError, before anything is written, where no Hugging Face class fits."""
     with fresh_directory(cfg.out, overwrite=cfg.overwrite) as folder:
         ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
-        shape, tokenizer, tags = _about(ckpt)
+        shape, tokenizer, tags = loading.describe(ckpt)
         eos = hf_tokenizer.end_ids(tokenizer, tags)
         about = hf_format.to_hf(shape, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
         texts = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
@@ -70,27 +68,17 @@ def write(cfg: ExportConfig) -> str:
     return f"{cfg.out}: {about['architectures'][0]}, {shape.n_params:,} parameters, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
 
 
-def _about(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, hf_tokenizer.Tokenizer, str]:
-    if not ckpt.meta.get("model_config") or not ckpt.meta.get("tokenizer"):
-        raise CheckpointError(
-            f"{ckpt.path} holds a {ckpt.meta.get('model')} without model_config or tokenizer; "
-            "export the checkpoint of a language model"
-        )
-    shape = config.from_dict(GPTConfig, ckpt.meta["model_config"], where=str(ckpt.path / "meta.json"))
-    return shape, from_dict(ckpt.meta["tokenizer"]), ckpt.meta.get("tags", "reserved")
-
-
 @contextmanager
 def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A directory to fill, which becomes `out` at the end of the block; on any error nothing of it stays, and an earlier `out` is as it was."""
+    """A directory to fill, which becomes `out` when the context closes. On any error it is removed and an earlier `out` stays as it was."""
     out = out.resolve()
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; a directory is made there; choose another name")
+        raise ConfigError(f"--out {out} is a file; a free name is required; choose another")
     there = out.is_dir() and any(out.iterdir())
     if there and not (out / "config.json").is_file():
-        raise ConfigError(f"--out {out} holds other files; a name that is free is required; choose another")
+        raise ConfigError(f"--out {out} holds other files; a free name is required; choose another")
     if there and not overwrite:
-        raise ConfigError(f"--out {out} is there already; set --overwrite to replace it, or choose another name")
+        raise ConfigError(f"--out {out} exists; set --overwrite to replace it, or choose another name")
     fresh, former = (out.with_name(f".{out.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
     try:
         fresh.mkdir(parents=True)
@@ -103,9 +91,7 @@ def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
         if former.exists() and not out.exists():
             os.rename(former, out)
         if isinstance(error, OSError) and not isinstance(error, UserError):
-            raise RunError(
-                f"{out} cannot be written ({error}); free space or change permissions; nothing was left there"
-            ) from error
+            raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
         raise
     shutil.rmtree(former, ignore_errors=True)
 

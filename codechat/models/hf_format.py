@@ -1,21 +1,21 @@
-"""Hugging Face in and out: which class computes what a `GPTConfig` describes, its config.json, and which of its tensors is which of ours.
+"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, and which of its tensors is which of ours.
 
     Arcee    squared ReLU (our default)
     Llama    swiglu
     Qwen2    swiglu, qkv_bias
     Qwen3    swiglu, qk_norm
 
-All with rotary positions (Llama 3.1's scaling included), grouped heads or not, tied or not. `Piece` is one row range of one of our tensors:
-export reads it, import fills it, so that the two cannot disagree. transformers is never imported: a directory is json and safetensors.
+All have rotary positions (Llama 3.1's scaling included); heads may be grouped and the output head tied. A `Piece` is a range of rows of one of
+our tensors: export reads it and import fills it, so the two agree. transformers is never imported: a directory is json and safetensors.
 
-Left out: classes beyond these four, and what is no part of them (learned positions, GELU, sliding windows, biases elsewhere, quantised weights):
-refused by name. Quantising and GGUF are llama.cpp's: `codechat export --help` has the commands.
+Left out: other classes, and settings that these four do not have (learned positions, GELU, sliding windows, biases elsewhere, quantised weights);
+an error names them. llama.cpp quantises and writes GGUF: `codechat export --help` has the commands.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False)),
     "qwen3": Family("Qwen3ForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=True)),
 }
-# What our classes do not compute, wherever a config.json asks for it: the setting, and the values that ask for nothing.
+# Settings of a config.json that our model does not have, and the values that change nothing.
 UNSUPPORTED = {
     "attention_bias": (None, False),
     "mlp_bias": (None, False),
@@ -65,18 +65,15 @@ def family_of(cfg: GPTConfig) -> str:
     """The key of FAMILIES whose class computes what cfg describes; ConfigError where none does."""
     found = [name for name, family in FAMILIES.items() if all(getattr(cfg, k) == v for k, v in family.options.items())]
     if not found or cfg.pos != "rope" or not cfg.causal or cfg.attention != "mha":
-        shown = ", ".join(
-            f"{k}={getattr(cfg, k)}" for k in ("pos", "mlp", "qkv_bias", "qk_norm", "causal", "attention")
-        )
+        names = ("pos", "mlp", "qkv_bias", "qk_norm", "causal", "attention")
         raise ConfigError(
-            f"no Hugging Face class computes {shown}; it takes causal rotary multi-head models with mlp=relu2 and neither qkv_bias nor qk_norm, "
-            "or mlp=swiglu and at most one of them; train such a model, or use this one through --ckpt"
+            f"no Hugging Face class computes {', '.join(f'{name}={getattr(cfg, name)}' for name in names)}; required is a causal rotary "
+            "multi-head model with mlp=relu2 and neither qkv_bias nor qk_norm, or with mlp=swiglu and at most one of them; "
+            "train such a model, or use this one through --ckpt"
         )
     if found[0] in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
-        raise ConfigError(
-            f"{FAMILIES[found[0]].architecture} requires n_embd {cfg.n_embd} to be a multiple of n_head {cfg.n_head}; "
-            "train such a model"
-        )
+        name = FAMILIES[found[0]].architecture
+        raise ConfigError(f"n_embd {cfg.n_embd}; {name} requires a multiple of n_head {cfg.n_head}; train such a model")
     return found[0]
 
 
@@ -90,6 +87,10 @@ class Piece(NamedTuple):
     ours: str
     start: int = 0
     stop: int | None = None
+
+    def rows(self, shape: torch.Size) -> int:
+        """How many rows of our tensor, which has this shape, it is."""
+        return len(range(*slice(self.start, self.stop).indices(shape[0])))
 
 
 def pieces(cfg: GPTConfig) -> Iterator[Piece]:
@@ -117,41 +118,42 @@ def _block(cfg: GPTConfig, theirs: str, ours: str) -> Iterator[Piece]:
 
 
 def entries(cfg: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[Entry]:
-    """What `tensor_files.write` takes: each tensor under their name, cut out of ours when its turn comes."""
+    """What `safetensors_files.write` takes: each tensor under their name, cut out of ours when its turn comes."""
     with torch.device("meta"):
-        shapes = {name: p.shape for name, p in GPT(cfg).named_parameters()}  # asking `state` would read every tensor
-    for theirs, ours, start, stop in pieces(cfg):
-        rows = shapes[ours][0] if stop is None else stop
-        yield Entry(
-            theirs, (rows - start, *shapes[ours][1:]), lambda ours=ours, start=start, rows=rows: state[ours][start:rows]
-        )
+        shapes = {name: p.shape for name, p in GPT(cfg).named_parameters()}  # `state` would read every tensor
+    for p in pieces(cfg):
+        shape = (p.rows(shapes[p.ours]), *shapes[p.ours][1:])
+        yield Entry(p.theirs, shape, lambda p=p: state[p.ours][p.start : p.stop])
 
 
 @torch.no_grad()
-def read_model(cfg: GPTConfig, weights: Weights) -> GPT:
-    """A model of cfg with these weights, in float32; one tensor of the files is read at a time. CheckpointError names what does not fit."""
+def read_model(
+    cfg: GPTConfig, weights: Mapping[str, Tensor], places: Iterable[Piece] | None = None, source: str = "config.json"
+) -> GPT:
+    """A model of cfg in float32 whose `places` (default: `pieces`) are these weights and whose other rows are zero; it reads one tensor at a time.
+
+    CheckpointError names what does not fit; source: where cfg was read."""
+    places = list(pieces(cfg) if places is None else places)
     with torch.device("meta"):
         model = GPT(cfg)
-    wanted, ours = list(pieces(cfg)), dict(model.named_parameters())
-    problems = [f"{p.theirs} is missing" for p in wanted if p.theirs not in weights]
-    problems += [
-        f"{name} is not part of the architecture"
-        for name in sorted(weights.keys() - {p.theirs for p in wanted})
-        if not name.endswith(IGNORED)
-    ]
-    for p in wanted:
-        shape = (len(range(*slice(p.start, p.stop).indices(ours[p.ours].shape[0]))), *ours[p.ours].shape[1:])
-        if p.theirs in weights and weights.shape(p.theirs) != shape:
-            problems.append(f"{p.theirs} is {weights.shape(p.theirs)}, config.json makes it {shape}")
+    ours = {name: p.shape for name, p in model.named_parameters()}
+    found = weights.shapes if isinstance(weights, Weights) else {name: tuple(t.shape) for name, t in weights.items()}
+    expected = {p.theirs: (p.rows(ours[p.ours]), *ours[p.ours][1:]) for p in places}
+    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    foreign = [name for name in found.keys() - expected.keys() if not name.endswith(IGNORED)]
+    problems += [f"{name} is not part of the architecture" for name in foreign]
+    wrong = [name for name in expected.keys() & found.keys() if found[name] != expected[name]]
+    problems += [f"{name} is {found[name]}, required is {expected[name]}" for name in wrong]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointError(
-            f"the weights do not fit config.json: {'; '.join(sorted(problems)[:3])}{more}; use the files of one model"
-        )
+        shown = "; ".join(sorted(problems)[:3]) + more
+        raise CheckpointError(f"the weights do not fit {source}: {shown}; use the files of one model")
     model.to_empty(device="cpu")
-    ours = dict(model.named_parameters())
-    for p in wanted:
-        ours[p.ours][p.start : p.stop].copy_(weights[p.theirs])
+    parameters = dict(model.named_parameters())
+    for p in parameters.values():
+        p.zero_()
+    for p in places:
+        parameters[p.ours][p.start : p.stop].copy_(weights[p.theirs])
     return model.eval()
 
 
@@ -194,9 +196,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a directory."""
     path = directory / "config.json"
     if not path.is_file():
-        raise MissingFile(
-            f"{directory} holds no config.json; give the directory of a Hugging Face model (`codechat download MODEL` fetches one)"
-        )
+        raise MissingFile(f"{directory} holds no config.json; `codechat download MODEL` fetches a directory that does")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -207,14 +207,13 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
-    """The GPTConfig of a config.json. vocab_size: ids of its tokenizer, at most its embedding rows; the rows beyond stay, owned by nobody.
+    """The GPTConfig of a config.json. vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding.
 
-    ConfigError names a class or a setting that is not computed here."""
+    ConfigError names a class or a setting that our model does not have."""
     family = FAMILIES.get(config.get("model_type", ""))
     if family is None:
-        raise ConfigError(
-            f"config.json is of a {config.get('model_type')!r} model; {', '.join(FAMILIES)} can be imported; choose one of these"
-        )
+        kind = config.get("model_type")
+        raise ConfigError(f"config.json has model_type {kind!r}; required is one of {', '.join(FAMILIES)}")
     _check_supported(config, family)
     try:
         rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
@@ -225,7 +224,7 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
     if vocab_size + n_tags > rows:
         raise ConfigError(
-            f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows; use the tokenizer of this model"
+            f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows; use this model's tokenizer"
         )
     head_dim = config.get("head_dim") or (128 if config["model_type"] == "qwen3" else width // heads)
     kv_heads = config.get("num_key_value_heads") or heads
@@ -248,15 +247,15 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
 
 
 def _check_supported(config: Mapping[str, Any], family: Family) -> None:
-    refused = {key: config[key] for key, harmless in UNSUPPORTED.items() if config.get(key) not in harmless}
+    unsupported = {key: config[key] for key, harmless in UNSUPPORTED.items() if config.get(key) not in harmless}
     if config.get("hidden_act", family.act) != family.act:
-        refused["hidden_act"] = config["hidden_act"]
+        unsupported["hidden_act"] = config["hidden_act"]
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        refused["layer_types"] = sorted(set(config["layer_types"]))
-    if refused:
-        shown = ", ".join(f"{key}={str(value)[:60]}" for key, value in refused.items())
+        unsupported["layer_types"] = sorted(set(config["layer_types"]))
+    if unsupported:
+        shown = ", ".join(f"{key}={str(value)[:60]}" for key, value in unsupported.items())
         raise ConfigError(
-            f"config.json sets {shown}; the model here computes {family.architecture} without; choose another model"
+            f"config.json sets {shown}; our {family.architecture} has no such setting; choose another model"
         )
 
 
@@ -269,12 +268,11 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
         return theta
     if kind != "llama3":
         raise ConfigError(
-            f"config.json scales its positions by {found}; rope_type default and llama3 are computed here; choose another model"
+            f"config.json has positions {found}; required is rope_type default or llama3; choose another model"
         )
     try:
         return theta | {ours: type(getattr(GPTConfig, ours))(found[theirs]) for theirs, ours in ROPE_KEYS.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"config.json has rope_type llama3 without a number that it needs ({error!r}); "
-            "use the file that came with the weights"
+            f"config.json has rope_type llama3 and lacks a number ({error!r}); use the file that came with the weights"
         ) from None

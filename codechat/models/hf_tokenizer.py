@@ -1,14 +1,14 @@
 """Our tokenizers and conversations as Hugging Face files: tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json.
 
-Ids are those of `tokenizer.encode`, and of `chat.render` and `chat.prompt` where the template renders a conversation. `chat` tokenises tags,
-line ends and contents apart; a template can only give one text. So the tokenizer cuts that text again: its normaliser puts the mark `CUT` where
+The ids equal those of `tokenizer.encode`, and of `chat.render` and `chat.prompt` where the template renders a conversation. `chat` tokenises tags,
+line ends and contents apart, but a template yields one text. So the tokenizer cuts that text again: its normaliser puts the mark `CUT` where
 `chat` begins a new piece, and its pre-tokeniser splits there and drops the mark. Reserved tags are added special tokens with the ids of their rows.
 
-The template refuses what one text cannot say and `chat.render` may: content that spells a turn tag or, outside assistant turns, <functioncall>.
-The role "tool" is accepted for "function". In text mode plain text that holds a tag is cut like a conversation.
+The template raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>. `chat.render` accepts
+these with reserved tags. The role "tool" is accepted for "function". In text mode plain text that holds a tag is cut like a conversation.
 
 Left out: tools and tool_calls arguments of templates (put the text of `chat.tools_prompt` into the system message); characters outside a
-`chars:` alphabet (they vanish there, `encode` refuses them); cutting runs of 50,000 blanks. In text mode <|end|> is several tokens, so
+`chars:` alphabet (dropped there; `encode` raises); cutting runs of 50,000 blanks. In text mode <|end|> is several tokens, so
 `generate` needs stop_strings=["<|end|>"] and its tokenizer.
 """
 
@@ -24,7 +24,10 @@ from codechat.text.imported_tokenizer import ImportedTokenizer, byte_letters
 from codechat.text.tokenizer import END_OF_TEXT, BpeTokenizer, TableTokenizer, Tokenizer
 from codechat.text.tool_calls import CALL_TAG, TAGS
 
-CUT = "\ufdd0\ufdd1"  # two noncharacters: Unicode keeps them for uses like this, no text holds them
+# Settings of the BPE model, all off.
+_DEFAULTS = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+_DEFAULTS |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+CUT = "\ufdd0\ufdd1"  # two Unicode noncharacters, which occur in no text
 
 TEMPLATE = """\
 {%- set tag_of = HEADS -%}
@@ -45,15 +48,11 @@ TEMPLATE = """\
 
 
 def chat_template() -> str:
-    """The jinja template of `chat`'s layout; the same text in both tag modes, since only the tokenizer tells them apart."""
-    text = TEMPLATE.replace("HEADS", json.dumps({**TAG_OF, "tool": TAG_OF["function"]})).replace(
-        "ROLES", ", ".join(TAG_OF)
-    )
-    return (
-        text.replace("TURN_TAGS", json.dumps([t for t in TAGS if t != CALL_TAG]))
-        .replace("CALL_TAG", CALL_TAG)
-        .replace("END_TAG", END_TAG)
-    )
+    """The jinja template of `chat`'s layout: one text for both tag modes, since only the tokenizer tells them apart."""
+    heads = json.dumps({**TAG_OF, "tool": TAG_OF["function"]})
+    text = TEMPLATE.replace("HEADS", heads).replace("ROLES", ", ".join(TAG_OF))
+    text = text.replace("TURN_TAGS", json.dumps([t for t in TAGS if t != CALL_TAG]))
+    return text.replace("CALL_TAG", CALL_TAG).replace("END_TAG", END_TAG)
 
 
 def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
@@ -63,53 +62,35 @@ def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
 
 
 def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
-    """{file name: text}. rows: of the embedding; those that no id of the tokenizer names are never to be generated."""
-    if isinstance(tokenizer, ImportedTokenizer):
-        return _its_own(tokenizer, tags, block_size=block_size, rows=rows)
-    reserved = tags == "reserved"
-    ids, eos = end_ids(tokenizer, tags), END_TAG if reserved else END_OF_TEXT
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": block_size,
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,
-        "bos_token": END_OF_TEXT,
-        "eos_token": eos,
-        "pad_token": END_OF_TEXT,
-    }
-    named = tokenizer.n_vocab + (len(TAGS) if reserved else 0)
-    return {
-        "tokenizer.json": _text(tokenizer_json(tokenizer, tags)),
-        "tokenizer_config.json": _text(config),
-        "chat_template.jinja": chat_template(),
-        "generation_config.json": _generation(tokenizer.eot_id, ids, named, rows),
-    }
+    """{file name: text}. rows: of the embedding; rows that no id of the tokenizer has are never generated.
 
-
-def _generation(eot_id: int, eos_ids: list[int], named: int, rows: int) -> str:
-    found = {"bos_token_id": eot_id, "eos_token_id": eos_ids, "pad_token_id": eot_id}
-    return _text(found | ({"suppress_tokens": list(range(named, rows))} if named < rows else {}))
-
-
-def _its_own(tokenizer: ImportedTokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
-    """The files that an imported tokenizer came with; its ids keep their meaning only with its own template."""
-    if tags != chat.TEMPLATE and tags != "text":
+    ConfigError for an imported tokenizer with reserved tags: its ids keep their meaning only with its own template, or with tags as text."""
+    imported, reserved = isinstance(tokenizer, ImportedTokenizer), tags == "reserved"
+    if imported and reserved:
         raise ConfigError(
-            f"tags {tags!r} were added to the imported tokenizer {tokenizer.spec}; export takes its own template or tags as text"
+            f"tags reserved with the imported tokenizer {tokenizer.spec}; required are tags template or text"
         )
+    end = END_TAG if reserved else END_OF_TEXT
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
-        **tokenizer.saved["special"],
+        **(
+            tokenizer.saved["special"]
+            if imported
+            else dict(bos_token=END_OF_TEXT, eos_token=end, pad_token=END_OF_TEXT)
+        ),
     }
-    template = chat_template() if tags == "text" else tokenizer.template
+    eot, named = tokenizer.eot_id, tokenizer.n_vocab + (len(TAGS) if reserved else 0)
+    generation = {"bos_token_id": eot, "eos_token_id": end_ids(tokenizer, tags), "pad_token_id": eot}
+    if named < rows:
+        generation["suppress_tokens"] = list(range(named, rows))
     return {
-        "tokenizer.json": tokenizer.saved["json"],
+        "tokenizer.json": tokenizer.saved["json"] if imported else _text(tokenizer_json(tokenizer, tags)),
         "tokenizer_config.json": _text(config),
-        "chat_template.jinja": template or "",
-        "generation_config.json": _generation(tokenizer.eot_id, end_ids(tokenizer, tags), tokenizer.n_vocab, rows),
+        "chat_template.jinja": tokenizer.template or "" if tags == chat.TEMPLATE else chat_template(),
+        "generation_config.json": _text(generation),
     }
 
 
@@ -117,7 +98,7 @@ def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
     """The `tokenizers` package's own file."""
     if not isinstance(tokenizer, (BpeTokenizer, TableTokenizer)):
         raise ConfigError(
-            f"tokenizer {tokenizer.spec} has no tokenizer.json of ours; gpt2, gpt2:N, python:N, chars and bytes have"
+            f"tokenizer {tokenizer.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars and bytes do"
         )
     letters = isinstance(tokenizer, TableTokenizer) and tokenizer.alphabet is not None
     bpe = isinstance(tokenizer, BpeTokenizer)
@@ -133,17 +114,7 @@ def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut] if letters else [cut, byte_level]},
         "post_processor": None,
         "decoder": {"type": "Fuse"} if letters else byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            **_vocabulary(tokenizer),
-        },
+        "model": {"type": "BPE", **_DEFAULTS, **_vocabulary(tokenizer)},
     }
 
 
@@ -164,16 +135,9 @@ def _cuts(tags: str) -> list[tuple[str, str]]:
 
 
 def _added(token: int, content: str) -> dict[str, Any]:
-    # normalized: taken out after the normaliser ran, which looks for tags beside line ends
-    return {
-        "id": token,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": True,
-        "special": True,
-    }
+    # normalized: matched after the normaliser ran, which looks for tags beside line ends
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
+    return {"id": token, "content": content, **flags}
 
 
 def _replace(text: str, by: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`codechat import`: weights that others trained become a run, to be named by --ckpt and --init-from like our own.
+"""`codechat import`: weights trained elsewhere become a run, which --ckpt and --init-from take like our own.
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
     codechat import qwen --run-name qwen
@@ -7,11 +7,11 @@
     codechat import old/latest.pt --run-name old
 
 Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the original system's .pt files
-(learned positions, GELU; original.py lists their names). Weights become float32, one tensor at a time. An imported model keeps its own tokenizer
-and chat template ("template"); without one, or with --tags text, our tags are plain text; --tags reserved takes six of the embedding rows that no
-token owns, which SFT must then teach.
+(learned positions, GELU; `original_checkpoint` lists their names). Weights become float32, one tensor at a time. An imported model keeps its own
+tokenizer and chat template ("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding
+rows of the embedding for them, which SFT must then teach.
 
-Everything is read before the run is made: what does not fit leaves nothing behind.
+Everything is read before the run is made, so an error leaves no run behind.
 
 Left out: PyTorch .bin files (they execute code), quantised weights, tokenizer.model without tokenizer.json.
 """
@@ -45,7 +45,7 @@ class ImportConfig:
     tokenizer: str | None = opt(None, "tokenizer; none = the directory's own, gpt2 for a .pt file")
     tags: Literal["template", "reserved", "text"] | None = opt(
         None,
-        "turns: the model's chat template, our tags in rows of nobody, or as text; none = the template if there is one, else text",
+        "turns: the model's chat template, our tags in unused padding rows, or as text; none = the template if there is one, else text",
     )
     overwrite: bool = opt(False, "replace a run of this name", identity=False)
 
@@ -73,7 +73,8 @@ def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
     found = hf_format.read_config(cfg.source)
     tok = tokenizer.load(cfg.tokenizer or f"hf:{cfg.source}")
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
-    _check_tags(tok, tags)
+    if tags == chat.TEMPLATE:
+        chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
     shape = hf_format.from_hf(found, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
     with Weights(cfg.source) as weights:
         return hf_format.read_model(shape, weights), tok, tags, 0
@@ -81,16 +82,10 @@ def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
 
 def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
     if cfg.tags not in (None, "text"):
-        raise ConfigError(f"--tags {cfg.tags} with a .pt file; the original's tags are text; leave --tags out")
+        raise ConfigError(f"--tags {cfg.tags} with a .pt file; required is text; leave --tags out")
     tok = tokenizer.load(cfg.tokenizer or "gpt2")
     model, step = original_checkpoint.read(cfg.source, tok.n_vocab)
     return model, tok, "text", step
-
-
-def _check_tags(tok: Any, tags: str) -> None:
-    """A template that cannot be masked is refused now rather than in training."""
-    if tags == "template":
-        chat.stop_sequences(tok, tags)
 
 
 def main(argv: list[str] | None = None) -> int:

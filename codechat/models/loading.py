@@ -1,4 +1,4 @@
-"""A checkpoint as something that can be used: the model, its tokenizer, its kind of tags."""
+"""A checkpoint as a model that can be used, with its tokenizer and its kind of tags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codechat.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to use, with the tokenizer and the kind of tags it was trained with."""
+    """A model in evaluation mode, with the tokenizer and the kind of tags it was trained with."""
 
     model: GPT
     tokenizer: Tokenizer
@@ -28,24 +28,21 @@ class LoadedModel:
     path: Path
 
 
-# ---- state
+def describe(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, Tokenizer, str]:
+    """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds no language model."""
+    meta = ckpt.meta
+    if not meta.get("model_config") or not meta.get("tokenizer"):
+        raise CheckpointError(
+            f"{ckpt.path} holds a {meta.get('model')} without model_config or tokenizer; a language model is required"
+        )
+    shape = config.from_dict(GPTConfig, meta["model_config"], where=str(ckpt.path / "meta.json"))
+    return shape, tokenizer.from_dict(meta["tokenizer"]), meta.get("tags", "reserved")
 
 
 def load_model(ref: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
-    """The model of a checkpoint in evaluation mode, its tokenizer and its kind of tags."""
-
+    """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory."""
     ckpt = checkpoint.load(ref, map_location=device, optimizer=False)
-    if not ckpt.meta.get("model_config") or not ckpt.meta.get("tokenizer"):
-        raise CheckpointError(
-            f"{ckpt.path} holds a {ckpt.meta.get('model')} without model_config or tokenizer; "
-            "it can be resumed, not used"
-        )
-    model = GPT(config.from_dict(GPTConfig, ckpt.meta["model_config"], where=str(ckpt.path / "meta.json"))).to(device)
+    shape, tok, tags = describe(ckpt)
+    model = GPT(shape).to(device)
     checkpoint.restore(ckpt, model)
-    return LoadedModel(
-        model.eval(),
-        tokenizer.from_dict(ckpt.meta["tokenizer"]),
-        ckpt.meta.get("tags", "reserved"),
-        ckpt.meta,
-        ckpt.path,
-    )
+    return LoadedModel(model.eval(), tok, tags, ckpt.meta, ckpt.path)

@@ -4,8 +4,8 @@
     header     json {name: {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]}}, padded with spaces to a multiple of 8
     data       the tensors, without gaps, in the order of the header
 
-Shapes are known before the first tensor is made, so the header is written first and no more than one converted tensor is ever held.
-The package `safetensors` reads (it maps the file and checks the header); its writer wants every tensor at once, hence our own.
+The package `safetensors` reads: it maps the file and checks the header. Its writer, also below `huggingface_hub.save_torch_state_dict`, holds
+every converted tensor of a shard in memory. All shapes are known beforehand, so `write` writes the header first and holds one converted tensor.
 
 Left out: quantised dtypes, writing shards (one file of any size loads everywhere).
 """
@@ -29,7 +29,7 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Entry(NamedTuple):
-    """A tensor to write: `make` gives it when its turn comes."""
+    """A tensor to write; `make` is called when its turn comes."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,35 +56,27 @@ def write(path: Path, entries: Iterable[Entry], dtype: str) -> int:
 
 def _bytes(entry: Entry, kind: torch.dtype) -> memoryview:
     tensor = entry.make().detach()
-    assert tuple(tensor.shape) == tuple(entry.shape), (
-        f"{entry.name} is {tuple(tensor.shape)}, announced as {entry.shape}"
-    )
+    assert tuple(tensor.shape) == tuple(entry.shape), f"{entry.name}: {tuple(tensor.shape)}, not {entry.shape}"
     return memoryview(tensor.to("cpu", kind).contiguous().flatten().view(torch.uint8).numpy())
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors of a directory, by name; each is read when it is asked for. `with Weights(directory) as weights:` closes the files."""
+    """The tensors of a directory by name, each read when it is accessed. `with Weights(directory) as weights:` closes the files."""
 
     def __init__(self, directory: Path) -> None:
-        self._stack, self._place = ExitStack(), dict[str, Any]()
-        try:
+        self._place: dict[str, Any] = {}  # the open file of each tensor
+        self.shapes: dict[str, tuple[int, ...]] = {}  # from the headers
+        with ExitStack() as stack:
             for path, names in _files(directory):
-                self._open(path, names)
-        except BaseException:  # what is open is closed; raised again
-            self._stack.close()
-            raise
-
-    def _open(self, path: Path, names: list[str] | None) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            file = self._stack.enter_context(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is no whole safetensors file ({error}); download it again") from None
-        found = set(file.keys())
-        if missing := [name for name in names or () if name not in found]:
-            raise CheckpointError(f"{path} lacks {missing[0]}, which {INDEX} promises; download the directory again")
-        self._place.update(dict.fromkeys(names or sorted(found), file))
+                file = stack.enter_context(_opened(path))
+                found = sorted(file.keys()) if names is None else names
+                if missing := set(found) - set(file.keys()):
+                    raise CheckpointError(
+                        f"{path} lacks {min(missing)}, which {INDEX} names; download the directory again"
+                    )
+                self._place |= dict.fromkeys(found, file)
+                self.shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in found}
+            self._stack = stack.pop_all()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._place[name].get_tensor(name)
@@ -95,16 +87,21 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._place)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header alone."""
-        return tuple(self._place[name].get_slice(name).get_shape())
-
     def __enter__(self) -> Weights:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._place.clear()
         self._stack.close()
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file ({error}); download it again") from None
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, list[str] | None]]:
@@ -114,7 +111,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, list[str] | None]]:
         return
     if not (directory / INDEX).is_file():
         raise MissingFile(
-            f"{directory} holds neither {ONE_FILE} nor {INDEX}; give the directory of a model with safetensors weights"
+            f"{directory} holds neither {ONE_FILE} nor {INDEX}; give a directory with safetensors weights"
         )
     try:
         table = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
@@ -123,9 +120,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, list[str] | None]]:
         raise CheckpointError(f"{directory / INDEX} is damaged ({error!r}); download it again") from None
     for shard, names in shards.items():
         if Path(shard).name != shard:
-            raise CheckpointError(f"{directory / INDEX} names {shard!r}; a shard lies in the same directory")
+            raise CheckpointError(f"{directory / INDEX} names {shard!r}; shards must be files of the same directory")
         if not (directory / shard).is_file():
-            raise MissingFile(
-                f"{directory / shard} is missing; {INDEX} names {len(shards)} shards; `codechat download` fetches what is not there yet"
-            )
+            raise MissingFile(f"{directory / shard} is missing; {INDEX} names it; `codechat download` fetches the rest")
         yield directory / shard, names

@@ -86,22 +86,22 @@ def test_only_matrix_products_count_as_flops() -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(depth=0), "depth is 0"),
-        (dict(n_embd=30), "n_embd 30 must be a multiple of n_head 4"),
-        (dict(n_kv_head=3), "n_head 4 must be a multiple of n_kv_head 3"),
-        (dict(n_embd=12), "head width.*3"),
-        (dict(rows=95), r"rows 95 must hold vocab_size \+ n_tags = 96"),
+        (dict(depth=0), "depth.* 0"),
+        (dict(n_embd=30), "n_embd 30.*n_head 4"),
+        (dict(n_kv_head=3), "n_head 4.*n_kv_head 3"),
+        (dict(n_embd=12), "n_embd.*3"),
+        (dict(rows=95), "rows 95.*vocab_size.*96"),
         (dict(rope_factor=0.5), "rope_factor 0.5"),
-        (dict(rope_low=4.0), "0 < rope_low < rope_high"),
+        (dict(rope_low=4.0), "rope_low 4"),
     ],
 )
-def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:
+def test_impossible_shapes_raise(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**change)
 
 
-def test_a_sequence_beyond_the_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match="25 tokens.*block_size is 24"):
+def test_a_sequence_beyond_the_block_raises() -> None:
+    with pytest.raises(ConfigError, match="25 .*block_size.* 24"):
         GPT(config())(random_ids(1, 25))
 
 

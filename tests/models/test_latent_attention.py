@@ -133,11 +133,11 @@ def test_the_cache_holds_a_latent_and_a_rotary_key_and_nothing_else() -> None:
     assert mla.cache_width == 512 + 64 and paper.cache_width / mla.cache_width == pytest.approx(56.9, abs=0.1)
 
 
-def test_a_full_cache_is_refused() -> None:
+def test_a_full_cache_raises() -> None:
     model = random_model()
     cache = kv_cache.new_cache(model.cfg, 1, 3)
     model(random_ids(1, 3), cache=cache)
-    with pytest.raises(ConfigError, match="token 4 of rows with room for 3"):
+    with pytest.raises(ConfigError, match="4.* 3"):
         model(random_ids(1, 1), cache=cache)
 
 
@@ -153,7 +153,7 @@ def test_a_full_cache_is_refused() -> None:
         (dict(head_width=6), "rotated width 3"),
     ],
 )
-def test_impossible_shapes_are_refused(change: dict[str, Any], message: str) -> None:
+def test_impossible_shapes_raise(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shape(**change)
 
@@ -186,10 +186,10 @@ def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Any) -> None:
     assert again.cfg == model.cfg and torch.equal(again(ids), model(ids))
 
 
-def test_what_cannot_hold_it_says_so() -> None:
-    with pytest.raises(ConfigError, match="no Hugging Face class computes .*attention=mla"):
+def test_export_and_adapters_name_the_attention() -> None:
+    with pytest.raises(ConfigError, match="attention=mla"):
         hf_format.family_of(shape())
-    with pytest.raises(ConfigError, match="lora_targets qkv name no matrix of a model with attention mla"):
+    with pytest.raises(ConfigError, match="lora_targets qkv.* mla"):
         lora.attach(GPT(shape()), 2, targets=("qkv",))
     assert len(list(lora.adapted(lora.attach(GPT(shape()), 2, targets=("qkv", "out"))))) == 2
 

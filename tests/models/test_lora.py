@@ -136,8 +136,8 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     )
 
 
-def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no adapters"):
+def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--lora-rank"):
         lora.save_peft(made(), tmp_path)
     with pytest.raises(MissingFile, match="adapter_config.json"):
         lora.load_peft(made(), tmp_path)
@@ -146,14 +146,14 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_file(
         {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}, tmp_path / "adapter_model.safetensors"
     )
-    with pytest.raises(CheckpointError, match=r"layers\.7.*no place"):
+    with pytest.raises(CheckpointError, match=r"layers\.7"):
         lora.load_peft(made(), tmp_path)
-    with pytest.raises(CheckpointError, match="do not fit.*--lora-rank"):
+    with pytest.raises(CheckpointError, match="--lora-rank"):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))
     for how, message in (
         (dict(rank=-1), "lora_rank -1"),
-        (dict(rank=2, alpha=0.0), "alpha above 0"),
-        (dict(rank=2, targets=("q",)), "some of qkv out"),
+        (dict(rank=2, alpha=0.0), "lora_alpha 0.0"),
+        (dict(rank=2, targets=("q",)), "lora_targets q;.*qkv out"),
     ):
         with pytest.raises(ConfigError, match=message):
             lora.attach(made(), **how)
@@ -208,7 +208,7 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
     again = lora.load_peft(loading.load_model("start").model, home / "adapter").state_dict()
     for name, tensor in a.items():
         torch.testing.assert_close(again[name], tensor, atol=1e-6, rtol=1e-5)
-    with pytest.raises(CheckpointError, match="holds no adapters"):
+    with pytest.raises(CheckpointError, match="--lora-rank"):
         lora.of_checkpoint("start")
     assert set(checkpoint.load(whole.path).extra["lora"]) == {
         f"blocks.{i}.{m}.{p}" for i in (0, 1) for m in ("attn.qkv", "mlp.up") for p in "ab"

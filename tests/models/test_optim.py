@@ -47,7 +47,7 @@ def test_decay_share_moves_the_start_of_the_decay() -> None:
     assert [lr_scale(s, max_steps=100, schedule="wsd", decay_share=0.1) for s in (90, 95)] == pytest.approx([1.0, 0.5])
 
 
-def test_an_unknown_schedule_is_refused() -> None:
+def test_an_unknown_schedule_raises() -> None:
     with pytest.raises(ConfigError, match="'step'.*constant, cosine or wsd"):
         lr_scale(3, max_steps=10, schedule="step")  # type: ignore[arg-type]
 

@@ -136,22 +136,22 @@ class Bomb:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(cfg=None), "required is {'model': state, 'cfg': dict, 'step': int}"),
-        (dict(cfg={"n_layer": 2}), "cfg lacks vocab_size, depth"),
-        (dict(cfg=CFG | {"depth": 3}), r"blocks.2.attn_norm.weight is missing"),
-        (dict(cfg=CFG | {"depth": 1}), "not part of a model of this cfg"),
-        (dict(cfg=CFG | {"n_embd": 32}), r"wte.weight is \(257, 16\), cfg makes it \(257, 32\)"),
-        (dict(cfg=CFG | {"vocab_size": 200}), "200 embedding rows, its tokenizer 257 ids"),
+        (dict(cfg=None), "'model'.*'cfg'"),
+        (dict(cfg={"n_layer": 2}), "vocab_size, depth"),
+        (dict(cfg=CFG | {"depth": 3}), r"blocks.2.attn"),
+        (dict(cfg=CFG | {"depth": 1}), "blocks.1."),
+        (dict(cfg=CFG | {"n_embd": 32}), r"attn_norm.weight.*\(16,\).*\(32,\)"),
+        (dict(cfg=CFG | {"vocab_size": 200}), "200 .* 257 .*--tokenizer"),
         (
             dict(model=original() | {"blocks.0.ln1.bias": torch.zeros(16)}),
-            "holds blocks.0.ln1.bias, which the original's model has not",
+            "blocks.0.ln1.bias",
         ),
-        (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "its head is not its token embedding"),
-        (dict(model=Bomb()), "cannot be read without executing it"),
+        (dict(model=original() | {"head.weight": torch.zeros(257, 16)}), "head"),
+        (dict(model=Bomb()), "a.pt"),
     ],
     ids="no-cfg other-cfg deeper shallower wider more-tokens layer-norm untied-head code".split(),
 )
-def test_what_is_not_the_originals_is_refused(
+def test_files_of_another_system_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,12 +162,12 @@ def test_what_is_not_the_originals_is_refused(
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(b"PK\x03\x04 half a file")
-    with pytest.raises(CheckpointError, match="or is damaged"):
+    with pytest.raises(CheckpointError, match="a.pt"):
         imported(tmp_path / "a.pt")
-    with pytest.raises(ConfigError, match="the original's tags are text"):
+    with pytest.raises(ConfigError, match="--tags reserved"):
         imported(write(tmp_path / "b.pt"), tags="reserved")
     with pytest.raises(MissingFile):
         imported(tmp_path / "c.pt")
     torch.save([1], tmp_path / "d.pt")
-    with pytest.raises(UserError, match="holds list"):
+    with pytest.raises(UserError, match="list"):
         imported(tmp_path / "d.pt")
