@@ -1,4 +1,4 @@
-"""What models read before any reward: the corpus, conversations packed into rows, sources, rows of public data sets, synthetic questions.
+"""Data for pretraining and SFT: the corpus, conversations packed into rows, sources, rows of public data sets, synthetic conversations.
 
 Problems with a reward, and their data, are in `tasks`.
 """
@@ -16,7 +16,6 @@ __getattr__, __dir__, __all__ = attach(
         "prepare_corpus",
         "prepared",
         "public_rows",
-        "shards",
         "sources",
         "supervised_tokens",
         "synthetic",

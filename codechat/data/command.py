@@ -8,11 +8,11 @@
     codechat data code   --source hub                            instructions and programs, filtered
     codechat data apps   --out data/apps --levels 1 2            experts' episodes in the pocket apps, and problems
     codechat data reasoning --out data/reasoning                 word problems and worked solutions; GSM8K with --source hub
-    codechat data appworld --run-name appworld                   episodes of codechat appworld that went well
+    codechat data appworld --run-name appworld                   successful episodes of codechat appworld
 
 Sources: `embedded` needs no network; `hub` streams github-code-clean, python_code_instructions and
-CodeAlpaca, or glaive-function-calling-v2; a path is read by its columns. Each command prints what was kept,
-what a rule left out, and what was lost and why; a loss above --max-lost stops it, and nothing is written.
+CodeAlpaca, or glaive-function-calling-v2; a path is read by its columns. Each command prints how many rows
+it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it stops and writes nothing.
 
 sft, calls, code, micro, apps, reasoning and appworld may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json.
 """

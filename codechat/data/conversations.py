@@ -1,18 +1,15 @@
 """Conversations: reading, encoding, packing, mixing.
 
-Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`. `encode` turns one into ids and a
-loss mask through `chat.render`, the only code that knows the protocol. `PackedLoader` puts several
-conversations into a row of T tokens; they cannot see each other (`block_mask`), positions restart, and no
+Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`. `encode` turns one into ids and a loss mask through `chat.render`.
+`PackedLoader` puts several conversations into a row of T tokens; they cannot attend to each other (`block_mask`), positions restart, and no
 target crosses from one to the next.
 
-Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain that lags most
-behind its share. The plan of all rows is one sequence that every rank follows and takes turns in, so that
-world size and accumulation do not change what is learned, and the state is small. Each domain is passed over
-in a fresh order per epoch.
+Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain furthest behind its share. All ranks follow one
+sequence of rows and take turns in it, so world size and accumulation do not change what is learned. Each epoch of a domain has its own order.
 
-The original project's files are read as well: `{input_ids, labels}` (labels aligned with the ids) and
-`{source, conversations}`. Left out: where conversations come from (sources, questions, tasks), truncation
-(half an answer teaches to stop in the middle: a conversation longer than the block is dropped and counted).
+The original project's files are read as well: `{input_ids, labels}` (labels aligned with the ids) and `{source, conversations}`. Left out: where
+conversations come from (sources, synthetic, tasks); truncation (half an answer teaches to stop in the middle, so a conversation longer than the
+block is dropped and counted).
 """
 
 from __future__ import annotations
@@ -37,8 +34,7 @@ from codechat.text.tokenizer import Tokenizer
 IGNORE = -100
 PAD_DOC = -1
 BUFFER = 256
-# A block size is a setting whose cost is known and printed, hence the larger share for conversations beyond
-# it.
+# The block size is a choice and its cost is printed, so more conversations may exceed it than may be lost otherwise.
 REASONS = {"too_long": 0.2, "no_assistant": LARGEST_LOSS, "tag_in_content": LARGEST_LOSS}
 REMEDY = "raise the block size (--seq-len, --model.block-size), or repair the rows"
 # Names of roles and domains in the original project's conversations.
@@ -48,8 +44,7 @@ DOMAINS = {"funcall": "calls", "negative": "code"}
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True where the token is to be
-    predicted."""
+    """An encoded conversation. ids (n,) int32; loss_mask (n,) bool, True where the token carries loss."""
 
     ids: np.ndarray
     loss_mask: np.ndarray
@@ -88,8 +83,8 @@ class Batch:
 
 
 def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
-    """Rows of jsonl files, in the project's form or the original's. Raises MissingFile, and DataError that
-    names file and line for an empty or truncated file, wrong columns or a malformed message."""
+    """Rows of jsonl files, in the project's form or the original's. Raises MissingFile; DataError, with file and line, for an empty or truncated
+    file, wrong columns or a malformed message."""
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         path = Path(path)
         default = path.name.partition(".")[0]
@@ -98,40 +93,35 @@ def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
 
 
 def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
-    """The row with `messages` and `domain` (`default` where it names none). Raises DataError that begins with
-    `where`."""
+    """The row with `messages` and `domain` (`default` where it names none). Raises DataError whose message begins with `where`."""
     domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
     if {"input_ids", "labels"} <= row.keys():
         _check_labels(row, where)
         return row | {"domain": domain}
     messages = row.get("messages", row.get("conversations"))
     if messages is None:
-        raise DataError(
-            f"{where} has the columns {sorted(row)}; messages (or conversations, or input_ids "
-            "and labels) is needed; convert the file with codechat data"
-        )
+        needed = "required are messages, conversations, or input_ids and labels; convert the file with codechat data"
+        raise DataError(f"{where} has the columns {sorted(row)}; {needed}")
     if not isinstance(messages, list):
-        kind = type(messages).__name__
-        raise DataError(f"{where}: messages is a {kind}; a list of {{role, content}} is needed")
+        raise DataError(f"{where}: messages is a {type(messages).__name__}; required is a list of {{role, content}}")
     return {**row, "domain": domain, "messages": [_checked_message(m, where) for m in messages]}
 
 
 def _checked_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-        got = str(message)[:80]
-        raise DataError(f"{where}: a message is {got!r}; an object with role and content is needed")
+        raise DataError(f"{where}: a message is {str(message)[:80]!r}; required is an object with role and content")
     role = ROLES.get(message.get("role"), message.get("role"))
-    if role not in ("system", "user", "assistant", "function"):
-        raise DataError(f"{where}: role {role!r} is unknown; system, user, assistant or function is needed")
+    if role not in chat.ROLES:
+        raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLES)}")
     return {"role": role, "content": message["content"]}
 
 
 def _check_labels(row: dict[str, Any], where: str) -> None:
     ids, labels = row["input_ids"], row["labels"]
     if not (isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)):
-        raise DataError(f"{where}: input_ids and labels must be lists of one length; make the file again")
+        raise DataError(f"{where}: input_ids and labels must be lists of equal length; make the file again")
     if any(label not in (IGNORE, token) for token, label in zip(ids, labels, strict=True)):
-        raise DataError(f"{where}: a label is neither {IGNORE} nor the id at its place; align them")
+        raise DataError(f"{where}: a label is neither {IGNORE} nor the id at its position; align them")
 
 
 # ------------------------------------------------------------------ encoding
@@ -145,16 +135,14 @@ def encode(row: dict[str, Any], tokenizer: Tokenizer, tags: str, block_size: int
         ids, mask = row["input_ids"], [label != IGNORE for label in row["labels"]]
         limit = tokenizer.n_vocab + chat.N_TAGS
         if ids and not 0 <= min(ids) <= max(ids) < limit:
-            raise DataError(
-                f"row holds id {max(ids)}; tokenizer {tokenizer.spec} and the tags have {limit}; "
-                "use the tokenizer that wrote the file"
-            )
+            known = f"tokenizer {tokenizer.spec} and the tags have {limit}"
+            raise DataError(f"row holds id {max(ids)}; {known}; use the tokenizer that wrote the file")
     else:
         if not any(m["role"] == "assistant" and m["content"].strip() for m in row["messages"]):
             return "no_assistant"
         try:
             rendered = chat.render(row["messages"], tokenizer, tags=tags)
-        except DataError:  # content that holds a tag; `read` has seen to everything else that render refuses
+        except DataError:  # `read` has checked everything else that `render` rejects
             return "tag_in_content"
         ids, mask = rendered.ids, rendered.loss_mask
     if len(ids) > block_size:
@@ -171,20 +159,9 @@ def encode_all(
     ledger: Ledger,
     limit: int | None = None,
 ) -> list[Example]:
-    """The first `limit` usable rows; the others are counted in `ledger`."""
-    return list(islice(_usable(rows, tokenizer, tags, block_size, ledger), limit))
-
-
-def _usable(
-    rows: Iterable[dict[str, Any]], tokenizer: Tokenizer, tags: str, block_size: int, ledger: Ledger
-) -> Iterator[Example]:
-    for row in rows:
-        found = encode(row, tokenizer, tags, block_size)
-        if isinstance(found, str):
-            ledger.lose(found)
-        else:
-            ledger.keep()
-            yield found
+    """The first `limit` usable rows; `ledger` counts them and the unusable ones before them."""
+    encoded = (encode(row, tokenizer, tags, block_size) for row in rows)
+    return list(islice(ledger.usable(encoded), limit))
 
 
 def domain_files(directory: Path | str, split: str) -> list[Path]:
@@ -194,25 +171,17 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
     found = sorted([*directory.glob(f"*.{split}.jsonl"), *directory.glob(f"{split}.jsonl")])
     files = [path for path in found if not {"gold", "asked", "gt_name"} & next(read_jsonl(path))[1].keys()]
     if not files:
-        raise MissingFile(
-            f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); "
-            f"make them with codechat data sft (and calls) --out {directory}"
-        )
+        make = f"make them with codechat data sft (and calls) --out {directory}"
+        raise MissingFile(f"{directory} holds no conversations of split {split!r} (DOMAIN.{split}.jsonl); {make}")
     return files
 
 
 def load_domains(
-    directory: Path | str,
-    split: str,
-    tokenizer: Tokenizer,
-    tags: str,
-    block_size: int,
-    limit: int | None = None,
+    directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
 ) -> dict[str, list[Example]]:
     """Encoded conversations of a split by domain, at most `limit` of each file.
 
-    What cannot be used is counted and said on stderr; above the share of its reason (`REASONS`) it is a
-    DataError."""
+    Rows that cannot be used are counted on stderr; above the share of their reason (`REASONS`) DataError is raised."""
     domains: dict[str, list[Example]] = {}
     for path in domain_files(directory, split):
         ledger = Ledger(path.name, REASONS, remedy=REMEDY)
@@ -221,8 +190,7 @@ def load_domains(
         ledger.check()
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
-            kept = f"{path.name}: {ledger.kept} conversations"
-            print(f"{kept}, dropped {losses} (block {block_size})", file=sys.stderr)
+            print(f"{path.name}: {ledger.kept} conversations, dropped {losses} (block {block_size})", file=sys.stderr)
     return domains
 
 
@@ -230,8 +198,7 @@ def load_domains(
 
 
 class _Buffer:
-    """Conversations waiting for a row. The oldest opens the next row, so that none waits for ever; the
-    largest that still fits comes next, which fills rows to within the shortest waiting conversation."""
+    """Conversations waiting for a row. The oldest opens the next row, so that none waits for ever; then the largest that still fits is added."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, tuple[int, int, int]] = {}  # serial -> (length, domain, index), oldest first
@@ -280,8 +247,7 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
 
 
 def block_mask(docs: torch.Tensor) -> torch.Tensor:
-    """(B, T) -> (B, 1, T, T) bool, True = attend: causal, within one conversation; padding attends to itself
-    only, since a row of the softmax without any key would be NaN."""
+    """(B, T) -> (B, 1, T, T) bool, True = attend: causal, within one conversation. Padding attends to itself: a softmax without keys is NaN."""
     T = docs.shape[1]
     same = (docs[:, :, None] == docs[:, None, :]) & (docs >= 0)[:, :, None]  # (B, T, T)
     causal = torch.ones(T, T, dtype=torch.bool, device=docs.device).tril()
@@ -290,8 +256,8 @@ def block_mask(docs: torch.Tensor) -> torch.Tensor:
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None = None) -> list[Batch]:
-    """Batches that hold each of the first `limit` conversations exactly once, always the same ones. The last
-    batch may have fewer rows; T grows to the longest conversation. `domains` is 0 throughout."""
+    """The same batches each time, with each of the first `limit` conversations once. The last batch may be smaller; T grows to the longest
+    conversation. `domains` is 0 throughout."""
     examples = list(islice(examples, limit))
     T = max([T, *map(len, examples)])
     buffer, rows = _Buffer(), []
@@ -305,9 +271,8 @@ def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None 
 class PackedLoader:
     """Endless packed batches, mixed by supervised tokens.
 
-    `weights`: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the
-    data; a domain without a weight is left out. Raises DataError for an unknown domain, one without
-    supervised tokens, or a conversation longer than T.
+    weights: domain -> share of the supervised tokens (any positive scale); None keeps the shares of the data; a domain without a weight is not
+    used. Raises DataError for an unknown domain, one without supervised tokens, or a conversation longer than T.
     """
 
     def __init__(
@@ -376,10 +341,8 @@ class PackedLoader:
         mine = {key: self.state()[key] for key in ("seed", "sizes")}
         saved = {key: state[key] for key in mine}
         if saved != mine:
-            raise DataError(
-                f"the data cursor was saved over {saved}; this run has {mine}; "
-                "resume with the same data, --mix and --seed"
-            )
+            before = f"the position in the data was saved with {saved}"
+            raise DataError(f"{before}; this run has {mine}; resume with the same data, --mix and --seed")
         self.drawn, self.supervised = list(state["drawn"]), list(state["supervised"])
         self.buffer = _Buffer()
         for name, index in state["waiting"]:
@@ -397,20 +360,17 @@ def _check_examples(examples: Mapping[str, Sequence[Example]], weights: Mapping[
     unknown = sorted(set(weights or ()) - examples.keys())
     if unknown:
         raise DataError(
-            f"weights name the domains {unknown}; the data hold {sorted(examples)}; change --mix or prepare them"
+            f"weights for {unknown}; the data hold {sorted(examples)}; change --mix or prepare these domains"
         )
     used = examples if weights is None else [name for name, weight in weights.items() if weight > 0]
     if not used:
-        raise DataError("no domain has a positive weight; at least one is needed; change --mix")
+        raise DataError("no domain has a positive weight; required is at least one; change --mix")
     for name in used:
         if not sum(example.supervised for example in examples[name]):
             raise DataError(
-                f"domain {name} holds no supervised token in {len(examples[name])} rows; at "
-                "least one is needed; prepare the data again"
+                f"domain {name} holds no supervised token in {len(examples[name])} rows; prepare the data again"
             )
         longest = max(map(len, examples[name]))
         if longest > T:
-            raise DataError(
-                f"a conversation of domain {name} takes {longest} tokens; a row has {T}; "
-                "encode with that block size, or raise --seq-len"
-            )
+            long = f"a conversation of domain {name} takes {longest} tokens"
+            raise DataError(f"{long}; a row has {T}; encode with that block size, or raise --seq-len")

@@ -1,38 +1,37 @@
 """Source text -> flat shards of token ids, and the loaders that read them.
 
-A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by
-the end-of-text id), `token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`.
-Documents are deduplicated and held out for validation by the hash of their text, so that the same input gives
-the same bytes anywhere. The last, partial shard is kept.
+A corpus is a directory: `train_000000.bin`, `val_000000.bin`, ... (uint16, little-endian, documents joined by the end-of-text id),
+`token_bytes.npy` (bytes of text behind each id, for bits per byte) and `manifest.json`. The hash of its text decides whether a document is a
+duplicate and whether it is held out for validation, so the same input gives the same bytes anywhere. Every file is written under a `.tmp` name
+first. The last, partial shard is kept.
 
-`WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps
-take turns in one sequence of windows, hence one rank with 8 microbatches sees what 8 ranks see, and the state
-is one number.
+`WindowLoader` draws the k-th window of a run as a pure function of (seed, k). Ranks and accumulation steps take turns in one sequence of windows:
+one rank with 8 microbatches sees what 8 ranks see, and the loader's state is one number.
 
-The original project's directories (`*.bin` without a manifest) are read too: the last shard is then the
-validation part (of a single shard the last 2 %). Left out: where texts come from (sources), downloading,
-shuffling of documents.
+The original project's directories (`*.bin` without a manifest) are read too; their last shard is the validation part (of a single shard the
+last 2 %). Left out: where texts come from (sources), downloading, shuffling of documents.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
+from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import DataError, MissingFile
-from codechat.data.shards import ShardWriter, Tally, write_atomic
 from codechat.data.sources import Document, Ledger, digest, fraction
 from codechat.text import tokenizer as tokenizers
 
@@ -65,17 +64,13 @@ def write_corpus(
 ) -> dict[str, Any]:
     """Tokenise the documents into `out_dir` and return the manifest.
 
-    Stops after the document that reaches `max_tokens` or `max_bytes` (both counted over train and val
-    together). `val_every` holds out every n-th document in the order given, instead of a share by hash.
-    `progress` is told the tokens of each document. A corpus already in `out_dir` is replaced only
-    once the new one is complete. Raises DataError: ids beyond uint16, no text, disk full, or a loss above its
-    share (`Ledger.check`).
+    max_tokens, max_bytes: stop after the document that reaches them (train and val together). val_every: hold out every n-th document in the
+    order given instead of a share by hash. progress: called with the tokens of each document. An earlier corpus in `out_dir` is replaced only
+    when the new one is complete. Raises DataError: ids beyond uint16, no text, disk full, or a loss above its share (`Ledger.check`).
     """
     if tokenizer.n_vocab > 1 << 16:
-        raise DataError(
-            f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids; shards hold uint16, "
-            "at most 65536; choose another --tokenizer"
-        )
+        kind = f"tokenizer {tokenizer.spec} has {tokenizer.n_vocab} ids"
+        raise DataError(f"{kind}; shards are uint16 and hold at most 65536; choose another --tokenizer")
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     ledger = ledger or Ledger("text")
@@ -123,8 +118,7 @@ def _unique(documents: Iterable[Document | str], ledger: Ledger) -> Iterator[tup
 
 
 def _assign(documents: Iterator[tuple[Document, str]], share: float) -> Iterator[tuple[Document, str]]:
-    """(document, split). Few documents may hold none below the threshold: then the one with the smallest hash
-    is held out, and of a single document its tail."""
+    """(document, split) by hash. Of few documents the one with the smallest hash is held out in any case, of a single one its tail."""
     head = list(islice(documents, FEW_DOCUMENTS))
     if len(head) == 1:
         yield from _cut(head[0][0], share)
@@ -182,6 +176,80 @@ def _finished(
         yield document, split, np.append(ids, eot_id).astype("<u2")
 
 
+class ShardWriter:
+    """Appends ids to `{split}_{number}.bin.tmp`; `publish` renames the files, `discard` removes what was not published."""
+
+    def __init__(self, out: Path, split: str, shard_tokens: int) -> None:
+        self.out, self.split, self.shard_tokens = out, split, shard_tokens
+        self.files: list[dict[str, Any]] = []
+        self.file: BinaryIO | None = None
+        self.room = 0
+
+    def append(self, ids: np.ndarray) -> None:
+        while len(ids):
+            if self.room == 0:
+                self._open()
+            part, ids = ids[: self.room], ids[self.room :]
+            raw = part.tobytes()
+            self.file.write(raw)
+            self.sha.update(raw)
+            self.room -= len(part)
+            self.files[-1]["tokens"] += len(part)
+
+    def _open(self) -> None:
+        self._seal()
+        name = f"{self.split}_{len(self.files):06d}.bin"
+        self.file = open(self.out / f"{name}.tmp", "wb")
+        self.sha = hashlib.sha256()
+        self.room = self.shard_tokens
+        self.files.append({"name": name, "split": self.split, "tokens": 0})
+
+    def _seal(self) -> None:
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self.file = None
+            self.files[-1] |= {"bytes": 2 * self.files[-1]["tokens"], "sha256": self.sha.hexdigest()}
+
+    def close(self) -> list[dict[str, Any]]:
+        self._seal()
+        return self.files
+
+    def discard(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        for file in self.files:
+            (self.out / f"{file['name']}.tmp").unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        for file in self.files:
+            os.replace(self.out / f"{file['name']}.tmp", self.out / file["name"])
+
+
+class Tally:
+    """Documents, bytes of text and tokens, by split and by source."""
+
+    def __init__(self) -> None:
+        self.splits: dict[str, Counter[str]] = {"train": Counter(), "val": Counter()}
+        self.sources: dict[str, Counter[str]] = {}
+
+    def add(self, document: Document, split: str, tokens: int) -> None:
+        size = len(document.text.encode("utf-8", "replace"))
+        for counts in (self.splits[split], self.sources.setdefault(document.source, Counter())):
+            counts.update(documents=1, bytes=size, tokens=tokens)
+
+    def totals(self) -> dict[str, int]:
+        names = ("documents", "tokens", "bytes")
+        return {f"{split}_{name}": counts[name] for name in names for split, counts in self.splits.items()}
+
+    def reached(self, max_tokens: int | None, max_bytes: int | None) -> bool:
+        both = self.splits["train"] + self.splits["val"]
+        return any(
+            limit is not None and both[name] >= limit for name, limit in (("tokens", max_tokens), ("bytes", max_bytes))
+        )
+
+
 def _manifest(
     tokenizer: tokenizers.Tokenizer, files: list[dict[str, Any]], tally: Tally, ledger: Ledger
 ) -> dict[str, Any]:
@@ -203,15 +271,17 @@ def _manifest(
 def _publish(
     out: Path, manifest: dict[str, Any], tokenizer: tokenizers.Tokenizer, writers: Iterable[ShardWriter]
 ) -> None:
-    """The manifest goes first: a kill between the renames leaves a corpus that `open_corpus` refuses by its
-    sizes or missing files, never one that is quietly mixed from two."""
+    """The manifest goes first: a kill between the renames leaves a corpus whose sizes or files do not match, so `open_corpus` raises."""
     lengths = np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)], dtype=np.uint16)
     lengths[tokenizer.eot_id] = 0  # the end-of-text id stands for no byte of any text
     old = {p.name for p in out.glob("*_??????.bin")} if (out / MANIFEST).exists() else set()
-    write_atomic(out / MANIFEST, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
-    buffer = io.BytesIO()
-    np.save(buffer, lengths)
-    write_atomic(out / TOKEN_BYTES, buffer.getvalue())
+    write_atomic(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    temporary = out / f"{TOKEN_BYTES}.tmp.npy"
+    try:
+        np.save(temporary, lengths)
+        os.replace(temporary, out / TOKEN_BYTES)
+    finally:
+        temporary.unlink(missing_ok=True)
     for writer in writers:
         writer.publish()
     for name in old - {file["name"] for file in manifest["files"]}:
@@ -246,8 +316,7 @@ class Corpus:
 
 
 def read_manifest(directory: Path | str) -> dict[str, Any]:
-    """The manifest of a corpus; for a directory of bare `*.bin` shards one is made up, with a `note` that
-    says so. Raises MissingFile, DataError."""
+    """The manifest of a corpus; a directory of bare `*.bin` shards gets one with a `note` that says so. Raises MissingFile, DataError."""
     directory = Path(directory)
     path = directory / MANIFEST
     if not path.exists():
@@ -264,25 +333,17 @@ def read_manifest(directory: Path | str) -> dict[str, Any]:
 def _foreign_manifest(directory: Path) -> dict[str, Any]:
     paths = sorted(directory.glob("*.bin"))
     if not paths:
-        raise MissingFile(
-            f"{directory} holds neither {MANIFEST} nor *.bin shards; make a corpus with "
-            f"codechat data corpus --out {directory}"
-        )
-    sizes = [p.stat().st_size for p in paths]
-    files = [
-        {"name": path.name, "tokens": size // 2, "bytes": size, "split": "train"}
-        for path, size in zip(paths, sizes, strict=True)
-    ]
-    held_out = f"the last shard, {paths[-1].name}, is"
+        make = f"make a corpus with codechat data corpus --out {directory}"
+        raise MissingFile(f"{directory} holds neither {MANIFEST} nor *.bin shards; {make}")
+    files = [{"name": path.name, "bytes": (size := path.stat().st_size), "tokens": size // 2} for path in paths]
     if len(files) > 1:
-        files[-1]["split"] = "val"
+        files = [file | {"split": "train"} for file in files[:-1]] + [files[-1] | {"split": "val"}]
+        held_out = f"the last shard, {paths[-1].name}, is"
     else:
         tokens = files[0]["tokens"]
         cut = tokens - max(1, int(tokens * VAL_SHARE))
-        files = [
-            {**files[0], "tokens": cut, "start": 0},
-            {**files[0], "tokens": tokens - cut, "start": cut, "split": "val"},
-        ]
+        parts = {"train": (0, cut), "val": (cut, tokens)}
+        files = [{**files[0], "split": s, "start": a, "tokens": b - a} for s, (a, b) in parts.items()]
         held_out = f"the last {VAL_SHARE:.0%} of the only shard, {paths[0].name}, are"
     totals = {f"{s}_tokens": sum(f["tokens"] for f in files if f["split"] == s) for s in ("train", "val")}
     note = f"{directory} has no {MANIFEST}: read as GPT-2 ids in uint16; {held_out} held out for validation"
@@ -290,8 +351,7 @@ def _foreign_manifest(directory: Path) -> dict[str, Any]:
 
 
 def open_corpus(directory: Path | str, split: str) -> Corpus:
-    """Map the shards of a split. Raises MissingFile for an absent shard, DataError for one of another
-    size."""
+    """Map the shards of a split. Raises MissingFile for an absent shard, DataError for one of another size."""
     directory = Path(directory)
     manifest = read_manifest(directory)
     shards = [_map(directory, file) for file in manifest["files"] if file["split"] == split]
@@ -304,7 +364,7 @@ def open_corpus(directory: Path | str, split: str) -> Corpus:
 def _map(directory: Path, file: dict[str, Any]) -> np.ndarray:
     path = directory / file["name"]
     if not path.exists():
-        raise MissingFile(f"{path} is absent; {MANIFEST} names it; {AGAIN}")
+        raise MissingFile(f"{path} is missing; {MANIFEST} names it; {AGAIN}")
     size = path.stat().st_size
     if size != file["bytes"]:
         raise DataError(f"{path} has {size} bytes; {MANIFEST} says {file['bytes']}; {AGAIN}")
@@ -313,8 +373,7 @@ def _map(directory: Path, file: dict[str, Any]) -> np.ndarray:
 
 
 def verify(directory: Path | str) -> None:
-    """Read every shard and compare its sha256 with the manifest. Raises DataError for the first that
-    differs."""
+    """Read every shard and compare its sha256 with the manifest. Raises DataError for the first that differs."""
     for file in read_manifest(directory)["files"]:
         path = Path(directory) / file["name"]
         if "sha256" in file and hashlib.sha256(path.read_bytes()).hexdigest() != file["sha256"]:
@@ -329,24 +388,15 @@ class WindowLoader:
     """
 
     def __init__(
-        self,
-        directory: Path | str,
-        split: str,
-        batch: int,
-        T: int,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
+        self, directory: Path | str, split: str, batch: int, T: int, seed: int = 0, rank: int = 0, world: int = 1
     ) -> None:
         self.corpus = open_corpus(directory, split)
         if rank == 0 and "note" in self.corpus.manifest:
             print(self.corpus.manifest["note"], file=sys.stderr)
         starts = np.array([max(0, len(shard) - T) for shard in self.corpus.shards], dtype=np.int64)
         if not starts.any():
-            raise DataError(
-                f"corpus {directory} holds {self.corpus.n_tokens} {split} tokens; a block of {T} "
-                f"needs {T + 1} in one shard; prepare more text or lower block_size"
-            )
+            held = f"corpus {directory} holds {self.corpus.n_tokens} {split} tokens"
+            raise DataError(f"{held}; a block of {T} needs {T + 1} in one shard; prepare more text or lower block_size")
         self.ends = np.cumsum(starts)  # window numbers below ends[i] start in shard i or before
         self.batch, self.T, self.seed, self.rank, self.world = batch, T, seed, rank, world
         self.windows = 0
@@ -375,10 +425,8 @@ class WindowLoader:
     def load_state(self, state: dict[str, int]) -> None:
         """Continue where `state()` was taken, with any number of ranks. Raises DataError for another seed."""
         if state["seed"] != self.seed:
-            saved = state["seed"]
-            raise DataError(
-                f"the data cursor was saved with seed {saved}; this run has {self.seed}; resume with --seed {saved}"
-            )
+            saved = f"the position in the data was saved with seed {state['seed']}"
+            raise DataError(f"{saved}; this run has {self.seed}; resume with --seed {state['seed']}")
         self.windows = state["windows"]
 
 
@@ -403,9 +451,9 @@ def val_windows(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-    """(ids (B, T), targets (B, T), bytes of text behind the targets), each token of the split a target
-    exactly once but the very first. `limit` counts windows of all ranks; batches are dealt to ranks in turn.
-    The last row is padded with target -100, the last batch may have fewer rows.
+    """(ids (B, T), targets (B, T), bytes of text behind the targets). Each token of the split but the first is a target exactly once.
+
+    limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100, the last batch may be smaller.
     """
     corpus = open_corpus(directory, split)
     lengths = corpus.token_bytes()

@@ -4,10 +4,10 @@
     codechat download openai/openai_humaneval --out data/humaneval
     HF_ENDPOINT=https://a-mirror codechat download Qwen/Qwen3-0.6B
 
-Files arrive in OUT.partial, which becomes OUT when all are there; a connection that breaks is taken up where it broke, and the same command
-after an interruption keeps the files that are whole. Of a model only what `codechat import` reads is fetched (safetensors, json, templates), of
-a data set everything. Without a network it fails within seconds. Names are looked up among models
-first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME mean what they mean to huggingface_hub.
+Files arrive in OUT.partial, which is renamed to OUT when it is complete. A broken connection resumes where it broke; the same command after an
+interruption keeps complete files. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set everything.
+Without a network it fails within seconds. Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME work as
+in huggingface_hub.
 
 Left out: single files, uploads.
 """
@@ -32,7 +32,7 @@ MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
-    """What is fetched and where to."""
+    """What to fetch, and where to."""
 
     name: str = opt(REQUIRED, "OWNER/NAME on the hub", positional=True)
     out: Path | None = opt(None, "directory to make; none = data/hub/NAME")
@@ -44,12 +44,8 @@ def download(cfg: DownloadConfig) -> Path:
     """Fetch into the directory; returns its path. UserError within seconds where the hub does not answer."""
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     if out.exists():
-        raise ConfigError(
-            f"{out} is there already; a free name is required; remove it to fetch {cfg.name} again, or set --out"
-        )
-    sources.probe_hub(
-        cfg.name, remedy="connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here by other means"
-    )
+        raise ConfigError(f"{out} exists; a free name is required; remove it to fetch {cfg.name} again, or set --out")
+    sources.probe_hub(cfg.name, remedy="connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here")
     partial = out.with_name(out.name + ".partial")
     kind = _fetch(cfg, partial)
     os.rename(partial, out)
@@ -58,7 +54,7 @@ def download(cfg: DownloadConfig) -> Path:
 
 
 def _fetch(cfg: DownloadConfig, partial: Path) -> str:
-    """The kind under which the name was found."""
+    """Fetch the files; returns the kind under which the name was found."""
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -73,25 +69,20 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
             )
             return kind
         except HFValidationError as error:
-            raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); it is written OWNER/NAME") from None
+            raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); required is OWNER/NAME") from None
         except GatedRepoError:
             raise UserError(f"{cfg.name} is gated; accept its terms on its page, then set HF_TOKEN") from None
         except RevisionNotFoundError:
-            raise ConfigError(
-                f"{kind} {cfg.name} has no revision {cfg.revision!r}; name a branch, tag or commit"
-            ) from None
+            found = f"{kind} {cfg.name} has no revision {cfg.revision!r}"
+            raise ConfigError(f"{found}; set --revision to a branch, tag or commit") from None
         except RepositoryNotFoundError:
             continue
-        except (
-            Exception
-        ) as error:  # which package carries it, and so what it raises, changes between versions of huggingface_hub
+        except Exception as error:  # huggingface_hub changed its HTTP package, and so the exceptions
             if not _is_transport(error):
                 raise
-            reason = (str(error).splitlines() or ["no reason given"])[0][:200]
-            raise UserError(
-                f"{cfg.name} did not arrive whole ({type(error).__name__}: {reason}); "
-                f"what is there waits in {partial}; run the same command to go on"
-            ) from error
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"
+            remedy = f"run the same command to continue with {partial}"
+            raise UserError(f"{cfg.name} is incomplete ({reason}); {remedy}") from error
     what = "model or data set" if cfg.kind == "any" else cfg.kind
     raise UserError(f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
 

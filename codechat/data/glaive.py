@@ -1,10 +1,9 @@
 """glaive-function-calling-v2 and rows in its layout: {system, chat} -> messages.
 
-`system` is "SYSTEM: ..." followed by JSON schemas of functions, or says that there are none. `chat` holds
-turns opened by USER:, ASSISTANT: (some rows A:) and FUNCTION RESPONSE:, two or three line ends apart,
-assistant turns closed by <|endoftext|>. Calls come as `<functioncall> {...}` with arguments as an object, as
-JSON in single quotes, or worse, and sometimes after prose: `chat.parse_calls` reads them, and `conversation`
-writes each one in the canonical form.
+`system` is "SYSTEM: ..." followed by JSON schemas of functions, or says that there are none. `chat` holds turns that open with USER:, ASSISTANT:
+(some rows A:) and FUNCTION RESPONSE:, two or three line ends apart; assistant turns close with <|endoftext|>. Calls are `<functioncall> {...}`
+with arguments as an object, as JSON in single quotes, or worse, sometimes after prose. `chat.parse_calls` reads them and `conversation` writes
+each one in the canonical form.
 
 Left out: judging whether a call is right (tasks.funcall).
 """
@@ -30,7 +29,7 @@ _END = "<|endoftext|>"
 
 
 def turns(text: str) -> list[Message]:
-    """The turns of a `chat` cell, contents stripped; empty ones are left out."""
+    """The turns of a `chat` cell, contents stripped, without empty ones."""
     found: list[tuple[str, int, int]] = []
     for match in _TURN.finditer(text):
         role = _ROLES[match.group(1)]
@@ -46,8 +45,7 @@ def turns(text: str) -> list[Message]:
 
 
 def tools(system: str) -> list[dict[str, Any]]:
-    """Function schemas of a `system` cell, [] where it offers none. Raises ValueError when they are not
-    JSON."""
+    """Function schemas of a `system` cell, [] where it offers none. ValueError where they are not JSON."""
     made, decoder, at = [], json.JSONDecoder(), system.find("{")
     while at >= 0:
         schema, end = decoder.raw_decode(system, at)
@@ -59,8 +57,7 @@ def tools(system: str) -> list[dict[str, Any]]:
 
 
 def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
-    """Messages with the tools listed in `tools_style` (see `chat.tools_prompt`) and every call in canonical
-    form, or the reason of `REASONS` why the row cannot be used."""
+    """Messages with the tools listed in `tools_style` (see `chat.tools_prompt`) and every call in canonical form; or a reason of `REASONS`."""
     messages = turns(row["chat"])
     if not messages:
         return "no_turns"
@@ -82,7 +79,7 @@ def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
 
 
 def canonical(content: str) -> str | None:
-    """An assistant turn with its calls rewritten, prose before them kept; None when one cannot be read."""
+    """An assistant turn with its calls in canonical form, after the prose before them; None where one cannot be read."""
     calls = chat.parse_calls(content)
     if not calls or any(not call.name or not isinstance(call.arguments, dict) for call in calls):
         return None

@@ -1,7 +1,7 @@
-"""What a prepared directory holds and how it is told: files, manifest, the tables of what was kept and dropped.
+"""A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands write into one directory of conversations; each replaces its own files and its own entries of the
-manifest. The manifest is written last, so that it never names what is not there.
+Several commands may write into one directory; each replaces its own files and its own entries of the manifest. The manifest is written last, so
+it names only files that are there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from codechat.core import config
+from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations, corpus, sources
-from codechat.data.shards import write_atomic
 from codechat.data.sources import Ledger
 from codechat.text import tokenizer
 
@@ -26,51 +26,50 @@ SPLITS = ("train", "select", "test")
 
 
 def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
-    """Settings that are shares: each, and with `together` their sum, lies in [0, 1], or it is a ConfigError."""
+    """ConfigError unless each of these settings, and with `together` their sum, is in [0, 1]."""
     for name in names:
         if not 0 <= getattr(cfg, name) <= 1:
             raise ConfigError(f"{name} is {getattr(cfg, name)}; it must be a share from 0 to 1")
     if together and sum(getattr(cfg, name) for name in names) > 1:
-        raise ConfigError(
-            f"{' and '.join(f'{name} {getattr(cfg, name)}' for name in names)} add up to more than 1; lower one"
-        )
+        shown = " and ".join(f"{name} {getattr(cfg, name)}" for name in names)
+        raise ConfigError(f"{shown} add up to more than 1; lower one")
 
 
 def reasons(names: Iterable[str], cfg: Any) -> dict[str, float]:
-    """Each reason for losing a row, with the largest share that `cfg` allows it."""
+    """Reason of a loss -> its largest share, `cfg.max_lost`."""
     return dict.fromkeys(names, cfg.max_lost)
 
 
 def require_kind(out: Path, kind: str) -> None:
-    """A directory holds a corpus or conversations, never both: each has its own manifest."""
+    """DataError where a directory holds a corpus and should hold conversations, or the other way round: each has its own manifest."""
     path = out / corpus.MANIFEST
     if path.exists() and ("domains" in config.read_json(path)) != (kind == "conversations"):
         other = "a corpus" if kind == "conversations" else "conversations"
-        raise DataError(f"{out} holds {other}; a directory holds either, not both; choose another --out")
+        raise DataError(f"{out} holds {other}; {kind} need a directory of their own; choose another --out")
 
 
 def write(out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any) -> dict[str, Any]:
-    """Write the files, then add them to the manifest, so that it never names what is not there."""
+    """Write `files` (name -> rows) and add them to the manifest, which is returned; ledgers are counts of the sources."""
     path = out / corpus.MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
     files = {name: rows for name, rows in files.items() if rows}
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace"))
+        write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace").decode())  # no lone surrogates
         manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text)}
     counted = _supervised(files, tokenizer.load(cfg.tokenizer))
     manifest["domains"] |= counted
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
-    write_atomic(path, (json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode())
+    write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
 
 
 def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:
-    """Conversations, tokens and supervised tokens of each training domain: what domains are mixed by."""
+    """Conversations, tokens and supervised tokens of each training domain, for mixing."""
     counted: dict[str, dict[str, int]] = {}
     for name, rows in files.items():
         domain, _, split = name.partition(".")
@@ -86,8 +85,7 @@ def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dic
 
 
 def print_ledgers(ledgers: Iterable[Ledger]) -> None:
-    """The kept/dropped table: what was kept, what a rule left out, what was lost against its largest
-    share."""
+    """Print how many rows were kept, skipped by a rule, and lost, beside the largest share of each loss."""
     table = Table("source", "", "reason", "rows", "share", "limit", title="kept and dropped")
     for row in (row for ledger in ledgers if ledger.total or ledger.skipped for row in ledger.rows()):
         shares = [f"{row[key]:.2%}" if row[key] is not None else "" for key in ("share", "limit")]
@@ -97,7 +95,7 @@ def print_ledgers(ledgers: Iterable[Ledger]) -> None:
 
 
 def print_files(files: Mapping[str, Row], domains: Mapping[str, Row], spec: str) -> None:
-    """The files of a directory, and the tokens of each training domain."""
+    """Print the files of a directory, and the tokens of each training domain."""
     table = Table("file", "rows", f"tokens ({spec})", "supervised tokens")
     for name, entry in sorted(files.items()):
         domain, _, split = name.removesuffix(".jsonl").partition(".")

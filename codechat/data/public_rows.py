@@ -5,8 +5,8 @@
                     (MBPP), {messages}
     calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style), {messages}
 
-`refuse_evaluation` looks at every row first: a benchmark's rows are never written as training data, whatever
-file they come in. Left out: problems that a task reads from a file directly (tasks.call_sources).
+`refuse_evaluation` checks every row first: rows of a benchmark never become training data, whatever file they come in. Left out: problems that a
+task reads from a file directly (tasks.funcall.sources).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import glaive
 from codechat.data.conversations import check_row
-from codechat.data.sources import (  # fmt: skip
+from codechat.data.sources import (
+    ENDINGS,
     Document,
     Ledger,
     digest,
@@ -78,14 +79,12 @@ def evaluation_set(row: Row) -> str | None:
 
 
 def refuse_evaluation(rows: Iterable[Row], origin: str) -> Iterator[Row]:
-    """The rows, messages checked; DataError at the first one of a benchmark, or with a malformed message."""
+    """The rows, messages checked. DataError at the first row of a benchmark, or with a malformed message."""
     for number, row in enumerate(rows, 1):
         benchmark = evaluation_set(row)
         if benchmark:
-            raise DataError(
-                f"{origin}, row {number}, is evaluation data ({benchmark}); training on it would "
-                "make every score on it worthless; choose another --source"
-            )
+            found = f"{origin}, row {number}, is evaluation data ({benchmark})"
+            raise DataError(f"{found}; training on it makes every score on it worthless; choose another --source")
         yield check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
 
 
@@ -100,26 +99,21 @@ def path_documents(path: Path, ledger: Ledger) -> Iterator[Document]:
         yield from row_documents(local_rows(path), path.name, ledger)
     elif path.is_dir():
         yield from embedded_python(ledger, [(path.name, path)])
-        for text in sorted(path.rglob("*.txt")):
-            yield from _documents(text, text.relative_to(path).as_posix(), ledger)
+        yield from text_files(sorted(path.rglob("*.txt")), path, ledger)
     elif path.suffix in (".py", ".txt"):
-        yield from _documents(path, path.name, ledger)
+        yield from text_files([path], path.parent, ledger)
     else:
-        raise DataError(
-            f"{path} has the ending {path.suffix!r}; .parquet, .jsonl, .jsonl.gz, .py, .txt or a "
-            "directory of such files is needed; convert or rename it"
-        )
+        needed = f"{ENDINGS}, .py, .txt or a directory of such files"
+        raise DataError(f"{path} has the ending {path.suffix!r}; required is {needed}; convert or rename it")
 
 
-def _documents(path: Path, name: str, ledger: Ledger) -> Iterator[Document]:
-    document = read_text_file(path, name, "files", ledger)
-    if document is not None:
-        yield document
+def text_files(paths: Iterable[Path], root: Path, ledger: Ledger) -> Iterator[Document]:
+    found = (read_text_file(path, path.relative_to(root).as_posix(), "files", ledger) for path in paths)
+    return (document for document in found if document is not None)
 
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
-    """Documents of rows that hold source text under `code`, `content` or `text`; other languages are skipped
-    by rule."""
+    """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
     rows = require_columns(refuse_evaluation(rows, origin), [(c,) for c in DOCUMENT_COLUMNS], origin)
     for number, row in enumerate(rows):
         text = next((row[c] for c in DOCUMENT_COLUMNS if c in row), None)
@@ -137,8 +131,8 @@ def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[
 
 
 def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Row]:
-    """One-turn conversations of rows with an instruction and an answer, in domain "code" where the answer is
-    Python and "chat" where it is prose. Code in other languages and repeats are skipped by rule."""
+    """One-turn conversations of rows with an instruction and an answer, in domain "code" where the answer is Python and "chat" where it is prose.
+    Code in other languages and repeats are skipped by rule."""
     seen: set[str] = set()
     for row in require_columns(refuse_evaluation(rows, origin), INSTRUCTION_COLUMNS, origin):
         found = instruction_row(row)
@@ -155,8 +149,7 @@ def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterat
 
 
 def instruction_row(row: Row) -> Row | str:
-    """A conversation, its domain "other" for code that is not Python; or a reason of
-    `INSTRUCTION_REASONS`."""
+    """A conversation, with domain "other" for code that is not Python; or a reason of `INSTRUCTION_REASONS`."""
     if "messages" in row:
         return _from_messages(row)
     user = _text(row, "instruction", "prompt", "text")
@@ -199,8 +192,8 @@ def domain_of(answer: str) -> str:
 
 
 def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str) -> Iterator[Row]:
-    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages; the split follows the
-    hash of the request and the tools. Every call is in canonical form."""
+    """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages, with every call in canonical form. The hash of the request
+    and the tools decides the split."""
     seen: set[str] = set()
     for row in require_columns(refuse_evaluation(rows, origin), CALL_COLUMNS, origin):
         messages = _call_messages(row, tools_style)
@@ -243,14 +236,14 @@ def _loaded(value: Any) -> Any:
 
 
 def _answer_at(messages: list[dict[str, str]]) -> int:
-    """Index of the assistant turn that is asked for: the first that calls, else the first."""
+    """Index of the assistant turn to predict: the first that calls a function, else the first."""
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     return next((i for i in answers if glaive.CALL in messages[i]["content"]), answers[0])
 
 
 def call_problem(row: Row) -> Row | None:
-    """The problem in a conversation of `call_rows`: everything before its first call, and that call, or None
-    where no call is right. None for several calls at once, which the task does not judge."""
+    """The problem in a conversation of `call_rows`: everything before its first call as prompt, and that call as `gold` (None: no call is
+    correct). None for several calls at once, which the task does not judge."""
     at = _answer_at(row["messages"])
     calls = chat.parse_calls(row["messages"][at]["content"])
     if len(calls) > 1:

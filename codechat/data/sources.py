@@ -1,12 +1,11 @@
 """Where text and conversations come from: the interpreter's own Python files, local files, the hub.
 
-Every source yields plain values (`Document` or a dict row) and keeps a `Ledger`: rows that a selection rule
-leaves out (tests, duplicates, generated tables) are `skipped`; rows that should have been usable and were not
-are `lost`. A loss has a declared reason and a largest share, and `Ledger.check` stops the preparation above
-it: a reader that silently throws away most of its input is how a data set becomes an easy residue of itself.
+Every source yields plain values (`Document` or a dict row) and counts them in a `Ledger`. Rows that a selection rule removes (tests, duplicates,
+generated tables) are `skipped`; rows that should have been usable and were not are `lost`. Each reason for a loss has a largest share, above
+which `Ledger.check` stops the preparation: a reader that silently drops most of its input leaves only its easy part.
 
-Left out: tokenising (corpus, dialogues) and the choice of columns for a task (questions, glaive).
-The hub is read through `datasets`, imported only when asked for: everything embedded works without it.
+Left out: tokenising (corpus, conversations) and the columns of each data set (public_rows, glaive). The hub is read through `datasets`, which is
+imported on use, so everything embedded works without it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ OTHER_SOURCES = "use --source embedded, or --source PATH with a parquet or jsonl
 
 @dataclass(frozen=True)
 class Document:
-    """One text of a corpus. `name` is relative to its source, so that no machine path is ever recorded."""
+    """One text of a corpus. `name` is relative to its source, so no machine path is recorded."""
 
     text: str
     name: str = ""
@@ -45,8 +44,7 @@ class Document:
 
 @dataclass
 class Ledger:
-    """Counts of one source. `reasons`: loss reason -> largest share of (kept + lost) that it may take.
-    `remedy`: what a user can do about a loss, the end of the error message."""
+    """Counts of one source. reasons: reason of a loss -> its largest share of (kept + lost). remedy: the end of the error message."""
 
     source: str
     reasons: Mapping[str, float] = field(default_factory=dict)
@@ -64,14 +62,23 @@ class Ledger:
             self.kept += 1
             yield row
 
+    def usable(self, found: Iterable[T | str]) -> Iterator[T]:
+        """What is no string, counted as kept; a string is the reason of a loss."""
+        for item in found:
+            if isinstance(item, str):
+                self.lose(item)
+            else:
+                self.keep()
+                yield item
+
     def skip(self, rule: str) -> None:
-        """A selection rule left the row out: that is a choice, not a loss."""
+        """A selection rule removed a row: a choice, not a loss."""
         self.skipped[rule] += 1
 
     def lose(self, reason: str) -> None:
-        """A row that should have been usable was not. Raises KeyError for a reason that was not declared."""
+        """A row that should have been usable was not. KeyError for a reason that `reasons` does not have."""
         if reason not in self.reasons:
-            raise KeyError(f"source {self.source} does not declare the drop reason {reason!r}")
+            raise KeyError(f"source {self.source} has no reason {reason!r}")
         self.lost[reason] += 1
 
     @property
@@ -79,31 +86,27 @@ class Ledger:
         return self.kept + sum(self.lost.values())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of the kept/dropped table; `share` and `limit` are None where a rule, not a loss, took the
-        row."""
-        base = {"source": self.source, "share": None, "limit": None}
-        out = [{**base, "what": "kept", "reason": "", "rows": self.kept}]
-        for reason, n in sorted(self.lost.items()):
-            share = n / max(self.total, 1)
-            limit = self.reasons[reason]
-            out.append({**base, "what": "lost", "reason": reason, "rows": n, "share": share, "limit": limit})
-        for rule, n in sorted(self.skipped.items()):
-            out.append({**base, "what": "skipped", "reason": rule, "rows": n})
-        return out
+        """Rows of the kept/dropped table; `share` and `limit` are None except for losses."""
+
+        def row(
+            what: str, reason: str, n: int, share: float | None = None, limit: float | None = None
+        ) -> dict[str, Any]:
+            return dict(source=self.source, share=share, limit=limit, what=what, reason=reason, rows=n)
+
+        lost = [row("lost", r, n, n / max(self.total, 1), self.reasons[r]) for r, n in sorted(self.lost.items())]
+        return [row("kept", "", self.kept), *lost, *(row("skipped", *pair) for pair in sorted(self.skipped.items()))]
 
     def check(self) -> None:
         """Raises DataError when a reason took more than its share, or when nothing was kept."""
         total = self.total
         for reason, n in sorted(self.lost.items()):
             if n > self.reasons[reason] * total:
-                raise DataError(
-                    f"source {self.source} lost {n} of {total} rows ({n / total:.1%}) to {reason!r}; "
-                    f"at most {self.reasons[reason]:.1%} is allowed; {self.remedy}"
-                )
+                lost = f"source {self.source} lost {n} of {total} rows ({n / total:.1%}) to {reason!r}"
+                raise DataError(f"{lost}; at most {self.reasons[reason]:.1%} is allowed; {self.remedy}")
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
             raise DataError(
-                f"source {self.source} kept no row ({seen}); at least one is needed; choose another --source"
+                f"source {self.source} kept no row ({seen}); required is at least one; choose another --source"
             )
 
 
@@ -113,8 +116,7 @@ def digest(text: str) -> str:
 
 
 def fraction(hex_digest: str) -> float:
-    """The digest as a number in [0, 1): the same document falls on the same side of a split on every
-    machine."""
+    """The digest as a number in [0, 1): a document is in the same split on every machine."""
     return int(hex_digest[:8], 16) / 2**32
 
 
@@ -142,9 +144,8 @@ def python_roots() -> list[tuple[str, Path]]:
 
 
 def embedded_python(ledger: Ledger, roots: Iterable[tuple[str, Path]] | None = None) -> Iterator[Document]:
-    """Documents of the interpreter's Python files, tests and vendored copies left out, in an order that
-    depends on relative paths only: shuffled by the hash of the path, so that any prefix is a fair sample of
-    all packages."""
+    """Documents of the interpreter's Python files, without tests and vendored copies. The order is that of the hashes of their relative paths, so
+    any prefix is a fair sample of all packages."""
     found: dict[str, tuple[str, Path]] = {}
     for source, root in python_roots() if roots is None else roots:
         for relative in _python_files(root, ledger):
@@ -163,11 +164,10 @@ def _python_files(root: Path, ledger: Ledger) -> Iterator[str]:
         for name in names:
             if name.endswith(".py"):
                 path = (relative / name).as_posix()
-                rule = _path_rule(path)
-                if rule is None:
-                    yield path
-                else:
+                if rule := _path_rule(path):
                     ledger.skip(rule)
+                else:
+                    yield path
 
 
 def _path_rule(relative: str) -> str | None:
@@ -181,28 +181,21 @@ def _path_rule(relative: str) -> str | None:
 
 
 def read_text_file(path: Path, name: str, source: str, ledger: Ledger) -> Document | None:
-    """The document of one file; None, and a count in the ledger, where it cannot be used. A .py file must
-    also pass `text_rule`."""
+    """The document of one file; None, and a count in the ledger, where it cannot be used. `text_rule` applies to .py files."""
     try:
-        raw = path.read_bytes()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError:
-        ledger.lose("unreadable")
-        return None
-    try:
-        text = raw.decode("utf-8-sig")
+        return ledger.lose("unreadable")
     except UnicodeDecodeError:
-        ledger.lose("not_utf8")
-        return None
-    rule = text_rule(text) if path.suffix == ".py" else None
-    if rule is not None:
-        ledger.skip(rule)
-        return None
+        return ledger.lose("not_utf8")
+    if path.suffix == ".py" and (rule := text_rule(text)):
+        return ledger.skip(rule)
     return Document(text.replace("\r\n", "\n"), name, source)
 
 
 def text_rule(text: str) -> str | None:
-    """The rule that leaves a source text out, or None. The limits on lines are those of github-code-clean:
-    tables of data and minified code teach digits, not programs."""
+    """The rule that removes a source text, or None. The limits on lines are those of github-code-clean: tables of data and minified code
+    teach digits, not programs."""
     if not text.strip():
         return "empty"
     if len(text) > LARGEST_FILE:
@@ -220,21 +213,19 @@ def text_rule(text: str) -> str | None:
 def open_text(path: Path) -> Iterator[str]:
     """Lines of a text file, plain or .gz. Raises MissingFile, DataError (not UTF-8, truncated archive)."""
     if not path.exists():
-        raise MissingFile(f"{path} does not exist; a readable file is needed; check --source")
+        raise MissingFile(f"{path} does not exist; check --source")
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             yield from lines
     except UnicodeDecodeError as error:
-        where = f"{error.reason} at byte {error.start}"
-        raise DataError(f"{path} is not UTF-8 ({where}); text in UTF-8 is needed; convert it") from None
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     except (EOFError, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is a truncated or foreign archive ({error}); fetch it again") from None
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each non-blank line. Raises DataError that names the file and the line, also
-    for a file without any row."""
+    """(line number, object) of each non-blank line. DataError, with file and line, for another line or a file without rows."""
     rows = 0
     for number, line in enumerate(open_text(path), 1):
         if not line.strip():
@@ -242,27 +233,23 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataError(
-                f"{path}:{number} is not JSON ({error}); one object per line is needed; "
-                "a truncated last line usually means an interrupted download or write: make the file again"
-            ) from None
+            bad = f"{path}:{number} is not JSON ({error}); required is one object per line"
+            raise DataError(f"{bad}; a cut last line means an interrupted download: make the file again") from None
         if not isinstance(row, dict):
-            kind = type(row).__name__
-            raise DataError(f"{path}:{number} holds a {kind}; one JSON object per line is needed")
+            raise DataError(f"{path}:{number} holds a {type(row).__name__}; required is one JSON object per line")
         rows += 1
         yield number, row
     if not rows:
-        raise DataError(f"{path} is empty; at least one JSON object per line is needed; make the file again")
+        raise DataError(f"{path} is empty; required is one JSON object per line; make the file again")
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a parquet file, a batch in memory at a time. Raises MissingFile, DataError for a foreign
-    file."""
+    """Rows of a parquet file, a batch in memory at a time. Raises MissingFile, DataError for another kind of file."""
     import pyarrow
     import pyarrow.parquet
 
     if not path.exists():
-        raise MissingFile(f"{path} does not exist; a readable file is needed; check --source")
+        raise MissingFile(f"{path} does not exist; check --source")
     try:
         table = pyarrow.parquet.ParquetFile(path)
         for batch in table.iter_batches(batch_size=256):
@@ -275,12 +262,11 @@ ENDINGS = ".parquet, .jsonl or .jsonl.gz"
 
 
 def local_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of one parquet, jsonl or jsonl.gz file, or of all such files of a directory in the order of their
-    names."""
+    """Rows of one parquet, jsonl or jsonl.gz file, or of all such files of a directory by name."""
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if row_format(f))
         if not files:
-            raise DataError(f"{path} holds no file ending in {ENDINGS}; one is needed; check --source")
+            raise DataError(f"{path} holds no file ending in {ENDINGS}; check --source")
         for file in files:
             yield from local_rows(file)
     elif row_format(path) == "parquet":
@@ -288,7 +274,7 @@ def local_rows(path: Path) -> Iterator[dict[str, Any]]:
     elif row_format(path) == "jsonl":
         yield from (row for _, row in read_jsonl(path))
     else:
-        raise DataError(f"{path} has the ending {path.suffix!r}; {ENDINGS} is needed; convert or rename it")
+        raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
 
 
 def row_format(path: Path) -> str | None:
@@ -301,14 +287,13 @@ def row_format(path: Path) -> str | None:
 def require_columns(
     rows: Iterable[dict[str, Any]], accepted: Iterable[tuple[str, ...]], origin: str
 ) -> Iterator[dict[str, Any]]:
-    """The rows, once the first one is seen to hold one of the accepted sets of columns. Raises DataError
-    naming both."""
+    """The rows. DataError where the first one holds none of the accepted sets of columns."""
     accepted = list(accepted)
     for number, row in enumerate(rows):
         if number == 0 and not any(set(columns) <= row.keys() for columns in accepted):
-            wanted = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)
+            sets = " or ".join("{" + ", ".join(columns) + "}" for columns in accepted)
             raise DataError(
-                f"{origin} has the columns {sorted(row)}; {wanted} is needed; rename them or change --source"
+                f"{origin} has the columns {sorted(row)}; required is {sets}; rename them or change --source"
             )
         yield row
 
@@ -317,16 +302,12 @@ def require_columns(
 
 
 def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a hub data set, streamed. `files`: parquet or json files to read straight from the repository (for
-    data sets that only ship a loading script, and for parts of one). Raises UserError within seconds when there
-    is no network or no `datasets` package."""
+    """Rows of a hub data set, streamed. files: parquet or json files to read from the repository (for data sets that only ship a loading script,
+    and for parts of one). Raises UserError within seconds without a network or the package `datasets`."""
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            f"the package `datasets` is not installed; --source hub needs it to read {name}; "
-            f"install it, or {OTHER_SOURCES}"
-        ) from None
+        raise UserError(f"{name} needs the package `datasets`; pip install datasets, or {OTHER_SOURCES}") from None
     probe_hub(name)
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -345,8 +326,8 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
 def probe_hub(
     name: str, timeout_s: float = PROBE_S, *, remedy: str = f"--source hub needs a network; {OTHER_SOURCES}"
 ) -> None:
-    """Raises UserError, with the remedy, unless the hub answers within `timeout_s`. Asked before `datasets` is, whose own retries
-    take minutes; in a thread, since a name look-up obeys no socket timeout."""
+    """UserError, with the remedy, unless the hub answers within `timeout_s`. The retries of `datasets` itself take minutes. The thread is there
+    because a name look-up obeys no socket timeout."""
     from huggingface_hub import constants
 
     answer: list[str | None] = []
@@ -363,7 +344,7 @@ def _reach(url: str, timeout_s: float) -> str | None:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s).close()
     except urllib.error.HTTPError:
-        return None  # an answer of any status shows that the way there is open
+        return None  # an answer of any status shows that the hub can be reached
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
     return None

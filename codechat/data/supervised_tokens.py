@@ -1,12 +1,12 @@
-"""How many supervised tokens the conversations of a file hold, with and without a limit on their length: what a mix is really made of.
+"""Count the supervised tokens in files of conversations, with and without a limit on their length.
 
     python -m codechat.data.supervised_tokens --files calls=glaive.jsonl code=data/sft/code.train.jsonl --tokenizer gpt2 --limit 2049
 
-Rows are {messages}, or {system, chat} as glaive has them. A run with a row per file: conversations, how many are longer than the limit, supervised
-tokens in all and per conversation, before and after cutting. Rows that are cut keep what lies before the limit, as the original did; our own
-preparation drops them.
+Rows are {messages}, or {system, chat} as in glaive. The run gets one row per file: conversations, how many exceed the limit, and supervised tokens
+in all and per conversation, before and after cutting. A cut conversation keeps its tokens before the limit, as in the original system; our own
+preparation drops such conversations.
 
-Left out: the order and repetition of training (an SFT run logs the supervised tokens it has seen).
+Left out: the order and repetition of training (an SFT run logs its supervised tokens).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from codechat.text import tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisionConfig:
-    """Which files are counted, and how."""
+    """Which files to count, and how."""
 
     run_name: str = opt("supervision", "name of the run directory under runs/", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
@@ -53,16 +53,12 @@ def masks(path: Path, cfg: SupervisionConfig) -> Iterator[list[int]]:
             return
         messages: Any = row.get("messages") or (glaive.conversation(row) if {"system", "chat"} <= row.keys() else None)
         if messages is None:
-            raise DataError(
-                f"{path} row {number + 1} has {', '.join(row)[:80]}; required are messages, or system and chat"
-            )
-        found = (
-            None
-            if isinstance(messages, str)
-            else conversations.encode({"messages": messages, "domain": ""}, tok, cfg.tags, 1 << 30)
-        )
-        if isinstance(found, conversations.Example):
-            yield found.loss_mask[1:].astype(int).tolist()
+            columns = ", ".join(row)[:80]
+            raise DataError(f"{path} row {number + 1} has {columns}; required are messages, or system and chat")
+        if not isinstance(messages, str):
+            found = conversations.encode({"messages": messages, "domain": ""}, tok, cfg.tags, 1 << 30)
+            if isinstance(found, conversations.Example):
+                yield found.loss_mask[1:].astype(int).tolist()
 
 
 def count(found: Iterator[list[int]], limit: int) -> dict[str, Any]:
@@ -83,7 +79,7 @@ def count(found: Iterator[list[int]], limit: int) -> dict[str, Any]:
 
 
 def run_supervision(cfg: SupervisionConfig) -> Run:
-    """Count every file. MissingFile before anything is written."""
+    """Count every file; MissingFile before anything is written."""
     places = {file.partition("=")[0]: Path(file.partition("=")[2]) for file in cfg.files}
     for path in places.values():
         if not path.is_file():
@@ -92,22 +88,15 @@ def run_supervision(cfg: SupervisionConfig) -> Run:
         for domain, path in places.items():
             row = dict(domain=domain, limit=cfg.limit, tokenizer=cfg.tokenizer, **count(masks(path, cfg), cfg.limit))
             run.log_eval(0, row)
-            print(
-                f"{domain}: {row['conversations']} conversations, {row['supervised']:,} supervised tokens, {row['cut']} cut at {cfg.limit}"
-            )
+            counts = f"{row['conversations']} conversations, {row['supervised']:,} supervised tokens"
+            print(f"{domain}: {counts}, {row['cut']} cut at {cfg.limit}")
     return run
 
 
 def main(argv: list[str] | None = None) -> None:
     """`python -m codechat.data.supervised_tokens`."""
-    run_supervision(
-        config.parse(
-            SupervisionConfig,
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m codechat.data.supervised_tokens",
-            epilog=__doc__,
-        )
-    )
+    words, prog = sys.argv[1:] if argv is None else argv, "python -m codechat.data.supervised_tokens"
+    run_supervision(config.parse(SupervisionConfig, words, prog=prog, epilog=__doc__))
 
 
 if __name__ == "__main__":

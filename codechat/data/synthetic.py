@@ -1,30 +1,28 @@
-"""Code questions made from real functions, and plain chat turns: the embedded conversations of SFT.
+"""The embedded conversations of SFT: code questions made from real functions, and plain chat turns.
 
-A question is a short documented function turned around: its signature and the first sentence of its docstring
-become the request, its source (decorators and docstring taken away) the answer. Only top-level functions are
-used, since a method cannot be written without its class. Chat turns are a small table of facts and courtesies
-in several wordings.
+A code question is a short documented function turned around. Its signature and the first sentence of its docstring become the request; its
+source, without decorators and docstring, is the answer. Only top-level functions are used, since a method needs its class. Chat turns are the
+facts and courtesies of chat_turns.json in several wordings.
 
-`system_prompts` gives a share of the code rows a neutral system prompt, and makes another share negatives:
-tools are offered, code is asked for, code is the answer. Without them a model learns "system prompt,
-therefore call".
-
-Left out: tests for the functions, and questions whose answer would need the rest of the module to make sense
-of it (that is not checked: these rows teach the form of an answer, not correctness).
+Left out: tests for the functions, and a check that an answer makes sense without the rest of its module: these rows teach the form of an
+answer, not correctness.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from codechat.data.sources import Document, Ledger, digest, fraction
 
 Row = dict[str, Any]
+CHAT_TURNS = Path(__file__).with_name("chat_turns.json")
 
 MIN_DOC_CHARS = 20
 MAX_REQUEST_CHARS = 220
@@ -35,9 +33,8 @@ _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]
 _BLOCK_END = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
 _SENTENCE = re.compile(r"(.+?[.!?])(?:\s|$)|(.+)", re.DOTALL)
 _MARKUP = re.compile(r":\w+:(?=`)|[{}|]|>>>")
-# Docstrings open with these verbs, as "Return" or "Returns"; anything else is quoted after a colon.
-_VERBS = frozenset(
-    """
+# Verbs that open docstrings, as "Return" or "Returns"; a sentence with another opening is quoted after a colon.
+_VERBS = frozenset("""
 add append apply build calculate call cast check clean clear close collect combine compare compute
 concatenate convert copy count create decode delete determine draw encode ensure escape estimate evaluate
 execute expand extract fetch fill filter find format generate get give handle insert invert iterate join
@@ -45,8 +42,7 @@ list load look make map merge move normalize open parse print process produce pr
 register remove render replace reset resolve return reverse round run save scale search select send set
 setup show skip sort split start stop store strip sum test transform truncate try unpack update validate
 verify wait walk wrap write yield
-""".split()
-)
+""".split())  # fmt: skip
 _REQUESTS = (
     "Write a Python function `{signature}` that {thirds}.",
     "Write `{signature}` in Python. It should {verb}.",
@@ -66,7 +62,7 @@ def split_of(name: str) -> str:
 
 
 def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:
-    """A conversation of one turn; `meta` says what was asked and what was present."""
+    """A conversation of one turn; `meta` holds what kind of answer is expected and whether tools are present."""
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
     name = digest(f"{user}\0{assistant}")[:16]
     return {
@@ -78,8 +74,7 @@ def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:
 
 
 def parsed(source: str) -> ast.Module | None:
-    """The syntax tree of a source text, None where it is not Python; what it warns about is the author's
-    business."""
+    """The syntax tree of a source text without its warnings; None where it is not Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -109,8 +104,7 @@ def code_rows(documents: Iterable[Document], ledger: Ledger, max_chars: int = MA
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Source of each top-level function that opens with a docstring, found without parsing the whole module:
-    that is ten times faster, and a candidate is parsed by itself anyway."""
+    """Source of each top-level function that opens with a docstring. Regular expressions are ten times faster than parsing the module."""
     for match in _FUNCTION.finditer(text):
         end = _BLOCK_END.search(text, match.end())
         block = text[match.start() : end.start() if end else len(text)]
@@ -118,7 +112,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def question(source: str, max_chars: int = MAX_CODE_CHARS) -> Row | str:
-    """The row of one function, or the rule that leaves it out."""
+    """The row of one function, or the rule that skips it."""
     if len(source) > 4 * max_chars:
         return "too_long"
     tree = parsed(source)
@@ -145,8 +139,7 @@ def _sentence(doc: str) -> str:
 
 
 def _without_docstring(source: str, node: ast.FunctionDef) -> str | None:
-    """The function's own lines but those of the docstring; None where the docstring shares a line with
-    code."""
+    """The function's lines without the docstring; None where the docstring shares a line with code."""
     doc, lines = node.body[0], source.split("\n")
     if len(node.body) < 2 or doc.lineno == node.lineno or node.body[1].lineno <= doc.end_lineno:
         return None
@@ -161,7 +154,7 @@ def _trivial(body: list[ast.stmt]) -> bool:
 
 
 def _request(signature: str, sentence: str) -> str:
-    """A request in one of the wordings; which one follows from the signature."""
+    """A request in one of several wordings; the signature decides which."""
     pick = int(digest(signature)[:4], 16)
     head, _, rest = sentence.partition(" ")
     base = _base_form(head.lower().rstrip(",.:"))
@@ -185,89 +178,17 @@ def _third_person(verb: str) -> str:
 
 # ------------------------------------------------------------------ plain chat
 
-COURTESIES = (
-    (("Hello!", "Hello.", "Hi!", "Hi there!", "Hey!", "Hello there."), "Hello! How can I help you?"),
-    (("Good morning!", "Good morning."), "Good morning! How can I help you?"),
-    (("Good evening!", "Good evening."), "Good evening! How can I help you?"),
-    (("Thanks!", "Thank you!", "Thank you very much.", "Thanks a lot!", "Many thanks."), "You are welcome!"),
-    (("Goodbye!", "Bye!", "See you later.", "Good night!"), "Goodbye! Come back any time."),
-    (
-        ("Who are you?", "What are you?", "Tell me about yourself.", "What is your name?"),
-        "I am CodeChat, a small language model that writes Python and calls functions.",
-    ),
-    (("How are you?", "How are you doing?", "How is it going?"), "I am fine, thank you. What can I do for you?"),
-    (
-        ("What can you do?", "How can you help me?", "What are you good at?"),
-        "I can write short Python functions, call functions that you offer, and chat a little.",
-    ),
-    (("Are you a person?", "Are you human?", "Are you alive?"), "No, I am a language model."),
-    (("Can you feel things?", "Do you have feelings?"), "No. I am a program that predicts text."),
-    (("That is great!", "Well done!", "Good job.", "Nice work!"), "Thank you! I am glad that it helped."),
-    (
-        ("That is wrong.", "You made a mistake.", "That is not right."),
-        "I am sorry. Please tell me what is wrong and I will try again.",
-    ),
-    (("Can you help me?", "I need help.", "Help me, please."), "Of course. What do you need?"),
-    (("Never mind.", "Forget it.", "It does not matter."), "All right. Tell me if you need anything else."),
-)
-_FACTS = {
-    ("What is the capital of {}?", "Which city is the capital of {}?", "Name the capital of {}."): (
-        "The capital of {} is {}.",
-        "France Paris, Germany Berlin, Italy Rome, Spain Madrid, Portugal Lisbon, Austria Vienna, "
-        "Greece Athens, Poland Warsaw, Sweden Stockholm, Norway Oslo, Finland Helsinki, Denmark "
-        "Copenhagen, Ireland Dublin, Belgium Brussels, Hungary Budapest, Japan Tokyo, China Beijing, "
-        "Egypt Cairo, Kenya Nairobi, Canada Ottawa, Cuba Havana, Peru Lima, Chile Santiago, Russia "
-        "Moscow, Turkey Ankara, Thailand Bangkok",
-    ),
-    ("What is the opposite of {}?", "Give me the opposite of {}.", "Which word means the opposite of {}?"): (
-        "The opposite of {} is {}.",
-        "hot cold, big small, fast slow, up down, left right, open closed, light dark, old new, early "
-        "late, wet dry, full empty, hard soft, high low, long short, loud quiet, rich poor, strong "
-        "weak, thick thin, true false, near far, first last, easy difficult, happy sad, heavy light, "
-        "clean dirty, wide narrow, deep shallow",
-    ),
-    ("What is the plural of {}?", "How do you write the plural of {}?", "Give me the plural of {}."): (
-        "The plural of {} is {}.",
-        "mouse mice, child children, foot feet, tooth teeth, man men, woman women, goose geese, "
-        "person people, leaf leaves, wolf wolves, knife knives, box boxes, city cities, bus buses, "
-        "index indices, matrix matrices",
-    ),
-    ("Which day comes after {}?", "What is the day after {}?"): (
-        "The day after {} is {}.",
-        "Monday Tuesday, Tuesday Wednesday, Wednesday Thursday, Thursday Friday, Friday Saturday, "
-        "Saturday Sunday, Sunday Monday",
-    ),
-    ("Which month comes after {}?", "What is the month after {}?"): (
-        "The month after {} is {}.",
-        "January February, February March, March April, April May, May June, June July, July August, "
-        "August September, September October, October November, November December, December January",
-    ),
-    ("What does `{}` do in Python?", "Explain Python's `{}` in a few words.", "What is `{}` for?"): (
-        "`{}` {}.",
-        "len returns the number of items, print writes text to the screen, range counts from one "
-        "number to another, sorted returns a sorted list, abs returns the size of a number without "
-        "its sign, sum adds up numbers, min returns the smallest item, max returns the largest item, "
-        "open opens a file, zip pairs up items, enumerate counts items while it yields them, int "
-        "converts to a whole number, str converts to text, list makes a list, set makes a collection "
-        "without repeats, dict maps keys to values, def begins a function, class begins a class, "
-        "import loads a module, return ends a function with a value, break leaves a loop, continue "
-        "goes on with the next round, with closes what it opens, lambda makes a small function, yield "
-        "gives one value at a time, assert stops unless something is true",
-    ),
-}
-
 
 def chat_rows() -> Iterator[Row]:
-    """Every plain chat turn there is. The split follows the request: each answer is also taught in other
-    words."""
-    for requests, answer in COURTESIES:
-        for request in requests:
-            yield _chat(request, answer)
-    for requests, (pattern, table) in _FACTS.items():
-        for entry in table.split(", "):
-            key, _, value = entry.partition(" ")
-            for request in requests:
-                yield _chat(request.format(key), pattern.format(key, value))
+    """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other wordings."""
+    turns = json.loads(CHAT_TURNS.read_text(encoding="utf-8"))
+    for turn in turns["courtesies"]:
+        for request in turn["requests"]:
+            yield _chat(request, turn["answer"])
+    for fact in turns["facts"]:
+        for key, value in fact["table"].items():
+            for request in fact["requests"]:
+                yield _chat(request.format(key), fact["answer"].format(key, value))
 
 
 def _chat(request: str, answer: str) -> Row:

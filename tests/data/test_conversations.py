@@ -80,7 +80,7 @@ def test_the_original_projects_ids_and_labels_are_read_as_they_are(tmp_path):
     example = dialogues.encode(next(dialogues.read(path)), BYTES, "text", 16)
     (batch,) = dialogues.held_out([example], 1, 3)
     assert batch.ids.tolist() == [[5, 6, 7]] and batch.targets.tolist() == [[-100, 7, 8]]
-    with pytest.raises(DataError, match="holds id 999"):
+    with pytest.raises(DataError, match="999"):
         dialogues.encode({"input_ids": [5, 999], "labels": [5, 999], "domain": "x"}, BYTES, "text", 16)
 
 
@@ -100,30 +100,30 @@ def test_the_original_projects_conversations_are_read_with_their_roles_and_domai
 
 
 BAD_LINES = {
-    "": "is empty",
-    '{"messages": [{"role": "user", "cont': r"x.jsonl:1 is not JSON.*truncated last line",
-    '{"prompt": "a", "completion": "b"}\n': r"x.jsonl:1 has the columns \['completion', 'prompt'\]; messages",
-    "[1, 2]\n": r"x.jsonl:1 holds a list",
-    '{"messages": "hi"}\n': r"x.jsonl:1: messages is a str",
-    '{"messages": [{"role": "user"}]}\n': r"x.jsonl:1: a message is .*role and content",
-    '{"messages": [{"role": "boss", "content": "x"}]}\n': r"x.jsonl:1: role 'boss' is unknown",
-    '{"input_ids": [1, 2], "labels": [1]}\n': r"x.jsonl:1: input_ids and labels must be lists of one length",
-    '{"input_ids": [1, 2], "labels": [2, -100]}\n': r"x.jsonl:1: a label is neither",
+    "": "x.jsonl",
+    '{"messages": [{"role": "user", "cont': "x.jsonl:1",
+    '{"prompt": "a", "completion": "b"}\n': r"x.jsonl:1 .*\['completion', 'prompt'\].*messages",
+    "[1, 2]\n": "x.jsonl:1 .*list",
+    '{"messages": "hi"}\n': "x.jsonl:1.*messages.*str",
+    '{"messages": [{"role": "user"}]}\n': "x.jsonl:1.*role and content",
+    '{"messages": [{"role": "boss", "content": "x"}]}\n': "x.jsonl:1.*'boss'",
+    '{"input_ids": [1, 2], "labels": [1]}\n': "x.jsonl:1.*input_ids and labels",
+    '{"input_ids": [1, 2], "labels": [2, -100]}\n': "x.jsonl:1.*label",
 }
 
 
 @pytest.mark.parametrize("text", BAD_LINES)
-def test_a_bad_file_is_refused_with_its_name_and_line(tmp_path, text):
+def test_a_bad_file_raises_with_its_name_and_line(tmp_path, text):
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(DataError, match=BAD_LINES[text]):
         list(dialogues.read(tmp_path / "x.jsonl"))
 
 
-def test_an_absent_and_a_non_utf8_file_are_refused(tmp_path):
-    with pytest.raises(MissingFile, match="does not exist"):
+def test_an_absent_and_a_non_utf8_file_raise(tmp_path):
+    with pytest.raises(MissingFile, match=".jsonl"):
         list(dialogues.read(tmp_path / "no.jsonl"))
     (tmp_path / "latin.jsonl").write_bytes('{"messages": "é"}'.encode("latin-1"))
-    with pytest.raises(DataError, match="latin.jsonl is not UTF-8"):
+    with pytest.raises(DataError, match="latin.jsonl"):
         list(dialogues.read(tmp_path / "latin.jsonl"))
 
 
@@ -141,9 +141,9 @@ def test_load_domains_reads_conversations_and_leaves_problems_and_probes_alone(t
 
 def test_load_domains_stops_when_a_reason_takes_more_than_its_share(tmp_path):
     write(tmp_path / "chat.train.jsonl", [talk("a", "b")] * 7 + [talk("a", "b" * 200)] * 3)
-    with pytest.raises(DataError, match=r"lost 3 of 10 rows \(30.0%\) to 'too_long'.*raise the block size"):
+    with pytest.raises(DataError, match=r"3 of 10 .*30.0%.*'too_long'.*--seq-len"):
         dialogues.load_domains(tmp_path, "train", BYTES, "reserved", 64)
-    with pytest.raises(MissingFile, match="no conversations of split 'select'.*codechat data"):
+    with pytest.raises(MissingFile, match="'select'.*codechat data"):
         dialogues.load_domains(tmp_path, "select", BYTES, "reserved", 64)
 
 
@@ -239,7 +239,7 @@ def test_a_mix_given_in_rows_is_one_in_rows():
         loader.next()
     calls, programs = loader.drawn
     assert calls / programs == pytest.approx(5.6, rel=0.05)
-    with pytest.raises(DataError, match="weights name the domains .'poems'."):
+    with pytest.raises(DataError, match="'poems'.*--mix"):
         dialogues.PackedLoader(examples, dialogues.token_weights(examples, {"poems": 1.0}), 8, 256)
 
 
@@ -302,17 +302,17 @@ def test_packing_makes_more_than_300_thousand_tokens_a_second():
 @pytest.mark.parametrize(
     ("weights", "T", "match"),
     [
-        ({"a": 1, "math": 1}, 64, r"name the domains \['math'\]; the data hold \['a', 'b'\]"),
-        ({"a": 0}, 64, "no domain has a positive weight"),
-        (None, 20, "takes 57 tokens; a row has 20"),
+        ({"a": 1, "math": 1}, 64, r"\['math'\].*\['a', 'b'\].*--mix"),
+        ({"a": 0}, 64, "--mix"),
+        (None, 20, " 57 .* 20;.*--seq-len"),
     ],
 )
-def test_a_mix_that_cannot_be_made_is_refused(weights, T, match):
+def test_a_mix_that_cannot_be_made_raises(weights, T, match):
     with pytest.raises(DataError, match=match):
         dialogues.PackedLoader(mixed(), weights, 1, T)
 
 
-def test_a_domain_without_supervised_tokens_is_refused():
+def test_a_domain_without_supervised_tokens_raises():
     silent = [Example(np.arange(5, dtype=np.int32), np.array([True] + [False] * 4), "a")]
-    with pytest.raises(DataError, match="domain a holds no supervised token in 1 rows"):
+    with pytest.raises(DataError, match="domain a .* 1 rows"):
         dialogues.PackedLoader({"a": silent}, None, 1, 64)

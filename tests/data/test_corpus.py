@@ -99,7 +99,7 @@ def test_a_failed_rewrite_leaves_the_old_corpus_and_no_half_written_file(tmp_pat
         assert list(tmp_path.glob("*.tmp"))
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(DataError, match="disk full"):
+    with pytest.raises(DataError, match="--out"):
         write(tmp_path, failing())
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
@@ -112,7 +112,7 @@ def test_a_changed_shard_is_found_by_its_hash_and_a_cut_one_by_its_size(tmp_path
     with pytest.raises(DataError, match="sha256"):
         corpus.verify(tmp_path)
     shard.write_bytes(raw[:-2])
-    with pytest.raises(DataError, match=rf"{len(raw) - 2} bytes; manifest.json says {len(raw)}"):
+    with pytest.raises(DataError, match=rf"{len(raw) - 2} .*manifest.json.* {len(raw)}"):
         corpus.open_corpus(tmp_path, "train")
 
 
@@ -153,7 +153,7 @@ def test_state_resumes_exactly_and_refuses_another_seed(tmp_path):
         assert torch.equal(ids, got[0]) and torch.equal(targets, got[1])
     other = corpus.WindowLoader(tmp_path, "train", 4, 16, seed=2)
     assert not torch.equal(other.next()[0], want[0][0])
-    with pytest.raises(DataError, match="seed 1; this run has 2"):
+    with pytest.raises(DataError, match="seed 1.* 2;.*--seed 1"):
         other.load_state(state)
 
 
@@ -170,7 +170,7 @@ def test_every_start_is_drawn_about_equally_often(tmp_path):
 def test_a_corpus_smaller_than_a_block_is_refused_with_both_numbers(tmp_path):
     manifest = write(tmp_path)
     tokens = manifest["train_tokens"]
-    with pytest.raises(DataError, match=rf"{tokens} train tokens.*needs {tokens + 1}"):
+    with pytest.raises(DataError, match=rf"{tokens} train .* {tokens + 1} .*block_size"):
         corpus.WindowLoader(tmp_path, "train", 1, tokens)
     ids, _ = corpus.WindowLoader(tmp_path, "train", 1, tokens - 1).next()
     assert ids.shape == (1, tokens - 1)
@@ -266,35 +266,35 @@ def test_files_that_are_not_utf8_are_dropped_counted_and_stop_the_source_above_t
         return write(tmp_path / "out", documents, ledger=ledger)
 
     assert prepare(0.05)["dropped"] == {"not_utf8": 1}
-    with pytest.raises(DataError, match=r"lost 1 of 21 rows \(4.8%\) to 'not_utf8'; at most 4.0%"):
+    with pytest.raises(DataError, match=r"1 of 21 .*4.8%.*'not_utf8'.* 4.0%"):
         prepare(0.04)
 
 
-def test_an_undeclared_drop_reason_is_a_bug_of_the_source():
-    with pytest.raises(KeyError, match="does not declare"):
+def test_an_undeclared_reason_of_a_loss_is_a_bug_of_the_source():
+    with pytest.raises(KeyError, match="'b'"):
         sources.Ledger("x", {"a": 0.1}).lose("b")
 
 
-def test_no_text_at_all_is_refused(tmp_path):
-    with pytest.raises(DataError, match="kept no row.*empty 1"):
+def test_no_text_at_all_raises(tmp_path):
+    with pytest.raises(DataError, match="empty 1.*--source"):
         write(tmp_path, [""])
     assert not list(tmp_path.iterdir())
 
 
 def test_an_absent_or_foreign_directory_is_refused(tmp_path):
-    with pytest.raises(MissingFile, match="neither manifest.json nor"):
+    with pytest.raises(MissingFile, match="manifest.json"):
         corpus.open_corpus(tmp_path, "train")
     (tmp_path / "manifest.json").write_text('{"files": ')
-    with pytest.raises(DataError, match="is not JSON"):
+    with pytest.raises(DataError, match="manifest.json"):
         corpus.open_corpus(tmp_path, "train")
     (tmp_path / "manifest.json").write_text('{"domains": {}}')
-    with pytest.raises(DataError, match="not the manifest of a corpus"):
+    with pytest.raises(DataError, match="manifest.json"):
         corpus.open_corpus(tmp_path, "train")
 
 
 def test_an_unknown_split_names_the_known_ones(tmp_path):
     write(tmp_path)
-    with pytest.raises(DataError, match=r"no split 'test'; it has \['train', 'val'\]"):
+    with pytest.raises(DataError, match=r"'test'.*\['train', 'val'\]"):
         corpus.open_corpus(tmp_path, "test")
 
 

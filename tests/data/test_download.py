@@ -148,7 +148,7 @@ def test_a_model_comes_without_its_pickles(tmp_path: Path, hub: Hub) -> None:
     assert contents(tmp_path / "data" / "hub" / "model") == {k: v for k, v in MODEL.items() if not k.endswith(".bin")}
     assert "model some/model" in done.stdout
     again = download(tmp_path, hub.url, "some/model")
-    assert again.returncode == 2 and "is there already" in again.stderr
+    assert again.returncode == 2 and "--out" in again.stderr
 
 
 def test_a_data_set_is_found_where_no_model_has_the_name(tmp_path: Path, hub: Hub) -> None:
@@ -156,11 +156,7 @@ def test_a_data_set_is_found_where_no_model_has_the_name(tmp_path: Path, hub: Hu
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "here") == REPOS["datasets", "some/data"]
     none = download(tmp_path, hub.url, "some/thing", "--out", "there")
-    assert (
-        none.returncode == 2
-        and "the hub has no model or data set some/thing" in none.stderr
-        and not (tmp_path / "there").exists()
-    )
+    assert none.returncode == 2 and "some/thing" in none.stderr and not (tmp_path / "there").exists()
     assert download(tmp_path, hub.url, "some/data", "--kind", "model", "--out", "there").returncode == 2
 
 
@@ -185,7 +181,7 @@ def test_a_hub_that_falls_silent_leaves_no_directory_and_whole_files_stay(tmp_pa
     hub.cut_at, hub.silent = 2**20, True
     first = download(tmp_path, hub.url, "some/model", "--out", "out")
     assert first.returncode == 2 and "Traceback" not in first.stderr
-    assert "did not arrive whole" in first.stderr.splitlines()[-1] and "run the same command to go on" in first.stderr
+    assert ".partial" in first.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists() and (tmp_path / "out.partial").is_dir()
     hub.cut_at, hub.asked = None, []
     second = download(tmp_path, hub.url, "some/model", "--out", "out")
@@ -203,5 +199,5 @@ def test_without_a_network_it_fails_in_one_line_within_seconds(tmp_path: Path, u
     done = download(tmp_path, url, "some/model", "--out", "out")
     assert time.monotonic() - began < 20, "starting Python included"
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"the hub at {url} cannot be reached for some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
+    assert url in done.stderr and "some/model" in done.stderr and "HF_ENDPOINT" in done.stderr
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()

@@ -134,7 +134,7 @@ def test_the_embedded_source_needs_no_datasets_package(tmp_path, monkeypatch):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     monkeypatch.setitem(sys.modules, "datasets", None)
     run("corpus", tmp_path, "--max-tokens", "20000")
-    with pytest.raises(UserError, match="`datasets` is not installed.*--source embedded"):
+    with pytest.raises(UserError, match="`datasets`.*--source embedded"):
         run("sft", tmp_path / "hub", "--source", "hub")
 
 
@@ -233,7 +233,7 @@ def test_the_domain_follows_from_the_answer(answer, domain):
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
     rows = [{**ALPACA, "instruction": f"Task {i}."} for i in range(18)] + [{**ALPACA, "output": ""}] * 2
     path = write(tmp_path / "alpaca.jsonl", rows)
-    with pytest.raises(DataError, match=r"alpaca.jsonl lost 2 of 20 rows \(10.0%\) to 'no_answer'; at most 5.0%"):
+    with pytest.raises(DataError, match=r"alpaca.jsonl .*2 of 20 .*10.0%.*'no_answer'.* 5.0%"):
         run("sft", tmp_path / "out", "--source", path)
     printed = capsys.readouterr().out
     assert "no_answer" in printed and "10.00%" in printed and "5.00%" in printed
@@ -250,7 +250,7 @@ def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
     assert len(list(sources.local_rows(tmp_path))) == 2
     cut = (tmp_path / "a.jsonl.gz").read_bytes()[:-9]
     (tmp_path / "a.jsonl.gz").write_bytes(cut)
-    with pytest.raises(DataError, match="a.jsonl.gz is a truncated or foreign archive"):
+    with pytest.raises(DataError, match="a.jsonl.gz"):
         list(sources.local_rows(tmp_path))
 
 
@@ -260,18 +260,18 @@ def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
         (
             "sft",
             {"question": "q", "reply": "r"},
-            r"x.jsonl has the columns \['question', 'reply'\]; {instruction, output} or",
+            r"x.jsonl .*\['question', 'reply'\].*{instruction, output}",
         ),
         (
             "calls",
             {"instruction": "q"},
-            r"columns \['instruction'\]; {system, chat} or {question, functions, ground_truth}",
+            r"\['instruction'\].*{system, chat} or {question, functions, ground_truth}",
         ),
-        ("corpus", {"body": "x"}, r"columns \['body'\]; {code} or {content} or {text} is needed"),
-        ("sft", {"messages": [{"role": "user"}]}, r"x.jsonl, row 1: a message is"),
+        ("corpus", {"body": "x"}, r"\['body'\].*{code} or {content} or {text}"),
+        ("sft", {"messages": [{"role": "user"}]}, "x.jsonl, row 1"),
     ],
 )
-def test_wrong_columns_are_refused_with_both_lists(tmp_path, kind, row, match):
+def test_wrong_columns_raise_with_both_lists(tmp_path, kind, row, match):
     with pytest.raises(DataError, match=match):
         run(kind, tmp_path / "out", "--source", write(tmp_path / "x.jsonl", [row]))
     assert not list(tmp_path.glob("out/*"))
@@ -291,7 +291,7 @@ BENCHMARKS = [
 @pytest.mark.parametrize(("kind", "row", "benchmark"), BENCHMARKS)
 def test_evaluation_data_is_never_written_as_training_data(tmp_path, kind, row, benchmark):
     path = write(tmp_path / "x.jsonl", [row])
-    with pytest.raises(DataError, match=rf"x.jsonl, row 1, is evaluation data \(.*{benchmark}"):
+    with pytest.raises(DataError, match=rf"x.jsonl, row 1,.*{benchmark}"):
         run(kind, tmp_path / "out", "--source", path)
     assert not list(tmp_path.glob("out/*"))
 
@@ -368,7 +368,7 @@ def mute_hub(monkeypatch):
 def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sources(tmp_path, kind, mute_hub):
     pytest.importorskip("datasets")
     began = time.monotonic()
-    with pytest.raises(UserError, match="cannot be reached.*--source embedded, or --source PATH"):
+    with pytest.raises(UserError, match="--source embedded, or --source PATH"):
         run(kind, tmp_path / "out", "--source", "hub")
     assert time.monotonic() - began < sources.PROBE_S + 3
     assert not list(tmp_path.glob("out/*"))
@@ -376,28 +376,32 @@ def test_without_a_network_the_hub_fails_within_seconds_and_names_the_other_sour
 
 def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepared):
     run("corpus", tmp_path, "--max-tokens", "20000")
-    with pytest.raises(DataError, match="holds a corpus"):
+    with pytest.raises(DataError, match="--out"):
         run("calls", tmp_path, "--max-examples", 5)
-    with pytest.raises(DataError, match="holds conversations"):
+    with pytest.raises(DataError, match="--out"):
         run("corpus", prepared, "--max-tokens", "20000")
 
 
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
-        (["corps"], ConfigError, "unknown kind of data 'corps'; did you mean 'corpus'"),
+        (["corps"], ConfigError, "'corps'.*'corpus'"),
         (["sft", "--max-lots", "3"], ConfigError, "--max-lots.*max-lost"),
-        (["sft", "--neutral-share", "0.9", "--negatives-share", "0.3"], ConfigError, "add up to more than 1"),
-        (["corpus", "--val-share", "2"], ConfigError, "val_share is 2"),
+        (
+            ["sft", "--neutral-share", "0.9", "--negatives-share", "0.3"],
+            ConfigError,
+            "neutral_share 0.9.*negatives_share 0.3",
+        ),
+        (["corpus", "--val-share", "2"], ConfigError, "val_share.* 2"),
         (
             ["corpus", "--source", "nowhere"],
             MissingFile,
-            "nowhere does not exist; --source takes embedded, hub",
+            "nowhere.*--source",
         ),
-        (["sft", "--source", "nowhere.jsonl"], MissingFile, "nowhere.jsonl does not exist"),
+        (["sft", "--source", "nowhere.jsonl"], MissingFile, "nowhere.jsonl"),
     ],
 )
-def test_a_wrong_word_is_refused(words, error, match, tmp_path, monkeypatch):
+def test_a_wrong_word_raises(words, error, match, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=match):
         command.main(words)
@@ -439,7 +443,7 @@ def test_real_benchmarks_are_refused(shared_data, tmp_path):
         ("sft", "gsm8k/test.jsonl"),
         ("corpus", "mbpp/sanitized/validation-00000-of-00001.parquet"),
     ]:
-        with pytest.raises(DataError, match="is evaluation data"):
+        with pytest.raises(DataError, match="--source"):
             run(kind, tmp_path, "--source", shared_data / name)
 
 
