@@ -4,18 +4,16 @@ A message is {"role": "system" | "user" | "assistant" | "function", "content": s
 
     {tag}\n{content}\n<|end|>\n
 
-with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tuning, sampling, evaluation,
-the REPLs and exports call `render` and `prompt`. There are two tag modes. "reserved": one id per tag, n_vocab
-+ its index in TAGS, so that no user text can forge a turn. "text": tags are spelled in ordinary tokens, and
-content that holds one is refused. The inline <functioncall> is a tag too, but only where the assistant wrote
-it.
+with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tuning, sampling, evaluation, command lines and exports call
+`render` and `prompt`. There are three tag modes. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn.
+"text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own chat template
+(hf_chat_template). The inline <functioncall> is a tag too, but only in assistant turns.
 
-Tags, line ends and contents are tokenised apart, so the ids of a prompt are a prefix of the ids of the whole
-conversation; and a stop is a sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
+Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole conversation. A stop is a
+sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
 
-Only what the assistant writes carries loss, in all its turns: content, the line end behind it and <|end|>.
-The grammar of calls is in calls.py; its names are offered here. A third mode, "template", takes the layout of an
-imported model from its own chat template (template.py).
+Only what the assistant writes carries loss, in all its turns: content, the line end after it and <|end|>. The grammar of calls is in tool_calls;
+its names are available here too.
 """
 
 from __future__ import annotations
@@ -28,30 +26,7 @@ from typing import NamedTuple
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import hf_chat_template
 from codechat.text.tokenizer import Tokenizer
-from codechat.text.tool_calls import CALL_TAG, FORMS, READABLE, TAGS, Call, format_call, parse_calls, tools_prompt
-
-__all__ = [
-    "CALL_TAG",
-    "FORMS",
-    "MODES",
-    "N_TAGS",
-    "READABLE",
-    "ROLES",
-    "TAGS",
-    "Call",
-    "Rendered",
-    "Span",
-    "between_turns",
-    "completion_ids",
-    "completion_text",
-    "decode",
-    "format_call",
-    "parse_calls",
-    "prompt",
-    "render",
-    "stop_sequences",
-    "tools_prompt",
-]
+from codechat.text.tool_calls import CALL_TAG, FORMS, READABLE, TAGS, Call, format_call, parse_calls, tools_prompt  # noqa: F401 (offered here too)
 
 Message = Mapping[str, str]
 
@@ -74,8 +49,8 @@ _OTHER_NAMES = {
 
 
 class Span(NamedTuple):
-    """Where a turn lies in the ids: [start, end) from its tag to the line end behind <|end|>, its content at
-    [body_start, body_end). An assistant turn carries loss from body_start on, up to that last line end."""
+    """Where a turn is in the ids: [start, end) from its tag to the line end after <|end|>; its content is [body_start, body_end). An assistant
+    turn carries loss from body_start up to that last line end."""
 
     role: str
     start: int
@@ -85,7 +60,7 @@ class Span(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A conversation as ids; loss_mask is 1 for ids that are to be predicted, else 0; a span per message."""
+    """A conversation as ids; loss_mask is 1 for ids that carry loss, else 0; a span per message."""
 
     ids: list[int]
     loss_mask: list[int]
@@ -106,7 +81,7 @@ class _Layout:
 @lru_cache(maxsize=64)
 def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
     if tags not in MODES:
-        raise ConfigError(f"tags {tags!r} is no tag mode; give one of {', '.join((*MODES, TEMPLATE))}")
+        raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE))}")
     reserved = tags == "reserved"
     ids = {tag: [tokenizer.n_vocab + i] if reserved else tokenizer.encode(tag) for i, tag in enumerate(TAGS)}
     line_end = tokenizer.encode("\n")
@@ -121,28 +96,28 @@ def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
-    """A conversation to train on. Raises DataError for an unknown role, content that is no string, no
-    message, no assistant turn, and in text mode content that holds a tag; ConfigError for an unknown mode."""
+    """A conversation to train on. Raises DataError for an unknown role, content that is no string, no message, no assistant turn, and in text
+    mode content that holds a tag; ConfigError for an unknown mode."""
     rendered = _rendered(messages, tokenizer, tags)
     if not any(span.role == "assistant" for span in rendered.spans):
         roles = ", ".join(span.role for span in rendered.spans)
-        raise DataError(f"a conversation of {roles} has no assistant turn to learn from; add one or drop it")
+        raise DataError(f"a conversation of {roles} has no assistant turn; add one or drop the conversation")
     return rendered
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """Ids up to where the assistant begins to write: the turns, its tag and a line end. Raises as `render`,
-    but needs no assistant turn; the last message must not be one."""
+    """Ids up to where the assistant begins to write: the turns, its tag and a line end. Raises as `render`, except that no assistant turn is
+    needed and the last message must not be one."""
     rendered = _rendered(messages, tokenizer, tags, prompt=True)
     if rendered.spans[-1].role == "assistant":
-        raise DataError("the last message is the assistant's; a prompt ends with another role; leave it out")
+        raise DataError("the last message has the role assistant; a prompt ends with another role; remove it")
     return rendered.ids
 
 
 def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """Ids from behind a sampled answer's closing tag to where the next answer begins, with `messages` in between.
+    """Ids from after a sampled answer's closing tag to where the next answer begins, with `messages` in between.
 
-    `prompt` + what was sampled + these = `prompt` of the whole conversation, so that no earlier turn is tokenised again. Raises as `render`."""
+    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again. Raises as `render`."""
     if tags == TEMPLATE:
         ids, turns = hf_chat_template.encode(
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, *messages], tokenizer, prompt=True
@@ -153,7 +128,7 @@ def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str =
 
 
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """What a policy would have sampled for this assistant content: `prompt` + these + line end = `render`."""
+    """The ids that a policy would sample for this assistant content: `prompt` + these + line end = `render`."""
     if tags == TEMPLATE:
         hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
         return tokenizer.encode_special(content)[0] + list(hf_chat_template.closing(tokenizer))
@@ -170,7 +145,7 @@ def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Text of ids in either mode, reserved ids spelled as their tags. DataError for ids beyond the tags."""
+    """Text of ids in any mode, reserved ids spelled as their tags. DataError for ids beyond the tags."""
     pieces, run = [], []
     for token in map(int, ids):
         if token < tokenizer.n_vocab:
@@ -192,7 +167,7 @@ def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reser
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False) -> Rendered:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise DataError(f"a conversation is a list of at least one message; got {str(messages)[:80]!r}")
+        raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
     if tags == TEMPLATE:
         return _templated(messages, tokenizer, prompt)
     layout = _layout(tokenizer, tags)
@@ -203,7 +178,7 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prom
 def _templated(messages: Sequence[Message], tokenizer: Tokenizer, prompt: bool) -> Rendered:
     for number, message in enumerate(messages):
         _check_role(message, number)
-    hf_chat_template.closing(tokenizer)  # refuses a template whose answers nothing ends
+    hf_chat_template.closing(tokenizer)  # raises where no token ends an answer
     ids, turns = hf_chat_template.encode(messages, tokenizer, prompt=prompt)
     spans, loss_mask = [], [0] * len(ids)
     for message, (start, body, body_end, closed, end) in zip(messages, turns):
@@ -248,7 +223,7 @@ def _checked(message: Message, number: int, layout: _Layout) -> tuple[str, str]:
 
 def _check_role(message: Message, number: int) -> str:
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-        raise DataError(f"message {number} is {str(message)[:80]!r}; it needs a role and a content")
+        raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content")
     role = message["role"]
     if role not in ROLES:
         remedy = f"rename it to {_OTHER_NAMES.get(str(role), 'one of them')}"
@@ -258,20 +233,15 @@ def _check_role(message: Message, number: int) -> str:
 
 def _check_content(content: str, role: str, layout: _Layout, where: str) -> None:
     if not isinstance(content, str):
-        raise DataError(f"{where} has content of type {type(content).__name__}; a string is needed")
-    for tag in layout.forbidden[role]:
-        if tag in content:
-            raise DataError(
-                f"{where} holds the tag {tag}, which would forge a turn in text mode; take it "
-                'out or use tags="reserved"'
-            )
+        raise DataError(f"{where} has content of type {type(content).__name__}; required is a string")
+    if tag := next((tag for tag in layout.forbidden[role] if tag in content), None):
+        raise DataError(
+            f'{where} holds the tag {tag}, which forges a turn in text mode; remove it or use tags="reserved"'
+        )
 
 
 def _tag_of(index: int, tokenizer: Tokenizer) -> str:
     if index >= N_TAGS:
-        last = tokenizer.n_vocab + N_TAGS - 1
-        raise DataError(
-            f"id {tokenizer.n_vocab + index} is neither token nor tag; {tokenizer.spec} and the "
-            f"tags end at {last}; use the tokenizer that made the ids"
-        )
+        known = f"the ids of {tokenizer.spec} and the tags end at {tokenizer.n_vocab + N_TAGS - 1}"
+        raise DataError(f"id {tokenizer.n_vocab + index} is no token; {known}; use the tokenizer that made the ids")
     return TAGS[index]

@@ -1,12 +1,12 @@
 """Conversations in the layout of an imported model: its own jinja chat template, the third mode of `chat`.
 
-A template is rendered twice: with a placeholder for each content, which shows where contents lie, and with the contents themselves, which must
-give the same text with the placeholders filled. A template that does more with contents than to trim them or to write them as json strings
-(drops the reasoning of earlier turns, joins messages) is refused for that conversation, since nothing could be masked reliably.
+A template is rendered twice: with a placeholder for each content, which shows where contents are, and with the contents themselves. Both texts
+must agree where the placeholders are filled. A template may trim contents or write them as json strings. One that changes them otherwise (drops
+the reasoning of earlier turns, joins messages) raises for that conversation, since its loss mask would be unreliable.
 
-The whole text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token: what a
-policy samples starts there, so prompts stay prefixes of conversations. Content that holds a special token is refused: it would forge a turn;
-the assistant may write those that the layout does not use. The role "function" is called "tool" there.
+The text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token: a policy's
+completion starts there, so prompts stay prefixes of conversations. Content that holds a special token raises, since it forges a turn; the
+assistant may write special tokens that the layout does not use. The role "function" is called "tool" there.
 
 Left out: tools and documents arguments; today's date (`strftime_now` is not defined: a prompt must not depend on the day it is made).
 """
@@ -45,16 +45,12 @@ def lay_out(
     marks = [{**message, "content": _MARK.format(i)} for i, message in enumerate(messages)]
     layout, text = (_fill(m, tokenizer, prompt) for m in (marks, messages))
     if [int(i) for i in _MARKED.findall(layout)] != list(range(len(messages))):
-        raise DataError(
-            f"the chat template of {tokenizer.spec} leaves out or moves messages; give roles in the order that it was made for"
-        )
+        raise DataError(f"the chat template of {tokenizer.spec} drops or moves messages; give roles in its order")
     pieces = _MARKED.split(layout)  # text, number, text, number, ..., text
     pieces[1::2] = _written(pieces, [message["content"] for message in messages], text)
     if "".join(pieces) != text:
-        raise DataError(
-            f"the chat template of {tokenizer.spec} changes the contents of this conversation; "
-            "take out what it treats apart, such as reasoning"
-        )
+        changed = f"the chat template of {tokenizer.spec} changes contents of this conversation"
+        raise DataError(f"{changed}; remove what it treats specially, such as reasoning")
     return text, _turns(pieces, tokenizer)
 
 
@@ -62,13 +58,8 @@ def _written(pieces: list[str], contents: list[str], text: str) -> list[str]:
     """Each content as the template wrote it: as it is, trimmed, or as the inside of a json string."""
     out, at = [], len(pieces[0])
     for content, between in zip(contents, pieces[2::2]):
-        ways = (
-            content,
-            content.strip(),
-            content.strip("\n"),
-            content.lstrip("\n"),
-            json.dumps(content, ensure_ascii=False)[1:-1],
-        )
+        quoted = json.dumps(content, ensure_ascii=False)[1:-1]
+        ways = (content, content.strip(), content.strip("\n"), content.lstrip("\n"), quoted)
         out.append(next((way for way in ways if text.startswith(way + between, at)), content))
         at += len(out[-1] + between)
     return out
@@ -111,18 +102,17 @@ def closing(tokenizer: ImportedTokenizer) -> tuple[int, ...]:
     text, (_, turn) = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], tokenizer)
     if turn.closed == turn.body_end:
         raise DataError(
-            f"the chat template of {tokenizer.spec} closes an answer with no special token, so nothing would stop it; "
-            "import with --tags text"
+            f"the chat template of {tokenizer.spec} ends an answer without special token; import with --tags text"
         )
     return tuple(tokenizer.encode_special(text[turn.body_end : turn.closed])[0])
 
 
 def check_content(content: Any, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
     if not isinstance(content, str):
-        raise DataError(f"{where} has content of type {type(content).__name__}; a string is needed")
+        raise DataError(f"{where} has content of type {type(content).__name__}; required is a string")
     if found := (_structural(tokenizer) if role == "assistant" else _specials(tokenizer)).search(content):
         raise DataError(
-            f"{where} holds the special token {found[0]} of {tokenizer.spec}, which would forge a turn; take it out"
+            f"{where} holds the special token {found[0]} of {tokenizer.spec}, which forges a turn; remove it"
         )
 
 
@@ -149,23 +139,22 @@ def _compiled(tokenizer: ImportedTokenizer) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # a template is somebody else's program
 
     if not getattr(tokenizer, "template", None):
-        raise ConfigError(f'tokenizer {tokenizer.spec} has no chat template; use tags "reserved" or "text"')
+        raise ConfigError(f'tags "template" with {tokenizer.spec}, which has none; use tags "reserved" or "text"')
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise
     text = _GENERATION.sub(lambda m: f"{{%{m[1]} {'endif' if m[2] else 'if true'} {m[3]}%}}", tokenizer.template)
     try:
         return environment.from_string(text)
     except jinja2.TemplateError as error:
-        raise DataError(
-            f"the chat template of {tokenizer.spec} cannot be read ({error}); import with --tags text"
-        ) from None
+        bad = f"the chat template of {tokenizer.spec} is no valid jinja ({error})"
+        raise DataError(f"{bad}; import with --tags text") from None
 
 
-def _refuse(message: str) -> None:
-    raise DataError(f"the chat template refuses the conversation: {message}")
+def _raise(message: str) -> None:
+    raise DataError(f"the chat template rejects the conversation: {message}")
 
 
 def _fill(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, prompt: bool) -> str:

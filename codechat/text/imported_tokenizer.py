@@ -1,9 +1,9 @@
 """Tokenizers of imported models: a tokenizer.json read by the `tokenizers` package, with the model's own special tokens and chat template.
 
-The whole file travels in the checkpoint's meta.json (a few megabytes), so that a run needs no directory beside it.
+The checkpoint's meta.json holds the whole file (a few megabytes), so a run needs no directory beside it.
 
-`encode` takes text as ordinary text: special tokens in it are spelled out, so no document forges a turn. Added tokens that the model does not call
-special (<think>, <tool_call>) are single ids everywhere, as the model was trained. `encode_special` is for text that a chat template made.
+`encode` treats text as ordinary text: special tokens in it are spelled in pieces, so no document forges a turn. Added tokens that the model does
+not call special (<think>, <tool_call>) are single ids everywhere, as the model was trained. `encode_special` is for text from a chat template.
 
 Left out: tokenizer.model files of SentencePiece without a tokenizer.json; begin-of-text tokens on ordinary text.
 """
@@ -41,12 +41,12 @@ class ImportedTokenizer:
         self._plain.encode_special_tokens = True
         self._ids: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
         self.n_vocab = max(self._ids.values()) + 1
-        self._added = {i: token for i, token in self._plain.get_added_tokens_decoder().items()}
+        self._added: dict[int, Any] = self._plain.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in self._added.items() if token.special}
         eos = saved["special"].get("eos_token")
         if eos not in self._ids:
             raise DataError(
-                f"{self.spec}: end of text {eos!r} is no token of tokenizer.json; name one as eos_token in tokenizer_config.json"
+                f"{self.spec}: eos_token {eos!r} is no token of tokenizer.json; set it in tokenizer_config.json"
             )
         self.eot_id = self._ids[eos]
 
@@ -56,9 +56,8 @@ class ImportedTokenizer:
         try:
             return tokenizers.Tokenizer.from_str(self.saved["json"])
         except Exception as error:  # the package raises nothing more precise
-            raise DataError(
-                f"{self.spec} is no tokenizer.json that tokenizers {tokenizers.__version__} reads ({error}); download it again"
-            ) from None
+            version = tokenizers.__version__
+            raise DataError(f"{self.spec}: tokenizers {version} cannot read tokenizer.json ({error})") from None
 
     @property
     def template(self) -> str | None:
@@ -66,17 +65,19 @@ class ImportedTokenizer:
         return self.saved.get("template")
 
     def encode(self, text: str) -> list[int]:
-        return self._plain.encode(_valid(text), add_special_tokens=False).ids
+        return self._plain.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [
             np.array(found.ids, dtype=np.uint32)
-            for found in self._plain.encode_batch([_valid(text) for text in texts], add_special_tokens=False)
+            for found in self._plain.encode_batch(
+                [replace_surrogates(text) for text in texts], add_special_tokens=False
+            )
         ]
 
     def encode_special(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of text in which special tokens are themselves, and the character where each begins."""
-        found = self._special.encode(_valid(text), add_special_tokens=False)
+        found = self._special.encode(replace_surrogates(text), add_special_tokens=False)
         return found.ids, [start for start, _ in found.offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -103,9 +104,8 @@ class ImportedTokenizer:
     def _check(self, ids: Sequence[int]) -> None:
         bad = next((int(i) for i in ids if not 0 <= i < self.n_vocab), None)
         if bad is not None:
-            raise DataError(
-                f"id {bad} is not in the vocabulary of {self.spec} (0 to {self.n_vocab - 1}); use the tokenizer that made the ids"
-            )
+            known = f"the vocabulary of {self.spec} is 0 to {self.n_vocab - 1}"
+            raise DataError(f"id {bad}; {known}; use the tokenizer that made the ids")
 
     def to_dict(self) -> dict[str, Any]:
         return self.saved
@@ -115,26 +115,18 @@ class ImportedTokenizer:
 
 
 def read(place: Path) -> dict[str, Any]:
-    """`saved` of a directory with tokenizer.json, or of that file; the files beside it are read where they are there."""
+    """`saved` of a directory with tokenizer.json, or of that file; the other files beside it are optional."""
     path = place / "tokenizer.json" if place.is_dir() else place
     if not path.is_file():
-        raise MissingFile(
-            f"no {path}; give hf:DIR with a tokenizer.json, or convert the model's tokenizer with transformers' save_pretrained"
-        )
-    about = {
-        name: _object(path.parent / f"{name}.json") for name in ("tokenizer_config", "config", "generation_config")
-    }
+        raise MissingFile(f"no {path}; give hf:DIR with a tokenizer.json (transformers' save_pretrained writes one)")
+    config = _object(path.parent / "tokenizer_config.json")
     text = path.read_text(encoding="utf-8")
-    special = {
-        key: _content(about["tokenizer_config"].get(key))
-        for key in ("bos_token", "eos_token", "pad_token", "unk_token")
-    }
+    special = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
     if special["eos_token"] is None:
-        special["eos_token"] = _named(
-            text, about["generation_config"].get("eos_token_id", about["config"].get("eos_token_id"))
-        )
+        ids = {**_object(path.parent / "config.json"), **_object(path.parent / "generation_config.json")}
+        special["eos_token"] = _token_of(text, ids.get("eos_token_id"))
     jinja = path.parent / "chat_template.jinja"
-    template = jinja.read_text(encoding="utf-8") if jinja.is_file() else about["tokenizer_config"].get("chat_template")
+    template = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return {
@@ -159,13 +151,13 @@ def _content(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _named(text: str, token: Any) -> str | None:
+def _token_of(text: str, token: Any) -> str | None:
     """The added token of an id, or of the first of several."""
-    wanted = token[0] if isinstance(token, list) and token else token
+    first = token[0] if isinstance(token, list) and token else token
     added = json.loads(text).get("added_tokens") or []
-    return next((entry["content"] for entry in added if entry["id"] == wanted), None)
+    return next((entry["content"] for entry in added if entry["id"] == first), None)
 
 
-def _valid(text: str) -> str:
-    """Lone surrogates become U+FFFD, as in every tokenizer here."""
+def replace_surrogates(text: str) -> str:
+    """Lone surrogates become U+FFFD, in every tokenizer here."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

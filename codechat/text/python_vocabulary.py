@@ -2,8 +2,8 @@
 
     python -m codechat.text.python_vocabulary merges.txt        a minute; the committed file was made by CPython 3.11.7
 
-The file is committed and fixed, so that every checkpoint means the same by `python:4096`: another interpreter finds other merges.
-Its layout is that of GPT-2's vocab.bpe: a line that says where it comes from, then one merge per line. Text is cut by GPT-2's pattern.
+The committed file is fixed, so `python:4096` means the same in every checkpoint; another interpreter gives other merges. It has the layout of
+GPT-2's vocab.bpe: a line with its origin, then one merge per line. GPT-2's pattern splits the text.
 
 Left out: a vocabulary of your own corpus. The `tokenizers` package trains one, and `hf:DIR` reads it.
 """
@@ -49,14 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     """`python -m codechat.text.python_vocabulary FILE`."""
     words = sys.argv[1:] if argv is None else argv
     if len(words) != 1 or words[0].startswith("-"):
-        raise ConfigError(
-            f"got {words or 'no file'}; give the file to write: python -m codechat.text.python_vocabulary merges.txt"
-        )
+        raise ConfigError(f"got {words or 'no file'}; give one file to write, such as merges.txt")
     found = train(standard_library(), LARGEST["python"])
-    write_atomic(
-        Path(words[0]),
-        "\n".join([f"#version: the standard library of CPython {platform.python_version()}", *found, ""]),
-    )
+    head = f"#version: the standard library of CPython {platform.python_version()}"
+    write_atomic(Path(words[0]), "\n".join([head, *found, ""]))
     return 0
 
 

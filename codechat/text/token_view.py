@@ -1,10 +1,9 @@
-"""Tokens with a value each, as a picture: HTML, terminal colours, or plain text.
+"""Tokens coloured by a value each: as HTML, in terminal colours, or as plain text.
 
-A picture adds nothing to the text and loses nothing of it: what has colour, read off the page, is exactly
-what has a value. Tokens are data from a model or a user, so none can become markup or steer a terminal.
+The view shows the text unchanged; a token is coloured exactly if its value is not 0. Tokens come from a model or a user, so they are escaped: none
+can become markup or control a terminal.
 
-Left out: scripts, fonts and files of their own; the HTML is one string that works offline, in a notebook and
-in a report."""
+Left out: scripts, fonts and separate files. The HTML is one string that works offline, in a notebook and in a report."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ LEGENDS = {
     "gradient": "pink: share of the gradient",
     "value": "orange: above 0; blue: below 0",
 }
-# A dark page and a light one both show through a translucent colour, so text keeps the reader's own colour.
+# Opacities: text stays readable on dark and light pages.
 FAINTEST, STRONGEST = 0.12, 0.6
 LINE_END = "\u23ce"  # shown where a token holds a line break
 STYLE = """
@@ -55,8 +54,8 @@ STYLE = """
 
 @dataclass(frozen=True)
 class XRay:
-    """T tokens with a value each. texts: what each token adds to the text, so that their concatenation is the
-    text. mask: 0 or 1 per token. values of the other kinds: signed, 0 shows no colour."""
+    """T tokens with a value each. texts: what each token adds to the text; their concatenation is the text. values: 0 or 1 for the kind mask,
+    signed for the others; 0 has no colour."""
 
     kind: Kind
     ids: list[int]
@@ -86,7 +85,7 @@ class XRay:
         return [*rows, ("all", sum(bool(v) for v in self.values), len(self.ids), sum(self.values))]
 
     def top(self, n: int = 10) -> list[int]:
-        """Places of the n largest values in size, largest first; zeros are left out."""
+        """Positions of the n largest absolute values, largest first, without zeros."""
         order = sorted(range(len(self.ids)), key=lambda i: -abs(self.values[i]))
         return [i for i in order[:n] if self.values[i]]
 
@@ -109,8 +108,7 @@ class XRay:
         )
 
     def terminal(self, colour: bool = True) -> str:
-        """The text with a background per token; without colour, [[ ]] around what has a value. A table
-        follows."""
+        """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
         body = self._ansi() if colour else self._bracketed()
         legend = LEGENDS[self.kind] if colour else f"[[ ]]: {self._meaning()}"
         return f"{legend}\n\n{body}\n\n{self.table()}"
@@ -172,8 +170,7 @@ class XRay:
         return "".join(map(self._painted, range(len(self.ids))))
 
     def _painted(self, i: int) -> str:
-        """One token in terminal colours: black on a pastel, whatever the terminal's own colours. They end
-        before each line break, or the terminal would fill the rest of the line."""
+        """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill the rest of the line."""
         if not self.texts[i]:
             return ""
         white = min(1.0, 1.4 * self._strength(self.values[i]))
@@ -207,8 +204,7 @@ class XRay:
 
 
 def visible(text: str) -> str:
-    """Control characters as pictures: a token must steer neither a terminal nor a browser. Tabs and line
-    breaks stay."""
+    """Control characters as visible signs, so that no token controls a terminal or a browser. Tabs and line breaks stay."""
     return "".join(
         chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
         for c in text
@@ -220,8 +216,7 @@ def _percent(some: int, every: int) -> str:
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """What each id adds to the text: a character of several tokens appears with its last one, so that "".join
-    is the whole text."""
+    """What each id adds to the text. A character of several tokens appears with its last one, so "".join is the whole text."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for token in ids:
@@ -243,6 +238,6 @@ def picture(
     """Tokens, their values and roles, T each. DataError where a value is not a finite number."""
     for i, value in enumerate(values):
         if not math.isfinite(value):
-            raise DataError(f"{kind} of token {i} is {value}; only finite numbers can be shown")
+            raise DataError(f"{kind} of token {i} is {value}; required is a finite number")
     tags = [token >= tokenizer.n_vocab for token in ids]
     return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles), tags)

