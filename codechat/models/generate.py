@@ -129,20 +129,20 @@ def sample(
     if not prompts:
         return []
     names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
-    draws = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
+    row_keys = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
     of = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]  # prompt of each row
     cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
     # similar lengths together need little padding
-    order = sorted(range(len(draws)), key=lambda r: (cuts[of[r]], len(prompts[of[r]]), r))
+    order = sorted(range(len(row_keys)), key=lambda r: (cuts[of[r]], len(prompts[of[r]]), r))
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
     for start in range(0, len(order), width):
         rows = order[start : start + width]
         at = [of[r] for r in rows]
         texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
-        batch = _Batch(texts, starts, most, [draws[r] for r in rows])
+        batch = _Batch(texts, starts, most, [row_keys[r] for r in rows])
         done.update(zip(rows, _complete(model, batch, how, stops, max_new_tokens)))
-    return [done[r] for r in range(len(draws))]
+    return [done[r] for r in range(len(row_keys))]
 
 
 @torch.no_grad()
@@ -164,8 +164,8 @@ def stream(
     Arguments and errors as in `sample`; errors are raised with the first token."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
-    draws = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
-    for step in _decode(model, _Batch([prompt], [len(prompt)], [budget], draws), how, stops):
+    row_keys = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
+    for step in _decode(model, _Batch([prompt], [len(prompt)], [budget], row_keys), how, stops):
         yield int(step.ids), float(step.logprobs)
 
 
@@ -179,7 +179,7 @@ class _Batch:
     prompts: list[Sequence[int]]
     cuts: list[int]  # first tokens of each prompt that others may share
     budgets: list[int]  # tokens that each completion may have
-    draws: list[int]  # `row_key` of each
+    row_keys: list[int]  # `row_key` of each
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _steps(
 ) -> Iterator[_Step]:
     cache, hidden = _prefill(model, batch, max(batch.budgets))
     rows = torch.arange(len(batch.prompts), device=hidden.device)
-    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
+    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.row_keys))
     endings = [torch.tensor(s, device=hidden.device) for s in stops]
     # no id is -1, so nothing matches before enough tokens were sampled
     tail = torch.full((len(rows), max(map(len, stops), default=1)), -1, device=hidden.device)
