@@ -5,19 +5,8 @@ Problems with a reward, and their data, are in `tasks`.
 
 from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    modules=[
-        "command",
-        "conversations",
-        "corpus",
-        "download",
-        "glaive",
-        "prepare_corpus",
-        "prepared",
-        "public_rows",
-        "sources",
-        "supervised_tokens",
-        "synthetic",
-    ],
-)
+MODULES = """
+    command conversations corpus download glaive prepare_corpus prepared public_rows sources
+    supervised_tokens synthetic
+"""
+__getattr__, __dir__, __all__ = attach(__name__, modules=MODULES.split())

@@ -61,9 +61,8 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 outside the loss.
-    docs: number of the conversation within its row, -1 for padding. positions restart in each conversation.
-    domains: index into the loader's `domains`, -1 for padding."""
+    """Packed rows, all (B, T) int64. targets: the next token of the same conversation, -100 without loss. docs: number of the conversation within
+    its row, -1 for padding. positions restart in each conversation. domains: index into the loader's `domains`, -1 for padding."""
 
     ids: torch.Tensor
     targets: torch.Tensor

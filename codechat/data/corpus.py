@@ -383,7 +383,7 @@ def verify(directory: Path | str) -> None:
 class WindowLoader:
     """Endless random windows of T ids over the shards of a split.
 
-    `next()` -> ids (B, T) int64, targets (B, T) int64, the ids shifted by one. A window lies within one
+    `next()` -> ids (B, T) int64, targets (B, T) int64, the ids shifted by one. A window is within one
     shard, every start is equally likely. Raises DataError when the corpus holds no window of T + 1 ids.
     """
 

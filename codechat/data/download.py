@@ -97,9 +97,8 @@ def _is_transport(error: Exception) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat download`; 0 when the directory is there."""
-    download(
-        config.parse(DownloadConfig, sys.argv[1:] if argv is None else argv, prog="codechat download", epilog=__doc__)
-    )
+    words = sys.argv[1:] if argv is None else argv
+    download(config.parse(DownloadConfig, words, prog="codechat download", epilog=__doc__))
     return 0
 
 

@@ -42,24 +42,13 @@ def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:
     out = Path(cfg.out)
     require_kind(out, "corpus")
     tok = tokenizer.load(cfg.tokenizer)
-    ledger = Ledger(
-        cfg.source if cfg.source in ("embedded", "hub") else Path(cfg.source).name,
-        reasons(public_rows.DOCUMENT_REASONS, cfg),
-    )
+    name = cfg.source if cfg.source in ("embedded", "hub") else Path(cfg.source).name
+    ledger = Ledger(name, reasons(public_rows.DOCUMENT_REASONS, cfg))
+    limits = {key: getattr(cfg, key) for key in ("max_tokens", "max_bytes", "val_share", "shard_tokens")}
     documents = islice(_documents(cfg, ledger), cfg.max_examples)
     with tqdm(total=cfg.max_tokens, desc="corpus", unit="tok", unit_scale=True) as bar:
         try:
-            return corpus.write_corpus(
-                documents,
-                out,
-                tok,
-                ledger=ledger,
-                max_tokens=cfg.max_tokens,
-                max_bytes=cfg.max_bytes,
-                val_share=cfg.val_share,
-                shard_tokens=cfg.shard_tokens,
-                progress=bar.update,
-            )
+            return corpus.write_corpus(documents, out, tok, ledger=ledger, progress=bar.update, **limits)
         finally:
             bar.close()
             print_ledgers([ledger])

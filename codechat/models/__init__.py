@@ -5,27 +5,12 @@ Knows no data and no reward.
 
 from codechat.core.lazy import attach
 
+MODULES = """
+    config decoding export generate gpt head hf_format hf_tokenizer import_weights kv_cache
+    latent_attention layers loading lora lora_settings optim original_checkpoint safetensors_files
+"""
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    modules=[
-        "config",
-        "decoding",
-        "export",
-        "generate",
-        "gpt",
-        "head",
-        "hf_format",
-        "hf_tokenizer",
-        "import_weights",
-        "kv_cache",
-        "latent_attention",
-        "layers",
-        "loading",
-        "lora",
-        "lora_settings",
-        "optim",
-        "original_checkpoint",
-        "safetensors_files",
-    ],
+    modules=MODULES.split(),
     names={"config": ["GPTConfig", "PRESETS"], "gpt": ["GPT"], "loading": ["load_model"]},
 )

@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """Architecture; every number that decides a weight's shape. `PRESETS` holds the named sizes."""
+    """Architecture: every number that decides the shape of a weight. `PRESETS` holds the named sizes."""
 
     depth: int = opt(4, "transformer blocks")
     n_embd: int = opt(256, "model width")
@@ -83,13 +83,11 @@ class GPTConfig:
             _check_latent_attention(self)
         if (self.rows or self.owned) < self.owned:
             raise ConfigError(
-                f"rows {self.rows} must hold vocab_size + n_tags = {self.owned}; raise model.rows, or leave it none"
+                f"rows {self.rows}; required at least vocab_size + n_tags = {self.owned}; raise model.rows"
             )
         if not (self.rope_factor >= 1 and 0 < self.rope_low < self.rope_high and self.rope_block >= 1):
-            raise ConfigError(
-                f"rope_factor {self.rope_factor}, rope_low {self.rope_low}, rope_high {self.rope_high}, rope_block {self.rope_block}: "
-                "the factor must be at least 1, and 0 < rope_low < rope_high"
-            )
+            found = ", ".join(f"{k} {getattr(self, k)}" for k in ("rope_factor", "rope_low", "rope_high", "rope_block"))
+            raise ConfigError(f"{found}; required are rope_factor >= 1, rope_block >= 1 and 0 < rope_low < rope_high")
 
     @property
     def kv_heads(self) -> int:
@@ -105,7 +103,7 @@ class GPTConfig:
 
     @property
     def latent_width(self) -> int:
-        """Of mla: what keys and values are made of."""
+        """Of mla: the width of the latent that keys and values are computed from."""
         return self.kv_rank or 4 * self.head_dim
 
     @property
@@ -120,7 +118,7 @@ class GPTConfig:
 
     @property
     def owned(self) -> int:
-        """Embedding rows that a token or a tag owns; only these can be sampled."""
+        """Embedding rows of tokens and tags, without unused padding rows; only these can be sampled."""
         return self.vocab_size + self.n_tags
 
     @property
@@ -154,17 +152,13 @@ class GPTConfig:
 
 
 def _check_latent_attention(cfg: GPTConfig) -> None:
-    """ConfigError for what latent attention does not have."""
+    """ConfigError for options that latent attention does not have."""
     if cfg.kv_heads != cfg.n_head or cfg.qk_norm or cfg.qkv_bias or cfg.pos != "rope":
-        raise ConfigError(
-            f"attention mla with n_kv_head {cfg.n_kv_head}, qk_norm {cfg.qk_norm}, qkv_bias {cfg.qkv_bias}, pos {cfg.pos}; it takes as many "
-            "key-value heads as heads, pos rope, and neither of the others; leave them at their defaults"
-        )
+        found = ", ".join(f"{k} {getattr(cfg, k)}" for k in ("n_kv_head", "qk_norm", "qkv_bias", "pos"))
+        raise ConfigError(f"attention mla with {found}; leave these at their defaults")
     if cfg.rope_width % 2 or min(cfg.latent_width, cfg.rope_width, cfg.q_rank or 1) < 1:
-        raise ConfigError(
-            f"kv_rank {cfg.kv_rank}, q_rank {cfg.q_rank}, rotated width {cfg.rope_width}; required at least 1 of each, the last one even; "
-            "set --model.rope-head-width"
-        )
+        found = f"kv_rank {cfg.kv_rank}, q_rank {cfg.q_rank}, rotated width {cfg.rope_width}"
+        raise ConfigError(f"{found}; required at least 1 each, the last one even; set --model.rope-head-width")
 
 
 def _latent_attention_params(cfg: GPTConfig) -> int:

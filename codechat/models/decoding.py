@@ -1,6 +1,6 @@
 """Pre-transposed and packed weights for decoding: what makes one new token per sequence fast.
 
-A product of few rows waits for the weight to arrive from memory. A weight lies as (out, in); torch's CPU library packs it again in every such
+A product of few rows waits for the weight to arrive from memory. A weight is stored as (out, in); torch's CPU library packs it again in every such
 product, and a copy as (in, out) in the compute dtype needs no packing. While `prepared` is open, each linear layer of the blocks reads such a
 copy. A large float32 output head on a CPU is packed once by oneDNN instead, which is a third faster than the transposed copy.
 

@@ -98,7 +98,8 @@ def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat export`; 0 when the directory is there."""
-    export(config.parse(ExportConfig, sys.argv[1:] if argv is None else argv, prog="codechat export", epilog=__doc__))
+    words = sys.argv[1:] if argv is None else argv
+    export(config.parse(ExportConfig, words, prog="codechat export", epilog=__doc__))
     return 0
 
 

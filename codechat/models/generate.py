@@ -1,14 +1,12 @@
-"""Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of each draw.
+"""Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of the sampled tokens.
 
-`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a
-batch is run once and its cache shared by its samples; finished rows leave the batch.
+`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a batch is run once, and its samples
+share its cache; finished rows leave the batch.
 
-A draw is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's
-tokens do not depend on the other rows, their order, or the batch size; in float32 that holds up to the
-rounding of matrix products of other shapes.
+The random number of a token is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's tokens do not depend
+on the other rows, their order, or the batch size (in float32 up to the rounding of matrix products of other shapes).
 
-Runs in the caller's autocast and leaves the model in its mode.
-Left out: beam search, repetition penalties, speculative decoding.
+Sampling runs in the caller's autocast and leaves the model in its mode. Left out: beam search, repetition penalties, speculative decoding.
 
 Shapes: B rows, T tokens, V owned vocabulary.
 """
@@ -42,23 +40,23 @@ class Completion:
     """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
 
     "stop": a stop sequence; "length": `max_new_tokens`; "context": the model's block was full; "turns": an episode's last turn was used
-    (`episodes`). In an episode ids also hold what the environment said: mask is False there, and the log-probability 0."""
+    (`rl.episodes`). In an episode ids also hold the environment's text: mask is False there, and the log-probability 0."""
 
     ids: list[int]
     logprobs: list[float]
     stop: StopReason
-    mask: list[bool] | None = None  # none = the policy wrote all of it
+    mask: list[bool] | None = None  # none = the policy sampled all of it
 
     @property
     def written(self) -> list[bool]:
-        """Which of the ids the policy wrote."""
+        """True for ids that the policy sampled."""
         return [True] * len(self.ids) if self.mask is None else self.mask
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """The distribution drawn from: logits / temperature; of these the top_k largest; of these the smallest
-    set of the largest that holds top_p."""
+    """The distribution sampled from: logits / temperature; of these the top_k largest; of these the smallest set of the largest with a total
+    probability of top_p."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -66,18 +64,18 @@ class Truncation:
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"temperature {self.temperature}; it must be 0 (greedy) or positive")
+            raise ConfigError(f"temperature {self.temperature}; required is 0 (greedy) or above")
         if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k {self.top_k}; it must be at least 1, or none for the whole vocabulary")
+            raise ConfigError(f"top_k {self.top_k}; required is at least 1, or none for the whole vocabulary")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p {self.top_p}; it must be above 0 and at most 1")
+            raise ConfigError(f"top_p {self.top_p}; required is above 0 and at most 1")
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and the ids (B, K) that they are of.
+        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids (B, K).
 
-        No ids: K = V, nothing was cut and nothing sorted."""
+        No ids: K = V, nothing was cut or sorted."""
         if self.temperature != 1:
-            # the largest becomes 0 first: at a tiny temperature it would overflow, and inf - inf is no number
+            # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
             logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
             return logits, None
@@ -108,46 +106,43 @@ def sample(
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
     temperature: 0 takes the most likely token; its log-probability is the model's own at temperature 1.
-    Otherwise log-probabilities are of the distribution drawn from, after temperature and truncation.
+    Otherwise log-probabilities are of the distribution sampled from, after temperature and truncation.
     stop: token sequences, each matched whole at the end of the completion (never the prompt) and kept in it.
     seed: none takes one from torch's global generator.
-    keys: one per prompt; the prompt's draws hang on it, so that with a problem's id they do not depend on
-    which other prompts are asked. Default: the index, so equal prompts differ; equal keys draw alike.
-    prefix_tokens: one per prompt; that many of its first tokens are run once for all prompts that begin with the same (speed only).
+    keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
+    Default: the index, so equal prompts differ; equal keys give equal samples.
+    prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
     batch_size: rows at a time; default: as many as keep cache and logits under a GiB.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
 
-    Raises ConfigError: an empty prompt, one beyond the block, ids without an owner, settings out of range."""
+    Raises ConfigError: an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budgets = [_budget(model, i, prompt, max_new_tokens, on_overflow) for i, prompt in enumerate(prompts)]
     _at_least_1(samples_per_prompt=samples_per_prompt, batch_size=1 if batch_size is None else batch_size)
     if keys is not None and len(keys) != len(prompts):
-        raise ConfigError(f"{len(keys)} keys for {len(prompts)} prompts; give one key per prompt")
+        raise ConfigError(f"{len(keys)} keys for {len(prompts)} prompts; required is one key per prompt")
     if prefix_tokens is not None and (
         len(prefix_tokens) != len(prompts) or not all(0 < n < len(p) for n, p in zip(prefix_tokens, prompts))
     ):
-        raise ConfigError(
-            f"prefix_tokens {list(prefix_tokens)[:8]}; give one per prompt, at least 1 and less than the prompt has"
-        )
+        got = f"prefix_tokens {list(prefix_tokens)[:8]}"
+        raise ConfigError(f"{got}; required is one per prompt, at least 1 and less than the prompt's length")
     if not prompts:
         return []
     names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
-    draws = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
-    asked = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]  # prompt of each row
+    row_keys = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
+    of = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]  # prompt of each row
     cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
-    order = sorted(
-        range(len(draws)), key=lambda r: (cuts[asked[r]], len(prompts[asked[r]]), r)
-    )  # alike lengths pad little
+    # similar lengths together need little padding
+    order = sorted(range(len(row_keys)), key=lambda r: (cuts[of[r]], len(prompts[of[r]]), r))
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
     for start in range(0, len(order), width):
         rows = order[start : start + width]
-        at = [asked[r] for r in rows]
-        batch = _Batch(
-            [prompts[i] for i in at], [cuts[i] for i in at], [budgets[i] for i in at], [draws[r] for r in rows]
-        )
+        at = [of[r] for r in rows]
+        texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
+        batch = _Batch(texts, starts, most, [row_keys[r] for r in rows])
         done.update(zip(rows, _complete(model, batch, how, stops, max_new_tokens)))
-    return [done[r] for r in range(len(draws))]
+    return [done[r] for r in range(len(row_keys))]
 
 
 @torch.no_grad()
@@ -164,13 +159,13 @@ def stream(
     key: int | str = 0,
     on_overflow: OnOverflow = "raise",
 ) -> Iterator[tuple[int, float]]:
-    """(id, logprob) of each token as it is drawn: what `sample` returns for this prompt and key.
+    """(id, logprob) of each token as it is sampled, equal to `sample` for this prompt and key.
 
-    Arguments and errors as in `sample`; errors come with the first token asked for."""
+    Arguments and errors as in `sample`; errors are raised with the first token."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
-    draws = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
-    for step in _decode(model, _Batch([prompt], [len(prompt)], [budget], draws), how, stops):
+    row_keys = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
+    for step in _decode(model, _Batch([prompt], [len(prompt)], [budget], row_keys), how, stops):
         yield int(step.ids), float(step.logprobs)
 
 
@@ -179,17 +174,17 @@ def stream(
 
 @dataclass(frozen=True)
 class _Batch:
-    """What is decoded together, one entry per row."""
+    """Rows that are decoded together."""
 
     prompts: list[Sequence[int]]
-    cuts: list[int]  # tokens of each prompt that others may begin with too
+    cuts: list[int]  # first tokens of each prompt that others may share
     budgets: list[int]  # tokens that each completion may have
-    draws: list[int]  # `row_key` of each
+    row_keys: list[int]  # `row_key` of each
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One new token of each row that is still there."""
+    """One new token of each remaining row."""
 
     rows: Tensor  # (B,) indices into the batch
     ids: Tensor  # (B,)
@@ -209,7 +204,7 @@ def _complete(
     stopped = torch.zeros(B, dtype=torch.bool, device=device)
     for t, step in enumerate(_decode(model, batch, how, stops)):
         ids[step.rows, t], logprobs[step.rows, t] = step.ids, step.logprobs
-        # rows that are done linger until the next compaction: they must not stop twice, nor past their budget
+        # finished rows stay until the next compaction: they must not stop twice, or after their budget
         first = step.stopped & ~stopped[step.rows] & (t < ends[step.rows])
         stopped[step.rows] |= first
         ends[step.rows] = torch.where(first, t + 1, ends[step.rows])
@@ -232,12 +227,12 @@ def _steps(
 ) -> Iterator[_Step]:
     cache, hidden = _prefill(model, batch, max(batch.budgets))
     rows = torch.arange(len(batch.prompts), device=hidden.device)
-    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.draws))
+    budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.row_keys))
     endings = [torch.tensor(s, device=hidden.device) for s in stops]
-    # no id is -1, so nothing matches before enough tokens were drawn
+    # no id is -1, so nothing matches before enough tokens were sampled
     tail = torch.full((len(rows), max(map(len, stops), default=1)), -1, device=hidden.device)
     done = budget == 0
-    # a row that has filled the model's block must leave at once: there is no position for another token
+    # a row that has filled the model's block must leave at once: it has no position for another token
     full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
         logits = logits_of(hidden).float()
@@ -258,10 +253,10 @@ def _steps(
 
 
 def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCache, Tensor]:
-    """Run each distinct beginning once, then what stands behind it. Returns the cache of all rows and their last states (B, D)."""
+    """Run each distinct beginning once, then the rest of each prompt. Returns the cache of all rows and their last states (B, D)."""
     device = model.wte.weight.device
     beginnings = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
-    if len(set(beginnings)) == len(beginnings):  # nobody shares: each prompt is run whole
+    if len(set(beginnings)) == len(beginnings):  # nothing is shared: each prompt is run whole
         beginnings = [tuple(p) for p in batch.prompts]
     behind = [p[len(head) :] for p, head in zip(batch.prompts, beginnings)]
     place: dict[tuple[int, ...], int] = {}
@@ -295,9 +290,8 @@ def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
 
-    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution: first which
-    block of the vocabulary, then which token in it; of a truncated distribution, which of the candidates. Sums run on in
-    float64: float32 would lose the tail."""
+    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution: first the block of the
+    vocabulary, then the token in it; of a truncated distribution, the candidate. Sums are float64: float32 would lose the tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
@@ -308,7 +302,7 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
         cumulative = mass.double().cumsum(-1)
         place, _ = invert_cumulative(cumulative, u[:, None])  # (B, 1)
         return known.gather(1, place)[:, 0], (mass.gather(1, place).log() - cumulative[:, -1:].log())[:, 0].float()
-    if mass.shape[1] % BLOCK:  # weights that others trained
+    if mass.shape[1] % BLOCK:  # imported models
         mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
     grid = mass.unflatten(1, (-1, BLOCK))
     blocks = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
@@ -320,7 +314,7 @@ def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the place, and how far into it."""
+    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the index, and the fraction of its mass below u."""
     target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
     place = torch.searchsorted(mass, target, right=True)
     edges = F.pad(mass, (1, 0))
@@ -336,7 +330,7 @@ def _ends_with(tail: Tensor, endings: list[Tensor]) -> Tensor:
     return hit
 
 
-# ---------------------------------------------------------------- draws
+# ---------------------------------------------------------------- random numbers
 
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -354,7 +348,7 @@ def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
 
 
 def row_key(seed: int, key: int | str, sample_index: int) -> int:
-    """Signed 64-bit key of one row's draws."""
+    """Signed 64-bit key of one row's random numbers."""
     kind = "name" if isinstance(key, str) else "number"
     digest = blake2b(f"{seed}\n{sample_index}\n{kind}\n{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
@@ -380,7 +374,7 @@ def _fresh_seed() -> int:
 def _at_least_1(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
-            raise ConfigError(f"{name} {value}; it must be at least 1")
+            raise ConfigError(f"{name} {value}; required is at least 1")
 
 
 def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, on_overflow: OnOverflow) -> int:
@@ -388,31 +382,27 @@ def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, 
     cfg = model.cfg
     _at_least_1(max_new_tokens=max_new_tokens)
     if not prompt:
-        raise ConfigError(f"prompt {index} is empty; give at least one token, such as the end-of-text id")
+        raise ConfigError(f"prompt {index} is empty; required is at least one token, such as the end-of-text id")
     if not 0 <= min(prompt) <= max(prompt) < cfg.owned:
-        raise ConfigError(
-            f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; the model knows "
-            f"0..{cfg.owned - 1}; encode it with the tokenizer of the checkpoint"
-        )
+        found = f"prompt {index} holds ids {min(prompt)}..{max(prompt)}"
+        raise ConfigError(f"{found}; the model has 0..{cfg.owned - 1}; encode it with the tokenizer of the checkpoint")
     room = cfg.block_size - len(prompt)
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
         remedy = f"set max_new_tokens to {room} or less, or shorten" if room > 0 else "shorten"
-        raise ConfigError(
-            f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}; "
-            f"together they must fit the block_size {cfg.block_size}; {remedy} the prompt"
-        )
+        found = f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}"
+        raise ConfigError(f"{found}; together they must fit the block_size {cfg.block_size}; {remedy} the prompt")
     return min(room, max_new_tokens)
 
 
 def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Token sequences as lists; bare ids would read as a set of stop tokens, so they are refused."""
+    """Token sequences as lists. ConfigError for bare ids, which would read as a set of stop tokens."""
     if any(isinstance(s, (int, str)) or not len(s) for s in stop):
-        raise ConfigError(f"stop {stop!r}; it must be token sequences, none empty, such as ((27, 91),)")
+        raise ConfigError(f"stop {stop!r}; required are token sequences, none empty, such as ((27, 91),)")
     return [list(s) for s in stop]
 
 
 def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples_per_prompt: int) -> int:
-    """Rows whose cache (each with its share of its prompt) and logits stay under CACHE_BYTES."""
+    """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES."""
     cfg = model.cfg
     length = room + max(map(len, prompts)) / samples_per_prompt
     cache = cfg.depth * cfg.cache_width * length * model.wte.weight.element_size()

@@ -1,13 +1,13 @@
 """The model: a decoder-only transformer and its presets.
 
-Pre-norm RMSNorm, rotary positions, SDPA attention (grouped-query or multi-head latent if asked), a non-gated 4x MLP with squared ReLU, no biases, tied head. With
-these defaults it computes what Hugging Face's `ArceeForCausalLM` computes; options turn it into Llama (swiglu), Qwen2 (qkv_bias), Qwen3
-(qk_norm), or into the original CodeChat architecture (pos="learned", mlp="gelu").
+Pre-norm RMSNorm, rotary positions, SDPA attention (options: grouped-query, multi-head latent), a non-gated 4x MLP with squared ReLU, no biases,
+tied head. With these defaults it equals Hugging Face's `ArceeForCausalLM`; options make it Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm), or
+the original CodeChat architecture (pos="learned", mlp="gelu").
 
-The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then rows that nobody owns up to a multiple of 64: those are excluded
-from `token_logprobs` and from sampling. Weights are float32; `dist.autocast` decides what the matrix products run in.
+The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which `token_logprobs` and
+sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
 
-Left out: dropout (one epoch or less over the data), biases, an untied head by default.
+Left out: dropout (training takes one epoch or less), biases, an untied head by default.
 
 Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
 """
@@ -34,7 +34,7 @@ from codechat.models.layers import RMSNorm, rope_table, rotate
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions; rotation in halves, as Hugging Face's Llama family lays it out."""
+    """Causal self-attention with rotary positions; rotation in halves, as in Hugging Face's Llama family."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> None:
-        """Fill every parameter from a generator seeded by (seed, its name): the same weights whatever the sharding.
+        """Fill every parameter from a generator seeded by (seed, its name): sharding does not change the weights.
 
         Projections that write into the residual stream start at zero, so the model starts as a bigram of its embedding."""
         for name, p in self.named_parameters():
@@ -150,18 +150,15 @@ class GPT(nn.Module):
     ) -> Tensor:
         """(B, T) ids -> (B, T, D) after the last norm.
 
-        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size. mask: bool (B, 1, T, S), true = attend; default causal.
-        cache: tokens are appended to it; n_new (B,) says how many of the T are real in each right-padded row (default all)."""
+        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size.
+        mask: bool (B, 1, T, S), true = attend; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
+        right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:
-            raise ConfigError(
-                f"sequence of {T} tokens; the model's block_size is {self.cfg.block_size}; shorten the input"
-            )
+            raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
         if cache is not None:
             if not self.cfg.causal:
-                raise ConfigError(
-                    "the model is not causal: what it has cached would change with every later token; fill in masks instead (codechat.labs.denoise)"
-                )
+                raise ConfigError("a cache with causal False; required is a causal model; see codechat.labs.denoise")
             positions, mask = cache.positions(T), cache.mask(T)
         x = self.wte(ids)
         if self.wpe is not None:
@@ -183,7 +180,7 @@ class GPT(nn.Module):
         return decoding.prepared(self.blocks, self.head_weight)
 
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
-        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on belong to no token: never sample them."""
+        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on are unused padding: never sample them."""
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(
@@ -192,15 +189,15 @@ class GPT(nn.Module):
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
         return self._nats(self.hidden(ids, **where), targets, reduction)
 
-    @torch.compiler.disable  # how many targets count depends on the data, and a loop over chunks leaves a compiler nothing to gain
+    @torch.compiler.disable  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
     def _nats(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
         flat = targets.flatten()
-        places = (flat >= 0).nonzero()[:, 0]  # no head where nothing is learned
-        hidden, wanted = hidden.flatten(0, 1)[places], flat[places]
+        places = (flat >= 0).nonzero()[:, 0]  # the head skips tokens without a target
+        hidden, flat = hidden.flatten(0, 1)[places], flat[places]
         if reduction == "none":
-            nats = -head.logprobs(hidden, self.head_weight(), wanted, owned=self.cfg.padded_vocab)[0]
-            return nats.new_zeros(len(flat)).index_put((places,), nats).view_as(targets)
-        total = head.cross_entropy(hidden, self.head_weight(), wanted)
+            nats = -head.logprobs(hidden, self.head_weight(), flat, owned=self.cfg.padded_vocab)[0]
+            return nats.new_zeros(targets.numel()).index_put((places,), nats).view_as(targets)
+        total = head.cross_entropy(hidden, self.head_weight(), flat)
         return total if reduction == "sum" else total / max(1, len(places))
 
     def token_logprobs(
@@ -213,10 +210,10 @@ class GPT(nn.Module):
         hidden: Tensor | None = None,
         **where: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, over owned rows only.
+        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without padding rows.
 
-        The same distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy
-        carries gradient only with entropy_grad. hidden: the states of ids, where the caller has them already."""
+        It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy carries
+        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed."""
         hidden, flat = (self.hidden(ids, **where) if hidden is None else hidden).flatten(0, 1), targets.flatten()
         places = (flat >= 0).nonzero()[:, 0]
         found = head.logprobs(

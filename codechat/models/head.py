@@ -1,9 +1,8 @@
-"""The output head and what is computed from its logits, a chunk of rows at a time: no (N, V) tensor is ever held.
+"""Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
 
-With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. Each chunk's
-logits live only until their part of the result is known; what the backward pass needs is either computed at once
-(`cross_entropy`: the gradient of a sum is known in the forward pass up to one factor) or, in `logprobs`, kept up to KEEP_BYTES and computed
-again beyond.
+With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. Each chunk's logits live until their part of
+the result is known. `cross_entropy` computes the gradient in the forward pass, where it is known up to one factor. `logprobs` keeps the
+distributions for its backward pass up to KEEP_BYTES and recomputes them beyond.
 
 Left out: gradients of gradients.
 
@@ -19,9 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
-KEEP_BYTES = (
-    1 << 30
-)  # distributions that `logprobs` keeps for its backward pass: a third less work than computing them again
+KEEP_BYTES = 1 << 30  # of distributions that `logprobs` keeps: a third less work than recomputing them
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -44,27 +41,27 @@ def logprobs(
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
-    """What the products run in. Autocast itself would cast the weight anew in every chunk."""
+    """The dtype of the products. Autocast itself would cast the weight again in every chunk."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _chunks(n: int, vocab: int) -> list[slice]:
-    """Slices of equal length as far as they go: rows whose float32 logits take about CHUNK_BYTES."""
+    """Slices of about equal length, whose float32 logits take about CHUNK_BYTES."""
     count = max(1, -(-n * vocab * 4 // CHUNK_BYTES))
     rows = max(1, -(-n // count))
     return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
 
 
 class _Logits:
-    """Float32 logits of a chunk, in a buffer that all chunks share: a fresh one costs page faults like a pass over it."""
+    """Float32 logits of a chunk, in a buffer that all chunks share: the page faults of a new one cost as much as a pass over it."""
 
     def __init__(self, rows: int, weight: Tensor) -> None:
         self.weight = weight  # (V, D) in the compute dtype
         self.buffer = torch.empty(rows, len(weight), device=weight.device) if weight.dtype == torch.float32 else None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """(N, V); the former chunk's are overwritten."""
+        """(N, V); overwrites those of the chunk before."""
         if self.buffer is None:
             return (hidden @ self.weight.mT).float()
         return torch.mm(hidden, self.weight.mT, out=self.buffer[: len(hidden)])
@@ -107,10 +104,8 @@ class _CrossEntropy(torch.autograd.Function):
                 torch.mm(g, w, out=d_hidden[rows])
                 d_weight = _add_product(d_weight, g, h)
         if learns:
-            ctx.d_hidden, ctx.d_weight = (
-                d_hidden,
-                torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight,
-            )
+            ctx.d_hidden = d_hidden
+            ctx.d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
             ctx.dtypes = hidden.dtype, weight.dtype
         return total
 
@@ -132,10 +127,8 @@ class _Logprobs(torch.autograd.Function):
         chunks = _chunks(len(hidden), len(weight))
         longest = chunks[0].stop if chunks else 0
         keep = len(hidden) * len(weight) * 4 <= KEEP_BYTES and any(ctx.needs_input_grad)
-        logits_of, buffer = (
-            _Logits(longest, w),
-            torch.empty(len(hidden) if keep else longest, len(weight), device=weight.device),
-        )
+        logits_of = _Logits(longest, w)
+        buffer = torch.empty(len(hidden) if keep else longest, len(weight), device=weight.device)
         for rows in chunks:
             logits = logits_of(h_all[rows])
             if temperature != 1:
@@ -143,9 +136,7 @@ class _Logprobs(torch.autograd.Function):
             weights = buffer[rows] if keep else buffer[: len(logits)]
             lse = _softmax(logits, out=weights)
             found[rows] = (logits.gather(1, targets[rows, None]) - lse)[:, 0]
-            mean = torch.bmm(
-                weights[:, None], logits[:, :, None]
-            )  # (N, 1, 1): the expected logit, without a tensor of products
+            mean = torch.bmm(weights[:, None], logits[:, :, None])  # (N, 1, 1): the expected logit
             lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype = temperature, dtype
@@ -172,9 +163,8 @@ class _Logprobs(torch.autograd.Function):
                 if ctx.temperature != 1:
                     found.div_(ctx.temperature)
                 if bonus:
-                    factor = factor - (found - lses[rows, None] + entropy[rows, None]) * (
-                        d_entropy[rows, None] / ctx.temperature
-                    )
+                    up_entropy = d_entropy[rows, None] / ctx.temperature
+                    factor = factor - (found - lses[rows, None] + entropy[rows, None]) * up_entropy
                 g = torch.softmax(found, -1, out=found).mul_(factor)
             g = g.scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
             torch.mm(g, w, out=d_hidden[rows])

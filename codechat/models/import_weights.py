@@ -90,9 +90,8 @@ def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat import`; 0 when the run is there."""
-    import_model(
-        config.parse(ImportConfig, sys.argv[1:] if argv is None else argv, prog="codechat import", epilog=__doc__)
-    )
+    words = sys.argv[1:] if argv is None else argv
+    import_model(config.parse(ImportConfig, words, prog="codechat import", epilog=__doc__))
     return 0
 
 

@@ -1,5 +1,5 @@
-"""Keys and values that sampling keeps: one cache per batch, or one prefix shared by a group; `new_cache` makes the kind that a model's attention
-takes. Of multi-head latent attention it keeps one vector per token, of which all heads' keys and values are made.
+"""Keys and values that sampling keeps: one cache per batch, or one prefix shared by a group. For multi-head latent attention the cache keeps one
+vector per token, from which the keys and values of all heads are computed. `new_cache` makes the kind that a model needs.
 
 Left out: paging, quantisation, eviction.
 
@@ -8,6 +8,8 @@ rotary key.
 """
 
 from __future__ import annotations
+
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +29,10 @@ def new_cache(
 class KVCache:
     """Keys and values of the tokens that a batch has seen, one row per sequence.
 
-    All rows store their next token in the same column, so a row whose prompt was padded keeps a hole there, which `mask` hides; its
-    positions go on from its own length. An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and
-    would silently drop what is appended."""
+    All rows store their next token in the same column. A row whose prompt was padded keeps a hole, which `mask` hides; its positions continue
+    from its own length. An opaque class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would drop what is appended."""
+
+    stored = ("k", "v")  # tensors with a row per sequence in dimension 1
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class KVCache:
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # (B,) real tokens
         self.real = torch.ones(batch, length, device=device, dtype=torch.bool)  # (B, S) false = padding
         self.padded = False
-        self.extent = 0  # columns in use, kept on the host so that no step waits for the device
+        self.extent = 0  # columns in use; on the host, so no step waits for the device
 
     def positions(self, new: int) -> Tensor:
         """(B, new) positions that the next `new` tokens of each row take."""
@@ -59,7 +62,7 @@ class KVCache:
         return _visible(new, self.extent, self.real if self.padded else None, self.real.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over its row."""
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its row."""
         keys, values, end = self.k[layer], self.v[layer], self.extent + k.shape[2]
         _require_room(end, keys.shape[2])
         keys[:, :, self.extent : end], values[:, :, self.extent : end] = k, v
@@ -79,11 +82,11 @@ class KVCache:
         return self.extent == 0
 
     def select(self, rows: Tensor) -> KVCache:
-        """The cache of `rows` (repeats allowed); the original is left as it is."""
-        out = object.__new__(KVCache)
-        out.k, out.v = self.k[:, rows], self.v[:, rows]
+        """A new cache of `rows` (repeats allowed)."""
+        out = copy(self)
+        for name in self.stored:
+            setattr(out, name, getattr(self, name)[:, rows])
         out.lengths, out.real = self.lengths[rows], self.real[rows]
-        out.padded, out.extent = self.padded, self.extent
         return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
@@ -95,11 +98,10 @@ class KVCache:
 
 
 class SharedCache:
-    """Rows that continue prefixes which several of them share; as in KVCache, all store their next token in the same column, and a row
-    whose own tokens were padded keeps a hole.
+    """Rows that continue shared prefixes. As in KVCache, all store their next token in the same column, and a row whose own tokens were padded
+    keeps a hole.
 
-    At one new token per row, attention waits for memory: a prefix is read once for all rows of its group
-    instead of once for each."""
+    With one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of once for each."""
 
     def __init__(
         self,
@@ -135,8 +137,7 @@ class SharedCache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over prefix and own.
 
-        The two parts are softmaxes of their own, weighed by their log-sum-exps a and b:
-        exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
+        Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
         own_k, own_v = self._store(layer, k, v)
         # (B, K, H/K x T, E): the queries of one key head side by side
         rows = (q * q.shape[3] ** -0.5).to(own_k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])
@@ -180,8 +181,10 @@ class SharedCache:
 
 
 class LatentCache(KVCache):
-    """One vector per token and block: the latent c, then the rotary key (arXiv:2405.04434, eq. 9 and 15). It serves as the key of a single key head, and
-    its first columns as the value: queries come mapped to the latent's columns, and what is attended is a mixture of latents."""
+    """One vector per token and block: the latent c, then the rotary key (arXiv:2405.04434, eq. 9 and 15). It is the key of a single key head, and
+    its first columns are the value: queries are mapped to the latent's columns, and the result is a mixture of latents."""
+
+    stored = ("k",)
 
     def __init__(
         self,
@@ -191,9 +194,8 @@ class LatentCache(KVCache):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.k = torch.zeros(
-            cfg.depth, batch, 1, length, cfg.cache_width, device=device, dtype=dtype
-        )  # (depth, B, 1, S, W)
+        shape = (cfg.depth, batch, 1, length, cfg.cache_width)
+        self.k = torch.zeros(shape, device=device, dtype=dtype)  # (depth, B, 1, S, W)
         self.latent_width = cfg.latent_width
         self._start(batch, length, device)
 
@@ -211,17 +213,10 @@ class LatentCache(KVCache):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As KVCache's, of q (B, H, T, W) and k (B, 1, T, W): (B, H, T, latent width). v is k's first columns."""
         keys, heads = self.store(layer, k).to(q.dtype), q.shape[1]
-        rows = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H T, W): all heads ask the same keys
+        rows = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H T, W): all heads share the keys
         visible = None if mask is None else mask.repeat(1, 1, heads, 1)
         y, _ = partial_attention(rows, keys, keys[..., : v.shape[-1]], visible)
         return y.reshape(*q.shape[:3], -1)
-
-    def select(self, rows: Tensor) -> LatentCache:
-        out = object.__new__(LatentCache)
-        out.k, out.latent_width = self.k[:, rows], self.latent_width
-        out.lengths, out.real = self.lengths[rows], self.real[rows]
-        out.padded, out.extent = self.padded, self.extent
-        return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
         depth, _, _, _, W = self.k.shape
@@ -250,8 +245,8 @@ def _visible(new: int, extent: int, real: Tensor | None, device: torch.device) -
 
 
 def _require_room(end: int, room: int) -> None:
-    if end > room:  # a slice would drop the token without a word
-        raise ConfigError(f"token {end} of rows with room for {room}; make the cache with more room")
+    if end > room:  # a slice would drop the token silently
+        raise ConfigError(f"token {end} in a cache for {room}; make the cache longer")
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -260,6 +255,6 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> t
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
     weights = scores.softmax(-1)
-    # the largest weight is exp(largest score - lse); logsumexp itself would pass -inf to a slow branch of exp
+    # the largest weight is exp(largest score - lse); logsumexp would pass -inf to a slow branch of exp
     lse = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()
     return weights.to(v.dtype) @ v, lse

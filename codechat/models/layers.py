@@ -31,8 +31,8 @@ class RMSNorm(nn.Module):
 def rope_table(
     cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34), one half of E like the other but for the sine's
-    sign: `rotate` takes them so."""
+    """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`: both halves of E are equal except for
+    the sine's sign."""
     frequency = rope_frequencies(cfg, device)
     if positions is None:
         positions = torch.arange(length, device=device)[None]

@@ -1,12 +1,12 @@
 """LoRA: low-rank updates of frozen matrices, for any loop (arXiv:2106.09685).
 
-    h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: the first step starts from the model as it is
+    h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
-`attach` puts them in, after which only A and B are trained. Checkpoints hold the merged model, W + (alpha / rank) B A, which everything else
-reads as any other, and beside it A and B, so that a run resumes bitwise. `save_peft` writes adapter_config.json and
-adapter_model.safetensors as the `peft` package reads them: our fused query-key-value matrix becomes three adapters that share A.
+`attach` adds the adapters, after which only A and B are trained. A checkpoint holds the merged model, W + (alpha / rank) B A, which loads like any
+other, and also A and B, so a run resumes bitwise. `save_peft` writes adapter_config.json and adapter_model.safetensors for the `peft` package: our
+fused query-key-value matrix becomes three adapters that share A.
 
-Left out: sharded weights, dropout on the adapters, adapters of embeddings and head, quantised base weights. Memory: the frozen weights stay float32.
+Left out: sharded weights, dropout on the adapters, adapters of embeddings and head, quantised base weights. Frozen weights stay float32.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ __all__ = [
 ]
 
 
+WITHOUT = "train with --lora-rank 8, or export the whole model with codechat export"
+
+
 class LoRALinear(nn.Module):
     """A frozen linear layer and its low-rank update."""
 
@@ -68,14 +71,12 @@ class LoRALinear(nn.Module):
 
 
 def attach(model: GPT, rank: int, alpha: float = ALPHA, targets: Sequence[str] = CHOSEN, seed: int = 0) -> GPT:
-    """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 leaves it alone."""
+    """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 changes nothing."""
     check(rank, alpha, targets)
     if not rank:
         return model
     if sharding.is_sharded(model):
-        raise ConfigError(
-            f"lora_rank {rank} with sharded weights; adapters need a whole replica: set --no-shard, or --lora-rank 0"
-        )
+        raise ConfigError(f"lora_rank {rank} with sharded weights; set --no-shard, or --lora-rank 0")
     model.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
     for block in model.blocks:
@@ -84,9 +85,9 @@ def attach(model: GPT, rank: int, alpha: float = ALPHA, targets: Sequence[str] =
                 if isinstance(base := getattr(parent, name, None), nn.Linear):
                     setattr(parent, name, LoRALinear(base, rank, alpha, rng))
     if not any(adapted(model)):
+        kind = f"a model with attention {model.cfg.attention} and mlp {model.cfg.mlp}"
         raise ConfigError(
-            f"lora_targets {' '.join(targets)} name no matrix of a model with attention {model.cfg.attention} and mlp {model.cfg.mlp}; "
-            "choose others, such as out up down"
+            f"lora_targets {' '.join(targets)} fit no matrix of {kind}; choose others, such as out up down"
         )
     return model
 
@@ -97,7 +98,7 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def merged(model: GPT) -> GPT:
-    """The same function as a plain GPT, which shares every weight that has no adapter; the model itself where it has none."""
+    """The same function as a plain GPT, which shares every weight without an adapter; the model itself where it has no adapters."""
     layers = dict(adapted(model))
     if not layers:
         return model
@@ -112,10 +113,8 @@ def merged(model: GPT) -> GPT:
 
 
 def adapters(model: GPT) -> dict[str, Tensor]:
-    """A and B of every adapter, by name: what a checkpoint keeps beside the merged weights. Empty without adapters."""
-    return {
-        name: tensor.clone() for name, tensor in _live(model).items()
-    }  # a checkpoint may be written while training goes on
+    """A and B of every adapter, by name, for a checkpoint. Empty without adapters."""
+    return {name: tensor.clone() for name, tensor in _live(model).items()}  # training may continue while it is written
 
 
 def _live(model: GPT) -> dict[str, Tensor]:
@@ -124,12 +123,12 @@ def _live(model: GPT) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
-    """Put `adapters` back. CheckpointError where they are not those of this model."""
+    """Restore `adapters`. CheckpointError where they are not those of this model."""
     own = _live(model)
     wrong = own.keys() ^ saved.keys() or {n for n in own if own[n].shape != saved[n].shape}
     if wrong:
         raise CheckpointError(
-            f"the checkpoint's adapters do not fit: {min(wrong)}; use the --lora-rank and --lora-targets it was made with"
+            f"the checkpoint's adapter {min(wrong)} does not fit; set its --lora-rank and --lora-targets"
         )
     for name, tensor in own.items():
         tensor.copy_(saved[name])
@@ -147,13 +146,11 @@ def _pieces(model: GPT) -> Iterator[tuple[str, LoRALinear, int, int | None]]:
 
 
 def of_checkpoint(ref: str | Path) -> GPT:
-    """The adapters that a run trained, on a model without weights of its own: what `save_peft` takes. CheckpointError where it trained none."""
+    """The adapters that a run trained, on a model without other weights, for `save_peft`. CheckpointError where it trained none."""
     found = checkpoint.load(ref, optimizer=False, mmap=True)
     saved = found.extra.get("lora", {})
     if not saved:
-        raise CheckpointError(
-            f"{found.path} holds no adapters; train with --lora-rank 8, or export the whole model with codechat export"
-        )
+        raise CheckpointError(f"{found.path} holds no adapters; {WITHOUT}")
     rank = next(t.shape[0] for n, t in saved.items() if n.endswith(".a"))
     alpha = read_json(found.path.parent.parent / "config.json")["lora_alpha"]
     with torch.device("meta"):
@@ -170,19 +167,12 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
     ConfigError for a model without adapters."""
     directory, pieces = Path(directory), list(_pieces(model))
     if not pieces:
-        raise ConfigError(
-            "the model has no adapters; train with --lora-rank 8, or export the whole model with codechat export"
-        )
+        raise ConfigError(f"the model has no adapters; {WITHOUT}")
     directory.mkdir(parents=True, exist_ok=True)
-    entries = []
+    tensors: dict[str, Tensor] = {}
     for name, layer, start, stop in pieces:
-        b = layer.b.detach()[start:stop]
-        entries += [
-            safetensors_files.Entry(
-                f"{name}.lora_A.weight", tuple(layer.a.shape), lambda layer=layer: layer.a.detach()
-            ),
-            safetensors_files.Entry(f"{name}.lora_B.weight", tuple(b.shape), lambda b=b: b),
-        ]
+        tensors |= {f"{name}.lora_A.weight": layer.a, f"{name}.lora_B.weight": layer.b[start:stop]}
+    entries = [safetensors_files.Entry(name, tuple(t.shape), lambda t=t: t) for name, t in tensors.items()]
     part = directory / "adapter_model.safetensors.tmp"
     safetensors_files.write(part, entries, "float32")
     part.replace(directory / "adapter_model.safetensors")
@@ -206,12 +196,12 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
-    MissingFile without one; CheckpointError for an adapter that the model has no place for."""
+    Raises MissingFile, and CheckpointError for an adapter that fits no matrix of the model."""
     from safetensors import safe_open
 
     directory = Path(directory)
     if not (directory / "adapter_config.json").is_file():
-        raise MissingFile(f"{directory} holds no adapter_config.json; it is not an adapter of peft's")
+        raise MissingFile(f"{directory} holds no adapter_config.json; give a directory that peft or save_peft wrote")
     about = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
     places = {
         "base_model.model." + theirs.removesuffix(".weight"): (ours, start, stop)
@@ -224,8 +214,7 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
             a, b = (file.get_tensor(f"{name}.lora_{part}.weight").float() for part in "AB")
             ours, start, stop = places.get(name, ("", 0, None))
             if not ours or (rows := state[ours][start:stop]).shape != (len(b), a.shape[1]):
-                raise CheckpointError(
-                    f"{directory}: adapter {name} of shape {len(b)} x {a.shape[1]} has no place in this model; use its own base model"
-                )
+                size = f"of shape {len(b)} x {a.shape[1]}"
+                raise CheckpointError(f"{directory}: adapter {name} {size} fits no matrix; use its own base model")
             rows += (scale * b @ a).to(rows.device)
     return model

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules.
 
-AdamW on everything that is not a matrix of a block (embeddings, head, gains, biases), and on the matrices too unless `optimizer="muon"`,
-which orthogonalises their momentum (Muon). Schedules are pure functions of the step, so resuming needs no scheduler state.
+AdamW for all parameters. With `optimizer="muon"` the matrices of the blocks take Muon instead, which orthogonalises their momentum. Schedules are
+pure functions of the step, so resuming needs no scheduler state.
 
 Left out: learning rates per layer, and second-order methods other than Muon.
 """
@@ -44,7 +44,7 @@ def lr_scale(
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
     if schedule == "wsd":
         return 1 - (1 - final) * max(0.0, (done - (1 - decay_share)) / decay_share)
-    raise ConfigError(f"schedule {schedule!r}; required: constant, cosine or wsd")
+    raise ConfigError(f"schedule {schedule!r}; required is constant, cosine or wsd")
 
 
 def set_lr(optimizers: Iterable[torch.optim.Optimizer], scale: float) -> None:
@@ -63,7 +63,7 @@ def build(
     weight_decay: float = 0.1,
     betas: tuple[float, float] = (0.9, 0.95),
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of a model. Weight decay falls on tensors of two or more dimensions only; gains and biases have none.
+    """The optimizers of a model. Tensors of two or more dimensions have weight decay; gains and biases have none.
 
     With "muon" the block matrices take Muon at `muon_lr`; `lr` drives the rest."""
     params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -116,8 +116,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
-    """N matrices of one shape, orthogonalised. Sharded ones by rows change hands twice: each rank receives every row of its share of the
-    matrices, works on these, and returns the rows; no rank does another's work or holds more than its share."""
+    """N matrices of one shape, orthogonalised. Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the
+    matrices, orthogonalises these, and returns the rows; no work is done twice and no rank holds more than its share."""
     if not isinstance(first := matrices[0], DTensor):
         return orthogonalise(torch.stack(matrices))
     group = first.device_mesh.get_group("shard")
@@ -138,7 +138,7 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """What the Newton-Schulz iteration runs in: it tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply slowly."""
+    """The dtype of the Newton-Schulz iteration: it tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply slowly."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

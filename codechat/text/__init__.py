@@ -5,16 +5,7 @@ Knows no model.
 
 from codechat.core.lazy import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    modules=[
-        "chat",
-        "hf_chat_template",
-        "imported_tokenizer",
-        "python_vocabulary",
-        "token_view",
-        "tokenizer",
-        "tool_calls",
-        "tool_functions",
-    ],
-)
+MODULES = """
+    chat hf_chat_template imported_tokenizer python_vocabulary token_view tokenizer tool_calls tool_functions
+"""
+__getattr__, __dir__, __all__ = attach(__name__, modules=MODULES.split())

@@ -29,7 +29,7 @@ _MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
 class Turn(NamedTuple):
-    """Where a message lies in the text: [start, end), its content at [body, body_end), and its closing token ends at `closed`."""
+    """Where a message is in the text: [start, end), its content at [body, body_end), and its closing token ends at `closed`."""
 
     start: int
     body: int

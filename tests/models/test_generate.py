@@ -464,9 +464,9 @@ def test_a_row_at_the_end_of_the_block_leaves_before_it_needs_another_position()
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(prompts=[[1], []]), "prompt 1 is empty"),
-        (dict(prompts=[[1], [2, 96]]), r"prompt 1 holds ids 2..96; the model knows 0..95"),
-        (dict(prompts=[[-1]]), "holds ids -1"),
+        (dict(prompts=[[1], []]), "prompt 1"),
+        (dict(prompts=[[1], [2, 96]]), r"prompt 1 .* 2..96.* 0..95"),
+        (dict(prompts=[[-1]]), "-1"),
         (dict(prompts=[[1] * 60]), "60 .*max_new_tokens.* 5.*block_size 64"),
         (dict(prompts=[[1] * 65], on_overflow="stop"), "65 .*block_size 64"),
         (dict(max_new_tokens=0), "max_new_tokens 0"),
