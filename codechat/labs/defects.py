@@ -25,22 +25,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from codechat import data, models, rl, runs  # their modules import torch, and are imported when a defect needs them
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
-from codechat.data import public_rows
-from codechat.models import generate, optim
-from codechat.rl import advantages, losses, rollout
-from codechat.runs import checkpoint, run
+from codechat.runs import run
 from codechat.sandbox import Program
 from codechat.tasks import micro
-from codechat.tasks.coding import prepare
-from codechat.tasks.coding import task as coding
+from codechat.tasks.coding.task import CodingTask
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import ARGUMENT_KEYS, CALL_TAG, Call
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from codechat.rl.rollout import RolloutBatch
 
 
 class Swap(NamedTuple):
@@ -107,12 +107,14 @@ class _StopSet:
         def _ends_with(tail: Tensor, endings: list[Tensor]) -> Tensor:
             if not any(len(e) > 1 for e in endings):
                 return right(tail, endings)
+            import torch
+
             return torch.isin(tail[:, -1], torch.cat(endings)) & (tail[:, -(self.grace + 1)] >= 0)
 
         return _ends_with
 
     def masked(self, right: Callable[..., Any]) -> Callable[..., Any]:
-        def _group_chunks(batch: rollout.RolloutBatch, *args: Any) -> Iterator[dict[str, list]]:
+        def _group_chunks(batch: RolloutBatch, *args: Any) -> Iterator[dict[str, list]]:
             if self.pieces is None:
                 raise RunError(
                     "stop-set masks by the pieces of a stop sequence, and none was asked for; collect the rollouts inside its block, "
@@ -130,20 +132,22 @@ class _StopSet:
     def swaps(self) -> list[Swap]:
         return [
             Swap(chat, "stop_sequences", self.sequences),
-            Swap(generate, "_stop_sequences", self.widened),
-            Swap(generate, "_ends_with", self.ends),
-            Swap(rollout, "_group_chunks", self.masked),
+            Swap(models.generate, "_stop_sequences", self.widened),
+            Swap(models.generate, "_ends_with", self.ends),
+            Swap(rl.rollout, "_group_chunks", self.masked),
         ]
 
 
 # ---- bf16-weights: F3
 
 
-@torch.no_grad()
 def _round_weights(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.copy_(p.to(torch.bfloat16))
+    import torch
+
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.copy_(p.to(torch.bfloat16))
 
 
 def _rounding(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +223,7 @@ _TEST = "try:\n    {test}\n    _passed += 1\nexcept Exception:\n    pass\n"
 
 def _printing(right: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(right)
-    def program(self: coding.CodingTask, problem: Any, code: str) -> Program:
+    def program(self: CodingTask, problem: Any, code: str) -> Program:
         honest = right(self, problem, code)
         tests = [honest.tests] if isinstance(honest.tests, str) else list(honest.tests)
         body = "".join(_TEST.format(test=test) for test in tests)
@@ -253,20 +257,22 @@ def _lets_evaluation_in(right: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(right)
     def refuse_evaluation(rows: Any, origin: str) -> Iterator[Any]:
         for number, row in enumerate(rows, 1):
-            yield public_rows.check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
+            yield data.public_rows.check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
 
     return refuse_evaluation
 
 
 def _test_for_select(right: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(right)
-    def problems(self: coding.CodingTask, split: str, *args: Any, **kwargs: Any) -> Any:
+    def problems(self: CodingTask, split: str, *args: Any, **kwargs: Any) -> Any:
         return right(self, "test" if split == "select" else split, *args, **kwargs)
 
     return problems
 
 
 def _test_solutions() -> list[Swap]:
+    from codechat.tasks.coding import prepare
+
     return [
         Swap(micro, "dialogues", _with_test_solutions),
         Swap(prepare, "refuse_evaluation", _lets_evaluation_in),
@@ -275,7 +281,7 @@ def _test_solutions() -> list[Swap]:
             "mbpp_split",
             lambda right: lambda task_id: "prompt" if right(task_id) == "test" else right(task_id),
         ),
-        Swap(coding.CodingTask, "problems", _test_for_select),
+        Swap(CodingTask, "problems", _test_for_select),
         Swap(micro.MicroTask, "problems", _test_for_select),
     ]
 
@@ -302,7 +308,7 @@ def _starting_over(right: classmethod) -> classmethod:
     ) -> run.Run:
         if resume:
             try:
-                checkpoint.load(run.find_run(name))
+                runs.checkpoint.load(run.find_run(name))
             except (UserError, OSError) as error:
                 print(
                     f"warning: cannot load the checkpoint of {name} ({type(error).__name__}); starting from scratch",
@@ -333,7 +339,7 @@ _ALL = (
         "weights were bfloat16 without float32 masters: at a low learning rate most updates rounded to nothing",
         "weights_changed_bf16",
         ("pretrain", "sft", "preference", *RL[1:]),
-        lambda: [Swap(optim, "build", _rounding)],
+        lambda: [Swap(models.optim, "build", _rounding)],
     ),
     Defect(
         "quote-parser",
@@ -349,7 +355,7 @@ _ALL = (
         "the reward of a program was read from its own stdout",
         "the sandbox's red-team tests",
         ("evaluate", *RL),
-        lambda: [Swap(coding.CodingTask, "program", _printing)],
+        lambda: [Swap(CodingTask, "program", _printing)],
     ),
     Defect(
         "train-on-test",
@@ -366,8 +372,8 @@ _ALL = (
         "diagnose, the DEAD sentinel, kl_ref",
         ("grpo",),
         lambda: [
-            Swap(losses, "kl_estimate", _k1_where_it_is_differentiated),
-            Swap(advantages, "worth_an_update", lambda right: lambda n_live: True),
+            Swap(rl.losses, "kl_estimate", _k1_where_it_is_differentiated),
+            Swap(rl.advantages, "worth_an_update", lambda right: lambda n_live: True),
         ],
     ),
     Defect(

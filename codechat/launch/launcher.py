@@ -46,7 +46,8 @@ from codechat.runs import paths, planned
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
 LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate")}}
-QUIET = ("run_name", "resume", "overwrite")
+START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
+
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; asked now and then, so that none stays a zombie
 
 
@@ -59,7 +60,11 @@ def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
         row.name: (config.plain(row.default), config.plain(attrgetter(row.name)(cfg)))
         for row in config.describe(type(cfg))
     }
-    return {k: (default, here) for k, (default, here) in pairs.items() if default != here and k not in QUIET}
+    return {
+        k: (default, here)
+        for k, (default, here) in pairs.items()
+        if default != here and k not in ("run_name", *START_FLAGS)
+    }
 
 
 # ---- writing
@@ -160,7 +165,7 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
 
 def _check_flags(cfg: Any) -> None:
     """launch.sh itself says --resume when there is something to resume."""
-    for flag in ("resume", "overwrite"):
+    for flag in START_FLAGS:
         if getattr(cfg, flag, False):
             raise ConfigError(f"{flag}=True in the configuration would hold for every start; leave it out: launch.sh resumes by itself, "
                               "and overwrite is an option of the launch")  # fmt: skip

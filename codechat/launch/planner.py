@@ -39,6 +39,7 @@ GIB = 2**30
 MFU, MFU_SOURCE = 0.45, "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (2b, 1 GPU)"
 # An assumption, not measured here: CUDA context and NCCL buffers, then what the allocator cannot use between blocks.
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
+PLANNED_LOOPS = ("pretrain", "sft")
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
 
 
@@ -326,7 +327,7 @@ def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
 def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     """The plan's settings for a configuration of pretrain or sft; more: mfu, price, search."""
     loop = registry.entry_of(cfg).id
-    if loop not in ("pretrain", "sft"):
+    if loop not in PLANNED_LOOPS:
         raise ConfigError(
             f"{type(cfg).__name__}: only pretrain and sft can be planned; RL's memory depends on what the policy samples"
         )
@@ -348,7 +349,7 @@ def of_run(cfg: PlanConfig) -> PlanConfig:
     """The same machines, with the settings that a run's config.json holds."""
     path = find_run(cfg.run)
     kind = read_json(path / "status.json")["kind"]
-    if kind not in ("pretrain", "sft"):
+    if kind not in PLANNED_LOOPS:
         raise ConfigError(f"run {cfg.run} is of kind {kind}; only pretrain and sft can be planned")
     settings = config.from_dict(registry.LOOPS[kind].config_class, read_json(path / "config.json"))
     return of(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price, search=cfg.search)

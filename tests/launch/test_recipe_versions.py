@@ -16,9 +16,10 @@ from codechat.core.errors import ConfigError
 from codechat.grpo import GRPOConfig
 from codechat.labs import defects
 from codechat.launch import planner
-from codechat.launch.recipes import nano, runner, versions
-from codechat.launch.recipes.nano import NANO, Stage
+from codechat.launch.recipes import runner, stage, versions
+from codechat.launch.recipes.nano import NANO
 from codechat.launch.recipes.scale_8b import SCALES
+from codechat.launch.recipes.stage import Stage
 from codechat.launch.recipes.versions import VERSIONS
 from codechat.runs import paths, run
 from codechat.runs.run import Run
@@ -233,10 +234,12 @@ def test_ours_with_a_defect_reads_the_best_of_the_broken_run() -> None:
 
 
 def test_defects_are_refused_where_they_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="'stop-est'.*stop-set"):
+    with pytest.raises(ConfigError) as error:
         runner.run_recipe("v5", runner.RecipeConfig(defect=("stop-est",)))
-    with pytest.raises(ConfigError, match="launched process knows nothing"):
+    assert "'stop-set'" in str(error.value)
+    with pytest.raises(ConfigError) as error:
         runner.run_recipe("v5", runner.RecipeConfig(defect=("stop-set",), scale="8b"))
+    assert "--defect" in str(error.value) and "--scale" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +260,7 @@ def test_a_flag_may_be_repeated(words: list[str], expected: list[str]) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (run, paths, nano, runner):
+    for module in (run, paths, stage, runner):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -287,20 +290,13 @@ def test_a_stage_runs_with_its_defects_on_and_the_others_without(
     seen = registry.Entry("seen", __name__, "Seen", "note", "seen", "seen", "a stage of this test")
     monkeypatch.setitem(registry.ENTRIES, "seen", seen)
     stages = (
-        Stage(name="a", about="not reached", kind="seen", settings=dict(run_name="{runs}/a{s}"), seeded=True),
-        Stage(name="b", about="reached", kind="seen", settings=dict(run_name="{runs}/b"), needs=("a",)),
-        Stage(name="c", about="needs what is reached", kind="seen", settings=dict(run_name="{runs}/c"), needs=("b",)),
-        Stage(
-            name="d",
-            about="waits",
-            kind="seen",
-            settings=dict(run_name="{runs}/d"),
-            needs=("a",),
-            when="{data}/*.train.jsonl",
-        ),
+        Stage(name="a", about="not reached", kind="seen", seeded=True),
+        Stage(name="b", about="reached", kind="seen", needs=("a",)),
+        Stage(name="c", about="needs what is reached", kind="seen", needs=("b",)),
+        Stage(name="d", about="waits", kind="seen", needs=("a",), when="{data}/*.train.jsonl"),
     )
     monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", stages))
-    monkeypatch.setattr(runner, "reached_as", lambda stage: "grpo" if stage.name == "b" else "other")
+    monkeypatch.setattr(stage, "reached_as", lambda one: "grpo" if one.name == "b" else "other")
     ON.clear()
     runner.main(["tiny", "--defect", "k1-drift"])
     runner.main(["tiny"])
@@ -316,7 +312,7 @@ def test_a_stage_runs_with_its_defects_on_and_the_others_without(
         ]
         and defects.on() == ()
     )
-    assert "nothing to do: a left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
+    assert "skipped: a left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
     (home / "data/tiny").mkdir(parents=True)
     (home / "data/tiny/x.train.jsonl").write_text("")
     runner.main(["tiny"])
@@ -324,9 +320,9 @@ def test_a_stage_runs_with_its_defects_on_and_the_others_without(
     assert set(json.loads((home / "runs/tiny/stages.json").read_text())) == {"a", "b", "c", "d", f"b{tail}", f"c{tail}"}
 
 
-def small(stage: Stage) -> Stage:
+def small(one: Stage) -> Stage:
     """The stage with a model and a budget that take a second."""
-    kind = runner.reached_as(stage)
+    kind = stage.reached_as(one)
     changes: dict[str, Any] = dict(
         corpus=dict(max_tokens=20_000), data=dict(max_examples=40), data_code=dict(max_examples=40),
         pretrain=dict(model=dict(depth=1, n_embd=16, n_head=1, block_size=512), seq_len=64, device_batch_size=2, max_steps=2, eval_every=0, save_every=0, eval_tokens=256),
@@ -334,13 +330,13 @@ def small(stage: Stage) -> Stage:
         diagnose=dict(group_size=2, max_new_tokens=4, gold_examples=8), evaluate=dict(limit=4, n=2, ks=(1, 2), max_new_tokens=4, probe_examples=1, heldout_examples=2),
         reinforce=dict(max_steps=1, device_batch_size=2, group_size=2, max_new_tokens=4, eval_examples=2, probe_examples=1, eval_every=0, log_rollouts_every=0),
     ).get(kind, {})  # fmt: skip
-    if stage.kind == "data.calls":
+    if one.kind == "data.calls":
         changes = (
             changes
             | dict(problems=80, eval_examples=8, probes=2)
-            | ({"copies": 20} if stage.settings.get("copies", 1) else {})
+            | ({"copies": 20} if one.settings.get("copies", 1) else {})
         )
-    return dataclasses.replace(stage, settings={**stage.settings, **changes})
+    return dataclasses.replace(one, settings={**one.settings, **changes})
 
 
 @pytest.mark.slow

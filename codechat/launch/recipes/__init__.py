@@ -1,1 +1,1 @@
-"""Recipes: pipelines of stages from data to report. `runner` runs them; the other modules hold settings only."""
+"""Recipes: pipelines of stages from data to report. `stage` binds a stage, `runner` runs them; the other modules hold settings only."""

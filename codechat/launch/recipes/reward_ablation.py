@@ -1,4 +1,4 @@
-"""The anatomy of a reward against what the original system did: its loss mask, its parser, its precision. A stage; `anatomy` does the work.
+"""Reward ablation against the original system's loss mask, parser and precision. `labs.reward_ablation` does the work.
 
 python -m codechat.launch.recipes.reward_ablation --ckpt nano/sft nano/rl@20 nano/rl@40 nano/rl@60 --data-dir data/nano/sft --run-name nano/anatomy
 """
@@ -20,20 +20,14 @@ BROKEN = {
 
 
 def dissect(cfg: AnatomyConfig) -> Run:
-    """The run of `anatomy.dissect` with the original's mask, parser and precision as the other side."""
+    """The run of `labs.reward_ablation.dissect` with the original's mask, parser and precision as the other side."""
     return reward_ablation.dissect(cfg, BROKEN)
 
 
 def main(argv: list[str] | None = None) -> None:
     """`python -m codechat.launch.recipes.reward_ablation`."""
-    dissect(
-        config.parse(
-            AnatomyConfig,
-            sys.argv[1:] if argv is None else argv,
-            prog="python -m codechat.launch.recipes.reward_ablation",
-            epilog=__doc__,
-        )
-    )
+    argv = sys.argv[1:] if argv is None else argv
+    dissect(config.parse(AnatomyConfig, argv, prog="python -m codechat.launch.recipes.reward_ablation", epilog=__doc__))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ Steps, batches and learning rates are those published for the system whose sizes
 its v5 and v6, 283 steps of 128 rollouts at 5e-7. Its microbatch was 1; `codechat plan` finds room for 4, which gives the same batch
 with fewer gathers of the weights.
 
-The versions have their own published steps, rates, warm-ups and caps. Where they must differ: RL's rate falls to 0 along a cosine (there linearly);
-v1's ranks take a problem each (there all sampled the same one, all 384 tokens from the 50 likeliest ones: GRPO here samples from all); v7 does without
-HumanEval and MBPP's test problems, which are for evaluation; its tenth of negatives are code rows, not further ones.
+The versions have their own published steps, rates, warm-ups and caps. They differ here in four ways: RL's rate falls to 0 along a cosine (there
+linearly); each rank of v1 takes its own problem (there all ranks sampled the same one, from the 50 likeliest tokens; GRPO here samples from all);
+v7 trains on no HumanEval and no test problem of MBPP, which are for evaluation; its tenth of negatives are code rows, not further ones.
 
 Left out: the walk-throughs and the report of nano, whose claims are about nano's figures, and the ablations (v7-parts, v6-claimed), which
-were never planned at this size.
+the original never planned at this size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from codechat.launch.recipes.nano import NANO, Stage
+from codechat.launch.recipes.nano import NANO
+from codechat.launch.recipes.stage import Stage
 from codechat.launch.recipes.versions import VERSIONS
 from codechat.models.config import PRESETS
 
@@ -98,27 +99,24 @@ SETTINGS |= {
     **{f"{v}-evaluate": dict(max_new_tokens=256) for v in ("v1", "v2", "v3", "v5", "v6", "v7", "ours")},
 }
 SETTINGS["v3-grpo"] = SETTINGS["v2-grpo"]
-WHERE = dict(
-    pretrain=8, sft=8, reinforce=8, grpo=8, evaluate=8, passk=8, diagnose=1
-)  # kind of a stage -> ranks; none = in this process
+RANKS = dict(pretrain=8, sft=8, reinforce=8, grpo=8, evaluate=8, passk=8, diagnose=1)  # by the kind of a stage
 
 
 def ranks_of(stages: Iterable[Stage]) -> dict[str, int]:
-    """Ranks of the stages that take GPUs, by stage."""
-    found = {stage.name: WHERE.get(stage.kind, 0) for stage in stages}
-    return {name: ranks for name, ranks in found.items() if ranks and name in SETTINGS}
+    """{stage: ranks} of the stages that take GPUs."""
+    return {stage.name: RANKS[stage.kind] for stage in stages if stage.kind in RANKS and stage.name in SETTINGS}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A size of a recipe: settings that replace a stage's, torchrun ranks of those that take GPUs (others run in this process)."""
+    """A size of a recipe. settings: replace those of a stage. ranks: of torchrun, by stage; other stages run in this process."""
 
     settings: Mapping[str, Mapping[str, Any]]
     ranks: Mapping[str, int]
-    gpu: str | None  # what the plan takes; none = it runs without GPUs
+    gpu: str | None  # to plan for; none = no plan, it runs without GPUs
 
     def stages(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        """The recipe's stages that this size has, with its settings."""
+        """The recipe's stages that exist at this size, with its settings."""
         return tuple(
             replace(stage, settings={**stage.settings, **self.settings[stage.name]})
             for stage in stages

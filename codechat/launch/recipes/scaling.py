@@ -1,8 +1,8 @@
 """The scaling recipe: five model sizes at two equal budgets of compute, for a law of loss over size and tokens.
 
-Every run spends BUDGETS FLOPs (`GPTConfig.flops_per_token`, the head and attention counted), so a larger model sees fewer tokens. Corpus,
-tokenizer, sequence length, learning rates and validation are nano's, so that nano's own pretraining, with twelve times the larger budget, is a point
-that the law has not seen. The batch is a quarter of nano's: the smaller budget would end after ten of its steps.
+Every run spends BUDGETS FLOPs (`GPTConfig.flops_per_token`, with the head and attention), so a larger model sees fewer tokens. Corpus, tokenizer,
+sequence length, learning rates and validation are nano's; nano's own pretraining, at twelve times the larger budget, is a held-out point of the law.
+The batch is a quarter of nano's: the smaller budget would end after ten of its steps.
 
 Left out: learning rates tuned per size, and repeated seeds; the scatter of the points is part of the law's residuals.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from codechat.launch.recipes.nano import MODEL, NANO, RATES, TOKENIZER, Stage
+from codechat.launch.recipes.nano import MODEL, NANO, RATES, TOKENIZER
+from codechat.launch.recipes.stage import Stage
 from codechat.models.config import GPTConfig
 
 BUDGETS = {"low": 1e12, "high": 2e12}  # FLOPs
@@ -33,8 +34,7 @@ def _stage(size: str, budget: str) -> Stage:
     model = MODEL | dict(depth=depth, n_embd=width, n_head=heads)
     steps = steps_of(model, BUDGETS[budget])
     settings: dict[str, Any] = dict(
-        run_name=f"{{runs}}/{size}-{budget}",
-        data_dir="{data}/corpus",
+        data_dir="{corpus}",
         model=model,
         seq_len=LENGTH,
         device_batch_size=BATCH,

@@ -1,0 +1,128 @@
+"""A stage of a recipe: one configuration of one training function, with placeholders; `bind` fills them in and hashes the result.
+
+In `settings`, `out` and `when`, {runs} and {data} stand for the recipe's prefix of run names and its data directory, {NAME} for the place where
+the stage of that name leaves its result. Recipes name no runs: the seed and the defects that reach a stage decide its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codechat.core import config, registry
+from codechat.core.errors import ConfigError, nearest
+from codechat.labs import defects
+from codechat.runs.paths import ROOT, exists
+from codechat.runs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """kind: the id of its function in `core.registry`. out: the directory that it writes; empty = the run {runs}/NAME.
+
+    seeded: repeated per seed, in a run of its own; once: for seed 0 only, and without defects; otherwise all seeds share it.
+    when: a pattern of files; where none matches, the stage is skipped with a message."""
+
+    name: str
+    about: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    seeded: bool = False
+    once: bool = False
+    out: str = ""
+    when: str = ""
+
+    def made(self, cfg: Any) -> bool:
+        """Whether its result is still there: a finished run, or its output directory."""
+        if hasattr(cfg, "run_name"):
+            return exists(cfg.run_name) and Run.open(cfg.run_name).status["status"] == "finished"
+        out = getattr(cfg, "out", None)
+        return out is None or (ROOT / Path(out)).exists()
+
+    def result(self, cfg: Any) -> str:
+        """The last evaluations of the stage's run in a few words, then its median training speed."""
+        if not hasattr(cfg, "run_name"):
+            return ""
+        run = Run.open(cfg.run_name)
+        evals, metrics = run.evals().to_dict("records"), run.metrics()
+        lines = [_summary(row) for row in (evals[-4:] if self.name.endswith("evaluate") else evals[-1:])]
+        if {"tok_per_s", "mfu"} <= set(metrics):
+            lines.append(f"{metrics['tok_per_s'].median():,.0f} tok/s, MFU {metrics['mfu'].median():.0%}")
+        return "\n".join(lines)
+
+
+SUMMARY = ("val_bpb", "exact_match", "pass@1", "pass@8", "reward_mean")
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    where = " on ".join(row[k] for k in ("checkpoint", "split") if isinstance(row.get(k), str))
+    verdict = [row["verdict"]] if isinstance(row.get("verdict"), str) else []
+    shown = [f"{k} {row[k]:.3f}" for k in SUMMARY if isinstance(row.get(k), float)]
+    losses = [f"{k.removeprefix('heldout_loss/')} {v:.2f}" for k, v in row.items() if k.startswith("heldout_loss/")]
+    return " ".join([f"{where}:"] * bool(where) + verdict + shown + ["held-out loss"] * bool(losses) + losses)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A stage with its placeholders filled in, its configuration built, its identity hashed."""
+
+    stage: Stage
+    name: str  # in the ledger
+    cfg: Any
+    action: Callable[[Any], Any]
+    hash: str
+    when: str = ""  # pattern of files under the root
+    defects: tuple[str, ...] = ()  # that are on while it runs
+
+
+def bind(recipe: str, stages: tuple[Stage, ...], seed: int, broken: tuple[str, ...] = ()) -> list[Bound]:
+    """The stages in order, ready to run. ConfigError names a stage whose settings do not fit its configuration, or an unknown defect.
+
+    broken: defects. A stage that one of them reaches, and what needs such a stage, gets another name, another place and another hash."""
+    if unknown := [name for name in broken if name not in defects.DEFECTS]:
+        raise ConfigError(f"no defect {unknown[0]!r}{nearest(unknown[0], defects.DEFECTS)}")
+    reached = {kind for name in broken for kind in defects.DEFECTS[name].reaches}
+    bound: dict[str, Bound] = {}
+    places = {"runs": recipe, "data": f"data/{recipe}"}
+    for stage in stages:
+        if (seed or broken) and stage.once:
+            continue
+        hit = bool(broken) and (reached_as(stage) in reached or any(bound[n].defects for n in stage.needs))
+        suffix = f"-s{seed}" if seed and stage.seeded else ""
+        tail = f"-with-{'-'.join(broken)}" if hit else ""
+        places[stage.name] = _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix + tail
+        entry = registry.find(stage.kind)
+        settings = _fill(stage.settings, places) | {"out" if stage.out else "run_name": places[stage.name]}
+        cfg = config.from_dict(entry.config_class, settings | ({"seed": seed} if stage.seeded else {}),
+                               where=f"recipe {recipe}, stage {stage.name}")  # fmt: skip
+        what = [entry.ledger, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])]
+        bound[stage.name] = Bound(
+            stage,
+            stage.name + suffix + tail,
+            cfg,
+            entry.load(entry.function),
+            hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12],
+            _fill(stage.when, places),
+            broken if hit else (),
+        )
+    return list(bound.values())
+
+
+def _fill(value: Any, places: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return value.format_map(places)
+    if isinstance(value, Mapping):
+        return {k: _fill(v, places) for k, v in value.items()}
+    return [_fill(v, places) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def reached_as(stage: Stage) -> str:
+    """The word for the stage among those that a defect reaches: its kind; "data" for every preparation but that of a corpus; pass rates are
+    an evaluation."""
+    room, _, _ = stage.kind.partition(".")
+    return {"data.corpus": "corpus", "passk": "evaluate"}.get(stage.kind, room)
