@@ -78,6 +78,26 @@ def test_files_are_named_for_what_they_hold(path: Path) -> None:
     assert path.stem not in {"utils", "common", "helpers", "misc"}
 
 
+# Commands whose --help loads no torch: add a command once its config class lives in a torch-free module.
+HELP_WITHOUT_TORCH = (
+    *("", "run", "data", "plan", "launch", "chat", "tools", "serve", "appworld", "sandbox", "runs", "report"),
+    *("download", "bench"),
+)
+
+
+@pytest.mark.parametrize("command", HELP_WITHOUT_TORCH)
+def test_help_loads_no_torch(command: str) -> None:
+    program = (
+        "import sys; from codechat import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    argv = [sys.executable, "-c", program, *command.split(), "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=120)
+    assert done.returncode == 0 and "usage: codechat" in done.stdout, done.stderr
+
+
 def test_reading_configurations_and_runs_needs_neither_torch_nor_pandas() -> None:
     program = (
         "import sys, codechat.core.config, codechat.runs.run; print({'torch', 'pandas', 'numpy'} & sys.modules.keys())"

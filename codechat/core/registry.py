@@ -1,4 +1,4 @@
-"""What can be run: every training loop and every other stage of a recipe, by an id that never changes.
+"""What can be run: every training loop and every other stage of a recipe, by an id that never changes, and the commands of `codechat`.
 
 Modules, classes and functions may move and be renamed; the id may not, since finished work is recognised by it: `runs/NAME/status.json`
 holds it as `kind`, and the hash of a recipe's stage covers the `ledger` name. Nothing is imported until it is needed.
@@ -88,6 +88,46 @@ STAGES = {entry.id: entry for entry in (
 )}  # fmt: skip
 
 ENTRIES = LOOPS | PREPARATIONS | STAGES
+
+
+class Command(NamedTuple):
+    """`codechat NAME`: the `main(argv)` of a module."""
+
+    module: str
+    about: str
+
+
+def _command(id: str) -> dict[str, Entry]:
+    return {ENTRIES[id].command: ENTRIES[id]}
+
+
+COMMANDS: dict[str, Command | Entry] = {
+    "run": Command("codechat.launch.recipes.runner", "run a recipe: every stage from data to report"),
+    "data": Command("codechat.data.command", "prepare a corpus, conversations or function-calling problems"),
+    **{entry.command: entry for entry in LOOPS.values()},
+    **_command("diagnose"),
+    **_command("passk"),
+    **_command("filter"),
+    **_command("evaluate"),
+    "swaps": Command("codechat.evaluation.counterfactuals", "counterfactual evaluation: change one thing of a prompt"),
+    "appworld": Command("codechat.inference.play_appworld", "AppWorld episodes, scored by its own evaluation"),
+    "plan": Command("codechat.launch.planner", "memory, hours and cost of a configuration on GPUs"),
+    "launch": Command("codechat.launch.launcher", "start a run on one or many GPUs, detached; follow and stop it"),
+    "xray": Command(
+        "codechat.reports.token_attribution", "colour tokens by loss mask, values or share of the gradient"
+    ),
+    "chat": Command("codechat.inference.chat_command", "chat with a checkpoint"),
+    "tools": Command("codechat.inference.tools_command", "chat with a checkpoint that calls real functions"),
+    "serve": Command("codechat.inference.serve", "OpenAI's API and a chat page over HTTP"),
+    "sandbox": Command("codechat.sandbox.check", "which isolation untrusted programs get on this machine"),
+    "runs": Command("codechat.runs.command", "list, show, compare and export runs"),
+    **_command("report"),
+    "export": Command("codechat.models.export", "write a checkpoint as a Hugging Face directory"),
+    "import": Command("codechat.models.import_weights", "a run from a Hugging Face directory or an original .pt file"),
+    "download": Command("codechat.data.download", "fetch a model or data set from the Hugging Face hub"),
+    "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
+}  # in the order of --help
+FORMER_COMMANDS = {"talk": "chat"}  # still accepted
 
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:

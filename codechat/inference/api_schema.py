@@ -19,33 +19,33 @@ Text = Annotated[str, Field(min_length=1)]
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
-class Wire(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Loose(BaseModel):
+class Lenient(BaseModel):
     """Parts that clients fill with more than we need."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class Part(Loose):
+class Part(Lenient):
     type: Literal["text"]
     text: str
 
 
-class Called(Loose):
+class Called(Lenient):
     name: str
     arguments: str
 
 
-class ToolCall(Loose):
+class ToolCall(Lenient):
     id: Text
     type: Literal["function"] = "function"
     function: Called
 
 
-class Message(Loose):
+class Message(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
@@ -56,31 +56,31 @@ class Message(Loose):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
-class Function(Loose):
+class Function(Lenient):
     name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Loose):
+class Tool(Lenient):
     type: Literal["function"]
     function: Function
 
 
-class Name(Loose):
+class Name(Lenient):
     name: str
 
 
-class Choice(Loose):
+class Choice(Lenient):
     type: Literal["function"]
     function: Name
 
 
-class StreamOptions(Loose):
+class StreamOptions(Lenient):
     include_usage: bool = False
 
 
-class Common(Wire):
+class Common(Strict):
     """What both kinds of completion take."""
 
     model: str
@@ -145,7 +145,7 @@ class ChatRequest(Common):
         return value
 
 
-class WeightsRequest(Wire):
+class WeightsRequest(Strict):
     """Weights to take over: a checkpoint, as its path below the directory of --reload-from."""
 
     path: Text

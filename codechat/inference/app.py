@@ -32,14 +32,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codechat.core.errors import ConfigError, RunError
-from codechat.inference.api_schema import ChatRequest, CompletionRequest, WeightsRequest, Wire
+from codechat.inference.api_errors import ApiError, error_of
+from codechat.inference.api_requests import ParsedRequest, ServedModel, parse_chat, parse_completion
+from codechat.inference.api_responses import ResponseBuilder, failed
+from codechat.inference.api_schema import ChatRequest, CompletionRequest, Strict, WeightsRequest
 from codechat.inference.batching import Engine, Job, Overloaded
-from codechat.inference.errors import ApiError, of_validation
-from codechat.inference.meters import Meters
-from codechat.inference.reload import take_over
-from codechat.inference.replies import Reply, failed
-from codechat.inference.requests import Asked, Served, ask_chat, ask_completion
+from codechat.inference.server_metrics import ServerMetrics
 from codechat.inference.tools_command import DEFAULT_TOOLS
+from codechat.inference.weight_update import update_weights
 from codechat.tasks.toolbox import TOOLS, respond
 
 MOST_BYTES = 1 << 20  # of a request's body
@@ -51,7 +51,7 @@ POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; con
 B = TypeVar("B", bound=BaseModel)
 
 
-class ToolRun(Wire):
+class ToolRequest(Strict):
     """A call of a toolbox function, from the page."""
 
     name: str
@@ -59,36 +59,41 @@ class ToolRun(Wire):
 
 
 def build(
-    engine: Engine, served: Served, meters: Meters, *, key: str | None = None, hosts: frozenset[str] | None = None
+    engine: Engine,
+    served: ServedModel,
+    meters: ServerMetrics,
+    *,
+    key: str | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> FastAPI:
     """The application. key: what clients must send as a bearer token; none = nothing. hosts: names under which this server may be
     addressed; none = any."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(ApiError, _refused)
-    app.add_exception_handler(RoutingError, _not_routed)
-    desk = Desk(engine, served, meters)
-    guarded = APIRouter(dependencies=[Depends(_gate(key))])
-    guarded.post("/v1/chat/completions")(desk.chat)
-    guarded.post("/v1/completions")(desk.complete)
-    guarded.get("/v1/models")(desk.models)
-    guarded.get("/v1/models/{name:path}")(desk.model)
-    guarded.get("/metrics")(desk.metrics)
+    app.add_exception_handler(ApiError, _error_response)
+    app.add_exception_handler(RoutingError, _routing_error)
+    handlers = Handlers(engine, served, meters)
+    guarded = APIRouter(dependencies=[Depends(_key_check(key))])
+    guarded.post("/v1/chat/completions")(handlers.chat)
+    guarded.post("/v1/completions")(handlers.complete)
+    guarded.get("/v1/models")(handlers.models)
+    guarded.get("/v1/models/{name:path}")(handlers.model)
+    guarded.get("/metrics")(handlers.metrics)
     guarded.get("/page/tools")(page_tools)
     guarded.post("/page/call")(page_call)
     if served.reload_from is not None:
-        guarded.post("/admin/weights")(desk.weights)
+        guarded.post("/admin/weights")(handlers.weights)
     app.include_router(guarded)
-    app.get("/health")(desk.health)
+    app.get("/health")(handlers.health)
     app.get("/")(page)
 
-    app.add_middleware(Watched, meters=meters, hosts=hosts)
+    app.add_middleware(EdgeMiddleware, meters=meters, hosts=hosts)
     return app
 
 
-class Watched:
+class EdgeMiddleware:
     """Around the application: refuses requests for other hosts, counts answers by their status. Plain ASGI, so that streams pass untouched."""
 
-    def __init__(self, app: ASGIApp, meters: Meters, hosts: frozenset[str] | None) -> None:
+    def __init__(self, app: ASGIApp, meters: ServerMetrics, hosts: frozenset[str] | None) -> None:
         self.app, self.meters, self.hosts = app, meters, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,14 +109,14 @@ class Watched:
         request = Request(scope)
         name = re.sub(r":[0-9]*$", "", request.headers.get("host", ""))
         if self.hosts is not None and name not in self.hosts:
-            await _refused(request, ApiError(403, f"this server does not answer as {name[:100]!r}"))(
+            await _error_response(request, ApiError(403, f"this server does not answer as {name[:100]!r}"))(
                 scope, receive, counted
             )
         else:
             await self.app(scope, receive, counted)
 
 
-def _refused(request: Request, error: Exception) -> JSONResponse:
+def _error_response(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
     headers = (
         {"Retry-After": "1"}
@@ -123,7 +128,7 @@ def _refused(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error.body(), error.status, headers=headers)
 
 
-def _not_routed(request: Request, error: Exception) -> JSONResponse:
+def _routing_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RoutingError | HTTPException)
     return JSONResponse(
         ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body(),
@@ -131,7 +136,7 @@ def _not_routed(request: Request, error: Exception) -> JSONResponse:
     )
 
 
-def _gate(key: str | None) -> Callable[[Request], Awaitable[None]]:
+def _key_check(key: str | None) -> Callable[[Request], Awaitable[None]]:
     async def gate(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
         if key is not None and not hmac.compare_digest(given, key.encode()):
@@ -157,28 +162,28 @@ async def read(request: Request, kind: type[B]) -> B:
     except ClientDisconnect:
         raise ApiError(CLIENT_LEFT, "the client left") from None
     except ValidationError as error:
-        raise of_validation(error) from None
+        raise error_of(error) from None
 
 
-class Desk:
+class Handlers:
     """The handlers, and what they share."""
 
-    def __init__(self, engine: Engine, served: Served, meters: Meters) -> None:
+    def __init__(self, engine: Engine, served: ServedModel, meters: ServerMetrics) -> None:
         self.engine, self.served, self.meters = engine, served, meters
 
     async def chat(self, request: Request) -> Response:
         body = await read(request, ChatRequest)
-        return await self._answer(request, body, await asyncio.to_thread(ask_chat, body, self.served))
+        return await self._answer(request, body, await asyncio.to_thread(parse_chat, body, self.served))
 
     async def complete(self, request: Request) -> Response:
         body = await read(request, CompletionRequest)
-        return await self._answer(request, body, await asyncio.to_thread(ask_completion, body, self.served))
+        return await self._answer(request, body, await asyncio.to_thread(parse_completion, body, self.served))
 
-    async def _answer(self, request: Request, body: ChatRequest | CompletionRequest, asked: Asked) -> Response:
+    async def _answer(self, request: Request, body: ChatRequest | CompletionRequest, asked: ParsedRequest) -> Response:
         bell, loop = asyncio.Event(), asyncio.get_running_loop()
         streams = bool(body.stream)
         jobs = self._submit(asked, lambda: None if loop.is_closed() else loop.call_soon_threadsafe(bell.set), streams)
-        reply = Reply(asked, jobs, self.served, chat=isinstance(body, ChatRequest))
+        reply = ResponseBuilder(asked, jobs, self.served, chat=isinstance(body, ChatRequest))
         leaving = asyncio.create_task(_cancel_when_left(request, jobs))
         try:
             while not (any(job.ids for job in jobs) if streams else all(job.end for job in jobs)) and not any(
@@ -199,11 +204,11 @@ class Desk:
             return JSONResponse(reply.whole(body.return_token_ids))
         finally:
             if leaving is not None:
-                self._over(jobs, leaving, asked)
+                self._interruption(jobs, leaving, asked)
 
-    def _submit(self, asked: Asked, heard: Callable[[], Any], streams: bool) -> list[Job]:
+    def _submit(self, asked: ParsedRequest, on_progress: Callable[[], Any], streams: bool) -> list[Job]:
         try:
-            return self.engine.submit(asked.requests, heard=heard, streams=streams)
+            return self.engine.submit(asked.requests, on_progress=on_progress, streams=streams)
         except Overloaded as error:
             raise ApiError(429, str(error), code="overloaded") from None
         except ConfigError as error:
@@ -212,7 +217,13 @@ class Desk:
             raise ApiError(503, str(error)) from None
 
     async def _stream(
-        self, reply: Reply, jobs: list[Job], bell: asyncio.Event, usage: bool, leaving: asyncio.Task[None], asked: Asked
+        self,
+        reply: ResponseBuilder,
+        jobs: list[Job],
+        bell: asyncio.Event,
+        usage: bool,
+        leaving: asyncio.Task[None],
+        asked: ParsedRequest,
     ) -> AsyncIterator[str]:
         try:
             yield "".join(map(_event, reply.opening()))
@@ -231,9 +242,9 @@ class Desk:
         except ApiError as error:  # the status line is long gone; clients look for this
             yield _event(error.body())
         finally:
-            self._over(jobs, leaving, asked)
+            self._interruption(jobs, leaving, asked)
 
-    def _over(self, jobs: list[Job], leaving: asyncio.Task[None], asked: Asked) -> None:
+    def _interruption(self, jobs: list[Job], leaving: asyncio.Task[None], asked: ParsedRequest) -> None:
         leaving.cancel()
         for job in jobs:
             job.cancel()
@@ -275,7 +286,7 @@ class Desk:
 
     async def weights(self, request: Request) -> dict[str, str]:
         body = await read(request, WeightsRequest)
-        return {"version": await asyncio.to_thread(take_over, body.path, self.served, self.engine)}
+        return {"version": await asyncio.to_thread(update_weights, body.path, self.served, self.engine)}
 
     async def metrics(self) -> Response:
         return Response(self.meters.text(), media_type="text/plain; version=0.0.4")
@@ -325,5 +336,5 @@ async def page_tools() -> dict[str, Any]:
 
 async def page_call(request: Request) -> Response:
     """Run a toolbox function: {"result": ...} or {"error": ...}, the text that goes back to the model."""
-    call = await read(request, ToolRun)
+    call = await read(request, ToolRequest)
     return Response(await asyncio.to_thread(respond, call.name, call.arguments), media_type="application/json")

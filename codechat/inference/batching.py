@@ -34,7 +34,7 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
-from codechat.inference.slots import SlotCache
+from codechat.inference.slot_cache import SlotCache
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
 from codechat.models.kv_cache import new_cache
 from codechat.models.loading import LoadedModel
@@ -58,7 +58,7 @@ class Request:
     draws: int  # `generate.row_key`
     how: Truncation = Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
-    halt: Callable[[int], bool] | None = None  # told every token; true ends the completion as a stop
+    should_stop: Callable[[int], bool] | None = None  # told every token; true ends the completion as a stop
     banned: tuple[int, ...] = ()  # ids that are never drawn
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
     timeout_s: float = math.inf  # from being submitted to the last token
@@ -76,10 +76,10 @@ class Detail:
 class Job:
     """A request on its way. The engine's thread appends to the lists and sets `end` last; anybody may read.
 
-    heard: called by that thread at the first token, then at most every FLUSH_S while tokens come, and at the end. It must not block."""
+    on_progress: called by that thread at the first token, then at most every FLUSH_S while tokens come, and at the end. It must not block."""
 
     request: Request
-    heard: Callable[[], None]
+    on_progress: Callable[[], None]
     streams: bool
     submitted: float
     ids: list[int] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Job:
     end: End | None = None
     version: str = ""  # of the weights that it was drawn from; set when it joins
     cancelled: bool = False
-    first_s: float = math.nan  # from being submitted to the first token
+    first_token_s: float = math.nan  # from being submitted to the first token
     flushed: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -100,12 +100,12 @@ class Job:
         """Block until the end; false where that took longer than the time given."""
         return self._ended.wait(timeout_s)
 
-    def late(self, now: float) -> bool:
+    def timed_out(self, now: float) -> bool:
         return now - self.submitted > self.request.timeout_s
 
 
 @dataclass(frozen=True, eq=False)
-class Incoming:
+class WeightUpdate:
     """Weights on their way in."""
 
     state: Mapping[str, Tensor]
@@ -135,9 +135,9 @@ class Engine:
         self.rows: list[Job] = []  # as they lie in the cache
         self._joining: list[Job] = []  # out of the queue, their prompts not yet run
         self._waiting: deque[Job] = deque()
-        self._incoming: Incoming | None = None  # weights that wait for the rows to end
+        self._update: WeightUpdate | None = None  # weights that wait for the rows to end
         self._turn = threading.Lock()  # one exchange at a time
-        self._bell = threading.Condition()  # guards the queue, what is incoming and the two flags
+        self._changed = threading.Condition()  # guards the queue, what is incoming and the two flags
         self._closing = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -149,9 +149,9 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._bell:
+        with self._changed:
             self._closing = True
-            self._bell.notify()
+            self._changed.notify()
         self._thread.join()
 
     @property
@@ -163,17 +163,17 @@ class Engine:
         return self._thread.is_alive() and not self._closing
 
     def submit(
-        self, requests: Sequence[Request], *, heard: Callable[[], None] = lambda: None, streams: bool = False
+        self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
-        """All of the requests or none. streams: `heard` is also called between the first token and the end.
+        """All of the requests or none. streams: `on_progress` is also called between the first token and the end.
 
         Raises Overloaded where the queue has no room for all, ConfigError for a prompt that the model cannot read, RunError where the
         engine has ended."""
         for request in requests:
             self._check(request)
         now = time.monotonic()
-        jobs = [Job(request, heard, streams, now) for request in requests]
-        with self._bell:
+        jobs = [Job(request, on_progress, streams, now) for request in requests]
+        with self._changed:
             if not self.alive:
                 raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
             free = self.max_rows - len(self.rows)
@@ -182,10 +182,10 @@ class Engine:
                     f"{len(self._waiting)} completions wait and {len(jobs)} more are asked for; at most {self.max_waiting} may; try again later"
                 )
             self._waiting.extend(jobs)
-            self._bell.notify()
+            self._changed.notify()
         return jobs
 
-    def exchange(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
+    def update_weights(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
         """Put these weights, of the model's own shapes, in for all requests that join from now on; blocks until they are in.
 
         RunError, and nothing changed, where the running rows take longer than the time given or the engine has ended. ConfigError for
@@ -193,19 +193,19 @@ class Engine:
         own = self.model.state_dict()
         if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
             raise ConfigError("the weights are of another shape than the model's; give those of the same model")
-        incoming = Incoming(state, version)
+        incoming = WeightUpdate(state, version)
         with self._turn:
-            with self._bell:
+            with self._changed:
                 if not self.alive:
                     raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
-                self._incoming = incoming
-                self._bell.notify()
+                self._update = incoming
+                self._changed.notify()
             try:
                 incoming.done.result(timeout_s)
             except TimeoutError:
-                with self._bell:
-                    withdrawn = self._incoming is incoming
-                    self._incoming = None
+                with self._changed:
+                    withdrawn = self._update is incoming
+                    self._update = None
                 if withdrawn:
                     raise RunError(
                         f"completions still run after {timeout_s:g} s; their weights stay; try again later"
@@ -235,16 +235,16 @@ class Engine:
                     with dist.autocast(device), self.model.decoding() as self._logits_of:
                         while self._has_work():
                             self._round()
-                    self._exchange()
+                    self._apply_update()
         except (
             BaseException
         ) as error:  # a defect, or memory that ran out: said on stderr, and every request is told; raised again
             self.failure = error
             raise
         finally:
-            with self._bell:
+            with self._changed:
                 self._closing = True
-                incoming, self._incoming = self._incoming, None
+                incoming, self._update = self._update, None
                 left = [*self.rows, *self._joining, *self._waiting]
                 self._waiting.clear()
             if incoming:
@@ -255,14 +255,14 @@ class Engine:
 
     def _has_work(self) -> bool:
         """Wait for a request; false where the engine is to end, or nothing stands in the way of other weights."""
-        with self._bell:
-            while not (self.rows or self._waiting or self._closing or self._incoming):
-                self._bell.wait()
-            return not self._closing and bool(self.rows or not self._incoming)
+        with self._changed:
+            while not (self.rows or self._waiting or self._closing or self._update):
+                self._changed.wait()
+            return not self._closing and bool(self.rows or not self._update)
 
-    def _exchange(self) -> None:
-        with self._bell:
-            incoming, self._incoming = self._incoming, None
+    def _apply_update(self) -> None:
+        with self._changed:
+            incoming, self._update = self._update, None
         if incoming:
             for name, target in self.model.state_dict().items():
                 target.copy_(incoming.state[name])
@@ -272,7 +272,7 @@ class Engine:
     def _round(self) -> None:
         now = time.monotonic()
         for slot in reversed(range(len(self.rows))):
-            if end := _over(self.rows[slot], now):
+            if end := _interruption(self.rows[slot], now):
                 self._leave(slot, end)
         self._joining = self._admit(now)
         if self._joining:
@@ -286,22 +286,22 @@ class Engine:
         """Those who may join now, out of the queue."""
         joining: list[Job] = []
         tokens = 0
-        with self._bell:
+        with self._changed:
             while (
                 self._waiting
-                and not self._incoming
+                and not self._update
                 and len(self.rows) + len(joining) < self.max_rows
                 and tokens < PREFILL_TOKENS
             ):
                 job = self._waiting.popleft()
-                if end := _over(job, now):
+                if end := _interruption(job, now):
                     self._finish(job, end)
                 else:
                     joining.append(job)
                     tokens += len(job.request.prompt)
-            for job in [job for job in self._waiting if _over(job, now)]:
+            for job in [job for job in self._waiting if _interruption(job, now)]:
                 self._waiting.remove(job)
-                self._finish(job, _over(job, now))
+                self._finish(job, _interruption(job, now))
         return joining
 
     def _prefill(self, jobs: list[Job]) -> None:
@@ -325,7 +325,9 @@ class Engine:
         for row, job in enumerate(jobs):
             if job.request.banned:
                 logits[row, list(job.request.banned)] = -math.inf
-        details = {job: note(logits[row], job.request) for row, job in enumerate(jobs) if job.request.top is not None}
+        details = {
+            job: detail_of(logits[row], job.request) for row, job in enumerate(jobs) if job.request.top is not None
+        }
         keys, places = (
             torch.tensor(x, device=logits.device) for x in ([j.request.draws for j in jobs], [len(j.ids) for j in jobs])
         )
@@ -338,23 +340,23 @@ class Engine:
             job.ids.append(token)
         ends = {job: end for job in jobs if (end := self._ended(job))}
         for job in jobs:
-            self._tell(job, now)
+            self._notify(job, now)
         for slot in reversed(range(len(self.rows))):
             if end := ends.get(self.rows[slot]):
                 self._leave(slot, end)
 
-    def _tell(self, job: Job, now: float) -> None:
+    def _notify(self, job: Job, now: float) -> None:
         """Wake whoever reads the job, if it is time."""
         if len(job.ids) == 1:
-            job.first_s = now - job.submitted
+            job.first_token_s = now - job.submitted
         if job.streams and now - job.flushed >= FLUSH_S:
             job.flushed = now
-            job.heard()
+            job.on_progress()
 
     def _ended(self, job: Job) -> End | None:
-        """Why the completion ends with its last token, if it does. Asked once per token, as `halt` may count."""
+        """Why the completion ends with its last token, if it does. ParsedRequest once per token, as `should_stop` may count."""
         request, ids = job.request, job.ids
-        halted = request.halt is not None and request.halt(ids[-1])
+        halted = request.should_stop is not None and request.should_stop(ids[-1])
         if halted or any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
             return "stop"
         if len(ids) == request.max_new_tokens:
@@ -371,11 +373,11 @@ class Engine:
     def _finish(self, job: Job, end: End) -> None:
         job.end = end
         job._ended.set()
-        job.heard()
+        job.on_progress()
 
 
-def _over(job: Job, now: float) -> End | None:
-    return "cancelled" if job.cancelled else "timeout" if job.late(now) else None
+def _interruption(job: Job, now: float) -> End | None:
+    return "cancelled" if job.cancelled else "timeout" if job.timed_out(now) else None
 
 
 def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -389,7 +391,7 @@ def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Te
     return ids, logprobs
 
 
-def note(logits: Tensor, request: Request) -> Detail:
+def detail_of(logits: Tensor, request: Request) -> Detail:
     """Entropy and likeliest tokens of the distribution that (V,) logits are drawn from; greedy: the model's own."""
     how = request.how if request.how.temperature else Truncation()
     kept, ids = how.candidates(logits[None].clone())

@@ -1,9 +1,9 @@
 """Free chat with a checkpoint: one request, or a conversation in the terminal. The answer appears as it is
 sampled.
 
-    codechat talk --ckpt nano/sft --user "write quicksort"
-    codechat talk --ckpt nano/sft                                a conversation; Ctrl-D ends it
-    codechat talk --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
+    codechat chat --ckpt nano/sft --user "write quicksort"
+    codechat chat --ckpt nano/sft                                a conversation; Ctrl-D ends it
+    codechat chat --ckpt nano/pretrain --complete "def add(a"    no turns: for a checkpoint before SFT
 
 Left out: function calls (tool_talk.py), and any text that training did not see: turns are laid out by
 `chat.prompt`, stopped by the closing tag, and nothing is added to them."""
@@ -15,22 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from codechat import distributed, models  # dist, generate and loading import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, UserError
-from codechat.distributed import dist
-from codechat.inference.client import RemoteVoice
-from codechat.models import generate, loading
+from codechat.inference.client import RemoteModel
+from codechat.inference.detokenizer import stable_text
 from codechat.text import chat
 from codechat.text.token_view import visible
 
 Message = dict[str, str]
-USUAL_TOKENS = 256  # an answer's length where none is asked for
+DEFAULT_TOKENS = 256  # an answer's length where none is asked for
 NEW, ENDS = "/new", "Ctrl-D ends, Ctrl-C stops an answer, /new forgets the conversation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TalkConfig:
+class ChatSettings:
     """A checkpoint, how to sample from it, and what to say to it."""
 
     ckpt: str = opt("", "run name, run@best, run@STEP, run directory or checkpoint; or give --server")
@@ -38,7 +38,7 @@ class TalkConfig:
     api_key_file: Path | None = opt(None, "file with the key that the server asks for; none = no key")
     user: str = opt("", "one request, answered and done; empty = a conversation, read from the terminal")
     system: str = opt("You are a helpful assistant.", "system message; empty = none")
-    max_new_tokens: int | None = opt(None, f"longest answer, tokens; none = {USUAL_TOKENS}, or what the block leaves")
+    max_new_tokens: int | None = opt(None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves")
     temperature: float = opt(0.8, "sampling temperature; 0 = always the most likely token")
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all")
     top_p: float | None = opt(None, "sample from the smallest set of tokens that holds this probability")
@@ -47,12 +47,12 @@ class TalkConfig:
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens}; it must be at least 1")
-        generate.Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        models.generate.Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreeTalkConfig(TalkConfig):
-    """`codechat talk`."""
+class ChatConfig(ChatSettings):
+    """`codechat chat`."""
 
     complete: str = opt("", "a text to continue as it stands, without turns (for pretrained checkpoints)")
 
@@ -62,13 +62,13 @@ class FreeTalkConfig(TalkConfig):
             raise ConfigError("--user and --complete exclude each other; keep one")
 
 
-class Voice:
+class LocalModel:
     """A loaded checkpoint with sampling settings. Each answer has its own draws, so asking twice may
     differ."""
 
-    def __init__(self, cfg: TalkConfig) -> None:
+    def __init__(self, cfg: ChatSettings) -> None:
         self.cfg = cfg
-        self.loaded = loading.load_model(cfg.ckpt, dist.device())
+        self.loaded = models.loading.load_model(cfg.ckpt, distributed.dist.device())
         self.answers = 0
         self.ids: list[int] = []  # sampled for the last answer
         block = self.block_size
@@ -92,7 +92,7 @@ class Voice:
         end = "\n" + chat.decode(stops[0], tokenizer)
         return self._pieces(prompt, stops, lambda ids: chat.completion_text(ids, tokenizer, tags), end)
 
-    def last_turn(self) -> str:
+    def last_content(self) -> str:
         """The content of the turn that was said last, however it was shown."""
         return chat.completion_text(self.ids, self.loaded.tokenizer, self.loaded.tags)
 
@@ -100,7 +100,7 @@ class Voice:
         """What the model reads before it answers, tags as text."""
         return chat.decode(chat.prompt(messages, self.loaded.tokenizer, self.loaded.tags), self.loaded.tokenizer)
 
-    def go_on(self, text: str) -> Iterator[str]:
+    def complete(self, text: str) -> Iterator[str]:
         """Pieces of the continuation of a plain text."""
         tokenizer = self.loaded.tokenizer
         stop = tokenizer.eot_id
@@ -120,7 +120,7 @@ class Voice:
     ) -> Iterator[str]:
         cfg, shown, self.ids = self.cfg, "", []
         key, self.answers = self.answers, self.answers + 1
-        steps = generate.stream(
+        steps = models.generate.stream(
             self.loaded.model,
             prompt,
             max_new_tokens=self.budget(len(prompt)),
@@ -131,10 +131,10 @@ class Voice:
             seed=cfg.seed,
             key=key,
         )
-        with dist.autocast(dist.device()):
+        with distributed.dist.autocast(distributed.dist.device()):
             for token, _ in steps:
                 self.ids.append(token)
-                text = settled(text_of(self.ids), end)
+                text = stable_text(text_of(self.ids), end)
                 if len(text) > len(shown):
                     yield text[len(shown) :]
                     shown = text
@@ -143,7 +143,7 @@ class Voice:
     def budget(self, prompt_tokens: int) -> int:
         """Tokens that the next answer may have. ConfigError where there is no room."""
         room = self.block_size - prompt_tokens
-        wanted = self.cfg.max_new_tokens or min(USUAL_TOKENS, max(room, 1))
+        wanted = self.cfg.max_new_tokens or min(DEFAULT_TOKENS, max(room, 1))
         if room < wanted:
             remedy = f"set --max-new-tokens {room} or less, or shorten the conversation" if room > 0 else "shorten it"
             raise ConfigError(
@@ -152,10 +152,10 @@ class Voice:
             )
         return wanted
 
-    def fitted(self, messages: list[Message]) -> list[Message]:
+    def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation without its oldest exchanges, as many as the block cannot hold beside an answer;
         says so on stderr."""
-        wanted = self.cfg.max_new_tokens or min(USUAL_TOKENS, self.block_size // 4)
+        wanted = self.cfg.max_new_tokens or min(DEFAULT_TOKENS, self.block_size // 4)
         kept = messages
         while self.block_size - len(chat.prompt(kept, self.loaded.tokenizer, self.loaded.tags)) < wanted:
             users = [i for i, m in enumerate(kept) if m["role"] == "user"]
@@ -168,30 +168,20 @@ class Voice:
         return kept
 
 
-def voice_of(cfg: TalkConfig) -> Voice | RemoteVoice:
+def open_model(cfg: ChatSettings) -> LocalModel | RemoteModel:
     """The checkpoint or the server that the flags name. ConfigError where they name none or both."""
     if bool(cfg.ckpt) == bool(cfg.server):
         given = "both --ckpt and --server are given" if cfg.ckpt else "ckpt is required"
         raise ConfigError(f"{given}; set --ckpt RUN, or --server URL")
     if cfg.ckpt:
-        return Voice(cfg)
+        return LocalModel(cfg)
     settings = {
         "temperature": cfg.temperature,
         "top_k": cfg.top_k,
         "top_p": cfg.top_p,
         "max_tokens": cfg.max_new_tokens,
     }
-    return RemoteVoice(cfg.server, settings, seed=cfg.seed, api_key_file=cfg.api_key_file)
-
-
-def settled(text: str, end: str) -> str:
-    """The part of a growing text that more tokens cannot change: without half characters, and without a
-    beginning of `end`."""
-    text = text.rstrip("\ufffd")
-    for n in range(min(len(end), len(text)), 0, -1):
-        if text.endswith(end[:n]):
-            return text[:-n]
-    return text
+    return RemoteModel(cfg.server, settings, seed=cfg.seed, api_key_file=cfg.api_key_file)
 
 
 def opening(system: str) -> list[Message]:
@@ -249,25 +239,25 @@ def import_line_editing() -> None:
 
 
 EPILOG = """examples:
-  codechat talk --ckpt nano/sft --user "write quicksort"
-  codechat talk --ckpt nano/sft --temperature 0
-  codechat talk --ckpt nano/pretrain --complete "def quicksort(" --max-new-tokens 100
-  codechat talk --server http://127.0.0.1:8000 --user "write quicksort"
-  echo "What is a list?" | codechat talk --ckpt runs/nano/sft/checkpoints/step_000400"""
+  codechat chat --ckpt nano/sft --user "write quicksort"
+  codechat chat --ckpt nano/sft --temperature 0
+  codechat chat --ckpt nano/pretrain --complete "def quicksort(" --max-new-tokens 100
+  codechat chat --server http://127.0.0.1:8000 --user "write quicksort"
+  echo "What is a list?" | codechat chat --ckpt runs/nano/sft/checkpoints/step_000400"""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat talk`."""
-    cfg = config.parse(FreeTalkConfig, sys.argv[1:] if argv is None else argv, prog="codechat talk", epilog=EPILOG)
-    voice = voice_of(cfg)
+    """`codechat chat`."""
+    cfg = config.parse(ChatConfig, sys.argv[1:] if argv is None else argv, prog="codechat chat", epilog=EPILOG)
+    model = open_model(cfg)
     if cfg.complete:
         print(cfg.complete, end="", flush=True)
-        show(voice.go_on(cfg.complete))
+        show(model.complete(cfg.complete))
         return
 
     def reply(messages: list[Message]) -> list[Message]:
-        messages = voice.fitted(messages)
-        return [*messages, {"role": "assistant", "content": show(voice.say(messages))}]
+        messages = model.fit(messages)
+        return [*messages, {"role": "assistant", "content": show(model.say(messages))}]
 
     if cfg.user:
         reply([*opening(cfg.system), {"role": "user", "content": cfg.user}])

@@ -1,6 +1,6 @@
 """Talking to a server that speaks OpenAI's API: ours (`codechat serve`), or another.
 
-`RemoteVoice` says what `talk.Voice` says, from a URL instead of a checkpoint: function calls go over the wire as `tool_calls` and come back
+`RemoteModel` says what `talk.LocalModel` says, from a URL instead of a checkpoint: function calls go over the wire as `tool_calls` and come back
 as the text that the project's protocol has for them.
 
 Left out: what only a model at hand can give (the prompt as text, the length of a prompt); a server refuses what is too long.
@@ -49,7 +49,7 @@ def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
     return out
 
 
-class RemoteVoice:
+class RemoteModel:
     """Answers of a server. settings: temperature, max_tokens and the like, sent with every request; seed grows by one with each answer, so
     that asking twice may differ."""
 
@@ -82,17 +82,17 @@ class RemoteVoice:
             self.said += text
             yield text
 
-    def last_turn(self) -> str:
+    def last_content(self) -> str:
         """The content of the turn that was said last."""
         return self.said
 
-    def go_on(self, text: str) -> Iterator[str]:
+    def complete(self, text: str) -> Iterator[str]:
         """Pieces of the continuation of a plain text."""
         for choice in self._choices("/v1/completions", {"prompt": text}):
             if choice.get("text"):
                 yield choice["text"]
 
-    def fitted(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def fit(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """The conversation as it is: only the server knows how long it is for the model."""
         return messages
 

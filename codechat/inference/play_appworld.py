@@ -29,7 +29,7 @@ from codechat.core.errors import ConfigError
 from codechat.evaluation.intervals import bootstrap_interval, share_interval
 from codechat.evaluation.results import ProblemResult
 from codechat.inference import chat_command
-from codechat.inference.chat_command import TalkConfig, Voice
+from codechat.inference.chat_command import ChatSettings, LocalModel
 from codechat.runs.run import Run
 from codechat.tasks.appworld import task as appworld
 from codechat.tasks.appworld.task import AppWorldEnvironment, AppWorldServer
@@ -68,11 +68,11 @@ class AppWorldConfig:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit {self.limit}; at least 1 task is needed, or none for all")
         AppWorldEnvironment([AppWorldServer(self.world)], self.max_interactions, self.longest_output)
-        self.voice()
+        self.sampling()
 
-    def voice(self) -> TalkConfig:
+    def sampling(self) -> ChatSettings:
         """How to sample."""
-        return TalkConfig(
+        return ChatSettings(
             ckpt=self.ckpt,
             server=self.server,
             api_key_file=self.api_key_file,
@@ -90,7 +90,7 @@ def evaluate_appworld(cfg: AppWorldConfig) -> Run:
     problems = appworld.problems_of(appworld.task_ids(cfg.tasks, cfg.split)[: cfg.limit], cfg.split)
     server = AppWorldServer(cfg.world)
     server.check()
-    voice = chat_command.voice_of(cfg.voice())
+    model = chat_command.open_model(cfg.sampling())
     world = AppWorldEnvironment(
         [server], cfg.max_interactions, cfg.longest_output, experiment=cfg.run_name.replace("/", "-")
     )
@@ -99,7 +99,7 @@ def evaluate_appworld(cfg: AppWorldConfig) -> Run:
         rows: list[Row] = []
         try:
             for problem in tqdm(problems, unit="task", desc=who):
-                rows.append(play(voice, world, problem, cfg.seed))
+                rows.append(play(model, world, problem, cfg.seed))
                 _append(run.path / TRAJECTORIES, rows[-1])
                 _append(
                     run.path / "per_problem.jsonl", {"checkpoint": who, "split": cfg.split, **_result(rows[-1]).row()}
@@ -113,16 +113,16 @@ def evaluate_appworld(cfg: AppWorldConfig) -> Run:
     return run
 
 
-def play(voice: Any, world: AppWorldEnvironment, problem: Problem, seed: int = 0) -> Row:
+def play(model: Any, world: AppWorldEnvironment, problem: Problem, seed: int = 0) -> Row:
     """One episode: {"id", "split", "messages", "stop", "reward", "tier", "correct", "parts", "requirements"}.
 
     stop: "done" (the code said so), "interactions", or "context" where the conversation leaves a checkpoint's block no room for an answer."""
     messages, stop, done = world.reset(problem, seed), "", False
     while not done:
-        if not _fits(voice, messages):
+        if not _fits(model, messages):
             stop = "context"
             break
-        answer = {"role": "assistant", "content": "".join(voice.say(messages))}
+        answer = {"role": "assistant", "content": "".join(model.say(messages))}
         answers, _, done = world.step(answer)
         messages += [answer, *answers]
     score = world.score()
@@ -140,12 +140,12 @@ def play(voice: Any, world: AppWorldEnvironment, problem: Problem, seed: int = 0
     )
 
 
-def _fits(voice: Any, messages: Sequence[dict[str, str]]) -> bool:
+def _fits(model: Any, messages: Sequence[dict[str, str]]) -> bool:
     """Whether a checkpoint has room for an answer; only a model server knows how long a conversation is for its model."""
-    if not isinstance(voice, Voice):
+    if not isinstance(model, LocalModel):
         return True
-    prompt = chat.prompt(messages, voice.loaded.tokenizer, voice.loaded.tags)
-    return len(prompt) + (voice.cfg.max_new_tokens or chat_command.USUAL_TOKENS) <= voice.block_size
+    prompt = chat.prompt(messages, model.loaded.tokenizer, model.loaded.tags)
+    return len(prompt) + (model.cfg.max_new_tokens or chat_command.DEFAULT_TOKENS) <= model.block_size
 
 
 def _append(path: Path, row: Row) -> None:

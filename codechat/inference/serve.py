@@ -24,14 +24,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from codechat import distributed, models  # dist and loading import torch: only when the server starts
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.distributed import dist
-from codechat.models import loading
-from codechat.models.loading import LoadedModel
+
+if TYPE_CHECKING:
+    from codechat.models.loading import LoadedModel
 
 Ready = Callable[[Any, str], None]
 
@@ -127,21 +128,21 @@ def serve(cfg: ServeConfig, *, ready: Ready | None = None) -> None:
     extra("codechat.inference.app"), extra("uvicorn")  # before anything takes time
     read_key(cfg.api_key_file)
     with listen(cfg.host, cfg.port) as sock:
-        answer(cfg, loading.load_model(cfg.ckpt, dist.device()), sock, ready)
+        answer(cfg, models.loading.load_model(cfg.ckpt, distributed.dist.device()), sock, ready)
 
 
 def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Ready | None = None) -> None:
     """Answer on a bound socket until the server is told to stop."""
     app, asking, engines, meters = (
-        extra(f"codechat.inference.{part}") for part in ("app", "requests", "batching", "meters")
+        extra(f"codechat.inference.{part}") for part in ("app", "api_requests", "batching", "server_metrics")
     )
     uvicorn = extra("uvicorn")
-    name, meter = cfg.name or str(loaded.meta.get("run") or cfg.ckpt), meters.Meters()
+    name, meter = cfg.name or str(loaded.meta.get("run") or cfg.ckpt), meters.ServerMetrics()
     with engines.Engine(
         loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue, observe=meter.rows.observe
     ) as engine:
         meter.watch(engine)
-        served = asking.Served(
+        served = asking.ServedModel(
             loaded,
             name,
             int(time.time()),
@@ -175,7 +176,7 @@ def run_quickly(server: Any, sock: socket.socket) -> None:
 EPILOG = """examples:
   codechat serve --ckpt nano/rl
   codechat serve --ckpt nano/rl --port 9000 --max-batch 32
-  codechat talk --server http://127.0.0.1:8000
+  codechat chat --server http://127.0.0.1:8000
   curl http://127.0.0.1:8000/v1/models"""
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
-from codechat.inference.chat_command import Message, TalkConfig, converse, opening, show, voice_of
+from codechat.inference.chat_command import ChatSettings, Message, converse, open_model, opening, show
 from codechat.tasks.tool_functions import load_executors
 from codechat.tasks.toolbox import TOOLS
 from codechat.text import chat
@@ -43,7 +43,7 @@ LONGEST_RESULT = 1000  # characters of a result that are fed back
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolTalkConfig(TalkConfig):
+class ToolsConfig(ChatSettings):
     """`codechat tools`."""
 
     system: str = opt("", "text before the list of functions in the system message")
@@ -106,7 +106,7 @@ def _as_json(key: str, value: Any) -> str:
     return text
 
 
-def gather(cfg: ToolTalkConfig) -> Toolkit:
+def gather(cfg: ToolsConfig) -> Toolkit:
     """The functions that the flags name. ConfigError for an unknown name; DataError or MissingFile for a bad
     file."""
     own = load_executors(cfg.executors) if cfg.executors else {}
@@ -161,14 +161,14 @@ def _schema(path: Path, index: int, row: Any) -> Schema:
     }
 
 
-class ToolTalk:
+class ToolChat:
     """A conversation in which calls are carried out; turns are printed as they come."""
 
-    def __init__(self, cfg: ToolTalkConfig) -> None:
+    def __init__(self, cfg: ToolsConfig) -> None:
         self.cfg, self.kit = cfg, gather(cfg)
-        self.voice = voice_of(cfg)
+        self.model = open_model(cfg)
         if cfg.server:
-            self.voice.tools = self.kit.schemas
+            self.model.tools = self.kit.schemas
         self.transcript = ""  # what --raw has printed
 
     def opening(self) -> list[Message]:
@@ -181,7 +181,7 @@ class ToolTalk:
     def reply(self, messages: list[Message]) -> list[Message]:
         """The conversation with the model's turns and those of the functions that it called."""
         for _ in range(self.cfg.max_rounds):
-            messages = self.voice.fitted(messages)
+            messages = self.model.fit(messages)
             text = self._speak(messages)
             messages = [*messages, {"role": "assistant", "content": text}]
             calls = chat.parse_calls(text)
@@ -193,11 +193,11 @@ class ToolTalk:
 
     def _speak(self, messages: list[Message]) -> str:
         if not self.cfg.raw:
-            return show(self.voice.say(messages))
-        prompt = self.voice.prompt_text(messages)
+            return show(self.model.say(messages))
+        prompt = self.model.prompt_text(messages)
         print(prompt.removeprefix(self.transcript), end="")
-        self.transcript = prompt + show(self.voice.say(messages, raw=True))
-        return self.voice.last_turn()
+        self.transcript = prompt + show(self.model.say(messages, raw=True))
+        return self.model.last_content()
 
     def _may_run(self, calls: list[chat.Call]) -> bool:
         if not self.cfg.run:
@@ -228,13 +228,13 @@ EPILOG = """examples:
 
 def main(argv: list[str] | None = None) -> None:
     """`codechat tools`."""
-    cfg = config.parse(ToolTalkConfig, sys.argv[1:] if argv is None else argv, prog="codechat tools", epilog=EPILOG)
-    talk = ToolTalk(cfg)
+    cfg = config.parse(ToolsConfig, sys.argv[1:] if argv is None else argv, prog="codechat tools", epilog=EPILOG)
+    session = ToolChat(cfg)
     if cfg.user:
-        talk.reply([*talk.opening(), {"role": "user", "content": cfg.user}])
+        session.reply([*session.opening(), {"role": "user", "content": cfg.user}])
         return
-    print(f"[functions: {', '.join(talk.kit.names)}]")
-    converse(talk.opening(), talk.reply)
+    print(f"[functions: {', '.join(session.kit.names)}]")
+    converse(session.opening(), session.reply)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a configuration needs before it is launched: memory per GPU by category, hours, cost; the largest microbatch; which knob to turn.
+"""What a configuration needs before it is launched: memory per GPU by category, hours, cost, the largest microbatch, a setting that makes it fit.
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.checkpoint-blocks --price 2.5
@@ -8,7 +8,7 @@
 Memory is that of the training step itself, run on fake tensors (`step_memory`), and of an evaluation between two steps, plus a
 stated reserve. Time is FLOPs per token over a stated share of the data sheet's peak (MFU); nothing is timed.
 
-Left out: rollouts of RL, whose length the policy decides, and the saving of `torch.compile`: the eager step is the upper bound.
+Left out: rollouts of RL, because the policy decides their length; the saving of `torch.compile`: the eager step is the upper bound.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from codechat import distributed, runs  # sharding and checkpoint import torch: only when a plan is made
 from codechat.core import config, registry
 from codechat.core.atomic_files import read_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.distributed import gpu_specs
-from codechat.distributed.sharding import BYTES_PER_WEIGHT, SHARE_FOR_WEIGHTS
-from codechat.launch.step_memory import Peaks, Step, measure
 from codechat.models.config import PRESETS, GPTConfig
-from codechat.runs import checkpoint
 from codechat.runs.paths import find_run
 
 GIB = 2**30
@@ -41,6 +39,46 @@ MFU, MFU_SOURCE = 0.45, "the lower of two published runs on A800: 0.48 (8b, 8 GP
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = ("pretrain", "sft")
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
+    of the weights (1 = every rank holds its own). packed: with the mask and positions of packed conversations. dtype: of compute."""
+
+    model: GPTConfig
+    batch: int
+    length: int
+    grad_accum: int = 1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    ranks: int = 1
+    over: int = 1
+    packed: bool = False
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes by category at the peak of a training step, and at the peak of an evaluation between two steps."""
+
+    training: dict[str, int]
+    evaluation: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.largest.values())
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """The larger one of the two."""
+        return max(self.training, self.evaluation, key=lambda categories: sum(categories.values()))
+
+
+def measure(step: Step) -> Peaks:
+    """`step_memory.measure`, which imports torch."""
+    from codechat.launch import step_memory
+
+    return step_memory.measure(step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +125,10 @@ class PlanConfig:
     @property
     def sharded(self) -> bool:
         """As `sharding.build` decides: where a replica does not fit the GPU, unless told."""
-        fits = BYTES_PER_WEIGHT * self.model.n_params <= SHARE_FOR_WEIGHTS * gpu_specs.find(self.gpu).usable_gib * GIB
-        return self.gpus > 1 and (not fits if self.shard is None else self.shard)
+        if self.gpus == 1 or self.shard is not None:
+            return self.gpus > 1 and bool(self.shard)
+        rule, usable = distributed.sharding, gpu_specs.find(self.gpu).usable_gib * GIB
+        return rule.BYTES_PER_WEIGHT * self.model.n_params > rule.SHARE_FOR_WEIGHTS * usable
 
     @property
     def over(self) -> int:
@@ -122,9 +162,8 @@ class Plan:
     @property
     def memory(self) -> dict[str, float]:
         """GiB by category at the moment that needs most, the reserve included."""
-        return with_reserve(
-            self.peaks.training if sum(self.peaks.training.values()) == self.peaks.total else self.peaks.evaluation
-        )
+        found = {name: n / GIB for name, n in self.peaks.largest.items()}
+        return found | {"reserve": self.total_gib - sum(found.values())}
 
     @property
     def total_gib(self) -> float:
@@ -193,7 +232,7 @@ class Plan:
         cfg, host = self.cfg, self.host_gib
         at = (
             "a training step"
-            if sum(self.peaks.training.values()) == self.peaks.total
+            if self.peaks.largest is self.peaks.training
             else "an evaluation, which gathers a whole copy of the weights"
         )
         rows = [(name, f"{gib:.2f} GiB") for name, gib in self.memory.items()]
@@ -231,11 +270,6 @@ class Plan:
 
 def gib_with_reserve(n_bytes: float) -> float:
     return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
-
-
-def with_reserve(categories: dict[str, int]) -> dict[str, float]:
-    total = sum(categories.values())
-    return {name: n / GIB for name, n in categories.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
 
 
 def make(cfg: PlanConfig) -> Plan:
@@ -340,7 +374,7 @@ def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
 def _parent_model(ref: str) -> GPTConfig | None:
     """The architecture that a fine-tuning inherits; None where its parent has not been trained yet."""
     try:
-        return config.from_dict(GPTConfig, checkpoint.read_meta(ref)["model_config"])
+        return config.from_dict(GPTConfig, runs.checkpoint.read_meta(ref)["model_config"])
     except MissingFile:
         return None
 

@@ -1,8 +1,7 @@
 """What one rank holds at the peak of a training step, from the step itself run on fake tensors: seconds for any size, and no GPU.
 
-The model is built, sharded and trained by the functions that the loops call, on a fake process group of as many ranks as asked for;
-only the data are missing. Every token is taken as supervised, which is the most that a batch can cost. Where the processor is named in
-the code, the CPU's path is taken with the GPU's numeric types.
+The loops' own functions build, shard and train the model, on a fake process group of the requested ranks; only the data are missing. Every token
+counts as supervised, the most that a batch can cost. Where code depends on the processor, the CPU's path runs with the GPU's numeric types.
 
 Left out: `torch.compile`, which keeps less than the eager step that is measured here, and rollouts.
 """
@@ -12,9 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 from unittest import mock
 
 import torch
@@ -26,42 +23,14 @@ from codechat.core.errors import RunError
 from codechat.data import conversations
 from codechat.distributed import dist, sharding
 from codechat.launch.memory_tape import Tape
+from codechat.launch.planner import Peaks, Step
 from codechat.models import optim
-from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
-    (1 = every rank holds its own). packed: with the mask and positions of packed conversations."""
-
-    model: GPTConfig
-    batch: int
-    length: int
-    grad_accum: int = 1
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    ranks: int = 1
-    over: int = 1
-    packed: bool = False
-    dtype: torch.dtype = torch.bfloat16
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """Bytes by category at the peak of a training step, and at the peak of an evaluation between two steps."""
-
-    training: dict[str, int]
-    evaluation: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        return max(sum(self.training.values()), sum(self.evaluation.values()))
 
 
 @contextmanager
 def fake_ranks(ranks: int) -> Iterator[None]:
-    """A process group of `ranks` of which only the first is here, and whose collectives do nothing. RunError inside a real group."""
+    """A process group of `ranks` with only the first rank present; its collectives do nothing. RunError inside a real group."""
     if td.is_initialized():
         raise RunError(
             "a plan needs a process without a process group; run it before training begins, not under torchrun"
@@ -81,14 +50,14 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
 @cache
 def measure(step: Step) -> Peaks:
-    """Run the step, then an evaluation, on fake tensors; the peaks of this rank. Asked again, the same answer at once."""
+    """Run the step, then an evaluation, on fake tensors; the peaks of this rank. Results are cached."""
     with fake_ranks(step.ranks), _as_on_a_gpu(step.dtype):
         mesh = sharding.mesh(step.over) if step.over > 1 else None  # made of real tensors
         with FakeTensorMode(), Tape() as tape:
             with torch.device("cpu" if mesh is None else "meta"):
                 model = GPT(step.model)
             if mesh is not None:
-                sharding.shard(model, mesh, step.dtype)
+                sharding.shard(model, mesh, getattr(torch, step.dtype))
                 model.to_empty(device="cpu")
             optimizers = optim.build(model, lr=1e-3, optimizer=step.optimizer)
             for p in model.parameters():
@@ -118,7 +87,7 @@ def _loss(model: GPT, step: Step) -> Tensor:
     if step.packed:
         docs = torch.zeros(step.batch, step.length, dtype=torch.int64)
         where = dict(positions=docs.clone(), mask=conversations.block_mask(docs))
-    with torch.autocast("cpu", dtype=step.dtype, enabled=step.dtype != torch.float32):
+    with torch.autocast("cpu", dtype=getattr(torch, step.dtype), enabled=step.dtype != "float32"):
         return model.loss(ids, targets, reduction="sum", **where)
 
 
@@ -130,10 +99,10 @@ def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 @contextmanager
-def _as_on_a_gpu(dtype: torch.dtype) -> Iterator[None]:
+def _as_on_a_gpu(dtype: str) -> Iterator[None]:
     """The numeric types of a GPU, whatever this machine has."""
     with (
-        mock.patch.dict(os.environ, CODECHAT_DTYPE=str(dtype).removeprefix("torch.")),
-        mock.patch.object(optim, "iteration_dtype", lambda _: dtype),
+        mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
+        mock.patch.object(optim, "iteration_dtype", lambda _: getattr(torch, dtype)),
     ):
         yield

@@ -166,7 +166,7 @@ def test_banned_ids_are_never_drawn() -> None:
 def test_halt_sees_every_token_once_and_ends_the_row() -> None:
     seen: list[int] = []
     with Engine(loaded()) as engine:
-        (job,) = engine.submit([asked([1], n=30, halt=lambda token: seen.append(token) or len(seen) == 4)])
+        (job,) = engine.submit([asked([1], n=30, should_stop=lambda token: seen.append(token) or len(seen) == 4)])
         others = engine.submit([asked([2], n=30, seed=s) for s in range(3)])
         finished([job, *others])
     assert job.ids == seen and len(seen) == 4 and job.end == "stop"
@@ -203,9 +203,9 @@ def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
         (running,) = engine.submit([request])
         while len(running.ids) < 5:
             time.sleep(0.001)
-        change = threading.Thread(target=engine.exchange, args=(state, "new", 60))
+        change = threading.Thread(target=engine.update_weights, args=(state, "new", 60))
         change.start()
-        while engine._incoming is None and running.end is None:
+        while engine._update is None and running.end is None:
             time.sleep(0.001)
         assert running.end is None, "the exchange was asked for while the row ran"
         (waiting,) = engine.submit([late])
@@ -226,17 +226,17 @@ def test_weights_that_cannot_come_in_change_nothing() -> None:
         while not running.ids:
             time.sleep(0.001)
         with pytest.raises(RunError, match="still run after 0.1 s"):
-            engine.exchange(state, "new", timeout_s=0.1)
+            engine.update_weights(state, "new", timeout_s=0.1)
         with pytest.raises(ConfigError, match="another shape"):
-            engine.exchange({name: p[:1] for name, p in state.items()}, "new")
+            engine.update_weights({name: p[:1] for name, p in state.items()}, "new")
         running.cancel()
         assert finished(engine.submit([asked([1], n=2)]))[0].version == engine.version == "", (
             "what was withdrawn does not come in later"
         )
-        engine.exchange(state, "new", timeout_s=30)
+        engine.update_weights(state, "new", timeout_s=30)
         assert finished(engine.submit([asked([1], n=2)]))[0].version == "new"
     with pytest.raises(RunError, match="has ended"):
-        engine.exchange(state, "newer")
+        engine.update_weights(state, "newer")
 
 
 def test_a_late_request_ends_in_the_batch_and_in_the_queue() -> None:
@@ -291,13 +291,13 @@ def test_what_the_model_cannot_read_is_refused(request_: Request, why: str) -> N
 
 
 def test_a_reader_hears_of_the_first_token_and_of_the_end() -> None:
-    heard: list[int] = []
+    calls: list[int] = []
     box: list[Job] = []
     with Engine(loaded(block_size=500)) as engine:
         for streams in (False, True):
-            box.clear(), heard.clear()
+            box.clear(), calls.clear()
             box += engine.submit(
-                [asked([1], n=150)], heard=lambda: heard.append(len(box[0].ids) if box else 0), streams=streams
+                [asked([1], n=150)], on_progress=lambda: calls.append(len(box[0].ids) if box else 0), streams=streams
             )
             finished(box)
-            assert heard[-1] == 150 and (len(heard) == 1 if not streams else heard[0] <= 1 and 2 < len(heard) < 150)
+            assert calls[-1] == 150 and (len(calls) == 1 if not streams else calls[0] <= 1 and 2 < len(calls) < 150)

@@ -16,8 +16,9 @@ from codechat import cli
 from codechat.core.config import from_dict
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.inference import chat_command, tools_command
-from codechat.inference.chat_command import TalkConfig, Voice, settled
-from codechat.inference.tools_command import LONGEST_RESULT, Toolkit, ToolTalk, ToolTalkConfig
+from codechat.inference.chat_command import ChatSettings, LocalModel
+from codechat.inference.detokenizer import stable_text
+from codechat.inference.tools_command import LONGEST_RESULT, ToolChat, Toolkit, ToolsConfig
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
@@ -47,7 +48,7 @@ def call(name: str, **arguments: object) -> str:
 
 
 def lessons() -> list[list[dict[str, str]]]:
-    square = tools_command.gather(ToolTalkConfig(ckpt="", tools=("square",))).schemas
+    square = tools_command.gather(ToolsConfig(ckpt="", tools=("square",))).schemas
     own = [e.schema for e in load_executors(EXAMPLE).values()]
     helpful = {"role": "system", "content": "You are a helpful assistant."}
     return [
@@ -117,59 +118,59 @@ def piped(monkeypatch: pytest.MonkeyPatch, lines: list[str], person: bool = Fals
 
 
 def test_an_answer_ends_at_its_closing_tag(said) -> None:
-    code, out, err = said("talk", "--ckpt", "tiny/sft", "--user", "code", "--temperature", "0")
+    code, out, err = said("chat", "--ckpt", "tiny/sft", "--user", "code", "--temperature", "0")
     assert (code, out, err) == (0, CODE + "\n", "")
 
 
 @pytest.mark.parametrize("where", ["tiny/sft", "tiny/sft@60", "{run}", "{run}/checkpoints/step_000060"])
 def test_a_checkpoint_has_many_names(said, root: Path, where: str) -> None:
     ref = where.format(run=root / "runs" / "tiny" / "sft")
-    assert said("talk", "--ckpt", ref, "--user", "hello", "--temperature", "0")[1] == "Hello.\n"
+    assert said("chat", "--ckpt", ref, "--user", "hello", "--temperature", "0")[1] == "Hello.\n"
 
 
 def test_pieces_add_up_and_never_hold_half_a_character(root: Path) -> None:
-    voice = Voice(TalkConfig(ckpt="tiny/sft", temperature=0.0))
-    pieces = list(voice.say([*chat_command.opening("You are a helpful assistant."), *exchange("code")]))
-    assert "".join(pieces) == CODE == voice.last_turn()
+    model = LocalModel(ChatSettings(ckpt="tiny/sft", temperature=0.0))
+    pieces = list(model.say([*chat_command.opening("You are a helpful assistant."), *exchange("code")]))
+    assert "".join(pieces) == CODE == model.last_content()
     assert len(pieces) > 10 and not any("\ufffd" in piece for piece in pieces)
 
 
 def test_text_is_held_back_while_it_may_still_change() -> None:
-    assert settled("a < b\n", "\n<|end|>") == "a < b"
-    assert settled("a\n<|en", "\n<|end|>") == "a"
-    assert settled("a\n<|x", "\n<|end|>") == "a\n<|x"
-    assert settled("caf\ufffd", "\n<|end|>") == "caf"
+    assert stable_text("a < b\n", "\n<|end|>") == "a < b"
+    assert stable_text("a\n<|en", "\n<|end|>") == "a"
+    assert stable_text("a\n<|x", "\n<|end|>") == "a\n<|x"
+    assert stable_text("caf\ufffd", "\n<|end|>") == "caf"
 
 
 def test_same_seed_same_answer(said) -> None:
     first, again, other = (
-        said("talk", "--ckpt", "tiny/sft", "--user", "?", "--temperature", "3", "--seed", seed)[1] for seed in "112"
+        said("chat", "--ckpt", "tiny/sft", "--user", "?", "--temperature", "3", "--seed", seed)[1] for seed in "112"
     )
     assert first == again != other
 
 
 def test_a_conversation_by_pipe(said, monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, ["hello", "", "code"])
-    code, out, err = said("talk", "--ckpt", "tiny/sft", "--temperature", "0")
+    code, out, err = said("chat", "--ckpt", "tiny/sft", "--temperature", "0")
     assert (code, out, err) == (0, f"Hello.\n{CODE}\n", "")
 
 
 def test_new_forgets_the_conversation(said, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(Voice, "fitted", lambda self, messages: seen.append(len(messages)) or messages)
+    monkeypatch.setattr(LocalModel, "fit", lambda self, messages: seen.append(len(messages)) or messages)
     piped(monkeypatch, ["hello", "hello", "/new", "hello"])
-    said("talk", "--ckpt", "tiny/sft", "--temperature", "0", "--max-new-tokens", "20")
+    said("chat", "--ckpt", "tiny/sft", "--temperature", "0", "--max-new-tokens", "20")
     assert seen == [2, 4, 2]
 
 
 def test_the_oldest_exchanges_give_way(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    voice = Voice(TalkConfig(ckpt="tiny/sft", max_new_tokens=100))
+    model = LocalModel(ChatSettings(ckpt="tiny/sft", max_new_tokens=100))
     first = chat_command.opening("Be brief.")
     messages = [*first, *exchange("one " * 50, "1"), *exchange("two " * 50, "2"), *exchange("three")]
-    kept = voice.fitted(messages)
+    kept = model.fit(messages)
     assert kept[0] == first[0] and kept[-1] == messages[-1] and messages[1] not in kept
     assert "messages are forgotten" in capsys.readouterr().err
-    assert voice.fitted(kept) == kept
+    assert model.fit(kept) == kept
 
 
 def test_stopping_an_answer_takes_back_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_stopping_an_answer_takes_back_the_turn(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_text_is_continued_as_it_stands(said) -> None:
-    code, out, _ = said("talk", "--ckpt", "tiny/sft", "--complete", "def f(", "--max-new-tokens", "5")
+    code, out, _ = said("chat", "--ckpt", "tiny/sft", "--complete", "def f(", "--max-new-tokens", "5")
     assert code == 0 and out.startswith("def f(") and len(out) > len("def f(\n")
 
 
@@ -200,13 +201,13 @@ def test_a_text_is_continued_as_it_stands(said) -> None:
 
 
 def test_answers_longer_than_the_block_are_refused(said) -> None:
-    code, out, err = said("talk", "--ckpt", "tiny/sft", "--user", "x", "--max-new-tokens", "384")
+    code, out, err = said("chat", "--ckpt", "tiny/sft", "--user", "x", "--max-new-tokens", "384")
     assert (code, out) == (2, "") and err.startswith("error: --max-new-tokens 384 does not fit") and "192" in err
-    code, out, err = said("talk", "--ckpt", "tiny/sft", "--user", "x " * 300, "--max-new-tokens", "200")
+    code, out, err = said("chat", "--ckpt", "tiny/sft", "--user", "x " * 300, "--max-new-tokens", "200")
     assert (code, out) == (2, "") and "block of 384 tokens" in err and err.count("\n") == 0
 
 
-@pytest.mark.parametrize("command", ["talk", "tools"])
+@pytest.mark.parametrize("command", ["chat", "tools"])
 def test_a_missing_checkpoint_is_named(said, command: str) -> None:
     code, out, err = said(command, "--ckpt", "tiny/stf", "--user", "x")
     assert (code, out) == (2, "") and err == "error: no run 'tiny/stf'; did you mean 'tiny/sft'?"
@@ -221,7 +222,7 @@ def test_a_corrupt_or_foreign_checkpoint_is_refused(said, root: Path, tmp_path: 
     foreign = tmp_path / "model.bin"
     foreign.write_bytes(b"\x80\x04other")
     for path, why in ((broken, "is damaged"), (foreign, "is not a CodeChat checkpoint")):
-        code, out, err = said("talk", "--ckpt", str(path), "--user", "x")
+        code, out, err = said("chat", "--ckpt", str(path), "--user", "x")
         assert (code, out) == (2, "") and why in err and err.count("\n") == 0 and str(path) in err
 
 
@@ -236,7 +237,7 @@ def test_a_corrupt_or_foreign_checkpoint_is_refused(said, root: Path, tmp_path: 
     ],
 )
 def test_settings_are_checked_before_the_model_is_read(said, flags: list[str], message: str) -> None:
-    code, _, err = said("talk", "--ckpt", "none/such", "--user", "x", *flags)
+    code, _, err = said("chat", "--ckpt", "none/such", "--user", "x", *flags)
     assert code == 2 and message in err
 
 
@@ -280,13 +281,13 @@ def test_rounds_are_limited(said) -> None:
 
 
 def test_schemas_of_a_file_are_offered(said, tmp_path: Path) -> None:
-    schema = tools_command.gather(ToolTalkConfig(ckpt="", tools=("square",))).schemas[0]
+    schema = tools_command.gather(ToolsConfig(ckpt="", tools=("square",))).schemas[0]
     path = tmp_path / "tools.json"
     path.write_text(json.dumps([{"type": "function", "function": schema}]))
     flags = ["--tools-file", str(path), "--user", SQUARE]
     assert said("tools", "--ckpt", "tiny/sft", *flags)[1].endswith("12 squared is 144.\n")
     path.write_text(json.dumps([schema | {"name": "unheard_of"}]))
-    kit = tools_command.gather(ToolTalkConfig(ckpt="", tools_file=path))
+    kit = tools_command.gather(ToolsConfig(ckpt="", tools_file=path))
     assert kit.names == ["unheard_of"]
     assert not kit.can_run(chat.Call("unheard_of", {"x": 1}, "object"))
     assert kit.can_run(chat.Call("another", {}, "object"))  # to be told that it does not exist
@@ -348,23 +349,23 @@ def test_bad_schema_files_are_refused(tmp_path: Path, content: str, message: str
     path = tmp_path / "tools.json"
     path.write_text(content)
     with pytest.raises(DataError, match=message):
-        tools_command.gather(ToolTalkConfig(ckpt="", tools_file=path))
+        tools_command.gather(ToolsConfig(ckpt="", tools_file=path))
     with pytest.raises(MissingFile, match="not a file"):
-        tools_command.gather(ToolTalkConfig(ckpt="", tools_file=tmp_path / "absent.json"))
+        tools_command.gather(ToolsConfig(ckpt="", tools_file=tmp_path / "absent.json"))
 
 
 def test_an_unknown_function_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown function 'squar'; did you mean 'square'"):
-        tools_command.gather(ToolTalkConfig(ckpt="", tools=("squar",)))
+        tools_command.gather(ToolsConfig(ckpt="", tools=("squar",)))
 
 
 def test_default_functions_exist() -> None:
-    assert len(tools_command.gather(ToolTalkConfig(ckpt="")).schemas) == len(tools_command.DEFAULT_TOOLS)
+    assert len(tools_command.gather(ToolsConfig(ckpt="")).schemas) == len(tools_command.DEFAULT_TOOLS)
 
 
 def test_a_system_text_comes_before_the_functions(root: Path) -> None:
-    cfg = from_dict(ToolTalkConfig, {"ckpt": "tiny/sft", "tools": ["square"], "system": "Be brief."})
-    assert ToolTalk(cfg).opening()[0]["content"].startswith("Be brief.\nFunctions:\nsquare(")
+    cfg = from_dict(ToolsConfig, {"ckpt": "tiny/sft", "tools": ["square"], "system": "Be brief."})
+    assert ToolChat(cfg).opening()[0]["content"].startswith("Be brief.\nFunctions:\nsquare(")
 
 
 # ---- executor files

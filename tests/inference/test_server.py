@@ -31,7 +31,7 @@ from codechat.inference import (
     serve,
 )
 from codechat.inference import client as remote  # noqa: E402
-from codechat.inference.completion_text import Reading, StopStrings  # noqa: E402
+from codechat.inference.detokenizer import Detokenizer, StopStrings  # noqa: E402
 from codechat.inference.serve import ServeConfig  # noqa: E402
 from codechat.models import generate, loading
 from codechat.models.config import GPTConfig  # noqa: E402
@@ -189,7 +189,7 @@ def test_stop_strings_end_the_answer_and_are_not_shown(up: Running, stop: Any, r
     ids=str,
 )
 def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -> None:
-    reading = Reading(**({"tokenizer": TOK, "tags": "reserved"} | more))
+    reading = Detokenizer(**({"tokenizer": TOK, "tags": "reserved"} | more))
     ids = chat.completion_ids(content, TOK) if reading.tags else TOK.encode(content)
     whole, before = reading.split(ids).text, ""
     for k in range(len(ids) + 1):
@@ -202,10 +202,10 @@ def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -
 
 
 def test_a_stop_string_is_seen_however_tokens_cut_it() -> None:
-    reading = Reading(TOK, "reserved", stops=("x = 12",))
+    reading = Detokenizer(TOK, "reserved", stops=("x = 12",))
     for ids in (TOK.encode("a x = 12 b"), [i for c in "a x = 12 b" for i in TOK.encode(c)]):
-        halt = StopStrings(reading)
-        seen = [halt(i) for i in ids]
+        should_stop = StopStrings(reading)
+        seen = [should_stop(i) for i in ids]
         assert sum(seen[: seen.index(True) + 1]) == 1 and chat.decode(ids[: seen.index(True) + 1], TOK).endswith(
             "x = 12"
         )
@@ -609,7 +609,7 @@ def test_async_client_and_cancelled_tasks(up: Running, slow_steps: None) -> None
     assert asyncio.run(run()) == "Hello." and up.idle()
 
 
-# ---- talk and tools over a server
+# ---- chat and tools over a server
 
 
 @pytest.fixture
@@ -624,19 +624,19 @@ def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def test_talk_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
-    assert said("talk", "--server", up.url, "--system", "", "--user", "code", "--temperature", "0") == (
+def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
+    assert said("chat", "--server", up.url, "--system", "", "--user", "code", "--temperature", "0") == (
         0,
         CODE + "\n",
         "",
     )
     code, out, err = said("tools", "--server", f"{up.url}/v1", "--tools", "square", "--user", REQUEST)
     assert (code, err) == (0, "") and out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
-    code, out, _ = said("talk", "--server", up.url, "--complete", "def f(", "--max-new-tokens", "5")
+    code, out, _ = said("chat", "--server", up.url, "--complete", "def f(", "--max-new-tokens", "5")
     assert code == 0 and out.startswith("def f(") and len(out) > len("def f(\n")
     first, again, other = (
         said(
-            "talk",
+            "chat",
             "--server",
             up.url,
             "--user",
@@ -664,7 +664,7 @@ def test_refusals_of_a_server_are_one_line(up: Running, said: Any, tmp_path: Pat
         (["--server", up.url, "--max-new-tokens", "999"], "max_tokens is 999"),
         (["--server", up.url, "--api-key-file", str(tmp_path / "none")], "is not a file"),
     ):
-        code, out, err = said("talk", *argv, "--user", "x")
+        code, out, err = said("chat", *argv, "--user", "x")
         assert (code, out) == (2, "") and why in err and err.count("\n") == 0, err
     assert "--raw shows" in said("tools", "--server", up.url, "--raw", "--user", "x")[2]
 

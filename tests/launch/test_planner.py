@@ -23,8 +23,8 @@ from codechat.data import corpus
 from codechat.distributed import gpu_specs
 from codechat.launch import launcher, planner, step_memory
 from codechat.launch.memory_tape import Tape
-from codechat.launch.planner import GIB, PlanConfig
-from codechat.launch.step_memory import Peaks, Step, measure
+from codechat.launch.planner import GIB, Peaks, PlanConfig, Step
+from codechat.launch.step_memory import measure
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig
@@ -89,14 +89,14 @@ def test_categories_by_hand() -> None:
 
 
 def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
-    fake = measure(Step(model=TINY, batch=2, length=128, dtype=torch.float32)).training
+    fake = measure(Step(model=TINY, batch=2, length=128, dtype="float32")).training
     gc.collect()
     with Tape() as tape:
         model = GPT(TINY)
         optimizers = step_memory.optim.build(model, lr=1e-3)
         for _ in range(2):
             tape.reset_peak()
-            step_memory._backward(model, Step(model=TINY, batch=2, length=128, dtype=torch.float32))
+            step_memory._backward(model, Step(model=TINY, batch=2, length=128, dtype="float32"))
             step_memory._update(model, optimizers)
         assert tape.peak() == fake
 

@@ -13,15 +13,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from codechat.inference.api_requests import ParsedRequest, ServedModel
 from codechat.inference.batching import Job
-from codechat.inference.completion_text import Reading
-from codechat.inference.requests import Asked, Served
+from codechat.inference.detokenizer import Detokenizer
 
 
-class Reply:
+class ResponseBuilder:
     """The answers to one request; a growing answer remembers what of it was said."""
 
-    def __init__(self, asked: Asked, jobs: list[Job], served: Served, *, chat: bool) -> None:
+    def __init__(self, asked: ParsedRequest, jobs: list[Job], served: ServedModel, *, chat: bool) -> None:
         self.asked, self.jobs, self.chat, self.reading = asked, jobs, chat, asked.reading
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": self.id, "created": int(time.time()), "model": served.name}
@@ -156,11 +156,11 @@ def finish(job: Job, calls: bool) -> str:
     return "tool_calls" if calls else "stop" if job.end == "stop" else "length"
 
 
-def shown(reading: Reading, token: int) -> str:
+def shown(reading: Detokenizer, token: int) -> str:
     return reading.piece(token).decode("utf-8", "replace")
 
 
-def entry(reading: Reading, job: Job, t: int) -> dict[str, Any]:
+def entry(reading: Detokenizer, job: Job, t: int) -> dict[str, Any]:
     """One token's log-probability, its entropy in nats, and the likeliest tokens beside it."""
     detail = job.details[t]
     return {
@@ -170,6 +170,6 @@ def entry(reading: Reading, job: Job, t: int) -> dict[str, Any]:
     }
 
 
-def one(reading: Reading, token: int, logprob: float) -> dict[str, Any]:
+def one(reading: Detokenizer, token: int, logprob: float) -> dict[str, Any]:
     assert math.isfinite(logprob)  # json has no infinity, and what was drawn has a probability
     return {"token": shown(reading, token), "token_id": token, "logprob": logprob, "bytes": list(reading.piece(token))}

@@ -9,14 +9,14 @@ Left out: weights over the wire, other shapes or tokenizers than the server's ow
 from __future__ import annotations
 
 from codechat.core.errors import CheckpointError, MissingFile, RunError
+from codechat.inference.api_errors import ApiError
+from codechat.inference.api_requests import ServedModel
 from codechat.inference.batching import Engine
-from codechat.inference.errors import ApiError
-from codechat.inference.requests import Served
 from codechat.models import loading
 from codechat.runs.checkpoint_files import fingerprint
 
 
-def take_over(path: str, served: Served, engine: Engine) -> str:
+def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
     """Let `engine` draw from the checkpoint at `path`, below `served.reload_from`, from now on; returns its version. ApiError says why not."""
     assert served.reload_from is not None
     folder = served.reload_from.resolve()
@@ -42,7 +42,7 @@ def take_over(path: str, served: Served, engine: Engine) -> str:
         )
     version = fingerprint(found.meta)
     try:
-        engine.exchange(found.model.state_dict(), version, served.timeout_s)
+        engine.update_weights(found.model.state_dict(), version, served.timeout_s)
     except RunError as error:
         raise ApiError(503, str(error)) from None
     return version

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError
+from codechat.inference.api_errors import ApiError
 from codechat.inference.api_schema import ChatRequest, Common, CompletionRequest, Message, Tool
 from codechat.inference.batching import Request
-from codechat.inference.completion_text import Reading, StopStrings
-from codechat.inference.errors import ApiError
+from codechat.inference.detokenizer import Detokenizer, StopStrings
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat
 
-HOUSE_ROLES = {"developer": "system", "tool": "function"}
+PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The model that is served, under a name, and the limits for one request."""
 
     loaded: LoadedModel
@@ -39,28 +39,28 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """What one HTTP request asks for: `requests` prompt-major, n of each prompt."""
 
     requests: list[Request]
-    reading: Reading
+    reading: Detokenizer
     prompt_tokens: int
     n: int
     details: bool  # log-probabilities are wanted
     one_call: bool = False
 
 
-def ask_chat(body: ChatRequest, served: Served) -> Asked:
+def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     """A chat completion. ApiError names the field."""
     check_model(body.model, served)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens are one setting; keep one", "max_completion_tokens")
-    tools, begun = offered(body)
-    ids = prompt_of(body.messages, tools, served.loaded) + begun_ids(begun, served.loaded)
+    tools, prefix = offered_tools(body)
+    ids = prompt_of(body.messages, tools, served.loaded) + prefix_ids(prefix, served.loaded)
     loaded = served.loaded
-    reading = Reading(loaded.tokenizer, loaded.tags, begun, body.stops, calls=bool(tools))
+    reading = Detokenizer(loaded.tokenizer, loaded.tags, prefix, body.stops, calls=bool(tools))
     refused = body.tool_choice == "none" and loaded.tags == "reserved"
     banned = (loaded.tokenizer.n_vocab + chat.TAGS.index(chat.CALL_TAG),) if refused else ()
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -75,10 +75,12 @@ def ask_chat(body: ChatRequest, served: Served) -> Asked:
         field,
         "messages",
     )
-    return Asked(rows, reading, len(ids), body.n or 1, bool(body.logprobs), one_call=body.parallel_tool_calls is False)
+    return ParsedRequest(
+        rows, reading, len(ids), body.n or 1, bool(body.logprobs), one_call=body.parallel_tool_calls is False
+    )
 
 
-def ask_completion(body: CompletionRequest, served: Served) -> Asked:
+def parse_completion(body: CompletionRequest, served: ServedModel) -> ParsedRequest:
     """A plain continuation, of a text or of ids as they are. ApiError names the field."""
     check_model(body.model, served)
     tokenizer = served.loaded.tokenizer
@@ -94,20 +96,20 @@ def ask_completion(body: CompletionRequest, served: Served) -> Asked:
             raise ApiError(400, f"{field} holds ids beyond 0..{owned - 1}, which this model does not know", field)
     if body.keys is not None and len(body.keys) != len(prompts):
         raise ApiError(400, f"{len(body.keys)} keys for {len(prompts)} prompts; give one per prompt", "keys")
-    reading = Reading(tokenizer, None, stops=body.stops)
+    reading = Detokenizer(tokenizer, None, stops=body.stops)
     stop = (() if body.ignore_eos else ((tokenizer.eot_id,),)) + stop_ids(body)
     # without likeliest tokens there is nothing to note beside a draw
     rows = requests_of(
         body, prompts, served, reading, stop, (), body.logprobs or None, "max_tokens", "prompt", body.keys
     )
-    return Asked(rows, reading, sum(map(len, prompts)), body.n or 1, body.logprobs is not None)
+    return ParsedRequest(rows, reading, sum(map(len, prompts)), body.n or 1, body.logprobs is not None)
 
 
 def stop_ids(body: CompletionRequest) -> tuple[tuple[int, ...], ...]:
     return tuple((one,) if isinstance(one, int) else tuple(one) for one in body.stop_token_ids or ())
 
 
-def check_model(name: str, served: Served) -> None:
+def check_model(name: str, served: ServedModel) -> None:
     if name != served.name:
         raise ApiError(
             404, f"the model {name[:100]!r} is not served here; ask for {served.name!r}", "model", "model_not_found"
@@ -117,8 +119,8 @@ def check_model(name: str, served: Served) -> None:
 def requests_of(
     body: Common,
     prompts: Sequence[list[int]],
-    served: Served,
-    reading: Reading,
+    served: ServedModel,
+    reading: Detokenizer,
     stop: tuple[tuple[int, ...], ...],
     banned: tuple[int, ...],
     top: int | None,
@@ -143,7 +145,7 @@ def requests_of(
             draws=row_key(seed, key, s),
             how=how,
             stop=stop,
-            halt=StopStrings(reading) if reading.stops else None,
+            should_stop=StopStrings(reading) if reading.stops else None,
             banned=banned,
             top=top,
             timeout_s=served.timeout_s,
@@ -153,7 +155,7 @@ def requests_of(
     ]
 
 
-def budget(prompt: int, asked: int | None, served: Served, limit_field: str, prompt_field: str) -> int:
+def budget(prompt: int, asked: int | None, served: ServedModel, limit_field: str, prompt_field: str) -> int:
     """Tokens that a completion may have."""
     block = served.loaded.model.cfg.block_size
     room = block - prompt
@@ -183,7 +185,7 @@ def budget(prompt: int, asked: int | None, served: Served, limit_field: str, pro
 # ---- conversations
 
 
-def offered(body: ChatRequest) -> tuple[list[dict[str, Any]], str]:
+def offered_tools(body: ChatRequest) -> tuple[list[dict[str, Any]], str]:
     """The schemas of the functions that the model may call, and the text that its answer must begin with."""
     tools, choice = [schema_of(tool) for tool in body.tools or ()], body.tool_choice
     names = [tool["name"] for tool in tools]
@@ -209,17 +211,17 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     return {"name": f.name, "description": f.description or "", "parameters": f.parameters or {}}
 
 
-def begun_ids(begun: str, loaded: LoadedModel) -> list[int]:
+def prefix_ids(prefix: str, loaded: LoadedModel) -> list[int]:
     """The ids of a forced beginning, as a completion would hold them. It ends where the tokenizer cuts words anyway."""
-    if not begun:
+    if not prefix:
         return []
     closing = chat.completion_ids("", loaded.tokenizer, loaded.tags)
-    return chat.completion_ids(begun, loaded.tokenizer, loaded.tags)[: -len(closing)]
+    return chat.completion_ids(prefix, loaded.tokenizer, loaded.tags)[: -len(closing)]
 
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], loaded: LoadedModel) -> list[int]:
     """Ids of the conversation up to where the assistant begins to write."""
-    house = [as_house(message, number, messages, loaded.tags) for number, message in enumerate(messages)]
+    house = [to_protocol(message, number, messages, loaded.tags) for number, message in enumerate(messages)]
     try:
         offer = chat.tools_prompt(tools, "compact") if tools else ""
     except DataError as error:
@@ -234,15 +236,15 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], l
         raise ApiError(400, str(error), "messages") from None
 
 
-def as_house(message: Message, number: int, messages: Sequence[Message], tags: str) -> dict[str, str]:
+def to_protocol(message: Message, number: int, messages: Sequence[Message], tags: str) -> dict[str, str]:
     """The message in the project's protocol: calls are written into the assistant's content."""
-    role, field = HOUSE_ROLES.get(message.role, message.role), f"messages[{number}]"
+    role, field = PROTOCOL_ROLES.get(message.role, message.role), f"messages[{number}]"
     if message.content is None and not message.tool_calls:
         raise ApiError(400, f"{field}.content is absent; give a text", f"{field}.content")
     if message.tool_calls and role != "assistant":
         raise ApiError(400, f"{field}.tool_calls belongs to the assistant's messages", f"{field}.tool_calls")
     if role == "function":
-        check_answered(message, number, messages)
+        check_tool_result(message, number, messages)
     content = message.text + "".join(
         call_text(call.function, f"{field}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())
     )
@@ -269,7 +271,7 @@ def call_text(function: Any, field: str) -> str:
         ) from None
 
 
-def check_answered(message: Message, number: int, messages: Sequence[Message]) -> None:
+def check_tool_result(message: Message, number: int, messages: Sequence[Message]) -> None:
     """A function's result must belong to a call of the assistant's turn before it."""
     before = number - 1
     while before >= 0 and messages[before].role == "tool":

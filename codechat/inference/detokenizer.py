@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from codechat.inference.chat_command import settled
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+
+
+def stable_text(text: str, end: str) -> str:
+    """The part of a growing text that more tokens cannot change: without half characters, and without a prefix of `end`."""
+    text = text.rstrip("\ufffd")
+    cut = next((n for n in range(min(len(end), len(text)), 0, -1) if text.endswith(end[:n])), 0)
+    return text[: len(text) - cut]
 
 
 class Calls(NamedTuple):
@@ -23,15 +29,15 @@ class Calls(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. begun: text of a forced beginning, which stands before what was
+    tags: the protocol's mode; none = plain text without turns. prefix: text of a forced beginning, which stands before what was
     sampled. stops: strings of the caller, never shown. calls: functions were offered, so that calls are told apart from text."""
 
     tokenizer: Tokenizer
     tags: str | None
-    begun: str = ""
+    prefix: str = ""
     stops: tuple[str, ...] = ()
     calls: bool = False
 
@@ -39,12 +45,14 @@ class Reading:
         """The whole text, up to the first stop string."""
         text = self._decoded(ids)
         places = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return self.begun + (text[: min(places)] if places else text)
+        return self.prefix + (text[: min(places)] if places else text)
 
     def growing(self, ids: Sequence[int]) -> str:
         """The beginning of the text that further ids cannot change; of a text with calls, what stands before the first."""
         text = self.text(ids)
-        text = text[: min((len(settled(text, ending)) for ending in self.endings), default=len(text.rstrip("\ufffd")))]
+        text = text[
+            : min((len(stable_text(text, ending)) for ending in self.endings), default=len(text.rstrip("\ufffd")))
+        ]
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> Calls:
@@ -82,7 +90,7 @@ class Reading:
 class StopStrings:
     """True from the token on with which one of the strings is complete, however tokens cut it."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Detokenizer) -> None:
         self.reading, self.tail = reading, b""
         self.stops = [stop.encode() for stop in reading.stops]
         self.kept = max(map(len, self.stops), default=1) - 1  # bytes that the next token may complete

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from codechat.core.errors import UserError
 
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -41,14 +41,14 @@ class ApiError(UserError):
         return {
             "error": {
                 "message": str(self),
-                "type": KINDS.get(self.status, "invalid_request_error"),
+                "type": ERROR_TYPES.get(self.status, "invalid_request_error"),
                 "param": self.param,
                 "code": self.code,
             }
         }
 
 
-def of_validation(error: ValidationError) -> ApiError:
+def error_of(error: ValidationError) -> ApiError:
     """The first thing that pydantic found, with the field's name as a client writes it."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     unknown = first["type"] == "extra_forbidden"

@@ -10,7 +10,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Meters:
+class ServerMetrics:
     """One registry per server, so that several in one process do not mix."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Meters:
             self.tokens.labels("completion").inc(len(job.ids))
             self.ended.labels(job.end or "unfinished").inc()
             if job.ids:
-                self.first.observe(job.first_s)
+                self.first.observe(job.first_token_s)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
