@@ -1,9 +1,10 @@
-"""Talking to a server that speaks OpenAI's API: ours (`codechat serve`), or another.
+"""The client of a server that speaks OpenAI's API: ours (`codechat serve`), or another.
 
-`RemoteModel` says what `talk.LocalModel` says, from a URL instead of a checkpoint: function calls go over the wire as `tool_calls` and come back
+`RemoteModel` has the methods of `chat_command.LocalModel`, with a URL instead of a checkpoint. Function calls travel as `tool_calls` and come back
 as the text that the project's protocol has for them.
 
-Left out: what only a model at hand can give (the prompt as text, the length of a prompt); a server refuses what is too long.
+Left out: what only a local model can give (the prompt as text, its length); a server rejects what is too long. The package `openai` is not
+required: it would add pydantic, httpx2 and jiter to a base installation, saves no line here, and its errors would still have to be translated.
 """
 
 from __future__ import annotations
@@ -25,65 +26,56 @@ def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
     for number, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "function":
-            out.append(
-                {"role": "tool", "tool_call_id": open_calls.pop(0) if open_calls else "unread", "content": content}
-            )
+            id_ = open_calls.pop(0) if open_calls else "unread"
+            out.append({"role": "tool", "tool_call_id": id_, "content": content})
             continue
         calls = chat.parse_calls(content) if role == "assistant" else []
+        if any(call.form not in chat.READABLE for call in calls):
+            calls = []
+        open_calls = [f"call_{number}_{k}" for k in range(len(calls))]
         out.append({"role": role, "content": content})
-        open_calls = []
-        if calls and all(call.form in chat.READABLE for call in calls):
-            open_calls = [f"call_{number}_{k}" for k in range(len(calls))]
-            out[-1] = {
-                "role": role,
-                "content": content.split(chat.CALL_TAG)[0] or None,
-                "tool_calls": [
-                    {
-                        "id": id_,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-                    }
-                    for id_, call in zip(open_calls, calls)
-                ],
-            }
+        if calls:
+            out[-1]["content"] = content.split(chat.CALL_TAG)[0] or None
+            out[-1]["tool_calls"] = [
+                {"id": id_, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
+                for id_, c in zip(open_calls, calls)
+            ]
     return out
 
 
 class RemoteModel:
-    """Answers of a server. settings: temperature, max_tokens and the like, sent with every request; seed grows by one with each answer, so
-    that asking twice may differ."""
+    """Answers of a server. settings: temperature, max_tokens and the like, sent with every request. The seed grows by one with each answer, so
+    the same request may get another answer."""
 
     def __init__(
         self, url: str, settings: Mapping[str, Any], *, seed: int = 0, api_key_file: Path | None = None
     ) -> None:
-        self.link, self.settings, self.seed = (
-            Link(url, api_key_file),
-            {k: v for k, v in settings.items() if v is not None},
-            seed,
-        )
-        self.tools: list[dict[str, Any]] = []  # schemas that the model is offered
+        self.link, self.seed = Link(url, api_key_file), seed
+        self.settings = {k: v for k, v in settings.items() if v is not None}
+        self.tools: list[dict[str, Any]] = []  # schemas of the functions that the model is offered
         self.answers, self.said = 0, ""
-        self.model = self.link.model()
+        self.name = self.link.model()
 
     def say(self, messages: Sequence[chat.Message], raw: bool = False) -> Iterator[str]:
         """Pieces of the assistant's next turn, calls as the protocol writes them. raw is ignored: tags stay with the server."""
-        body = {"messages": as_openai(messages)} | (
-            {"tools": [{"type": "function", "function": s} for s in self.tools]} if self.tools else {}
-        )
+        tools = [{"type": "function", "function": schema} for schema in self.tools]
+        body = {"messages": as_openai(messages)} | ({"tools": tools} if tools else {})
         self.said, calls = "", {}
         for choice in self._choices("/v1/chat/completions", body):
-            for call in choice["delta"].get("tool_calls") or ():
-                _grow(calls.setdefault(call.get("index", 0), {"name": "", "arguments": ""}), call.get("function") or {})
-            if piece := choice["delta"].get("content"):
-                self.said += piece
-                yield piece
+            for piece in choice["delta"].get("tool_calls") or ():
+                call = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
+                for key in call:
+                    call[key] += (piece.get("function") or {}).get(key) or ""
+            if text := choice["delta"].get("content"):
+                self.said += text
+                yield text
         for call in calls.values():
-            text = _call_text(call)
+            text = _call_text(call["name"], call["arguments"])
             self.said += text
             yield text
 
     def last_content(self) -> str:
-        """The content of the turn that was said last."""
+        """The content of the last turn."""
         return self.said
 
     def complete(self, text: str) -> Iterator[str]:
@@ -93,13 +85,14 @@ class RemoteModel:
                 yield choice["text"]
 
     def fit(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-        """The conversation as it is: only the server knows how long it is for the model."""
+        """The conversation as it is: only the server knows its length for the model."""
         return messages
 
     def _choices(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The choices of a streamed answer: server-sent events, one JSON object each. RunError where the server gives up."""
         seed, self.answers = self.seed + self.answers, self.answers + 1
         with self.link.open(
-            path, {**self.settings, "model": self.model, "seed": seed, "stream": True, **body}
+            path, {**self.settings, "model": self.name, "seed": seed, "stream": True, **body}
         ) as answer:
             for line in answer:
                 data = line.decode("utf-8").strip().removeprefix("data:").strip()
@@ -111,17 +104,12 @@ class RemoteModel:
                 yield from event.get("choices", ())
 
 
-def _grow(call: dict[str, str], piece: Mapping[str, Any]) -> None:
-    for key in call:
-        call[key] += piece.get(key) or ""
-
-
-def _call_text(call: Mapping[str, str]) -> str:
-    """A call as the assistant would have written it; arguments that are no json object stay as they came, to be called unreadable."""
+def _call_text(name: str, arguments: str) -> str:
+    """A call as the assistant would have written it; arguments that are no JSON object stay as they are, and count as unreadable."""
     try:
-        arguments = json.loads(call["arguments"] or "{}")
+        parsed = json.loads(arguments or "{}")
     except ValueError:
-        arguments = None
-    if call["name"].strip() and isinstance(arguments, dict):
-        return chat.format_call(call["name"], arguments)
-    return f'{chat.CALL_TAG} {{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}'
+        parsed = None
+    if name.strip() and isinstance(parsed, dict):
+        return chat.format_call(name, parsed)
+    return f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments": {arguments}}}'

@@ -1,6 +1,6 @@
 """What a completion's ids say: its text as it grows, stop strings, function calls.
 
-Left out: tokens. Where a client wants ids, it gets the ids that were drawn.
+Left out: tokens. A client that needs ids gets the sampled ids.
 """
 
 from __future__ import annotations
@@ -32,31 +32,30 @@ class Calls(NamedTuple):
 class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. prefix: text of a forced beginning, which stands before what was
-    sampled. stops: strings of the caller, never shown. calls: functions were offered, so that calls are told apart from text."""
+    tags: the protocol's mode; none = plain text without turns. prefix: text of a forced beginning, before the sampled text. stops: strings of
+    the caller, never shown. calls: functions were offered, so calls are separated from text. raw: tags are shown."""
 
     tokenizer: Tokenizer
     tags: str | None
     prefix: str = ""
     stops: tuple[str, ...] = ()
     calls: bool = False
+    raw: bool = False
 
     def text(self, ids: Sequence[int]) -> str:
         """The whole text, up to the first stop string."""
         text = self._decoded(ids)
         places = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return self.prefix + (text[: min(places)] if places else text)
+        return self.prefix + text[: min(places, default=len(text))]
 
     def growing(self, ids: Sequence[int]) -> str:
-        """The beginning of the text that further ids cannot change; of a text with calls, what stands before the first."""
+        """The beginning of the text that further ids cannot change; of a text with calls, the part before the first call."""
         text = self.text(ids)
-        text = text[
-            : min((len(stable_text(text, ending)) for ending in self.endings), default=len(text.rstrip("\ufffd")))
-        ]
+        text = text[: min(len(stable_text(text, ending)) for ending in self.endings)]
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> Calls:
-        """Text and calls of a finished completion. One call that cannot be read leaves everything as text, so that nothing is lost."""
+        """Text and calls of a finished completion. One unreadable call leaves everything as text, so that nothing is lost."""
         text = self.text(ids)
         found = chat.parse_calls(text) if self.calls else []
         if not found or any(call.form not in chat.READABLE for call in found):
@@ -64,27 +63,26 @@ class Detokenizer:
         return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in found])
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one id; a tag is spelled."""
-        return (
-            self.tokenizer.token_bytes(token)
-            if token < self.tokenizer.n_vocab
-            else chat.decode([token], self.tokenizer).encode()
-        )
+        """The bytes of one id; a tag is spelled out."""
+        if token < self.tokenizer.n_vocab:
+            return self.tokenizer.token_bytes(token)
+        return chat.decode([token], self.tokenizer).encode()
 
     def _decoded(self, ids: Sequence[int]) -> str:
+        if self.raw:
+            return chat.decode(ids, self.tokenizer)
         if self.tags is None:
             return chat.decode([i for i in ids if i != self.tokenizer.eot_id], self.tokenizer)
         return chat.completion_text(ids, self.tokenizer, self.tags)
 
     @cached_property
     def endings(self) -> list[str]:
-        """What may follow without being shown as text."""
-        closing = (
-            []
-            if self.tags is None
-            else ["\n" + chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)]
-        )
-        return [*closing, *self.stops, *([chat.CALL_TAG] if self.calls else [])]
+        """What may follow without being shown as text; "" stands for nothing."""
+        found = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
+        if self.tags is not None and not self.raw:
+            closing = chat.stop_sequences(self.tokenizer, self.tags)[0]
+            found.append("\n" + chat.decode(closing, self.tokenizer))
+        return found
 
 
 class StopStrings:
