@@ -179,11 +179,11 @@ class Handlers:
         body = await read(request, CompletionRequest)
         return await self._answer(request, body, await asyncio.to_thread(parse_completion, body, self.served))
 
-    async def _answer(self, request: Request, body: ChatRequest | CompletionRequest, asked: ParsedRequest) -> Response:
+    async def _answer(self, request: Request, body: ChatRequest | CompletionRequest, parsed: ParsedRequest) -> Response:
         bell, loop = asyncio.Event(), asyncio.get_running_loop()
         streams = bool(body.stream)
-        jobs = self._submit(asked, lambda: None if loop.is_closed() else loop.call_soon_threadsafe(bell.set), streams)
-        reply = ResponseBuilder(asked, jobs, self.served, chat=isinstance(body, ChatRequest))
+        jobs = self._submit(parsed, lambda: None if loop.is_closed() else loop.call_soon_threadsafe(bell.set), streams)
+        reply = ResponseBuilder(parsed, jobs, self.served, chat=isinstance(body, ChatRequest))
         leaving = asyncio.create_task(_cancel_when_left(request, jobs))
         try:
             while not (any(job.ids for job in jobs) if streams else all(job.end for job in jobs)) and not any(
@@ -195,20 +195,20 @@ class Handlers:
             if streams:
                 usage = bool(body.stream_options and body.stream_options.include_usage)
                 response = StreamingResponse(
-                    self._stream(reply, jobs, bell, usage, leaving, asked),
+                    self._stream(reply, jobs, bell, usage, leaving, parsed),
                     media_type="text/event-stream",
                     headers={"Cache-Control": "no-store"},
                 )
                 leaving = None  # the stream's, from here on
                 return response
-            return JSONResponse(reply.whole(body.return_token_ids))
+            return JSONResponse(reply.body(body.return_token_ids))
         finally:
             if leaving is not None:
-                self._interruption(jobs, leaving, asked)
+                self._interruption(jobs, leaving, parsed)
 
-    def _submit(self, asked: ParsedRequest, on_progress: Callable[[], Any], streams: bool) -> list[Job]:
+    def _submit(self, parsed: ParsedRequest, on_progress: Callable[[], Any], streams: bool) -> list[Job]:
         try:
-            return self.engine.submit(asked.requests, on_progress=on_progress, streams=streams)
+            return self.engine.submit(parsed.requests, on_progress=on_progress, streams=streams)
         except Overloaded as error:
             raise ApiError(429, str(error), code="overloaded") from None
         except ConfigError as error:
@@ -223,32 +223,32 @@ class Handlers:
         bell: asyncio.Event,
         usage: bool,
         leaving: asyncio.Task[None],
-        asked: ParsedRequest,
+        parsed: ParsedRequest,
     ) -> AsyncIterator[str]:
         try:
-            yield "".join(map(_event, reply.opening()))
+            yield "".join(map(_event, reply.first_chunks()))
             while True:
                 bell.clear()  # before looking, so that nothing that comes meanwhile is missed
                 over = all(job.end for job in jobs) or any(map(failed, jobs))
-                if news := "".join(map(_event, reply.news())):  # one write for what came together
+                if news := "".join(map(_event, reply.new_chunks())):  # one write for what came together
                     yield news
                 if over:
                     break
                 await bell.wait()
             check(jobs)
             if usage:
-                yield _event(reply.closing())
+                yield _event(reply.usage_chunk())
             yield "data: [DONE]\n\n"
         except ApiError as error:  # the status line is long gone; clients look for this
             yield _event(error.body())
         finally:
-            self._interruption(jobs, leaving, asked)
+            self._interruption(jobs, leaving, parsed)
 
-    def _interruption(self, jobs: list[Job], leaving: asyncio.Task[None], asked: ParsedRequest) -> None:
+    def _interruption(self, jobs: list[Job], leaving: asyncio.Task[None], parsed: ParsedRequest) -> None:
         leaving.cancel()
         for job in jobs:
             job.cancel()
-        self.meters.count(jobs, asked.prompt_tokens)
+        self.meters.count(jobs, parsed.prompt_tokens)
 
     async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [self._model()]}
