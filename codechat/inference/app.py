@@ -1,15 +1,15 @@
 """The HTTP side: OpenAI's API, health, metrics and the chat page, as a FastAPI application.
 
     /v1/chat/completions  /v1/completions  /v1/models        OpenAI's
-    /health  /metrics                                         for whoever watches the server
+    /health  /metrics                                         for monitoring
     /admin/weights                                            for a trainer, only where the server was started with --reload-from
     /  /page/tools  /page/call                                the chat page, and the toolbox's functions that it runs
 
-A browser shows pages of others, and these may send requests here too. So a request must name this host (no page can rebind its own name
-to us), bodies must be declared as json (no page can send that across origins without asking, and we never agree), and nothing that runs has
-side effects: /page/call knows the toolbox only.
+Pages of other sites in the same browser can send requests here too. So a request must name this host (no page can point its own name here), its
+body must be declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side effects:
+/page/call knows the toolbox only.
 
-Left out: TLS, users, rates per user (a proxy's business).
+Left out: TLS, users, rate limits per user (a proxy's business).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.inference.api_errors import ApiError, error_of
-from codechat.inference.api_requests import ParsedRequest, ServedModel, parse_chat, parse_completion
+from codechat.inference.api_requests import ParsedRequest, ServedModel, check_model, parse_chat, parse_completion
 from codechat.inference.api_responses import ResponseBuilder, failed
 from codechat.inference.api_schema import ChatRequest, CompletionRequest, Strict, WeightsRequest
 from codechat.inference.batching import Engine, Job, Overloaded
@@ -66,8 +66,8 @@ def build(
     key: str | None = None,
     hosts: frozenset[str] | None = None,
 ) -> FastAPI:
-    """The application. key: what clients must send as a bearer token; none = nothing. hosts: names under which this server may be
-    addressed; none = any."""
+    """The application. key: what clients must send as a bearer token; none = nothing. hosts: names by which clients may address this server;
+    none = any."""
     app = FastAPI(title="CodeChat", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, _error_response)
     app.add_exception_handler(RoutingError, _routing_error)
@@ -91,7 +91,7 @@ def build(
 
 
 class EdgeMiddleware:
-    """Around the application: refuses requests for other hosts, counts answers by their status. Plain ASGI, so that streams pass untouched."""
+    """Around the application: rejects requests for other hosts, counts answers by status. Plain ASGI, so that streams pass untouched."""
 
     def __init__(self, app: ASGIApp, meters: ServerMetrics, hosts: frozenset[str] | None) -> None:
         self.app, self.meters, self.hosts = app, meters, hosts
@@ -106,47 +106,38 @@ class EdgeMiddleware:
                 self.meters.requests.labels(path, str(message["status"])).inc()
             await send(message)
 
-        request = Request(scope)
+        request, answer = Request(scope), self.app
         name = re.sub(r":[0-9]*$", "", request.headers.get("host", ""))
         if self.hosts is not None and name not in self.hosts:
-            await _error_response(request, ApiError(403, f"this server does not answer as {name[:100]!r}"))(
-                scope, receive, counted
-            )
-        else:
-            await self.app(scope, receive, counted)
+            answer = _error_response(request, ApiError(403, f"this server does not answer as {name[:100]!r}"))
+        await answer(scope, receive, counted)
+
+
+RESPONSE_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
 
 def _error_response(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
-    headers = (
-        {"Retry-After": "1"}
-        if error.status in (429, 503)
-        else {"WWW-Authenticate": "Bearer"}
-        if error.status == 401
-        else None
-    )
-    return JSONResponse(error.body(), error.status, headers=headers)
+    return JSONResponse(error.body(), error.status, headers=RESPONSE_HEADERS.get(error.status))
 
 
 def _routing_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RoutingError | HTTPException)
-    return JSONResponse(
-        ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body(),
-        error.status_code,
-    )
+    message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+    return JSONResponse(ApiError(error.status_code, message).body(), error.status_code)
 
 
 def _key_check(key: str | None) -> Callable[[Request], Awaitable[None]]:
-    async def gate(request: Request) -> None:
+    async def check_key(request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
         if key is not None and not hmac.compare_digest(given, key.encode()):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
-    return gate
+    return check_key
 
 
 async def read(request: Request, kind: type[B]) -> B:
-    """The body as one of the wire's models. ApiError where it is too large, too slow, no json, or has a wrong field."""
+    """The body as one of the schema's models. ApiError where it is too large, too slow, no json, or has a wrong field."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be sent as Content-Type: application/json")
     data = bytearray()
@@ -165,6 +156,56 @@ async def read(request: Request, kind: type[B]) -> B:
         raise error_of(error) from None
 
 
+class Answer:
+    """One request on its way: its jobs in the engine, woken by `progress`, and the task that cancels them when the client leaves."""
+
+    def __init__(
+        self, request: Request, parsed: ParsedRequest, handlers: Handlers, *, chat: bool, streams: bool
+    ) -> None:
+        self.parsed, self.handlers, self.progress = parsed, handlers, asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.jobs = handlers.submit(
+            parsed, lambda: None if loop.is_closed() else loop.call_soon_threadsafe(self.progress.set), streams
+        )
+        self.response = ResponseBuilder(parsed, self.jobs, handlers.served, chat=chat)
+        self.leaving = asyncio.create_task(_cancel_when_left(request, self.jobs))
+
+    @property
+    def over(self) -> bool:
+        return all(job.end for job in self.jobs) or any(map(failed, self.jobs))
+
+    @property
+    def begun(self) -> bool:
+        return self.over or any(job.ids for job in self.jobs)
+
+    async def events(self, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events: chunks as they come, the usage if requested, [DONE]; an error as the last one."""
+        try:
+            yield "".join(map(_event, self.response.first_chunks()))
+            while True:
+                self.progress.clear()  # before looking, so that nothing that comes meanwhile is missed
+                over = self.over
+                if chunks := "".join(map(_event, self.response.new_chunks())):  # one write for what came together
+                    yield chunks
+                if over:
+                    break
+                await self.progress.wait()
+            check(self.jobs)
+            if usage:
+                yield _event(self.response.usage_chunk())
+            yield "data: [DONE]\n\n"
+        except ApiError as error:  # the status line is long gone; clients look for this
+            yield _event(error.body())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.leaving.cancel()
+        for job in self.jobs:
+            job.cancel()
+        self.handlers.meters.count(self.jobs, self.parsed.prompt_tokens)
+
+
 class Handlers:
     """The handlers, and what they share."""
 
@@ -180,33 +221,25 @@ class Handlers:
         return await self._answer(request, body, await asyncio.to_thread(parse_completion, body, self.served))
 
     async def _answer(self, request: Request, body: ChatRequest | CompletionRequest, parsed: ParsedRequest) -> Response:
-        bell, loop = asyncio.Event(), asyncio.get_running_loop()
+        """Wait for the whole answer, or for the first token of a stream, so that an early error has a status of its own."""
         streams = bool(body.stream)
-        jobs = self._submit(parsed, lambda: None if loop.is_closed() else loop.call_soon_threadsafe(bell.set), streams)
-        reply = ResponseBuilder(parsed, jobs, self.served, chat=isinstance(body, ChatRequest))
-        leaving = asyncio.create_task(_cancel_when_left(request, jobs))
+        answer = Answer(request, parsed, self, chat=isinstance(body, ChatRequest), streams=streams)
+        handed_over = False
         try:
-            while not (any(job.ids for job in jobs) if streams else all(job.end for job in jobs)) and not any(
-                map(failed, jobs)
-            ):
-                await bell.wait()
-                bell.clear()
-            check(jobs)
-            if streams:
-                usage = bool(body.stream_options and body.stream_options.include_usage)
-                response = StreamingResponse(
-                    self._stream(reply, jobs, bell, usage, leaving, parsed),
-                    media_type="text/event-stream",
-                    headers={"Cache-Control": "no-store"},
-                )
-                leaving = None  # the stream's, from here on
-                return response
-            return JSONResponse(reply.body(body.return_token_ids))
+            while not (answer.begun if streams else answer.over):
+                await answer.progress.wait()
+                answer.progress.clear()
+            check(answer.jobs)
+            if not streams:
+                return JSONResponse(answer.response.body(body.return_token_ids))
+            events = answer.events(bool(body.stream_options and body.stream_options.include_usage))
+            handed_over = True  # the stream closes the answer
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         finally:
-            if leaving is not None:
-                self._interruption(jobs, leaving, parsed)
+            if not handed_over:
+                answer.close()
 
-    def _submit(self, parsed: ParsedRequest, on_progress: Callable[[], Any], streams: bool) -> list[Job]:
+    def submit(self, parsed: ParsedRequest, on_progress: Callable[[], Any], streams: bool) -> list[Job]:
         try:
             return self.engine.submit(parsed.requests, on_progress=on_progress, streams=streams)
         except Overloaded as error:
@@ -216,73 +249,19 @@ class Handlers:
         except RunError as error:
             raise ApiError(503, str(error)) from None
 
-    async def _stream(
-        self,
-        reply: ResponseBuilder,
-        jobs: list[Job],
-        bell: asyncio.Event,
-        usage: bool,
-        leaving: asyncio.Task[None],
-        parsed: ParsedRequest,
-    ) -> AsyncIterator[str]:
-        try:
-            yield "".join(map(_event, reply.first_chunks()))
-            while True:
-                bell.clear()  # before looking, so that nothing that comes meanwhile is missed
-                over = all(job.end for job in jobs) or any(map(failed, jobs))
-                if news := "".join(map(_event, reply.new_chunks())):  # one write for what came together
-                    yield news
-                if over:
-                    break
-                await bell.wait()
-            check(jobs)
-            if usage:
-                yield _event(reply.usage_chunk())
-            yield "data: [DONE]\n\n"
-        except ApiError as error:  # the status line is long gone; clients look for this
-            yield _event(error.body())
-        finally:
-            self._interruption(jobs, leaving, parsed)
-
-    def _interruption(self, jobs: list[Job], leaving: asyncio.Task[None], parsed: ParsedRequest) -> None:
-        leaving.cancel()
-        for job in jobs:
-            job.cancel()
-        self.meters.count(jobs, parsed.prompt_tokens)
-
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [self._model()]}
+        return {"object": "list", "data": [await self.model(self.served.name)]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        if name != self.served.name:
-            raise ApiError(
-                404,
-                f"the model {name[:100]!r} is not served here; ask for {self.served.name!r}",
-                "model",
-                "model_not_found",
-            )
-        return self._model()
-
-    def _model(self) -> dict[str, Any]:
-        block = self.served.loaded.model.cfg.block_size
-        return {
-            "id": self.served.name,
-            "object": "model",
-            "created": self.served.created,
-            "owned_by": "codechat",
-            "max_model_len": block,
-        }
+        check_model(name, self.served)
+        about = {"id": name, "object": "model", "created": self.served.created, "owned_by": "codechat"}
+        return about | {"max_model_len": self.served.loaded.model.cfg.block_size}
 
     async def health(self) -> JSONResponse:
-        alive = self.engine.alive
-        state = {
-            "status": "ok" if alive else "failed",
-            "model": self.served.name,
-            "running": len(self.engine.rows),
-            "waiting": self.engine.waiting,
-            "version": self.engine.version,
-        }
-        return JSONResponse(state, 200 if alive else 503)
+        engine = self.engine
+        state = {"status": "ok" if engine.alive else "failed", "model": self.served.name, "running": len(engine.rows)}
+        state |= {"waiting": engine.waiting, "version": engine.version}
+        return JSONResponse(state, 200 if state["status"] == "ok" else 503)
 
     async def weights(self, request: Request) -> dict[str, str]:
         body = await read(request, WeightsRequest)
@@ -300,13 +279,12 @@ async def _cancel_when_left(request: Request, jobs: list[Job]) -> None:
 
 
 def check(jobs: list[Job]) -> None:
-    """ApiError where a completion ended before its time."""
+    """ApiError where a completion was cut short."""
     ends = {job.end for job in jobs}
     if "timeout" in ends:
         limit = jobs[0].request.timeout_s
-        raise ApiError(
-            504, f"the answer was not finished within {limit:g} s; ask for fewer tokens, or later", code="timeout"
-        )
+        message = f"the answer was not finished within {limit:g} s; ask for fewer tokens, or later"
+        raise ApiError(504, message, code="timeout")
     if "closed" in ends:
         raise ApiError(503, "the server is stopping")
     if "cancelled" in ends:
@@ -323,10 +301,8 @@ def _event(value: dict[str, Any]) -> str:
 async def page() -> HTMLResponse:
     nonce = secrets.token_urlsafe(16)
     text = await asyncio.to_thread(PAGE.read_text, encoding="utf-8")
-    return HTMLResponse(
-        text.replace("{{nonce}}", nonce),
-        headers={"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"},
-    )
+    headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(text.replace("{{nonce}}", nonce), headers=headers)
 
 
 async def page_tools() -> dict[str, Any]:
