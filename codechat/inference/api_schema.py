@@ -1,8 +1,8 @@
-"""The requests of OpenAI's API, field by field, and what of them this server does.
+"""The requests of OpenAI's API, field by field, and which of them this server supports.
 
-A field that is not known, or known and not done here, is refused by name: an answer that silently ignored it would be a wrong answer.
-Fields beyond OpenAI's: `top_k`, and what a trainer needs, so that nothing is tokenised anew and draws can be repeated: `return_token_ids`
-(prompt and completion as ids, and which weights answered), `stop_token_ids` and `ignore_eos` as vLLM has them, `keys` of `generate.sample`.
+An unknown or unsupported field is rejected by name: an answer that silently ignored it would be wrong. Fields beyond OpenAI's: `top_k`, and what a
+trainer needs to avoid tokenizing again and to repeat a sample: `return_token_ids` (prompt and completion as ids, and the version of the weights),
+`stop_token_ids` and `ignore_eos` as in vLLM, `keys` of `generate.sample`.
 
 Left out: images and sound, response_format, penalties, logit_bias, suffix, best_of, stored conversations.
 """
@@ -24,7 +24,7 @@ class Strict(BaseModel):
 
 
 class Lenient(BaseModel):
-    """Parts that clients fill with more than we need."""
+    """Parts in which clients may send more fields than we need."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -81,7 +81,7 @@ class StreamOptions(Lenient):
 
 
 class Common(Strict):
-    """What both kinds of completion take."""
+    """The fields of both kinds of completion."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -103,14 +103,14 @@ class Common(Strict):
     @classmethod
     def _not_done(cls, value: Any, info: ValidationInfo) -> Any:
         if value:
-            raise ValueError("this server does not do it; leave it out")
+            raise ValueError("this server does not support it; leave it out")
         return value
 
     @field_validator("stop")
     @classmethod
     def _few_stops(cls, value: Any) -> Any:
         if isinstance(value, list) and len(value) > MOST_STOPS:
-            raise ValueError(f"{len(value)} stop strings; at most {MOST_STOPS} can be watched for")
+            raise ValueError(f"{len(value)} stop strings; at most {MOST_STOPS} are supported")
         return value
 
     @property
@@ -146,7 +146,7 @@ class ChatRequest(Common):
 
 
 class WeightsRequest(Strict):
-    """Weights to take over: a checkpoint, as its path below the directory of --reload-from."""
+    """Weights to load: a checkpoint, as its path below the directory of --reload-from."""
 
     path: Text
 
@@ -154,12 +154,10 @@ class WeightsRequest(Strict):
 class CompletionRequest(Common):
     prompt: Text | Annotated[list[Text], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    keys: list[int | str] | None = (
-        None  # one per prompt: its draws hang on it beside the seed; none = the prompt's index
-    )
-    stop_token_ids: list[int | Ids] | None = (
-        None  # ids that end a completion, or (beyond vLLM) sequences of ids; kept in token_ids
-    )
+    # one per prompt: sampling seeds depend on it and on `seed`; none = the prompt's index
+    keys: list[int | str] | None = None
+    # ids that end a completion, or (beyond vLLM) sequences of ids; kept in token_ids
+    stop_token_ids: list[int | Ids] | None = None
     ignore_eos: bool = False
     echo: bool | None = False
 

@@ -4,17 +4,16 @@
         (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
         job.wait(); job.ids
 
-A thread of its own holds the model. In every round it ends what was cancelled or is late, runs the prompts of those who wait for a free
-slot (a prompt that several ask for only once) and draws their first token, then one token for everybody.
+The engine's own thread holds the model. In every round it removes cancelled and late rows, runs the prompts of requests that wait for a free slot
+(a prompt that several requests share runs once), samples their first token, then one token for every row.
 
-`exchange` puts other weights in: nobody joins until the rows that run have ended, then all of them change between two tokens, so that no
-completion is drawn from two kinds of weights. Each job says of which version it is.
+`update_weights` waits until the running rows have ended while nobody joins, then changes all weights between two tokens. So no completion is
+sampled from two versions, and each job names its version.
 
-A row draws by `row_key` and its position, as in `generate`, so a request's tokens are the same alone, in company, and from
+A row's sampling key is `row_key` and its position, as in `generate`. So a request's tokens are the same alone, in company, and from
 `generate.sample` with the same seed: in float32 up to the rounding of matrix products of other shapes.
 
-Left out: several GPUs, prefixes kept between requests, giving up a row's place for another, prompts run in pieces (a long one
-delays everybody by its own time).
+Left out: several GPUs, prefixes kept between requests, preemption, chunked prefill (a long prompt delays every row by its own time).
 """
 
 from __future__ import annotations
@@ -40,33 +39,33 @@ from codechat.models.kv_cache import new_cache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint_files import fingerprint
 
-PREFILL_TOKENS = 4096  # of prompts that are run together: more would only make others wait longer
-FLUSH_S = 0.05  # a stream hears of new tokens at most this often: waking its reader costs as much as drawing some
+PREFILL_TOKENS = 4096  # of prompts that run together; more would make other rows wait longer
+FLUSH_S = 0.05  # shortest time between two calls of on_progress: waking a reader costs as much as sampling some tokens
 End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
 
 
 class Overloaded(RunError):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion that is asked for. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
+    """One completion. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
 
     prompt: Sequence[int]
     max_new_tokens: int
     draws: int  # `generate.row_key`
     how: Truncation = Truncation()
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
-    should_stop: Callable[[int], bool] | None = None  # told every token; true ends the completion as a stop
-    banned: tuple[int, ...] = ()  # ids that are never drawn
+    should_stop: Callable[[int], bool] | None = None  # called with every token; true ends the completion as a stop
+    banned: tuple[int, ...] = ()  # ids that are never sampled
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
-    timeout_s: float = math.inf  # from being submitted to the last token
+    timeout_s: float = math.inf  # from submission to the last token
 
 
 @dataclass(frozen=True)
 class Detail:
-    """The distribution that a token was drawn from. entropy: nats; top: (id, log-probability), likeliest first."""
+    """The distribution that a token was sampled from. entropy: nats; top: (id, log-probability), likeliest first."""
 
     entropy: float
     top: list[tuple[int, float]]
@@ -83,12 +82,12 @@ class Job:
     streams: bool
     submitted: float
     ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # nats, of the distribution drawn from; greedy: the model's own
+    logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
     details: list[Detail] = field(default_factory=list)  # one per id where `request.top` asks for them
     end: End | None = None
-    version: str = ""  # of the weights that it was drawn from; set when it joins
+    version: str = ""  # of the weights; set when it joins
     cancelled: bool = False
-    first_token_s: float = math.nan  # from being submitted to the first token
+    first_token_s: float = math.nan  # from submission to the first token
     flushed: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -106,7 +105,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class WeightUpdate:
-    """Weights on their way in."""
+    """Weights that wait for the running rows to end."""
 
     state: Mapping[str, Tensor]
     version: str
@@ -114,7 +113,7 @@ class WeightUpdate:
 
 
 class Engine:
-    """Draws tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
+    """Samples tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
 
     Used as a context manager; leaving it ends whatever runs as "closed". observe: called with the number of rows after every token, by
     the engine's thread."""
@@ -162,6 +161,10 @@ class Engine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closing
 
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+
     def submit(
         self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
     ) -> list[Job]:
@@ -174,30 +177,28 @@ class Engine:
         now = time.monotonic()
         jobs = [Job(request, on_progress, streams, now) for request in requests]
         with self._changed:
-            if not self.alive:
-                raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
-            free = self.max_rows - len(self.rows)
-            if len(self._waiting) + len(jobs) > self.max_waiting + max(0, free):
+            self._check_alive()
+            waiting, free = len(self._waiting), max(0, self.max_rows - len(self.rows))
+            if waiting + len(jobs) > self.max_waiting + free:
                 raise Overloaded(
-                    f"{len(self._waiting)} completions wait and {len(jobs)} more are asked for; at most {self.max_waiting} may; try again later"
+                    f"{waiting} completions wait, {len(jobs)} more are requested; at most {self.max_waiting} may wait; try again later"
                 )
             self._waiting.extend(jobs)
             self._changed.notify()
         return jobs
 
     def update_weights(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
-        """Put these weights, of the model's own shapes, in for all requests that join from now on; blocks until they are in.
+        """Sample from these weights, of the model's own shapes, for all requests that join from now on; blocks until they are in.
 
-        RunError, and nothing changed, where the running rows take longer than the time given or the engine has ended. ConfigError for
-        weights of another shape."""
+        RunError, with nothing changed, where the running rows take longer than timeout_s or the engine has ended. ConfigError for weights of
+        another shape."""
         own = self.model.state_dict()
         if own.keys() != state.keys() or any(own[name].shape != state[name].shape for name in own):
-            raise ConfigError("the weights are of another shape than the model's; give those of the same model")
+            raise ConfigError("the weights have other shapes than the model's; give those of the same model")
         incoming = WeightUpdate(state, version)
         with self._turn:
             with self._changed:
-                if not self.alive:
-                    raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+                self._check_alive()
                 self._update = incoming
                 self._changed.notify()
             try:
@@ -207,10 +208,9 @@ class Engine:
                     withdrawn = self._update is incoming
                     self._update = None
                 if withdrawn:
-                    raise RunError(
-                        f"completions still run after {timeout_s:g} s; their weights stay; try again later"
-                    ) from None
-                incoming.done.result()  # the exchange had begun, and ends soon
+                    why = f"completions still run after {timeout_s:g} s; their weights stay; try again later"
+                    raise RunError(why) from None
+                incoming.done.result()  # the update had begun, and ends soon
 
     def _check(self, request: Request) -> None:
         cfg, prompt = self.model.cfg, request.prompt
@@ -231,14 +231,12 @@ class Engine:
             with torch.no_grad():
                 self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
                 while not self._closing:
-                    # both keep casts and copies of weights, which must not outlive them
+                    # both keep casts and copies of the weights: an update must leave them first
                     with dist.autocast(device), self.model.decoding() as self._logits_of:
                         while self._has_work():
                             self._round()
                     self._apply_update()
-        except (
-            BaseException
-        ) as error:  # a defect, or memory that ran out: said on stderr, and every request is told; raised again
+        except BaseException as error:  # a defect, or no memory left: every request ends, and stderr gets the traceback
             self.failure = error
             raise
         finally:
@@ -254,7 +252,7 @@ class Engine:
                     self._finish(job, "closed")
 
     def _has_work(self) -> bool:
-        """Wait for a request; false where the engine is to end, or nothing stands in the way of other weights."""
+        """Wait for a request; false where the engine is to end, or where no row delays a weight update any more."""
         with self._changed:
             while not (self.rows or self._waiting or self._closing or self._update):
                 self._changed.wait()
@@ -283,7 +281,7 @@ class Engine:
         self.observe(len(self.rows))
 
     def _admit(self, now: float) -> list[Job]:
-        """Those who may join now, out of the queue."""
+        """Jobs that may join now, taken from the queue."""
         joining: list[Job] = []
         tokens = 0
         with self._changed:
@@ -305,7 +303,7 @@ class Engine:
         return joining
 
     def _prefill(self, jobs: list[Job]) -> None:
-        """Run each distinct prompt once, draw the first tokens, and let the rows join that go on."""
+        """Run each distinct prompt once, add its rows, and sample their first tokens."""
         device = self.model.wte.weight.device
         place: dict[tuple[int, ...], int] = {}
         owner = [place.setdefault(tuple(job.request.prompt), len(place)) for job in jobs]
@@ -319,7 +317,7 @@ class Engine:
         self._draw(jobs, last[owner])
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
-        """One token for each job from its last state (B, D); who has ended leaves."""
+        """One token for each job from its last state (B, D); finished rows leave."""
         logits = self._logits_of(hidden).float()
         logits[:, self.model.cfg.owned :] = -math.inf
         for row, job in enumerate(jobs):
@@ -346,7 +344,7 @@ class Engine:
                 self._leave(slot, end)
 
     def _notify(self, job: Job, now: float) -> None:
-        """Wake whoever reads the job, if it is time."""
+        """Call on_progress, if it is time."""
         if len(job.ids) == 1:
             job.first_token_s = now - job.submitted
         if job.streams and now - job.flushed >= FLUSH_S:
@@ -354,7 +352,7 @@ class Engine:
             job.on_progress()
 
     def _ended(self, job: Job) -> End | None:
-        """Why the completion ends with its last token, if it does. ParsedRequest once per token, as `should_stop` may count."""
+        """Why the completion ends with its last token, if it does. Called once per token, since `should_stop` may count."""
         request, ids = job.request, job.ids
         halted = request.should_stop is not None and request.should_stop(ids[-1])
         if halted or any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
@@ -392,7 +390,7 @@ def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Te
 
 
 def detail_of(logits: Tensor, request: Request) -> Detail:
-    """Entropy and likeliest tokens of the distribution that (V,) logits are drawn from; greedy: the model's own."""
+    """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the model's own."""
     how = request.how if request.how.temperature else Truncation()
     kept, ids = how.candidates(logits[None].clone())
     logprobs = kept.log_softmax(-1)[0]

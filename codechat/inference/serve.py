@@ -5,10 +5,10 @@
     codechat serve --ckpt nano/rl --host 0.0.0.0 --api-key-file key.txt
     codechat serve --ckpt nano/sft --reload-from runs/weights     samples for `codechat grpo --engine http --engine-dir runs/weights`
 
-Requests that come together share batches (serving/engine.py). Only this machine can reach the server unless --host says otherwise, which
-needs a key. Needs the extra: pip install 'codechat[serve]'.
+Requests that come together share batches (`batching`). Only this machine can reach the server unless --host says otherwise, which needs a key.
+Needs the extra: pip install 'codechat[serve]'.
 
-With --reload-from a trainer may put other weights in (POST /admin/weights): checkpoints below that directory, of the same model.
+With --reload-from a trainer may load other weights (POST /admin/weights): checkpoints below that directory, of the same model.
 
 Left out: TLS (put a proxy before it), several models.
 """
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 Ready = Callable[[Any, str], None]
 
 NEEDED = "codechat serve needs FastAPI and uvicorn, and {} is not installed; run pip install 'codechat[serve]'"
-SWITCH_S = (
-    0.0005  # threads hand over the interpreter this often: at Python's 5 ms the engine would wait for every reader
-)
-STOP_S = 3  # answers on their way when the server is stopped
+SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
+STOP_S = 3  # that running answers get when the server stops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +50,12 @@ class ServeConfig:
     port: int = opt(8000, "TCP port; 0 = any that is free")
     name: str = opt("", "what clients call the model; empty = the run's name")
     api_key_file: Path | None = opt(None, "file whose first line clients must send as their API key; none = no key")
-    max_batch: int = opt(16, "completions that are written together")
-    max_queue: int = opt(64, "completions that may wait; more are refused with status 429")
+    max_batch: int = opt(16, "completions that are sampled together")
+    max_queue: int = opt(64, "completions that may wait; more are rejected with status 429")
     max_new_tokens: int | None = opt(None, "longest completion, tokens; none = what the block leaves")
     timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds")
     reload_from: Path | None = opt(
-        None, "directory of checkpoints that POST /admin/weights may put in while the server runs; none = nobody may"
+        None, "directory of checkpoints that POST /admin/weights may load while the server runs; none = no such request"
     )
 
     def __post_init__(self) -> None:
@@ -119,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def hosts_of(cfg: ServeConfig) -> frozenset[str] | None:
-    """Names under which the server may be addressed: on loopback its own, so that no web page's name can be made to point here."""
+    """Names by which clients may address the server: on loopback its own only, so that no web page's name can point here."""
     return frozenset({"127.0.0.1", "localhost", "[::1]", cfg.host}) if is_loopback(cfg.host) else None
 
 
@@ -133,28 +131,28 @@ def serve(cfg: ServeConfig, *, ready: Ready | None = None) -> None:
 
 def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Ready | None = None) -> None:
     """Answer on a bound socket until the server is told to stop."""
-    app, asking, engines, meters = (
+    app, api_requests, batching, server_metrics = (
         extra(f"codechat.inference.{part}") for part in ("app", "api_requests", "batching", "server_metrics")
     )
-    uvicorn = extra("uvicorn")
-    name, meter = cfg.name or str(loaded.meta.get("run") or cfg.ckpt), meters.ServerMetrics()
-    with engines.Engine(
-        loaded, max_rows=cfg.max_batch, max_waiting=cfg.max_queue, observe=meter.rows.observe
-    ) as engine:
-        meter.watch(engine)
-        served = asking.ServedModel(
+    uvicorn, metrics = extra("uvicorn"), server_metrics.ServerMetrics()
+    name, limits = (
+        cfg.name or str(loaded.meta.get("run") or cfg.ckpt),
+        dict(max_rows=cfg.max_batch, max_waiting=cfg.max_queue),
+    )
+    with batching.Engine(loaded, **limits, observe=metrics.rows.observe) as engine:
+        metrics.watch(engine)
+        served = api_requests.ServedModel(
             loaded,
             name,
             int(time.time()),
-            cfg.max_new_tokens,
-            cfg.timeout_s,
-            cfg.max_batch + cfg.max_queue,
-            cfg.reload_from,
+            max_new_tokens=cfg.max_new_tokens,
+            timeout_s=cfg.timeout_s,
+            most_choices=cfg.max_batch + cfg.max_queue,
+            reload_from=cfg.reload_from,
         )
-        built = app.build(engine, served, meter, key=read_key(cfg.api_key_file), hosts=hosts_of(cfg))
-        server = uvicorn.Server(
-            uvicorn.Config(built, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
-        )
+        built = app.build(engine, served, metrics, key=read_key(cfg.api_key_file), hosts=hosts_of(cfg))
+        settings = dict(log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
+        server = uvicorn.Server(uvicorn.Config(built, **settings))
         host, port = sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
@@ -164,7 +162,7 @@ def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Re
 
 
 def run_quickly(server: Any, sock: socket.socket) -> None:
-    """Run uvicorn while threads take turns often."""
+    """Run uvicorn with frequent switches of threads."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text format."""
+"""Counts and times of the server, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -14,32 +14,22 @@ class ServerMetrics:
     """One registry per server, so that several in one process do not mix."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "codechat_requests", "HTTP requests answered", ["path", "status"], registry=self.registry
-        )
-        self.tokens = Counter("codechat_tokens", "tokens read and written", ["kind"], registry=self.registry)
-        self.ended = Counter("codechat_completions", "completions by how they ended", ["end"], registry=self.registry)
-        self.first = Histogram(
-            "codechat_first_token_seconds",
-            "from a request's arrival at the engine to its first token",
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.rows = Histogram(
-            "codechat_batch_rows", "rows that drew a token together", buckets=ROWS, registry=self.registry
-        )
+        self.registry = here = CollectorRegistry()
+        self.requests = Counter("codechat_requests", "HTTP requests answered", ["path", "status"], registry=here)
+        self.tokens = Counter("codechat_tokens", "tokens read and written", ["kind"], registry=here)
+        self.ended = Counter("codechat_completions", "completions by how they ended", ["end"], registry=here)
+        first = "from a request's arrival at the engine to its first token"
+        self.first = Histogram("codechat_first_token_seconds", first, buckets=SECONDS, registry=here)
+        self.rows = Histogram("codechat_batch_rows", "rows sampled together", buckets=ROWS, registry=here)
 
     def watch(self, engine: Engine) -> None:
-        Gauge("codechat_running", "completions being written", registry=self.registry).set_function(
-            lambda: len(engine.rows)
-        )
-        Gauge("codechat_waiting", "completions in the queue", registry=self.registry).set_function(
-            lambda: engine.waiting
-        )
+        running = Gauge("codechat_running", "completions being written", registry=self.registry)
+        running.set_function(lambda: len(engine.rows))
+        waiting = Gauge("codechat_waiting", "completions in the queue", registry=self.registry)
+        waiting.set_function(lambda: engine.waiting)
 
     def count(self, jobs: list[Job], prompt_tokens: int) -> None:
-        """Book what one request used."""
+        """Add what one request used."""
         self.tokens.labels("prompt").inc(prompt_tokens)
         for job in jobs:
             self.tokens.labels("completion").inc(len(job.ids))

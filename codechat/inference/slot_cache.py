@@ -1,7 +1,7 @@
 """Keys and values of rows that come and go: each row stores its next token at its own length.
 
-`kv_cache.KVCache` lets a batch advance together; here a row may join while others are in the middle of an answer, and leave before
-them. Rows in use lie side by side from slot 0 on, so that a step reads them without a copy; who leaves is replaced by the last.
+In `kv_cache.KVCache` a batch advances together. Here a row may join while others are in the middle of an answer, and leave before them. The rows in
+use lie in slots 0 to B - 1, so that a step reads them without a copy; the last row replaces a row that leaves.
 
 Left out: paging (every slot has room for a whole block), prefixes shared between rows.
 
@@ -19,7 +19,7 @@ from codechat.models.kv_cache import KVCache, new_cache, partial_attention
 
 
 class SlotCache:
-    """What `GPT.hidden` asks of a cache, for one new token per row in use."""
+    """The cache interface of `GPT.hidden`, for one new token per row in use."""
 
     empty = False  # rows join with their prompts
 
@@ -29,7 +29,9 @@ class SlotCache:
         made = new_cache(cfg, slots, cfg.block_size, device, dtype)
         # (depth, slots, K, S, E) each; a latent is key and value in one (`kv_cache.LatentCache`)
         self.kept = [made.k] if cfg.attention == "mla" else [made.k, made.v]
-        self.lengths: list[int] = []  # tokens of each row in use; on the host, where the caller decides who leaves
+        self.lengths: list[
+            int
+        ] = []  # tokens of each row in use; on the host, where the caller decides which rows leave
         self.columns = torch.zeros(0, dtype=torch.long, device=device)  # (B,) the same, while a step runs
 
     def join(self, prefilled: KVCache, row: int, length: int) -> None:
@@ -48,7 +50,7 @@ class SlotCache:
                 kept[:, slot, :, :length] = kept[:, last, :, :length]
             self.lengths[slot] = length
 
-    # ---- asked by GPT.hidden, in this order
+    # ---- called by GPT.hidden, in this order
 
     def positions(self, new: int) -> Tensor:
         """(B, 1) position that the next token of each row takes."""
@@ -73,8 +75,8 @@ class SlotCache:
             return F.scaled_dot_product_attention(
                 q, keys, values[0], attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1]
             )
-        asked = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H, W): all heads ask the same keys
-        y, _ = partial_attention(asked, keys, keys[..., : v.shape[-1]], mask)
+        queries = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H, W): all heads read the same keys
+        y, _ = partial_attention(queries, keys, keys[..., : v.shape[-1]], mask)
         return y.reshape(*q.shape[:3], -1)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Other weights for a server that runs: a checkpoint below one directory, of the same model, taken over whole or not at all.
+"""Load other weights into a running server: a checkpoint below one directory, of the same model, whole or not at all.
 
-Off unless the server was started with --reload-from. A request names a path below that directory and nothing else; what lies there is read
-without executing it and only after its hashes agreed (`checkpoint`), into memory, before anything of the running model changes.
+Off unless the server was started with --reload-from. A request names a path below that directory and nothing else. The file is read without
+executing it, and only after its hashes agree (`checkpoint`), into memory, before the running model changes.
 
 Left out: weights over the wire, other shapes or tokenizers than the server's own.
 """
@@ -17,7 +17,7 @@ from codechat.runs.checkpoint_files import fingerprint
 
 
 def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
-    """Let `engine` draw from the checkpoint at `path`, below `served.reload_from`, from now on; returns its version. ApiError says why not."""
+    """Let `engine` sample from the checkpoint at `path`, below `served.reload_from`, from now on; its version. ApiError gives the reason where it cannot."""
     assert served.reload_from is not None
     folder = served.reload_from.resolve()
     place = (folder / path).resolve()
@@ -29,17 +29,9 @@ def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
         found = loading.load_model(place)
     except (CheckpointError, MissingFile) as error:
         raise ApiError(409, f"path: {error}", "path") from None
-    own = served.loaded
-    if (
-        found.model.cfg != own.model.cfg
-        or found.tokenizer.to_dict() != own.tokenizer.to_dict()
-        or found.tags != own.tags
-    ):
-        raise ApiError(
-            409,
-            f"path {path[:200]!r} holds another model than the one that is served: its shape, tokenizer and tags must be the same",
-            "path",
-        )
+    own, same = served.loaded, "its shape, tokenizer and tags must be the same"
+    if (found.model.cfg, found.tokenizer.to_dict(), found.tags) != (own.model.cfg, own.tokenizer.to_dict(), own.tags):
+        raise ApiError(409, f"path {path[:200]!r} holds another model than the one that is served: {same}", "path")
     version = fingerprint(found.meta)
     try:
         engine.update_weights(found.model.state_dict(), version, served.timeout_s)

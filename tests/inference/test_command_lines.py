@@ -188,7 +188,7 @@ def test_stopping_an_answer_takes_back_the_turn(monkeypatch: pytest.MonkeyPatch)
     chat_command.converse([], reply)
     assert seen[-1] == ["a", "ok", "b"]
     piped(monkeypatch, ["refuse", "b"])
-    with pytest.raises(ConfigError, match="too long"):
+    with pytest.raises(ConfigError):
         chat_command.converse([], reply)
 
 
@@ -200,11 +200,11 @@ def test_a_text_is_continued_as_it_stands(said) -> None:
 # ---- refusals
 
 
-def test_answers_longer_than_the_block_are_refused(said) -> None:
+def test_answers_longer_than_the_block_are_rejected(said) -> None:
     code, out, err = said("chat", "--ckpt", "tiny/sft", "--user", "x", "--max-new-tokens", "384")
-    assert (code, out) == (2, "") and err.startswith("error: --max-new-tokens 384 does not fit") and "192" in err
+    assert (code, out) == (2, "") and "--max-new-tokens 384" in err and "192" in err
     code, out, err = said("chat", "--ckpt", "tiny/sft", "--user", "x " * 300, "--max-new-tokens", "200")
-    assert (code, out) == (2, "") and "block of 384 tokens" in err and err.count("\n") == 0
+    assert (code, out) == (2, "") and "384" in err and err.count("\n") == 0
 
 
 @pytest.mark.parametrize("command", ["chat", "tools"])
@@ -213,7 +213,7 @@ def test_a_missing_checkpoint_is_named(said, command: str) -> None:
     assert (code, out) == (2, "") and err == "error: no run 'tiny/stf'; did you mean 'tiny/sft'?"
 
 
-def test_a_corrupt_or_foreign_checkpoint_is_refused(said, root: Path, tmp_path: Path) -> None:
+def test_a_corrupt_or_foreign_checkpoint_is_rejected(said, root: Path, tmp_path: Path) -> None:
     broken = tmp_path / "step_000060"
     shutil.copytree(root / "runs/tiny/sft/checkpoints/step_000060", broken)
     data = bytearray((broken / "model.pt").read_bytes())
@@ -221,24 +221,24 @@ def test_a_corrupt_or_foreign_checkpoint_is_refused(said, root: Path, tmp_path: 
     (broken / "model.pt").write_bytes(data)
     foreign = tmp_path / "model.bin"
     foreign.write_bytes(b"\x80\x04other")
-    for path, why in ((broken, "is damaged"), (foreign, "is not a CodeChat checkpoint")):
+    for path in (broken, foreign):
         code, out, err = said("chat", "--ckpt", str(path), "--user", "x")
-        assert (code, out) == (2, "") and why in err and err.count("\n") == 0 and str(path) in err
+        assert (code, out) == (2, "") and err.count("\n") == 0 and str(path) in err
 
 
 @pytest.mark.parametrize(
-    "flags, message",
+    "flags, named",
     [
         (["--max-new-tokens", "0"], "max_new_tokens 0"),
         (["--temperature", "-1"], "temperature -1.0"),
         (["--top-p", "2"], "top_p 2.0"),
-        (["--complete", "x"], "exclude each other"),
-        (["--usr", "x"], "did you mean '--user'"),
+        (["--complete", "x"], "--complete"),
+        (["--usr", "x"], "'--user'"),
     ],
 )
-def test_settings_are_checked_before_the_model_is_read(said, flags: list[str], message: str) -> None:
+def test_settings_are_checked_before_the_model_is_read(said, flags: list[str], named: str) -> None:
     code, _, err = said("chat", "--ckpt", "none/such", "--user", "x", *flags)
-    assert code == 2 and message in err
+    assert code == 2 and named in err
 
 
 # ---- functions
@@ -341,21 +341,18 @@ def test_a_result_cannot_open_a_turn(tags: str) -> None:
     assert chat.decode(ids, TOK).count("<|assistant|>") == 1
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [("[{", "is not json"), ('[{"nam": 1}]', "item 0 is not a function schema"), ("[1]", "item 0")],
-)
-def test_bad_schema_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
+@pytest.mark.parametrize("content, named", [("[{", "tools.json"), ('[{"nam": 1}]', "item 0"), ("[1]", "item 0")])
+def test_bad_schema_files_are_rejected(tmp_path: Path, content: str, named: str) -> None:
     path = tmp_path / "tools.json"
     path.write_text(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=named):
         tools_command.gather(ToolsConfig(ckpt="", tools_file=path))
-    with pytest.raises(MissingFile, match="not a file"):
+    with pytest.raises(MissingFile, match="absent.json"):
         tools_command.gather(ToolsConfig(ckpt="", tools_file=tmp_path / "absent.json"))
 
 
 def test_an_unknown_function_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown function 'squar'; did you mean 'square'"):
+    with pytest.raises(ConfigError, match="'squar'.*'square'"):
         tools_command.gather(ToolsConfig(ckpt="", tools=("squar",)))
 
 

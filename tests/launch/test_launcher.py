@@ -118,7 +118,7 @@ def test_job_scripts_ask_for_the_machines_and_call_launch_sh(runs_root: Path) ->
     } <= set(text.splitlines())
     text = job_scripts.pbs(job, runs_root)
     assert {"#PBS -l select=4:ngpus=8", "#PBS -l walltime=36:30:00", "#PBS -r y"} <= set(text.splitlines())
-    with pytest.raises(ConfigError, match="line break"):
+    with pytest.raises(ConfigError, match="rm -rf x"):
         job_scripts.slurm(dataclasses.replace(job, lines=("--partition=gpu\nrm -rf x",)), runs_root)
 
 
@@ -211,16 +211,16 @@ def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(
 
 
 @pytest.mark.parametrize(
-    ("devices", "nproc", "why"),
+    ("devices", "nproc", "named"),
     [
-        (("GPU-1a2b3c4d", "GPU-1a2b3c4d"), 2, "named twice"), (("0", "GPU-1a2b3c4d"), 2, "do not mix"), (("GPU-xyz",), 1, "indices"),
-        (("0", "1"), 4, "each rank needs its own"), (("-1",), 1, "indices"), (("0 1",), 1, "indices"),
+        (("GPU-1a2b3c4d", "GPU-1a2b3c4d"), 2, "GPU-1a2b3c4d"), (("0", "GPU-1a2b3c4d"), 2, "0,GPU-1a2b3c4d"), (("GPU-xyz",), 1, "GPU-xyz"),
+        (("0", "1"), 4, "--nproc 2"), (("-1",), 1, "-1"), (("0 1",), 1, "0 1"),
     ],
 )  # fmt: skip
-def test_devices_that_cuda_would_misread_are_refused(
-    devices: tuple[str, ...], nproc: int, why: str, runs_root: Path
+def test_devices_that_cuda_would_misread_are_rejected(
+    devices: tuple[str, ...], nproc: int, named: str, runs_root: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=named):
         launcher.write(SFTConfig(run_name="x"), nproc=nproc, devices=devices)
     assert not (runs_root / "runs").exists()
 
@@ -235,23 +235,23 @@ def test_good_devices_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "named"),
     [
-        (dict(nproc=0), "nproc is 0"), (dict(nodes=2), "--slurm or --pbs"), (dict(kind="modal"), "Modal has no"), (dict(max_restarts=-1), "restarts"),
-        (dict(kind="modal", gpu="a800-80gb"), "did you mean 'a100-80gb'"), (dict(kind="modal", gpu="h100-80gb", nproc=16), "up to 8"),
-        (dict(kind="slurm", nodes=2, hours=0), "hours"), (dict(kind="modal", gpu="h100-80gb", devices=("0",)), "leave it out"),
+        (dict(nproc=0), "nproc"), (dict(nodes=2), "--slurm"), (dict(kind="modal"), "--gpu"), (dict(max_restarts=-1), "restarts"),
+        (dict(kind="modal", gpu="a800-80gb"), "'a100-80gb'"), (dict(kind="modal", gpu="h100-80gb", nproc=16), "--nproc 8"),
+        (dict(kind="slurm", nodes=2, hours=0), "hours"), (dict(kind="modal", gpu="h100-80gb", devices=("0",)), "--devices"),
     ],
 )  # fmt: skip
-def test_impossible_launches_are_refused_before_anything_is_written(
-    arguments: dict[str, Any], why: str, runs_root: Path
+def test_impossible_launches_are_rejected_before_anything_is_written(
+    arguments: dict[str, Any], named: str, runs_root: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=named):
         launcher.write(SFTConfig(run_name="x"), **arguments)
     assert not (runs_root / "runs").exists()
 
 
-def test_other_configurations_and_flags_are_refused(runs_root: Path) -> None:
-    with pytest.raises(ConfigError, match="configuration of no loop"):
+def test_other_configurations_and_flags_are_rejected(runs_root: Path) -> None:
+    with pytest.raises(ConfigError, match="GPTConfig"):
         launcher.write(GPTConfig())
     for flag in ("resume", "overwrite"):
         with pytest.raises(ConfigError, match=f"{flag}=True"):
@@ -271,9 +271,9 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root
         run.log(1, train_loss=2.0)
     assert (path / "launch.sh").is_file() and run.config["model"]["vocab_size"] == 257
     assert Run.open("toy").status["status"] == "finished" and len(run.metrics()) == 1
-    with pytest.raises(RunError, match="in use"):
+    with pytest.raises(RunError, match="toy"):
         Run.create("toy", resolved, kind="reinforce")
-    with pytest.raises(RunError, match="in use"):
+    with pytest.raises(RunError, match="toy"):
         launcher.write(toy)
     assert planned.is_planned(launcher.write(toy, overwrite=True).path)
     assert planned.is_planned(launcher.write(dataclasses.replace(toy, lr=1e-5)).path), (
@@ -283,19 +283,19 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root
 
 def test_other_settings_do_not_take_a_planned_directory_over(toy: ReinforceConfig) -> None:
     launcher.write(toy)
-    with pytest.raises(RunError, match=r"max_steps 2 -> 3.*launch.sh"):
+    with pytest.raises(RunError, match="max_steps 2 -> 3"):
         Run.create("toy", dataclasses.replace(toy, max_steps=3), kind="reinforce")
 
 
-def test_a_configuration_edited_after_the_launch_is_refused(toy: ReinforceConfig) -> None:
+def test_a_configuration_edited_after_the_launch_is_rejected(toy: ReinforceConfig) -> None:
     path = launcher.write(toy).path
     text = (path / "config.json").read_text()
     edited = text.replace('"max_steps": 2', '"max_steps": 200')
     assert edited != text
     (path / "config.json").write_text(edited)
-    with pytest.raises(RunError, match="edited after"):
+    with pytest.raises(RunError, match="config.json"):
         launcher.start("toy")
-    with pytest.raises(RunError, match="edited after"):
+    with pytest.raises(RunError, match="config.json"):
         Run.create("toy", config.from_dict(ReinforceConfig, json.loads(edited)), kind="reinforce")
     (path / "config.json").write_text(json.dumps(json.loads(text)))  # other spaces, the same settings
     with Run.create("toy", toy, kind="reinforce") as run:
@@ -303,7 +303,7 @@ def test_a_configuration_edited_after_the_launch_is_refused(toy: ReinforceConfig
     with Run.create("toy", toy, kind="reinforce", resume=True) as run:
         run.stop("again")
     (path / "config.json").write_text((path / "config.json").read_text().replace('"max_steps": 2', '"max_steps": 200'))
-    with pytest.raises(RunError, match="edited after"):
+    with pytest.raises(RunError, match="config.json"):
         Run.create("toy", dataclasses.replace(toy, max_steps=200), kind="reinforce", resume=True)
 
 
@@ -316,7 +316,7 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
         lambda: launcher.write(toy, overwrite=True),
         lambda: launcher.start("toy"),
     ):
-        with pytest.raises(RunError, match=f"started as process {os.getpid()}"):
+        with pytest.raises(RunError, match=str(os.getpid())):
             refused()
     assert launcher.status("toy")["status"] == "starting"
     (path / "process.json").unlink()
@@ -326,7 +326,7 @@ def test_a_run_that_lives_is_not_written_over(toy: ReinforceConfig) -> None:
         alive = {"status": "running", "pid": other.pid, "pid_start": process_start(other.pid)}
         (path / "status.json").write_text(json.dumps(status | alive))
         for refused in (lambda: launcher.write(toy, overwrite=True), lambda: launcher.start("toy")):
-            with pytest.raises(RunError, match="running|being written"):
+            with pytest.raises(RunError):
                 refused()
     finally:
         other.kill()
@@ -341,23 +341,23 @@ def test_a_start_that_failed_says_why(toy: ReinforceConfig) -> None:
     (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
     found = launcher.status("toy")
     assert found["status"] == "start failed" and found["reason"] == "error: no run 'x'; valid: nothing"
-    with pytest.raises(RunError, match="not running"):
+    with pytest.raises(RunError):
         launcher.stop("toy")
 
 
 def test_runs_that_launch_did_not_write(runs_root: Path) -> None:
-    with pytest.raises(MissingFile, match="no run 'nothing'"):
+    with pytest.raises(MissingFile, match="nothing"):
         launcher.start("nothing")
     with Run.create("plain", SFTConfig(), kind="sft"):
         pass
-    with pytest.raises(MissingFile, match="not written by launch"):
+    with pytest.raises(MissingFile, match="plain"):
         launcher.stop("plain")
 
 
 def test_runs_of_other_hosts_are_left_to_them(toy: ReinforceConfig) -> None:
     path = launcher.write(toy).path
     (path / "process.json").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "pid_start": "1"}))
-    with pytest.raises(RunError, match="runs on elsewhere"):
+    with pytest.raises(RunError, match="elsewhere"):
         launcher.stop("toy")
 
 

@@ -212,7 +212,7 @@ def test_planning_needs_no_memory_and_leaves_no_group() -> None:
     )
     assert not torch.distributed.is_initialized()
     measure.cache_clear()
-    with step_memory.fake_ranks(2), pytest.raises(RunError, match="process group"):
+    with step_memory.fake_ranks(2), pytest.raises(RunError):
         measure(Step(model=TINY, batch=1, length=128))
 
 
@@ -298,14 +298,14 @@ def test_a_replica_is_kept_where_it_fits_as_the_loops_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "named"),
     [
-        (dict(gpu="a900"), "known: a100-40gb"), (dict(gpu="a800"), "did you mean 'a800-80gb'"), (dict(gpus=0), "at least 1"), (dict(mfu=1.4), "MFU|mfu 1.4"),
-        (dict(gpus=12, shard=True), "divisor"), (dict(seq_len=4096), "block_size"), (dict(device_batch_size=0), "at least 1"),
+        (dict(gpu="a900"), "a100-40gb"), (dict(gpu="a800"), "'a800-80gb'"), (dict(gpus=0), "gpus is 0"), (dict(mfu=1.4), "mfu 1.4"),
+        (dict(gpus=12, shard=True), "shard_over 8 .* 12"), (dict(seq_len=4096), "block_size"), (dict(device_batch_size=0), "device_batch_size is 0"),
     ],
 )  # fmt: skip
-def test_impossible_plans_are_refused(changed: dict, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_impossible_plans_are_rejected(changed: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         replace(BIG, **changed)
 
 
@@ -358,8 +358,8 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
     assert cli.main(["plan", "--run", "x", "--gpus", "2", "--gpu", "a800-80gb", "--no-search"]) == 0
     assert "7 steps" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["plan", "--list"]) == 0 and "h100-80gb" in capsys.readouterr().out
-    assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "known: a100-40gb" in capsys.readouterr().err
+    assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "a100-40gb" in capsys.readouterr().err
     assert "none for reinforce" in launcher.write(ReinforceConfig(run_name="y"), gpu="a800-80gb").verdict
-    with pytest.raises(ConfigError, match="only pretrain and sft"):
+    with pytest.raises(ConfigError, match="ReinforceConfig"):
         planner.of(ReinforceConfig(), gpus=1, gpu="a800-80gb")
     assert paths.exists("x") and planner.of(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"
