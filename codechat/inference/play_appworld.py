@@ -1,15 +1,15 @@
-"""AppWorld with a model of ours or a server's: ReAct episodes, one after the other, scored by AppWorld's own evaluation.
+"""AppWorld with a local checkpoint or a server: ReAct episodes, one after the other, scored by AppWorld's own evaluation.
 
-    appworld serve environment --port 8000                       in the environment that the package has for itself
+    appworld serve environment --port 8000                       in the package's own Python environment
     codechat appworld --ckpt my/sft --tasks ~/appworld --split select
     codechat appworld --server http://127.0.0.1:8100 --tasks 82e2fac_1 82e2fac_2
-    codechat data appworld --run-name appworld --out data/appworld   what went well -> conversations for codechat sft
+    codechat data appworld --run-name appworld --out data/appworld   successful episodes -> conversations for codechat sft
 
-Task goal completion is the share of tasks that pass every check, scenario goal completion that of scenarios all of whose tasks do; both as AppWorld
-reports them, in [0, 1]. `reward_mean` is the mean share of checks passed, `idle_mean` what doing nothing would have earned: a score below it means
-damage. trajectories.jsonl keeps every episode with its messages, per_problem.jsonl counts that `evaluate` can pair.
+Task goal completion is the share of tasks that pass every check, scenario goal completion the share of scenarios whose tasks all do; both as AppWorld
+reports them, in [0, 1]. `reward_mean` is the mean share of checks passed, `idle_mean` the same for doing nothing: a score below it means damage.
+trajectories.jsonl keeps every episode with its messages, per_problem.jsonl counts that `evaluate` can pair.
 
-Left out: several episodes at once (a server holds one world; run the command once per server), and going on after an interruption.
+Left out: several episodes at once (a server holds one world; run the command once per server), and resuming after an interruption.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from codechat.runs.run import Run
 from codechat.tasks.appworld import task as appworld
 from codechat.tasks.appworld.task import AppWorldEnvironment, AppWorldServer
 from codechat.tasks.base import Problem
-from codechat.text import chat
 
 Row = dict[str, Any]
 TRAJECTORIES = "trajectories.jsonl"
@@ -54,7 +53,7 @@ class AppWorldConfig:
         config.REQUIRED, "task ids, files with one a line, or the directory of appworld's data"
     )
     split: Literal["train", "select", "test", "test_hard"] = opt(
-        "select", "AppWorld's train, dev, test_normal or test_challenge; what the ids belong to"
+        "select", "AppWorld's train, dev, test_normal or test_challenge, where the ids come from"
     )
     limit: int | None = opt(None, "tasks to play, the first ones; none = all")
     max_interactions: int = opt(30, "answers of an episode")
@@ -85,8 +84,8 @@ class AppWorldConfig:
 
 
 def evaluate_appworld(cfg: AppWorldConfig) -> Run:
-    """Play the tasks; a row in eval.jsonl, and every episode in trajectories.jsonl. UserError before anything is written where the world, the model
-    or the tasks are absent."""
+    """Play the tasks; a row in eval.jsonl, and every episode in trajectories.jsonl. UserError, before anything is written, where the world, the
+    model or the tasks are absent."""
     problems = appworld.problems_of(appworld.task_ids(cfg.tasks, cfg.split)[: cfg.limit], cfg.split)
     server = AppWorldServer(cfg.world)
     server.check()
@@ -117,35 +116,22 @@ def play(model: Any, world: AppWorldEnvironment, problem: Problem, seed: int = 0
     """One episode: {"id", "split", "messages", "stop", "reward", "tier", "correct", "parts", "requirements"}.
 
     stop: "done" (the code said so), "interactions", or "context" where the conversation leaves a checkpoint's block no room for an answer."""
-    messages, stop, done = world.reset(problem, seed), "", False
-    while not done:
-        if not _fits(model, messages):
-            stop = "context"
-            break
+    messages, fits, done = world.reset(problem, seed), True, False
+    while not done and (fits := _fits(model, messages)):
         answer = {"role": "assistant", "content": "".join(model.say(messages))}
         answers, _, done = world.step(answer)
         messages += [answer, *answers]
     score = world.score()
-    stop = stop or ("done" if score.parts["completed"] else "interactions")
-    return dict(
-        id=problem.id,
-        split=problem.split,
-        messages=messages,
-        stop=stop,
-        reward=score.reward,
-        tier=score.tier,
-        correct=score.correct,
-        parts=dict(score.parts),
-        requirements=world.requirements,
-    )
+    stop = "context" if not fits else "done" if score.parts["completed"] else "interactions"
+    row = dict(id=problem.id, split=problem.split, messages=messages, stop=stop, reward=score.reward, tier=score.tier)
+    return row | dict(correct=score.correct, parts=dict(score.parts), requirements=world.requirements)
 
 
 def _fits(model: Any, messages: Sequence[dict[str, str]]) -> bool:
-    """Whether a checkpoint has room for an answer; only a model server knows how long a conversation is for its model."""
+    """Whether a checkpoint has room for an answer; only a server knows the length of a conversation for its model."""
     if not isinstance(model, LocalModel):
         return True
-    prompt = chat.prompt(messages, model.loaded.tokenizer, model.loaded.tags)
-    return len(prompt) + (model.cfg.max_new_tokens or chat_command.DEFAULT_TOKENS) <= model.block_size
+    return len(model.prompt(messages)) + (model.cfg.max_new_tokens or chat_command.DEFAULT_TOKENS) <= model.block_size
 
 
 def _append(path: Path, row: Row) -> None:

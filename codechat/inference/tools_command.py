@@ -1,14 +1,12 @@
-"""Chat with a checkpoint that calls functions: calls are parsed, run, and their results fed back until it
-answers in words.
+"""Chat with a checkpoint that calls functions: calls are parsed and run, and their results fed back until the model answers in words.
 
     codechat tools --ckpt nano/rl --user "What is 12 squared?"
     codechat tools --ckpt nano/rl --executors examples/my_tools.py --user "Count the words in 'to be or not'"
     codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
 
-Functions come from the toolbox (`--tools square,to_binary`) or from a Python file of yours (`--executors`),
-whose type hints and docstrings become the schema. Such a file runs with your rights, like any script that you
-start. What goes wrong in a call (an unknown function, arguments that do not fit, an exception) goes back to
-the model as {"error": ...}.
+Functions come from the toolbox (`--tools square,to_binary`) or from your Python file (`--executors`), whose type hints and docstrings become the
+schema. Such a file runs with your rights, like any script that you start. What goes wrong in a call (an unknown function, arguments that do not fit,
+an exception) goes back to the model as {"error": ...}.
 
 Left out: several requests at once, asynchronous functions, and a time limit for a function (Ctrl-C stops it).
 """
@@ -19,6 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,9 @@ from codechat.text.token_view import visible
 
 Schema = dict[str, Any]
 Function = Callable[..., Any]
-DEFAULT_TOOLS = (
-    "square",
-    "reverse_text",
-    "to_binary",
-    "days_between",
-)  # as many as a training prompt offers at most
-LONGEST_RESULT = 1000  # characters of a result that are fed back
+# as many as a training prompt offers at most
+DEFAULT_TOOLS = "square", "reverse_text", "to_binary", "days_between"
+LONGEST_RESULT = 1000  # characters of a result that the model may read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,7 @@ class ToolsConfig(ChatSettings):
             raise ConfigError(f"max_rounds {self.max_rounds}; it must be at least 1")
         if self.raw and self.server:
             raise ConfigError(
-                "--raw shows a checkpoint's own tokens, which a server does not send; leave it out, or set --ckpt"
+                "--raw shows a checkpoint's own tokens, which no server sends; leave it out, or set --ckpt"
             )
 
 
@@ -107,11 +102,10 @@ def _as_json(key: str, value: Any) -> str:
 
 
 def gather(cfg: ToolsConfig) -> Toolkit:
-    """The functions that the flags name. ConfigError for an unknown name; DataError or MissingFile for a bad
-    file."""
+    """The functions of the flags. ConfigError for an unknown name; DataError or MissingFile for a bad file."""
     own = load_executors(cfg.executors) if cfg.executors else {}
     listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
-    functions = {name: _of_toolbox(name) for name in TOOLS} | {name: e.function for name, e in own.items()}
+    functions = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in own.items()}
     known = {name: tool.schema for name, tool in TOOLS.items()} | {name: e.schema for name, e in own.items()} | listed
     names = cfg.tools or tuple(listed) or tuple(own) or DEFAULT_TOOLS
     for name in names:
@@ -120,49 +114,42 @@ def gather(cfg: ToolsConfig) -> Toolkit:
     return Toolkit([known[name] for name in dict.fromkeys(names)], functions)
 
 
-def _of_toolbox(name: str) -> Function:
-    return lambda **arguments: TOOLS[name].call(arguments)
+def _call_tool(name: str, /, **arguments: Any) -> Any:
+    return TOOLS[name].call(arguments)
 
 
 def read_schemas(path: Path) -> dict[str, Schema]:
-    """name -> schema from a json file: a list of {name, description, parameters}, or of {"type": "function",
-    "function": {...}}."""
+    """name -> schema from a json file: a list of {name, description, parameters}, or of {"type": "function", "function": {...}}."""
+    what = "--tools-file takes a json file with a list of function schemas"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise MissingFile(
-            f"{path} is not a file; --tools-file takes a json file with a list of function schemas"
-        ) from None
+        raise MissingFile(f"{path} is not a file; {what}") from None
     except ValueError as error:  # bad json and bad utf-8
-        raise DataError(
-            f"{path} is not json in UTF-8 ({error}); --tools-file takes a list of function schemas"
-        ) from None
+        raise DataError(f"{path} is not json in UTF-8 ({error}); {what}") from None
     rows = found if isinstance(found, list) else [found]
     return {schema["name"]: schema for schema in (_schema(path, i, row) for i, row in enumerate(rows))}
 
 
+SCHEMA = '{"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}, "required": [...]}}'
+
+
 def _schema(path: Path, index: int, row: Any) -> Schema:
-    schema = row.get("function", row) if isinstance(row, dict) else {}
-    parameters = schema.get("parameters", {}) if isinstance(schema, dict) else None
-    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
-    if (
-        not isinstance(properties, dict)
-        or not isinstance(schema.get("name"), str)
-        or not all(isinstance(p, dict) for p in properties.values())
-    ):
-        raise DataError(
-            f'{path} item {index} is not a function schema; required: {{"name": ..., "description": ..., '
-            '"parameters": {"type": "object", "properties": {...}, "required": [...]}}'
-        )
-    return {
-        "name": schema["name"],
-        "description": str(schema.get("description", "")),
-        "parameters": {"type": "object", "required": [], **parameters, "properties": properties},
-    }
+    try:
+        schema = row.get("function", row)
+        name, parameters = schema["name"], schema.get("parameters", {})
+        properties = parameters.get("properties", {})
+        valid = isinstance(name, str) and all(isinstance(p, dict) for p in properties.values())
+    except (AttributeError, KeyError, TypeError):  # no objects, or no name
+        valid = False
+    if not valid:
+        raise DataError(f"{path} item {index} is not a function schema; required: {SCHEMA}")
+    parameters = {"type": "object", "required": [], **parameters, "properties": properties}
+    return {"name": name, "description": str(schema.get("description", "")), "parameters": parameters}
 
 
 class ToolChat:
-    """A conversation in which calls are carried out; turns are printed as they come."""
+    """A conversation in which calls are run; turns are printed as they come."""
 
     def __init__(self, cfg: ToolsConfig) -> None:
         self.cfg, self.kit = cfg, gather(cfg)
@@ -172,7 +159,7 @@ class ToolChat:
         self.transcript = ""  # what --raw has printed
 
     def opening(self) -> list[Message]:
-        """The system message: the functions, in the words that training used. A server writes them itself."""
+        """The system message: the functions, worded as in training. A server adds them itself."""
         if self.cfg.server:
             return opening(self.cfg.system)
         offer = chat.tools_prompt(self.kit.schemas, "compact")
@@ -187,7 +174,7 @@ class ToolChat:
             calls = chat.parse_calls(text)
             if not calls or not self._may_run(calls):
                 return messages
-            messages += [{"role": "function", "content": self._carry_out(call)} for call in calls]
+            messages += [{"role": "function", "content": self._run_call(call)} for call in calls]
         print(f"[stopped after {self.cfg.max_rounds} answers; --max-rounds allows more]", file=sys.stderr)
         return messages
 
@@ -208,7 +195,7 @@ class ToolChat:
             self._note(f"not run: no implementation of {missing[0]}; give one with --executors FILE.py")
         return not missing
 
-    def _carry_out(self, call: chat.Call) -> str:
+    def _run_call(self, call: chat.Call) -> str:
         response = self.kit.respond(call)
         if not self.cfg.raw:
             self._note(f"{call.name or 'call'}: {response}")
