@@ -124,7 +124,7 @@ class PlanConfig:
 
     @property
     def sharded(self) -> bool:
-        """As `sharding.build` decides: where a replica does not fit the GPU, unless told."""
+        """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
         if self.gpus == 1 or self.shard is not None:
             return self.gpus > 1 and bool(self.shard)
         rule, usable = distributed.sharding, gpu_specs.find(self.gpu).usable_gib * GIB
