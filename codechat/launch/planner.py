@@ -162,8 +162,7 @@ class Plan:
     @property
     def memory(self) -> dict[str, float]:
         """GiB by category at the moment that needs most, the reserve included."""
-        found = {name: n / GIB for name, n in self.peaks.largest.items()}
-        return found | {"reserve": self.total_gib - sum(found.values())}
+        return with_reserve(self.peaks.largest)
 
     @property
     def total_gib(self) -> float:
@@ -255,6 +254,12 @@ class Plan:
 
 def gib_with_reserve(n_bytes: float) -> float:
     return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
+
+
+def with_reserve(categories: dict[str, int]) -> dict[str, float]:
+    """Bytes by category as GiB, and the reserve."""
+    total = sum(categories.values())
+    return {name: n / GIB for name, n in categories.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
 
 
 def make(cfg: PlanConfig) -> Plan:
