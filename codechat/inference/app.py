@@ -44,7 +44,7 @@ from codechat.tasks.toolbox import TOOLS, respond
 
 MOST_BYTES = 1 << 20  # of a request's body
 BODY_S = 20.0  # for a body to arrive
-CLIENT_LEFT = 499  # nobody reads it; the name that proxies use
+CLIENT_LEFT = 499  # as in nginx; no client reads it
 PAGE = Path(__file__).with_name("page.html")
 POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

@@ -7,7 +7,7 @@
 The engine's own thread holds the model. In every round it removes cancelled and late rows, runs the prompts of requests that wait for a free slot
 (a prompt that several requests share runs once), samples their first token, then one token for every row.
 
-`update_weights` waits until the running rows have ended while nobody joins, then changes all weights between two tokens. So no completion is
+`update_weights` waits until the running rows have ended and admits no other, then changes all weights between two tokens. So no completion is
 sampled from two versions, and each job names its version.
 
 A row's sampling key is `row_key` and its position, as in `generate`. So a request's tokens are the same alone, in company, and from
@@ -73,7 +73,7 @@ class Detail:
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way. The engine's thread appends to the lists and sets `end` last; anybody may read.
+    """A request on its way. The engine's thread appends to the lists and sets `end` last; any thread may read.
 
     on_progress: called by that thread at the first token, then at most every FLUSH_S while tokens come, and at the end. It must not block."""
 
@@ -115,7 +115,7 @@ class WeightUpdate:
 class Engine:
     """Samples tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
 
-    Used as a context manager; leaving it ends whatever runs as "closed". observe: called with the number of rows after every token, by
+    A context manager; leaving it ends running requests as "closed". observe: called with the number of rows after every token, by
     the engine's thread."""
 
     def __init__(
@@ -135,8 +135,8 @@ class Engine:
         self._joining: list[Job] = []  # out of the queue, their prompts not yet run
         self._waiting: deque[Job] = deque()
         self._update: WeightUpdate | None = None  # weights that wait for the rows to end
-        self._turn = threading.Lock()  # one exchange at a time
-        self._changed = threading.Condition()  # guards the queue, what is incoming and the two flags
+        self._turn = threading.Lock()  # one update at a time
+        self._changed = threading.Condition()  # guards the queue, the pending update and the two flags
         self._closing = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -215,9 +215,8 @@ class Engine:
     def _check(self, request: Request) -> None:
         cfg, prompt = self.model.cfg, request.prompt
         if not 0 < len(prompt) < cfg.block_size:
-            raise ConfigError(
-                f"the prompt has {len(prompt)} tokens; it must have at least 1 and leave room in the block of {cfg.block_size}; shorten it"
-            )
+            room = f"it must have at least 1 and leave room in the block of {cfg.block_size}"
+            raise ConfigError(f"the prompt has {len(prompt)} tokens; {room}; shorten it")
         if not 0 <= min(prompt) <= max(prompt) < cfg.owned:
             raise ConfigError(f"the prompt holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.owned - 1}")
         if request.max_new_tokens < 1:
@@ -262,8 +261,7 @@ class Engine:
         with self._changed:
             incoming, self._update = self._update, None
         if incoming:
-            for name, target in self.model.state_dict().items():
-                target.copy_(incoming.state[name])
+            self.model.load_state_dict(incoming.state)
             self.version = incoming.version
             incoming.done.set_result(None)
 

@@ -53,30 +53,30 @@ class RemoteModel:
         self.link, self.seed = Link(url, api_key_file), seed
         self.settings = {k: v for k, v in settings.items() if v is not None}
         self.tools: list[dict[str, Any]] = []  # schemas of the functions that the model is offered
-        self.answers, self.said = 0, ""
+        self.answers, self.content = 0, ""
         self.name = self.link.model()
 
     def say(self, messages: Sequence[chat.Message], raw: bool = False) -> Iterator[str]:
         """Pieces of the assistant's next turn, calls as the protocol writes them. raw is ignored: tags stay with the server."""
         tools = [{"type": "function", "function": schema} for schema in self.tools]
         body = {"messages": as_openai(messages)} | ({"tools": tools} if tools else {})
-        self.said, calls = "", {}
+        self.content, calls = "", {}
         for choice in self._choices("/v1/chat/completions", body):
             for piece in choice["delta"].get("tool_calls") or ():
                 call = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
                 for key in call:
                     call[key] += (piece.get("function") or {}).get(key) or ""
             if text := choice["delta"].get("content"):
-                self.said += text
+                self.content += text
                 yield text
         for call in calls.values():
             text = _call_text(call["name"], call["arguments"])
-            self.said += text
+            self.content += text
             yield text
 
     def last_content(self) -> str:
         """The content of the last turn."""
-        return self.said
+        return self.content
 
     def complete(self, text: str) -> Iterator[str]:
         """Pieces of the continuation of a plain text."""

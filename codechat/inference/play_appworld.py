@@ -71,16 +71,8 @@ class AppWorldConfig:
 
     def sampling(self) -> ChatSettings:
         """How to sample."""
-        return ChatSettings(
-            ckpt=self.ckpt,
-            server=self.server,
-            api_key_file=self.api_key_file,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_k=None,
-            top_p=self.top_p,
-            seed=self.seed,
-        )
+        shared = ("ckpt", "server", "api_key_file", "max_new_tokens", "temperature", "top_p", "seed")
+        return ChatSettings(top_k=None, **{name: getattr(self, name) for name in shared})
 
 
 def evaluate_appworld(cfg: AppWorldConfig) -> Run:
@@ -90,9 +82,8 @@ def evaluate_appworld(cfg: AppWorldConfig) -> Run:
     server = AppWorldServer(cfg.world)
     server.check()
     model = chat_command.open_model(cfg.sampling())
-    world = AppWorldEnvironment(
-        [server], cfg.max_interactions, cfg.longest_output, experiment=cfg.run_name.replace("/", "-")
-    )
+    experiment = cfg.run_name.replace("/", "-")
+    world = AppWorldEnvironment([server], cfg.max_interactions, cfg.longest_output, experiment=experiment)
     who = cfg.ckpt or cfg.server
     with Run.create(cfg.run_name, cfg, kind="appworld", overwrite=cfg.overwrite) as run:
         rows: list[Row] = []
@@ -100,14 +91,13 @@ def evaluate_appworld(cfg: AppWorldConfig) -> Run:
             for problem in tqdm(problems, unit="task", desc=who):
                 rows.append(play(model, world, problem, cfg.seed))
                 _append(run.path / TRAJECTORIES, rows[-1])
-                _append(
-                    run.path / "per_problem.jsonl", {"checkpoint": who, "split": cfg.split, **_result(rows[-1]).row()}
-                )
+                counted = {"checkpoint": who, "split": cfg.split, **_result(rows[-1]).row()}
+                _append(run.path / "per_problem.jsonl", counted)
         finally:
             world.close()
         found = summarise(rows)
         run.log_eval(0, dict(found, checkpoint=who, split=cfg.split, task="appworld"))
-        print(told(found, who, cfg.split))
+        print(summary_text(found, who, cfg.split))
         run.finish(found)
     return run
 
@@ -172,7 +162,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def told(found: dict[str, float], who: str, split: str) -> str:
+def summary_text(found: dict[str, float], who: str, split: str) -> str:
     """The summary in three lines."""
 
     def with_interval(name: str) -> str:
@@ -192,9 +182,8 @@ def told(found: dict[str, float], who: str, split: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat appworld`; 0 when all tasks are played."""
-    evaluate_appworld(
-        config.parse(AppWorldConfig, sys.argv[1:] if argv is None else argv, prog="codechat appworld", epilog=__doc__)
-    )
+    argv = sys.argv[1:] if argv is None else argv
+    evaluate_appworld(config.parse(AppWorldConfig, argv, prog="codechat appworld", epilog=__doc__))
     return 0
 
 

@@ -25,10 +25,10 @@ from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
 from codechat.inference.chat_command import ChatSettings, Message, converse, open_model, opening, show
-from codechat.tasks.tool_functions import load_executors
 from codechat.tasks.toolbox import TOOLS
 from codechat.text import chat
 from codechat.text.token_view import visible
+from codechat.text.tool_functions import load_executors
 
 Schema = dict[str, Any]
 Function = Callable[..., Any]

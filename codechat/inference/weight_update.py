@@ -17,7 +17,7 @@ from codechat.runs.checkpoint import fingerprint
 
 
 def update_weights(path: str, served: ServedModel, engine: Engine) -> str:
-    """Let `engine` sample from the checkpoint at `path`, below `served.reload_from`, from now on; its version. ApiError gives the reason where it cannot."""
+    """Let `engine` sample from the checkpoint at `path`, below `served.reload_from`; its version. ApiError where it cannot."""
     assert served.reload_from is not None
     folder = served.reload_from.resolve()
     place = (folder / path).resolve()

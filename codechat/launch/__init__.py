@@ -1,6 +1,6 @@
 """Before and around a run: recipes, the planner of memory and hours, launch scripts, live metrics.
 
-The loops know nothing of it.
+The loops do not depend on it.
 """
 
 from codechat.core.lazy import attach

@@ -1,10 +1,10 @@
-"""What starts a run: launch.sh (torchrun), and around it a job for Slurm, for PBS, or an app for Modal.
+"""The files that start a run: launch.sh (torchrun), and around it a job for Slurm or PBS, or an app for Modal.
 
-launch.sh is the only place with a torchrun line. Without words it starts on this machine; a job script calls it on
-every node with the rendezvous options of its cluster. Started again, it continues the run from its last checkpoint.
+Only launch.sh holds a torchrun line. Without arguments it starts on this machine; a job script calls it on every node with the rendezvous options of
+its cluster. Started again, it continues the run from its last checkpoint.
 
-Left out: containers, module loads, accounts, partitions and quotas, which no two clusters share: `extra` lines of a
-job script take them (`--job-lines "--partition=gpu"`).
+Left out: containers, module loads, accounts, partitions and quotas, which no two clusters share: `lines` of a job take them
+(`--job-lines "--partition=gpu"`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlib import Path
 
 from codechat.core.errors import ConfigError, nearest
 
-SAVE_S = (
-    600  # seconds that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
-)
+SAVE_S = 600  # that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
 PORT = 29517
 MODAL_HOURS = 24  # longest function timeout
 MODAL_GPUS = {
@@ -48,9 +46,8 @@ class Job:
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} is {getattr(self, field)}; it must be at least 1")
         if self.hours <= 0 or self.max_restarts < 0:
-            raise ConfigError(
-                f"hours {self.hours}, max_restarts {self.max_restarts}; hours must be above 0, restarts not below"
-            )
+            limits = "hours must be above 0, max_restarts at least 0"
+            raise ConfigError(f"hours {self.hours}, max_restarts {self.max_restarts}; {limits}")
         check_devices(self.devices, self.nproc)
 
     @property
@@ -65,33 +62,30 @@ class Job:
 
 
 def check_devices(devices: tuple[str, ...], nproc: int) -> None:
-    """ConfigError for what CUDA would silently read as fewer GPUs: it stops at the first word it does not know, and
-    UUIDs and indices do not mix."""
+    """ConfigError for what CUDA would silently read as fewer GPUs: it stops at the first word it does not know, and UUIDs and indices do not mix."""
+    listed = f"devices {','.join(devices)}"
     for word in devices:
         if not DEVICE.fullmatch(word):
-            raise ConfigError(
-                f"device {word!r}; CUDA_VISIBLE_DEVICES takes indices (0), or UUIDs as nvidia-smi -L prints them (GPU-..., MIG-...)"
-            )
+            takes = "indices (0), or UUIDs as nvidia-smi -L prints them (GPU-..., MIG-...)"
+            raise ConfigError(f"device {word!r}; CUDA_VISIBLE_DEVICES takes {takes}")
     if len(set(devices)) < len(devices):
-        raise ConfigError(f"devices {','.join(devices)}: one is named twice; two ranks cannot share a GPU")
+        raise ConfigError(f"{listed}: one is named twice; two ranks cannot share a GPU")
     if len({word.isdecimal() for word in devices}) > 1:
-        raise ConfigError(f"devices {','.join(devices)}: indices and UUIDs do not mix; use one kind")
+        raise ConfigError(f"{listed}: indices and UUIDs do not mix; use one kind")
     if devices and nproc > len(devices):
         raise ConfigError(
-            f"nproc {nproc} ranks with {len(devices)} devices; each rank needs its own: set --nproc {len(devices)}"
+            f"nproc {nproc} ranks with {len(devices)} devices; each rank needs one: set --nproc {len(devices)}"
         )
 
 
 def launch_sh(job: Job) -> str:
-    """launch.sh: torchrun on this machine, or with rendezvous options as words on one of several."""
-    where = f"runs/{job.name}"
-    ranks = f"{job.nproc} rank{'s' if job.nproc > 1 else ''}" + (
-        f" on each of {job.nodes} nodes" if job.nodes > 1 else ""
-    )
-    single = (
-        ""
-        if job.nodes == 1
-        else f'[ $# -gt 0 ] || {{ echo "{job.nodes} nodes: start this by its job script" >&2; exit 2; }}\n'
+    """launch.sh: torchrun on this machine, or on one of several with rendezvous options as arguments."""
+    where, several = f"runs/{job.name}", job.nodes > 1
+    ranks = f"{job.nproc} rank{'s' if job.nproc > 1 else ''}" + (f" on each of {job.nodes} nodes" if several else "")
+    guard = (
+        f'[ $# -gt 0 ] || {{ echo "{job.nodes} nodes: start this by its job script" >&2; exit 2; }}\n'
+        if several
+        else ""
     )
     visible = f"export CUDA_VISIBLE_DEVICES={','.join(job.devices)}\n" if job.devices else ""
     restarts = f" --max-restarts {job.max_restarts}" if job.max_restarts else ""
@@ -101,14 +95,14 @@ def launch_sh(job: Job) -> str:
         f'cd "$(dirname "$0")/{"/".join([".."] * job.depth)}" || exit 1\n'
         f'again=; grep -q \'"status": "planned"\' {where}/status.json || again={job.again}\n'
         f"{visible}export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SAVE_S}  # seconds to save in when told to stop\n"
-        f"{single}[ $# -gt 0 ] || set -- --standalone\n"
+        f"{guard}[ $# -gt 0 ] || set -- --standalone\n"
         f'exec {shlex.quote(sys.executable)} -m torch.distributed.run "$@" --nproc-per-node {job.nproc}{restarts} \\\n'
         f"    -m {job.module} -- --config {where}/config.json --run-name {job.name} $again\n"
     )
 
 
 def command_of(text: str) -> list[str]:
-    """The words that launch.sh passes to the loop, without --resume or --overwrite."""
+    """The arguments that launch.sh passes to the loop, without --resume or --overwrite."""
     return [w for w in shlex.split(text.rpartition(" -- ")[2]) if w != "$again"]
 
 
@@ -145,13 +139,12 @@ def pbs(job: Job, root: Path) -> str:
 
 
 def modal(job: Job, root: Path, gpu: str, packages: tuple[str, ...]) -> str:
-    """An app for modal.com: `modal run FILE` trains on one machine there; runs/ lies on a volume named codechat-runs."""
+    """An app for modal.com: `modal run FILE` trains on one machine there; runs/ is a volume named codechat-runs."""
     if gpu not in MODAL_GPUS:
         raise ConfigError(f"Modal has no {gpu!r}{nearest(gpu, MODAL_GPUS)}; set --gpu")
     if job.nodes > 1 or job.nproc > 8:
-        raise ConfigError(
-            f"{job.nodes} nodes of {job.nproc} GPUs; a Modal function has one machine of up to 8: set --nodes 1 --nproc 8"
-        )
+        limit = "a Modal function has one machine of up to 8: set --nodes 1 --nproc 8"
+        raise ConfigError(f"{job.nodes} nodes of {job.nproc} GPUs; {limit}")
     if job.devices:
         raise ConfigError("--devices names GPUs of this machine; leave it out with --modal")
     return f'''\

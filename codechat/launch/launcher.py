@@ -1,7 +1,7 @@
 """Start a run from a notebook cell or a shell, detached, and find it again.
 
     written = launch.write(cfg, nproc=8)      # runs/NAME/config.json and launch.sh, what differs from the defaults, the plan
-    launch.start(written)                     # its own session: a restarted kernel or a closed terminal leaves it alone
+    launch.start(written)                     # its own session: it survives a restarted kernel or a closed terminal
     launch.attach("my-sft")                   # follow the metrics; Ctrl-C (interrupt) stops following, not the run
     launch.stop("my-sft")                     # a checkpoint, then the end
 
@@ -12,10 +12,10 @@
     codechat launch my-sft stop
     codechat launch sft --nproc 8 --nodes 2 --slurm -- --preset 8b --data-dir data/sft --run-name big-sft
 
-The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. The run
-takes its directory over when it begins; a config.json that was edited in between is refused.
+The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. When the run begins, it takes over its
+directory; it rejects a config.json that was edited in between.
 
-Left out: submitting jobs (sbatch, qsub and modal do that), and runs on other hosts, which their own host stops.
+Left out: submitting jobs (sbatch, qsub and modal do that), and stopping runs on other hosts.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ from codechat.core.atomic_files import read_json, write_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import alive, descendants, process_start, unlock
-from codechat.distributed import gpu_specs as gpu_table
-from codechat.launch import job_scripts
+from codechat.distributed import gpu_specs
+from codechat.launch import job_scripts, planner
 from codechat.launch.job_scripts import Job
 from codechat.launch.live_metrics import Follower, last_row, show
 from codechat.runs import paths
-from codechat.runs import paths as planned
 from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
-LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate")}}
+LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate", "passk")}}
 START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
 
-_children: dict[int, subprocess.Popen[bytes]] = {}  # started here; asked now and then, so that none stays a zombie
+_children: dict[int, subprocess.Popen[bytes]] = {}  # started here; polled, so that none stays a zombie
 
 
 # ---- loops and their configurations
 
 
 def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{setting: (default, here)} of what a configuration changes."""
+    """{setting: (default, here)} of the settings that a configuration changes."""
     pairs = {
         row.name: (config.plain(row.default), config.plain(attrgetter(row.name)(cfg)))
         for row in config.describe(type(cfg))
@@ -73,7 +72,7 @@ def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Written:
-    """A run that is ready to start: its directory, what differs from the defaults, what the plan says."""
+    """A run that is ready to start: its directory, what differs from the defaults, the plan in one line."""
 
     name: str
     path: Path
@@ -115,25 +114,23 @@ def write(
         raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
     _check_not_starting(cfg.run_name)
     verdict = plan_verdict(cfg, gpu, nproc * nodes)
-    texts = {"launch.sh": job_scripts.launch_sh(job)}
-    submit, root = f"codechat launch {cfg.run_name} start", runs_dir().parent
+    where, root = f"runs/{cfg.run_name}", runs_dir().parent
+    texts, submit = {"launch.sh": job_scripts.launch_sh(job)}, f"codechat launch {cfg.run_name} start"
     if kind == "slurm":
-        texts["job.slurm"], submit = job_scripts.slurm(job, root), f"sbatch runs/{cfg.run_name}/job.slurm"
+        texts["job.slurm"], submit = job_scripts.slurm(job, root), f"sbatch {where}/job.slurm"
     elif kind == "pbs":
-        texts["job.pbs"], submit = job_scripts.pbs(job, root), f"qsub runs/{cfg.run_name}/job.pbs"
+        texts["job.pbs"], submit = job_scripts.pbs(job, root), f"qsub {where}/job.pbs"
     elif kind == "modal":
-        texts["modal_app.py"], submit = (
-            job_scripts.modal(job, root, gpu or "", _requirements()),
-            f"modal run runs/{cfg.run_name}/modal_app.py",
-        )
+        app = job_scripts.modal(job, root, gpu or "", _requirements())
+        texts["modal_app.py"], submit = app, f"modal run {where}/modal_app.py"
     path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
     return Written(cfg.run_name, path, changed(cfg), verdict, submit)
 
 
 def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool = False) -> Path:
-    """A run directory that has not begun: its settings, status "planned", and text files (launch.sh, ...) beside them; complete or not there.
+    """Write the directory of a run that has not begun, whole or not at all: its settings, status "planned", and text files (launch.sh, ...).
 
-    A planned run is replaced; any other is in use unless `overwrite`. A run that lives is refused."""
+    Replaces a planned run; any other one only with `overwrite`. RunError for a run that is alive."""
     paths.check_name(name)
     path, there = runs_dir() / name, paths.exists(name)
     if there and not (overwrite or planned.is_planned(path)):
@@ -143,13 +140,13 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
         paths.check_idle(name)
         paths.hold(path)
     status = dict(
-        status=planned.PLANNED, reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node()
+        status=paths.PLANNED, reason=None, kind=kind, started=None, ended=None, summary={}, host=platform.node()
     )
     env = {
         "kind": kind,
         "config_hash": config.config_hash(cfg),
         "parent": None,
-        **planned.seal(cfg),
+        **paths.seal(cfg),
         **provenance.snapshot(paths.ROOT),
     }
     try:
@@ -165,23 +162,21 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
 
 
 def _check_flags(cfg: Any) -> None:
-    """launch.sh itself says --resume when there is something to resume."""
+    """launch.sh adds --resume itself when there is something to resume."""
     for flag in START_FLAGS:
         if getattr(cfg, flag, False):
-            raise ConfigError(f"{flag}=True in the configuration would hold for every start; leave it out: launch.sh resumes by itself, "
+            raise ConfigError(f"{flag}=True in the configuration would apply to every start; leave it out: launch.sh resumes by itself, "
                               "and overwrite is an option of the launch")  # fmt: skip
 
 
 def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
     """One line of the plan for these settings on so many of this GPU."""
     if gpu is None:
-        return "not asked for; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
+        return "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
     kind = registry.entry_of(cfg, LAUNCHABLE).id
-    if kind not in ("pretrain", "sft"):
-        gpu_table.find(gpu)
+    if kind not in planner.PLANNED_LOOPS:
+        gpu_specs.find(gpu)
         return f"none for {kind}; its memory depends on what the policy samples"
-    from codechat.launch import planner  # here: it takes torch, which looking at a run does not need
-
     found = planner.make(planner.of(cfg, gpus=gpus, gpu=gpu, search=False))
     return found.verdict if found.fits else planner.with_knobs(found).verdict
 
@@ -198,14 +193,12 @@ def _requirements() -> tuple[str, ...]:
 def _folder(ref: str | Path | Written) -> Path:
     path = find_run(ref.path if isinstance(ref, Written) else ref)
     if not (path / "launch.sh").is_file():
-        raise MissingFile(
-            f"run {name_of(path)} was not written by launch: it has no launch.sh; use `codechat launch LOOP -- SETTINGS`"
-        )
+        raise MissingFile(f"run {name_of(path)} has no launch.sh; write it with `codechat launch LOOP -- SETTINGS`")
     return path
 
 
 def process_of(path: Path) -> dict[str, Any] | None:
-    """{host, pid, pid_start, time} of the torchrun that was last started, None if it is gone or there was none."""
+    """{host, pid, pid_start, time} of the torchrun that was started last; None where it is gone."""
     for child in list(_children.values()):
         if child.poll() is not None:
             _children.pop(child.pid, None)
@@ -217,8 +210,9 @@ def process_of(path: Path) -> dict[str, Any] | None:
 def _check_not_starting(name: str) -> None:
     path = runs_dir() / name
     if path.is_dir() and (found := process_of(path)):
+        where = f"process {found['pid']} on {found['host']}"
         raise RunError(
-            f"run {name} was started as process {found['pid']} on {found['host']}; stop it (codechat launch {name} stop), or choose another --run-name"
+            f"run {name} was started as {where}; stop it (codechat launch {name} stop), or choose another --run-name"
         )
 
 
@@ -229,31 +223,24 @@ def start(ref: str | Path | Written) -> Path:
     running, or if its config.json was edited."""
     path = _folder(ref)
     name = name_of(path)
-    planned.check_unedited(path, name)
+    paths.check_unedited(path, name)
     _check_not_starting(name)
     status = read_status(path)
     if status["status"] in ("running", "finished"):
         raise RunError(f"run {name} is {status['status']}; nothing to start")
+    words = ["sh", str(path / "launch.sh")]
     with open(path / "launch.log", "ab") as log:
-        child = subprocess.Popen(
-            ["sh", str(path / "launch.sh")],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     _children[child.pid] = child
-    write_json(
-        path / "process.json",
-        {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()},
-    )
+    started = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()}
+    write_json(path / "process.json", started)
     return path
 
 
 def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job_scripts.SAVE_S) -> str:
-    """Ask the run to save and leave, and wait for it; its state afterwards. now=True kills it, with the last checkpoint kept.
+    """Ask the run to save and end, and wait for it; its state afterwards. now=True kills it; the last checkpoint stays.
 
-    RunError where nothing runs, where it runs on another host, or when it has not left after timeout_s."""
+    RunError where nothing runs, where it runs on another host, or where it has not ended after timeout_s."""
     path = _folder(ref)
     name, status, process = name_of(path), read_status(path), process_of(path)
     owner = process or (status if status["status"] == "running" else None)
@@ -267,9 +254,8 @@ def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job
     ends = time.monotonic() + timeout_s
     while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
         if time.monotonic() > ends:
-            raise RunError(
-                f"run {name} (process {owner['pid']}) has not left after {timeout_s:.0f} s; wait longer, or stop it with now=True (--now)"
-            )
+            late = f"run {name} (process {owner['pid']}) is still there after {timeout_s:.0f} s"
+            raise RunError(f"{late}; wait longer, or stop it with now=True (--now)")
         time.sleep(0.1)
         process_of(path)  # reaps it, if it is this process's child
     return read_status(path)["status"]
@@ -279,7 +265,7 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        pass  # it left by itself
+        pass  # it ended by itself
 
 
 # ---- looking
@@ -291,48 +277,46 @@ def status(ref: str | Path | Written) -> dict[str, Any]:
     path = _folder(ref)
     found, process = read_status(path), process_of(path)
     state, reason = found["status"], found.get("reason")
-    if state == planned.PLANNED and process:
+    if state == paths.PLANNED and process:
         state = "starting"
-    elif state == planned.PLANNED and (path / "process.json").is_file():
+    elif state == paths.PLANNED and (path / "process.json").is_file():
         state, reason = "start failed", error_line(path / "launch.log")
     elif state in ("killed", "stopped") and process:
         state = "starting again"
-    row = last_row(path)
-    about = {
+    row, max_steps = last_row(path), read_json(path / "config.json").get("max_steps")
+    found = {
         "run": name_of(path),
         "status": state,
         "reason": reason,
         "step": row.pop("step", 0),
-        "max_steps": read_json(path / "config.json").get("max_steps"),
+        "max_steps": max_steps,
     }
-    return about | {"process": process["pid"] if process else None} | row
+    return found | {"process": process["pid"] if process else None} | row
 
 
 def error_line(log: Path) -> str | None:
-    """The line of a log that says what went wrong: the last `error:` of ours, else the last line."""
-    lines = (
-        [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
-    )
-    ours = [line for line in lines if line.startswith("error: ")]
-    return (ours or lines or [None])[-1]
+    """The line of a log that says what went wrong: the last one with `error:`, else the last one."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return ([line for line in lines if line.startswith("error: ")] or lines or [None])[-1]
 
 
 def lives(path: Path) -> bool:
-    """Whether more metrics may come: a process is there, or the run says that it is running."""
+    """Whether more metrics may come: a process is alive, or the run's status is running."""
     return process_of(path) is not None or read_status(path)["status"] == "running"
 
 
 def attach(ref: str | Path | Written, *, every_s: float = 2.0) -> dict[str, Any]:
-    """Follow a run until it ends: in a notebook a curve that is drawn again, elsewhere a line for each logged step.
+    """Follow a run until it ends: in a notebook a curve that is redrawn, elsewhere a line for each logged step.
 
-    Interrupting stops following and leaves the run alone. Returns its `status`."""
+    An interrupt ends the following, not the run. Returns its `status`."""
     path = _folder(ref)
     follower = Follower(path, read_json(path / "config.json").get("max_steps"))
     try:
         for rows in _batches(path, follower, every_s):
             show(follower, rows)
     except KeyboardInterrupt:
-        print(f"no longer following {name_of(path)}; it runs on")
+        print(f"stopped following {name_of(path)}; it is still running")
     found = status(path)
     print(f"{found['run']}: {found['status']}" + (f" ({found['reason']})" if found["reason"] else ""))
     return found
@@ -341,7 +325,7 @@ def attach(ref: str | Path | Written, *, every_s: float = 2.0) -> dict[str, Any]
 def _batches(path: Path, follower: Follower, every_s: float) -> Iterator[list[dict[str, Any]]]:
     going = True
     while going:
-        going = lives(path)  # asked before reading: what was logged last is read too
+        going = lives(path)  # before reading, so that the last rows are read too
         yield follower.new_rows()
         if going:
             time.sleep(every_s)
@@ -352,7 +336,7 @@ def _batches(path: Path, follower: Follower, every_s: float) -> Iterator[list[di
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """What to launch, or what to do with what was launched. Settings of the loop follow after a lone --."""
+    """What to launch, or what to do with a launched run. Settings of the loop follow after a lone --."""
 
     what: str = opt("", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True)
     action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
@@ -385,11 +369,11 @@ class LaunchConfig:
 
 def _write(cfg: LaunchConfig, words: list[str]) -> None:
     if cfg.what not in LAUNCHABLE and (runs_dir() / cfg.what).is_dir():
-        raise ConfigError(f"do what with run {cfg.what}? add one of start, status, tail, stop")
+        raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
     entry = registry.find(cfg.what, LAUNCHABLE)
     settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
-    written = write(settings, nproc=cfg.nproc, nodes=cfg.nodes, devices=cfg.devices, max_restarts=cfg.max_restarts, hours=cfg.hours, gpu=cfg.gpu,
-                    kind=cfg.kind, lines=cfg.job_lines, overwrite=cfg.overwrite)  # fmt: skip
+    same = ("nproc", "nodes", "devices", "max_restarts", "hours", "gpu", "kind", "overwrite")
+    written = write(settings, **{name: getattr(cfg, name) for name in same}, lines=cfg.job_lines)
     print(written)
     if cfg.start:
         start(written)
@@ -404,7 +388,7 @@ def main(argv: list[str] | None = None) -> None:
     if cfg.action == "write":
         return _write(cfg, argv[at + 1 :])
     if at < len(argv):
-        raise ConfigError(f"settings after -- belong to writing a launch; {cfg.action} takes none")
+        raise ConfigError(f"settings after -- are for writing a launch; {cfg.action} takes none")
     if cfg.action == "start":
         path = start(cfg.what)
         print(f"started; codechat launch {name_of(path)} tail")

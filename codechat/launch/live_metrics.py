@@ -1,4 +1,4 @@
-"""Follow the metrics of a run while another process writes them: new rows as they come, shown as lines or as a curve.
+"""Follow the metrics of a run while another process writes them: new rows, shown as lines or as a curve.
 
 Left out: a server that pushes. metrics.jsonl is flushed row by row, and reading its new bytes every second or two costs nothing.
 """
@@ -28,7 +28,7 @@ class Follower:
         self._handle: Any = None  # the notebook's output cell
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Rows since the last call; a line that is not whole yet comes with a later one."""
+        """Rows since the last call, without a line that is still being written."""
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return []
@@ -64,7 +64,7 @@ def line_of(row: dict[str, Any], max_steps: int | None) -> str:
 
 
 def show(follower: Follower, rows: list[dict[str, Any]]) -> None:
-    """The new rows: in a notebook the curve so far, in place of the former one; else a line each."""
+    """The new rows: in a notebook the curve so far, in place of the last one; else a line each."""
     if "ipykernel" in sys.modules:
         _draw(follower)
     else:

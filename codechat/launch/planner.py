@@ -101,7 +101,7 @@ class PlanConfig:
     shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node")
     mfu: float = opt(MFU, "share of the stated peak that is reached; the default is " + MFU_SOURCE)
     price: float | None = opt(None, "price of a GPU-hour, in any currency")
-    search: bool = opt(True, "look for the largest microbatch that fits, or for a knob where nothing does")
+    search: bool = opt(True, "look for the largest microbatch that fits, or for a setting that makes it fit")
     list: bool = opt(False, "list the GPUs")
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class PlanConfig:
 
     @property
     def sharded(self) -> bool:
-        """As `sharding.build` decides: where a replica does not fit the GPU, unless told."""
+        """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
         if self.gpus == 1 or self.shard is not None:
             return self.gpus > 1 and bool(self.shard)
         rule, usable = distributed.sharding, gpu_specs.find(self.gpu).usable_gib * GIB
@@ -147,7 +147,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer. Memory in GiB per GPU, with the reserve; `knobs`: what was tried where it does not fit, {words: GiB}."""
+    """The result. Memory in GiB per GPU, with the reserve; `knobs`: settings tried where it does not fit, {flags: GiB}."""
 
     cfg: PlanConfig
     peaks: Peaks
@@ -162,8 +162,7 @@ class Plan:
     @property
     def memory(self) -> dict[str, float]:
         """GiB by category at the moment that needs most, the reserve included."""
-        found = {name: n / GIB for name, n in self.peaks.largest.items()}
-        return found | {"reserve": self.total_gib - sum(found.values())}
+        return with_reserve(self.peaks.largest)
 
     @property
     def total_gib(self) -> float:
@@ -194,47 +193,34 @@ class Plan:
         """Host memory of a node: an export holds one tensor at a time, in float32 and in what it is written as; a checkpoint in the
         background holds a copy of the node's weights and optimizer states."""
         shape, cfg = self.cfg.model, self.cfg
-        largest = (
-            max(shape.padded_vocab, shape.hidden_width, (shape.n_head + 2 * shape.kv_heads) * shape.head_dim)
-            * shape.n_embd
-        )
-        matrices = shape.depth * shape.block_matmul_params
-        states = 12 * shape.n_params - (4 * matrices if cfg.optimizer == "muon" else 0)
-        return {
-            "export": 8 * largest / GIB,
-            "checkpoint": states * (min(cfg.gpus, 8) / cfg.over if cfg.over > 1 else 1) / GIB,
-        }
+        heads = (shape.n_head + 2 * shape.kv_heads) * shape.head_dim
+        largest = max(shape.padded_vocab, shape.hidden_width, heads) * shape.n_embd
+        states = 12 * shape.n_params
+        if cfg.optimizer == "muon":
+            states -= 4 * shape.depth * shape.block_matmul_params
+        copies = min(cfg.gpus, 8) / cfg.over if cfg.over > 1 else 1
+        return {"export": 8 * largest / GIB, "checkpoint": states * copies / GIB}
 
     @property
     def verdict(self) -> str:
-        """One line: does it fit, how long, what to turn."""
-        where = f"{self.cfg.gpus} x {self.cfg.gpu}"
+        """One line: does it fit, how long, which setting to change."""
+        cfg, usable = self.cfg, self.gpu.usable_gib
+        memory = f"{self.total_gib:.1f} of {usable:.1f} GiB on {cfg.gpus} x {cfg.gpu}"
         if self.fits:
             cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
-            room = (
-                f"; room for --device-batch-size {self.largest_batch}"
-                if (self.largest_batch or 0) > self.cfg.device_batch_size
-                else ""
-            )
-            return f"fits: {self.total_gib:.1f} of {self.gpu.usable_gib:.1f} GiB on {where}, {self.hours:,.1f} h at MFU {self.cfg.mfu}{cost}{room}"
-        good = [f"{knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.gpu.usable_gib]
-        advice = (
-            f"set {good[0]}"
-            if good
-            else "no single knob is enough: combine them, take more GPUs, or a smaller model"
-            if self.knobs
-            else "search for a knob"
-        )
-        return f"does not fit: {self.total_gib:.1f} of {self.gpu.usable_gib:.1f} GiB on {where}; {advice}"
+            larger = (self.largest_batch or 0) > cfg.device_batch_size
+            room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
+            return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.mfu}{cost}{room}"
+        advice = [f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= usable][:1]
+        if self.knobs and not advice:
+            advice = ["no single setting is enough: combine them, take more GPUs, or a smaller model"]
+        return f"does not fit: {memory}; {(advice or ['search for a setting (--search)'])[0]}"
 
     def rows(self) -> list[tuple[str, str]]:
         """What the table shows."""
         cfg, host = self.cfg, self.host_gib
-        at = (
-            "a training step"
-            if self.peaks.largest is self.peaks.training
-            else "an evaluation, which gathers a whole copy of the weights"
-        )
+        training = self.peaks.largest is self.peaks.training
+        at = "a training step" if training else "an evaluation, which gathers a whole copy of the weights"
         rows = [(name, f"{gib:.2f} GiB") for name, gib in self.memory.items()]
         rows += [("peak per GPU", f"{self.total_gib:.2f} of {self.gpu.usable_gib:.1f} GiB, in {at}"),
                  ("copies of the weights", f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU"),
@@ -254,11 +240,9 @@ class Plan:
         return self.verdict
 
     def __rich__(self) -> Table:
-        table = Table(
-            "",
-            self.verdict,
-            title=f"{self.cfg.model.n_params:,} parameters, {self.cfg.device_batch_size} x {self.cfg.length} tokens per GPU",
-        )
+        cfg = self.cfg
+        tokens = f"{cfg.device_batch_size} x {cfg.length} tokens per GPU"
+        table = Table("", self.verdict, title=f"{cfg.model.n_params:,} parameters, {tokens}")
         for row in self.rows():
             table.add_row(*row)
         return table
@@ -272,6 +256,12 @@ def gib_with_reserve(n_bytes: float) -> float:
     return n_bytes / GIB * (1 + FRAGMENTATION) + CONTEXT_GIB
 
 
+def with_reserve(categories: dict[str, int]) -> dict[str, float]:
+    """Bytes by category as GiB, and the reserve."""
+    total = sum(categories.values())
+    return {name: n / GIB for name, n in categories.items()} | {"reserve": gib_with_reserve(total) - total / GIB}
+
+
 def make(cfg: PlanConfig) -> Plan:
     """The plan of these settings. Raises ConfigError for what cannot be, RunError within a process group."""
     began = time.perf_counter()
@@ -281,7 +271,7 @@ def make(cfg: PlanConfig) -> Plan:
 
 
 def with_knobs(plan: Plan) -> Plan:
-    """The plan with the largest microbatch and, where it does not fit, what was tried to make it fit."""
+    """The plan with the largest microbatch and, where it does not fit, the settings tried to make it fit."""
     largest = largest_batch(plan) if plan.largest_batch is None else plan.largest_batch
     return replace(plan, largest_batch=largest, knobs={} if plan.fits else try_knobs(plan, largest))
 
@@ -291,8 +281,8 @@ def _total(cfg: PlanConfig) -> float:
 
 
 def largest_batch(plan: Plan) -> int:
-    """Most rows per microbatch that fit; 0 where one does not. Every row adds nearly the same, so two points predict the rest, and the
-    prediction is measured before it is believed; that one row more is too much is left to the prediction."""
+    """Most rows per microbatch that fit; 0 where one does not. Every row adds nearly the same, so two points predict the rest. The predicted
+    size is measured; that one row more would not fit is only predicted."""
     limit, own = plan.gpu.usable_gib, plan.cfg.device_batch_size
     if own == 1 and not plan.fits:
         return 0
@@ -312,7 +302,7 @@ def largest_batch(plan: Plan) -> int:
 
 
 def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
-    """{setting: GiB per GPU} of what may make it fit, cheapest first, until one does."""
+    """{flags: GiB per GPU} of settings that may make it fit, cheapest first, until one does."""
     cfg, tried = plan.cfg, {}
     for words, changed in _knobs(cfg, largest):
         tried[words] = _total(changed)
@@ -322,37 +312,21 @@ def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
 
 
 def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
-    knobs = []
+    knobs, recomputing = [], replace(cfg.model, checkpoint_blocks=True)
     if largest:
         accum = -(-cfg.device_batch_size * cfg.grad_accum // largest)
-        knobs.append(
-            (
-                f"--device-batch-size {largest} --grad-accum {accum}",
-                replace(cfg, device_batch_size=largest, grad_accum=accum),
-            )
-        )
+        smaller = replace(cfg, device_batch_size=largest, grad_accum=accum)
+        knobs.append((f"--device-batch-size {largest} --grad-accum {accum}", smaller))
     if not cfg.model.checkpoint_blocks:
-        knobs.append(("--model.checkpoint-blocks", replace(cfg, model=replace(cfg.model, checkpoint_blocks=True))))
+        knobs.append(("--model.checkpoint-blocks", replace(cfg, model=recomputing)))
     if not cfg.sharded and cfg.gpus > 1:
         knobs.append(("--shard", replace(cfg, shard=True)))
+    least = replace(cfg, device_batch_size=1, model=recomputing)
     if not cfg.model.checkpoint_blocks and cfg.device_batch_size > 1:
-        knobs.append(
-            (
-                "--model.checkpoint-blocks --device-batch-size 1",
-                replace(cfg, device_batch_size=1, model=replace(cfg.model, checkpoint_blocks=True)),
-            )
-        )
+        knobs.append(("--model.checkpoint-blocks --device-batch-size 1", least))
     more = 8 * -(-2 * cfg.gpus // 8)
-    bigger = replace(
-        cfg,
-        gpus=more,
-        shard=True,
-        shard_over=more,
-        device_batch_size=1,
-        model=replace(cfg.model, checkpoint_blocks=True),
-    )
-    knobs.append((f"--gpus {more} --shard-over {more} --model.checkpoint-blocks --device-batch-size 1", bigger))
-    return knobs
+    words = f"--gpus {more} --shard-over {more} --model.checkpoint-blocks --device-batch-size 1"
+    return [*knobs, (words, replace(least, gpus=more, shard=True, shard_over=more))]
 
 
 # ---- of a loop's settings
@@ -362,9 +336,8 @@ def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
     """The plan's settings for a configuration of pretrain or sft; more: mfu, price, search."""
     loop = registry.entry_of(cfg).id
     if loop not in PLANNED_LOOPS:
-        raise ConfigError(
-            f"{type(cfg).__name__}: only pretrain and sft can be planned; RL's memory depends on what the policy samples"
-        )
+        why = "RL's memory depends on what the policy samples"
+        raise ConfigError(f"{type(cfg).__name__}: only pretrain and sft can be planned; {why}")
     settings = {name: getattr(cfg, name) for name in SHARED}
     if loop == "sft" and cfg.init_from:
         settings["model"] = _parent_model(cfg.init_from) or cfg.model
@@ -392,13 +365,8 @@ def of_run(cfg: PlanConfig) -> PlanConfig:
 def gpu_table() -> Table:
     table = Table("GPU", "memory", "usable", "dense bf16", "source", title="GPUs")
     for name, gpu in gpu_specs.GPUS.items():
-        table.add_row(
-            name,
-            f"{gpu.memory_gib:g} GiB",
-            f"{gpu.usable_gib:.1f} GiB",
-            f"{gpu.bf16_flops / 1e12:g} TFLOP/s",
-            gpu.source,
-        )
+        memory, peak = f"{gpu.memory_gib:g} GiB", f"{gpu.bf16_flops / 1e12:g} TFLOP/s"
+        table.add_row(name, memory, f"{gpu.usable_gib:.1f} GiB", peak, gpu.source)
     return table
 
 
@@ -407,9 +375,8 @@ PLAN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 def main(argv: list[str] | None = None) -> int:
     """`codechat plan`; 0 where it fits, 1 where it does not."""
-    cfg = config.parse(
-        PlanConfig, sys.argv[1:] if argv is None else argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__
-    )
+    argv = sys.argv[1:] if argv is None else argv
+    cfg = config.parse(PlanConfig, argv, presets=PLAN_PRESETS, prog="codechat plan", epilog=__doc__)
     console = Console()
     if cfg.list:
         console.print(gpu_table())

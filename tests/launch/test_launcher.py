@@ -23,10 +23,13 @@ import pytest
 from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import process_start
+from codechat.core.registry import LOOPS
+from codechat.evaluation.code_pass_rates import PasskConfig
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.launch import job_scripts, launcher, live_metrics
 from codechat.launch.job_scripts import Job
+from codechat.launch.recipes.scale_8b import RANKS
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
@@ -47,6 +50,11 @@ CONFIGS = [
     ReinforceConfig(run_name="r", ks=(1, 8), top_k=50, init_from="big/pre.train-1@1200", temperature=0.9),
     EvaluateConfig(run_name="e", ckpt=("nano/sft", "nano/rl@best"), split=("test", "test_hard")),
     DiagnoseConfig(run_name="d", ckpt="nano/sft"),
+    PasskConfig(run_name="p", ckpt="nano/sft"),
+    *(
+        entry.config_class(run_name=f"all/{id}", **({"task": "toy"} if id == "preference" else {}))
+        for id, entry in LOOPS.items()
+    ),
 ]
 
 
@@ -95,6 +103,10 @@ def test_the_shell_gives_torchrun_exactly_these_words(
     again = "--resume" if hasattr(cfg, "resume") else "--overwrite"
     assert words()[-1] == again
     config.parse(type(cfg), words()[len(head) + 8 :])  # the loop has this flag
+
+
+def test_every_stage_that_a_scale_launches_can_be_launched() -> None:
+    assert set(RANKS) <= set(launcher.LAUNCHABLE)
 
 
 def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
@@ -208,7 +220,7 @@ def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(
     assert ast.get_docstring(ast.parse(text))
 
 
-# ---- what is refused
+# ---- what is rejected
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_nothing_fits_is_said_and_the_knob_is_named(monkeypatch: pytest.MonkeyPa
     assert found.largest_batch == 0 and "set --model.checkpoint-blocks (" in found.verdict
     monkeypatch.setitem(LINEAR, "batch_gib", 3000.0)
     found = planner.make(replace(small, device_batch_size=1))
-    assert "no single knob" in found.verdict and len(found.knobs) == 2
+    assert "no single setting" in found.verdict and len(found.knobs) == 2
     monkeypatch.setitem(LINEAR, "batch_gib", 5.0)
     found = planner.make(replace(small, shard=False, device_batch_size=1))
     assert "set --shard (" in found.verdict or "--model.checkpoint-blocks" in found.verdict

@@ -194,7 +194,7 @@ def _resume_or_replace(b: Bound, fresh: bool) -> Any:
 
 
 def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Console) -> None:
-    """Print the plan of the stages to launch, and ask unless --yes. ConfigError where nobody can be asked, where the plan does not fit, or where
+    """Print the plan of the stages to launch, and ask unless --yes. ConfigError without a terminal to ask, where the plan does not fit, or where
     this machine lacks the GPUs."""
     from codechat.launch import planner  # imports torch, which a recipe at its own scale may not need
 
