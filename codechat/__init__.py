@@ -36,7 +36,7 @@ __getattr__, __dir__, __all__ = attach(
     ],
     names={
         "text": ["chat", "token_view", "tokenizer"],
-        "reports": ["build", "comparisons", "frozen_rows", "plots", "report_plots", "style", "token_attribution"],
+        "reports": ["comparisons", "frozen_rows", "plots", "run_frames", "style", "token_attribution"],
         "core": [
             "CheckpointError",
             "ConfigError",

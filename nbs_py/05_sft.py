@@ -207,7 +207,7 @@ passes.round(2).astype({name: int for name in order})
 # taught: what is new falls by multiples, what was known is first lost, then regained.
 
 # %%
-plots.held_out(run, evals)
+plots.heldout_losses(run, evals)
 
 # %% [markdown]
 # ## What it does: two by two

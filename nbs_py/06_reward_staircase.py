@@ -42,7 +42,7 @@ import pandas as pd
 import torch
 
 from codechat import chat, diagnose, tasks
-from codechat.reports.reward_plots import staircase
+from codechat.reports.plots import staircase
 from codechat.reports.style import OKABE_ITO, new_figure
 from codechat.tasks.funcall.staircase import Staircase, score_call
 

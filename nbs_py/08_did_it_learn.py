@@ -199,7 +199,7 @@ rungs.round(3)
 
 # %%
 test = evals[evals["split"] == "test"].set_index("checkpoint")
-plots.behaviour_heat({name: test.loc[name] for name in (sft, rl)})
+plots.behaviour_heatmap({name: test.loc[name] for name in (sft, rl)})
 
 # %% [markdown]
 # ## The choice of the checkpoint

@@ -43,7 +43,7 @@ from itertools import combinations
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, build, diagnose, frozen_rows, generate, losses, plots, tasks, tokenizer
+from codechat import GPT, GPTConfig, diagnose, frozen_rows, generate, losses, plots, run_frames, tasks, tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import wilson_interval
 from codechat.reports.style import OKABE_ITO, finish, new_figure
@@ -96,15 +96,15 @@ def cut(code):
 
 # %%
 if mbpp:  # freeze anew: rates and samples of the run, and what becomes of the reference programs
-    frames, task = build.collect([run]), tasks.load("mbpp", source=mbpp)
+    frames, task = run_frames.collect([run]), tasks.load("mbpp", source=mbpp)
     frames["runs"] = frames["runs"].drop(columns="config")  # it names a folder of this machine
     frames["samples"] = frames["samples"].groupby("tier").head(2).head(3)[["run", "problem", "reward", "tier", "completion"]]
     frames["per_problem"] = pd.DataFrame(read_rows(find_run(run) / "pass_rates.jsonl")).assign(run=run)
     problems = task.problems("train")
     whole, left = ([s.tier for s in tasks.score_all(task, problems, [change(p.gold["code"]) for p in problems])] for change in (str, cut))
     frames["references"] = pd.DataFrame({"run": run, "id": [p.id for p in problems], "whole": whole, "cut": left})
-    build.freeze(frames, kept)
-frames = build.load_frozen(kept)
+    run_frames.freeze(frames, kept)
+frames = run_frames.load_frozen(kept)
 rates, row, references = frames["per_problem"], frames["evals"].iloc[-1], frames["references"]
 
 # %%

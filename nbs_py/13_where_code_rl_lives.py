@@ -39,7 +39,7 @@ seed = 0
 # %%
 import pandas as pd
 
-from codechat import build, frozen_rows, plots
+from codechat import frozen_rows, plots, run_frames
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, paired_bootstrap
 from codechat.reports.style import OKABE_ITO, draw_smoothed, finish, new_figure
@@ -105,7 +105,7 @@ for level, problem in sorted(shown.items()):
 # %%
 if freeze:
     rates, checkpoints = "nano/micro-rates", [BASE, *SEEDS]
-    frames = build.collect([rates, *SEEDS, *(f"nano/micro-kl-{arm}" for arm in ARMS), *(f"{c}-{what}" for c in checkpoints for what in ("test", "calls"))])
+    frames = run_frames.collect([rates, *SEEDS, *(f"nano/micro-kl-{arm}" for arm in ARMS), *(f"{c}-{what}" for c in checkpoints for what in ("test", "calls"))])
     frames["rates"] = pd.DataFrame(read_rows(find_run(rates) / "pass_rates.jsonl"))["c"].value_counts().rename("problems").reset_index().assign(run=rates)
     columns = ["reward_mean", "exact_match", "entropy", "frac_zero_std_groups", "kl_ref", "completion_tokens_mean", "step_s"]
     frames["metrics"] = frames["metrics"][["run", "step", *columns]]
@@ -113,10 +113,10 @@ if freeze:
     frames["per_problem"] = counts.pivot(index=["run", "split", "id", "n"], columns="checkpoint", values="c").reset_index()
     said = pd.concat(pd.DataFrame(read_rows(find_run(f"{c}-test") / "samples.jsonl")).assign(run=c) for c in checkpoints[:2])
     frames["samples"] = said.loc[said["split"] == "test", ["run", "problem", "request", "gold", "completion", "tier", "correct"]]
-    build.freeze(frames, kept)
+    run_frames.freeze(frames, kept)
 
 # %%
-frames = build.load_frozen(kept)
+frames = run_frames.load_frozen(kept)
 evals, metrics, problems = frames["evals"], frames["metrics"], frames["per_problem"]
 evals["checkpoint"] = evals["checkpoint"].str.partition("@")[0]
 

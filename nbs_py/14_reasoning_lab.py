@@ -39,7 +39,7 @@ import json
 
 import pandas as pd
 
-from codechat import build, frozen_rows, intervals, paths, tasks
+from codechat import frozen_rows, intervals, paths, run_frames, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks.reasoning import rewards, stories
@@ -117,7 +117,7 @@ def first_slip(row):
 
 # %%
 if prefix:  # freeze anew
-    frames = build.collect([f"{prefix}/{name}" for name in ("sft", "grpo", "expert", "steps", "evaluate")])
+    frames = run_frames.collect([f"{prefix}/{name}" for name in ("sft", "grpo", "expert", "steps", "evaluate")])
     frames["runs"] = frames["runs"].drop(columns="config")  # it names folders of this machine
     frames["per_problem"] = frames["per_problem"][frames["per_problem"]["run"] == f"{prefix}/evaluate"]
     examples = pd.DataFrame(read_rows(paths.find_run(f"{prefix}/evaluate") / "examples.jsonl"))
@@ -126,10 +126,10 @@ if prefix:  # freeze anew
     on_test = examples[examples["split"] == "test"]
     some = on_test[on_test["problem"].isin(sorted(on_test["problem"].unique())[:6])].groupby(["problem", "checkpoint"]).head(1)
     frames["samples"] = some[["checkpoint", "problem", "request", "gold", "completion", "reward", "tier"]].assign(run=f"{prefix}/evaluate")
-    build.freeze(frames, kept)
+    run_frames.freeze(frames, kept)
 
 # %%
-frames = build.load_frozen(kept)
+frames = run_frames.load_frozen(kept)
 metrics, evals = frames["metrics"], frames["evals"]
 sft, expert, grpo = (next(c for c in evals["checkpoint"].dropna().unique() if f"/{name}@" in c and not c.endswith(("@75", "@150"))) for name in ("sft", "expert", "grpo"))
 

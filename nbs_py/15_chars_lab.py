@@ -45,7 +45,7 @@ import math
 import pandas as pd
 import torch
 
-from codechat import GPT, GPTConfig, build, chars as lab, config, per_token_rewards, style
+from codechat import GPT, GPTConfig, chars as lab, config, per_token_rewards, run_frames, style
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.runs.paths import ROOT
 from codechat.tasks import chars
@@ -132,10 +132,10 @@ def settings(name: str, seed: int) -> lab.CharsConfig:
 
 if fresh:
     done = [lab.train(settings(name, seed)).name for name in SETTINGS for seed in range(seeds)]
-    build.freeze(build.collect(done), kept)
+    run_frames.freeze(run_frames.collect(done), kept)
 
 # %%
-frames = build.load_frozen(kept)
+frames = run_frames.load_frozen(kept)
 runs, metrics, evals = frames["runs"], frames["metrics"], frames["evals"]
 ways = {name: [r for r in runs["run"] if r.split("/")[1].split("-s")[0] == name] for name in SETTINGS}
 assert all(json.loads(c)["max_tokens"] == max_tokens for c in runs["config"])

@@ -40,7 +40,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from codechat import build, chat, episodes, frozen_rows, token_view, tokenizer
+from codechat import chat, episodes, frozen_rows, run_frames, token_view, tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
 from codechat.reports.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
@@ -188,14 +188,14 @@ fig
 kept = frozen_rows.frozen_dir() / "apps"
 BASE, SEEDS = "apps/sft", ["apps/rl-s0", "apps/rl-s1", "apps/rl-s2"]
 if freeze:
-    frames = build.collect(["apps/test", *SEEDS])
+    frames = run_frames.collect(["apps/test", *SEEDS])
     frames["metrics"] = frames["metrics"][["run", "step", "exact_match", "entropy", "effective_groups", "logprob_mismatch"]]
     counts = frames["per_problem"].assign(checkpoint=lambda t: t["checkpoint"].str.partition("@")[0])
     frames["per_problem"] = counts.pivot(index=["id", "n"], columns="checkpoint", values="c").reset_index().assign(run="apps/test")
     said = pd.DataFrame(read_rows(find_run("apps/test") / "samples.jsonl")).assign(run="apps/test")
     frames["samples"] = said.loc[said["checkpoint"].str.contains("apps/sft|rl-s0"), ["run", "checkpoint", "problem", "turns", "reward", "tier"]].groupby("checkpoint").head(24)
-    build.freeze(frames, kept)
-frames = build.load_frozen(kept)
+    run_frames.freeze(frames, kept)
+frames = run_frames.load_frozen(kept)
 rows, metrics, samples = frames["per_problem"], frames["metrics"], frames["samples"]
 
 # %%

@@ -32,18 +32,18 @@ frozen = False
 # %%
 from IPython.display import Markdown
 
-from codechat import build, evaluate, plots
+from codechat import evaluate, plots, run_frames
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import DEFAULT, TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")
-wanted = [*(f"{runs}/{stage}" for stage in stages), *build.seeds_of(f"{runs}/evaluate")]
-frames = build.gather(wanted, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure asks for these, and they take most room
+wanted = [*(f"{runs}/{stage}" for stage in stages), *run_frames.seeds_of(f"{runs}/evaluate")]
+frames = run_frames.gather(wanted, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure asks for these, and they take most room
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
 seeds = [run for stage, run in name.items() if stage.startswith("evaluate")]
 name = {stage: name[stage] for stage in (*stages, "evaluate")}
-metrics = {stage: build.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
-evals = {stage: build.rows_of(frames["evals"], name[stage]) for stage in name}
+metrics = {stage: run_frames.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
+evals = {stage: run_frames.rows_of(frames["evals"], name[stage]) for stage in name}
 figures = ROOT / out / "figures"
 
 # %%
@@ -59,7 +59,7 @@ table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_in
 plots.save(plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"]), "pretraining", figures)
 
 # %%
-plots.save(plots.rates({name[s]: metrics[s] for s in ("pretrain", "sft")}), "rates", figures)
+plots.save(plots.lr_and_throughput({name[s]: metrics[s] for s in ("pretrain", "sft")}), "rates", figures)
 
 # %% [markdown]
 # ## SFT
@@ -67,7 +67,7 @@ plots.save(plots.rates({name[s]: metrics[s] for s in ("pretrain", "sft")}), "rat
 # Code and calls are learned together. If one domain were overwritten by another, its held-out loss would rise.
 
 # %%
-plots.save(plots.held_out(name["sft"], evals["sft"]), "held_out", figures)
+plots.save(plots.heldout_losses(name["sft"], evals["sft"]), "held_out", figures)
 
 # %% [markdown]
 # A call should be made in one cell of the matrix only: a tool is asked for, and tools are there.
@@ -119,15 +119,15 @@ plots.save(plots.pass_at_k(evals["evaluate"], ks), "pass_at_k", figures)
 # %%
 test = evals["evaluate"][evals["evaluate"]["split"] == "test"]
 probed = {row["checkpoint"]: row for row in test.to_dict("records") if "probe/tool_with_tools/n" in row}
-plots.save(plots.behaviour_heat(probed), "matrix", figures) if probed else print("no behaviour probes")
+plots.save(plots.behaviour_heatmap(probed), "matrix", figures) if probed else print("no behaviour probes")
 
 # %% [markdown]
 # Completions of the last checkpoint, as sampled, from all over the test problems:
 
 # %%
-samples = build.rows_of(frames["samples"], name["evaluate"])
+samples = run_frames.rows_of(frames["samples"], name["evaluate"])
 last = samples[samples["checkpoint"] == test["checkpoint"].iloc[-1]]
-Markdown(build.listing(last, ["tier", "request", "completion"], rows=10))
+Markdown(run_frames.markdown_table(last, ["tier", "request", "completion"], rows=10))
 
 # %% [markdown]
 # ## The numbers
@@ -137,7 +137,7 @@ Markdown(build.listing(last, ["tier", "request", "completion"], rows=10))
 # %% tags=["headline"]
 gains = []
 for seed in seeds:
-    rows, counts = build.rows_of(frames["evals"], seed), build.rows_of(frames["per_problem"], seed)
+    rows, counts = run_frames.rows_of(frames["evals"], seed), run_frames.rows_of(frames["per_problem"], seed)
     rows, counts = rows[rows["split"] == "test"], counts[counts["split"] == "test"]
     sft, rl = (counts[counts["checkpoint"] == c].to_dict("records") for c in rows["checkpoint"].iloc[[0, -1]])
     gain = evaluate.paired_difference(sft, rl)

@@ -37,12 +37,12 @@ import json
 import numpy as np
 import pandas as pd
 
-from codechat import GPTConfig, PRESETS, build, comparisons, plots, report_plots, scaling_law
+from codechat import PRESETS, GPTConfig, comparisons, plots, run_frames, scaling_law
 from codechat.runs.run import ROOT
 
-frames = build.gather([run], ROOT / out / "data", frozen)
-points_of = build.gather([*series, longer], ROOT / out / "data" / "series", frozen)
-metrics, evals = (build.rows_of(frames[table], run) for table in ("metrics", "evals"))
+frames = run_frames.gather([run], ROOT / out / "data", frozen)
+points_of = run_frames.gather([*series, longer], ROOT / out / "data" / "series", frozen)
+metrics, evals = (run_frames.rows_of(frames[table], run) for table in ("metrics", "evals"))
 frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
 
 # %% [markdown]
@@ -60,7 +60,7 @@ plots.pretraining(run, metrics, evals)
 # whatever else ran beside it.
 
 # %%
-report_plots.training_panels(run, metrics)
+plots.training_panels(run, metrics)
 
 # %% [markdown]
 # ## Beside the published runs
@@ -69,12 +69,12 @@ report_plots.training_panels(run, metrics)
 # rank, so it jumps by a tenth of a nat. Bits per byte, and throughput over time, were not published.
 
 # %%
-runs, losses = build.published("runs"), build.published("pretrain_loss")
+runs, losses = run_frames.published("runs"), run_frames.published("pretrain_loss")
 pretrained = runs[runs["stage (published)"] == "pretrain"].set_index("run_name (published)")
 batch = pretrained["global_batch_tokens (published)"]
 theirs = {label: rows for label, rows in losses.groupby("run_name (published)")}
 drawn = {label: (rows["step (published)"] * batch[label], rows["loss (published)"]) for label, rows in theirs.items()}
-report_plots.beside_published(run, metrics, drawn, f"{metrics['tokens'].max() / 1e6:.1f}M tokens measured; published runs saw over 1,000 times as many")
+plots.beside_published(run, metrics, drawn, f"{metrics['tokens'].max() / 1e6:.1f}M tokens measured; published runs saw over 1,000 times as many")
 
 # %% [markdown]
 # What was published, in a table of its own. The last column is computed from it: FLOPs of the preset of that size at 2,048 tokens, times the published
@@ -92,7 +92,7 @@ shown
 # Gradient norms were published as single values and as the largest of a range:
 
 # %%
-build.published("grad_norm").drop(columns="source (published)")
+run_frames.published("grad_norm").drop(columns="source (published)")
 
 # %% [markdown]
 # ## Equal compute
@@ -111,7 +111,7 @@ errors = {name: float(np.sqrt(np.mean(values**2))) for name, values in missed.it
 best = points.loc[points.groupby("budget")["loss"].idxmin()]
 size = best["run"].str.rpartition("/")[2].str.rpartition("-")[0]
 where = ", ".join(f"at {budget:.0e} FLOPs {name} is best" for budget, name in zip(best["budget"], size))
-report_plots.iso_flops(points, law, where)
+plots.iso_flops(points, law, where)
 
 # %% [markdown]
 # The law is fitted by a search over its exponents and its floor; `region` is what the points do not tell from the best fit (95 %). A parameter whose range
@@ -128,7 +128,7 @@ table
 pd.Series(errors, name="root mean squared error of left-out points (nats/token)").to_frame()
 
 # %%
-report_plots.law_residuals(points, {"fitted": law.residuals, "left out": missed["E + A/N^a + B/D^b"]},
+plots.law_residuals(points, {"fitted": law.residuals, "left out": missed["E + A/N^a + B/D^b"]},
                            f"the law misses its own points by {law.rmse:.3f}, points it has not seen by {errors['E + A/N^a + B/D^b']:.3f}")
 
 # %% [markdown]
@@ -139,7 +139,7 @@ report_plots.law_residuals(points, {"fitted": law.residuals, "left out": missed[
 
 # %%
 config = json.loads(frames["runs"]["config"].iloc[0])
-far = dict(n=GPTConfig(**config["model"]).n_params, d=int(metrics["tokens"].max()), loss=float(build.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
+far = dict(n=GPTConfig(**config["model"]).n_params, d=int(metrics["tokens"].max()), loss=float(run_frames.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
 predicted = {name: float(scaling_law.fit(points["n"], points["d"], points["loss"], **kind).predict(far["n"], far["d"])) for name, kind in kinds.items()}
 beyond = far["d"] * GPTConfig(**config["model"]).flops_per_token(config["seq_len"]) / points["flops"].max()
 pd.DataFrame({"predicted": predicted, "measured minus predicted": {name: far["loss"] - value for name, value in predicted.items()}})
@@ -164,4 +164,4 @@ assert (points.groupby("budget")["flops"].agg(lambda f: f.max() / f.min()) < 1.0
 # %%
 numbers = dict(bpb_first=first, bpb_last=last, tokens=metrics["tokens"].max(), E=law.E, A=law.A, a=law.a, B=law.B, b=law.b, rmse=law.rmse,
                left_out=errors[full], far_measured=far["loss"], far_predicted=predicted[full], far_without_floor=predicted[without])
-build.headline(numbers, ROOT / out / "data")
+run_frames.headline(numbers, ROOT / out / "data")

@@ -35,19 +35,19 @@ frozen = False
 import numpy as np
 import pandas as pd
 
-from codechat import build, comparisons, report_plots
+from codechat import comparisons, plots, run_frames
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import TIERS
 
 # %%
 data, few = ROOT / out / "data", dict(drop={"per_problem": ["tiers", "reward_mean"]}, keep={"samples": ""})
-seeds = build.seeds_of(f"{recipe}/rl")
+seeds = run_frames.seeds_of(f"{recipe}/rl")
 wanted = [run.replace("/rl", f"/{stage}") for stage in ("rl", "choose", "evaluate") for run in seeds]
-frames = build.gather(wanted, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
-rows = build.gather([anatomy], data / "anatomy", frozen, **few)["evals"]
-spelled = build.gather([text], data / "text", frozen, **few)["evals"]
+frames = run_frames.gather(wanted, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
+rows = run_frames.gather([anatomy], data / "anatomy", frozen, **few)["evals"]
+spelled = run_frames.gather([text], data / "text", frozen, **few)["evals"]
 stages = {stage: [r for r in frames["runs"]["run"] if r.rpartition("/")[2].startswith(stage)] for stage in ("rl", "choose", "evaluate")}
-metrics, evals = ({run: build.rows_of(frames[t], run) for run in stages["rl"]} for t in ("metrics", "evals"))
+metrics, evals = ({run: run_frames.rows_of(frames[t], run) for run in stages["rl"]} for t in ("metrics", "evals"))
 frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
 
 # %% [markdown]
@@ -58,7 +58,7 @@ frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
 # %%
 ends = {run: frame[[f"tier/{t}" for t in TIERS]].fillna(0).rolling(10).mean().iloc[[9, -1]] for run, frame in metrics.items()}
 full = ", ".join(f"{e['tier/full'].iloc[0]:.0%} to {e['tier/full'].iloc[1]:.0%}" for e in ends.values())
-report_plots.tier_flows(metrics, TIERS, f"exact calls among rollouts, first and last ten steps: {full}")
+plots.tier_flow_panels(metrics, TIERS, f"exact calls among rollouts, first and last ten steps: {full}")
 
 # %% [markdown]
 # ## Four shapes of the reward, the same rollouts
@@ -69,7 +69,7 @@ report_plots.tier_flows(metrics, TIERS, f"exact calls among rollouts, first and 
 shaped = rows[rows["what"] == "shape"].dropna(axis="columns", how="all")
 start = shaped[shaped["checkpoint"] == shaped["checkpoint"].iloc[0]].set_index("shape")
 live = (start["effective_groups"] / start["n_problems"]).to_dict()
-report_plots.shapes(shaped, "groups that teach, after SFT: " + ", ".join(f"{name} {share:.0%}" for name, share in live.items()))
+plots.reward_shapes(shaped, "groups that teach, after SFT: " + ", ".join(f"{name} {share:.0%}" for name, share in live.items()))
 
 # %%
 shaped.set_index(["checkpoint", "shape"])[["reward_mean", "effective_groups", "n_problems", "group_variance", "adv_abs_mean"]]
@@ -78,7 +78,7 @@ shaped.set_index(["checkpoint", "shape"])[["reward_mean", "effective_groups", "n
 # Which rungs are pushed up and which down: only the staircase rewards a right name without arguments over a wrong name.
 
 # %%
-report_plots.pulls(start.reset_index(), TIERS, f"after SFT, binary pays {start.loc['binary', 'pull/full']:.0%} of its advantage to exact calls, "
+plots.tier_advantages(start.reset_index(), TIERS, f"after SFT, binary pays {start.loc['binary', 'pull/full']:.0%} of its advantage to exact calls, "
                                                f"the staircase {start.loc['staircase', 'pull/full']:.0%}")
 
 # %% [markdown]
@@ -92,7 +92,7 @@ tiers = rows[(rows["what"] == "tier") & (rows["checkpoint"] == start["checkpoint
 by_tier = {f"{r['tier']} ({r['share']:.0%} of the gradient, {int(r['completions'])} rollouts)": r for r in tiers.to_dict("records")}
 found = {r["tier"]: r for r in tiers.to_dict("records")}
 named, argued = found["wrong_name"].get("part/name", 0), found["partial"].get("part/arguments", 0)
-report_plots.parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name, partial calls {argued:.0%} on arguments", "share of the rung's gradient")
+plots.call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name, partial calls {argued:.0%} on arguments", "share of the rung's gradient")
 
 # %% [markdown]
 # ## The mask that closed at the second piece of the end tag
@@ -103,7 +103,7 @@ report_plots.parts(by_tier, f"wrong names put {named:.0%} of their gradient on t
 
 # %%
 masks = spelled[spelled["what"] == "mask"].set_index("mask")
-report_plots.parts(masks.to_dict("index"), f"the broken mask trains {masks.loc['broken', 'trained_share']:.0%} of the tokens; its update has cosine "
+plots.call_parts(masks.to_dict("index"), f"the broken mask trains {masks.loc['broken', 'trained_share']:.0%} of the tokens; its update has cosine "
                                            f"{masks.loc['broken', 'cosine']:.2f} with the right one", f"share of the gradient ({spelled['checkpoint'].iloc[0]})")
 
 # %%
@@ -129,7 +129,7 @@ parsers[["gold_reward", "gold_bad_json", "n_gold", "rows_with_calls", "rows_kept
 # %%
 precise = rows[rows["what"] == "weights"].dropna(axis="columns", how="all")
 low = precise[precise["lr"] == precise["lr"].min()].set_index("weights")
-report_plots.precision(precise, f"at {precise['lr'].min():g}, bfloat16 weights change {low.loc['bfloat16 only', 'changed']:.2%}, masters {low.loc['float32 masters', 'changed']:.2%}")
+plots.weight_precision(precise, f"at {precise['lr'].min():g}, bfloat16 weights change {low.loc['bfloat16 only', 'changed']:.2%}, masters {low.loc['float32 masters', 'changed']:.2%}")
 
 # %%
 precise.set_index(["lr", "weights"])[["changed", "way", "updates"]]
@@ -141,13 +141,13 @@ precise.set_index(["lr", "weights"])[["changed", "way", "updates"]]
 # and most of their updates rounded to nothing: these curves do not show whether RL saturates.
 
 # %%
-theirs = build.published("rl_eval")
+theirs = run_frames.published("rl_eval")
 theirs = theirs[theirs["n (published)"] == 120]
 drawn = {name: (g["step (published)"], g["pass_at_1 (published)"]) for name, g in theirs.groupby("run_name (published)")}
-report_plots.published_points(drawn, "RL step", "pass@1 (share)", "published: v5 and v6 stand still from the first evaluation on")
+plots.published_points(drawn, "RL step", "pass@1 (share)", "published: v5 and v6 stand still from the first evaluation on")
 
 # %%
-rungs = build.published("funcall_tiers")
+rungs = run_frames.published("funcall_tiers")
 rungs[["run_name (published)", "checkpoint (published)", "tier (published)", "share (published)", "unit (published)"]]
 
 # %% [markdown]
@@ -159,14 +159,14 @@ rungs[["run_name (published)", "checkpoint (published)", "tier (published)", "sh
 # %% tags=["thumbnail"]
 variance = {run: [1 - frame["frac_zero_std_groups"].iloc[part].mean() for part in (slice(10), slice(-10, None))] for run, frame in metrics.items()}
 told = ", ".join(f"{a:.0%} to {b:.0%}" for a, b in variance.values())
-report_plots.saturation(metrics, evals, f"groups with variance, first and last ten steps: {told}")
+plots.rl_saturation(metrics, evals, f"groups with variance, first and last ten steps: {told}")
 
 # %%
-found = {f"pass@{k}, test": comparisons.gains(frames, stages["evaluate"], "test", k) for k in (1, 8)}
-found["pass@1, select, last 40 steps"] = comparisons.gains(frames, stages["choose"], "select")
-table = comparisons.lines(found)
-one, eight, late = (comparisons.pooled(gaps) for gaps in found.values())
-report_plots.gains(table, f"RL adds {one.value:+.3f} to pass@1, {eight.value:+.3f} to pass@8, and {late.value:+.3f} after step 20")
+found = {f"pass@{k}, test": comparisons.paired_gains(frames, stages["evaluate"], "test", k) for k in (1, 8)}
+found["pass@1, select, last 40 steps"] = comparisons.paired_gains(frames, stages["choose"], "select")
+table = comparisons.gain_table(found)
+one, eight, late = (comparisons.mean_over_seeds(gaps) for gaps in found.values())
+plots.differences(table, f"RL adds {one.value:+.3f} to pass@1, {eight.value:+.3f} to pass@8, and {late.value:+.3f} after step 20")
 
 # %%
 table.set_index("name").round(4)
@@ -188,7 +188,7 @@ assert live["binary"] <= live["staircase"] and masks.loc["right", "trained_share
 assert (reserved["cosine"] > 0.999).all() and gold["ours"] == 1 > gold["broken"] and changed["bfloat16 only"] <= changed["float32 masters"]
 
 # %% tags=["headline"]
-tests = [build.rows_of(frames["evals"], run).query("split == 'test'") for run in stages["evaluate"]]
+tests = [run_frames.rows_of(frames["evals"], run).query("split == 'test'") for run in stages["evaluate"]]
 score = {k: np.mean([rows[f"pass@{k}"].iloc[0] for rows in tests]) for k in (1, 8)}
 above, end = sum(g.lo > 0 for g in found["pass@1, test"]), np.mean([b for _, b in variance.values()])
 flat, sharpened = late.lo <= 0 <= late.hi, eight.lo <= 0 <= eight.hi
@@ -203,4 +203,4 @@ assert len(found["pass@1, test"]) == len(stages["rl"]) and all(g.lo <= g.value <
 numbers = {f"live_{name}": share for name, share in live.items()} | dict(pass1=one.value, pass8=eight.value, late=late.value, variance_end=end)
 numbers |= dict(mask_trained=masks.loc["broken", "trained_share"], mask_cosine=masks.loc["broken", "cosine"], mask_size=masks.loc["broken", "size"], gold_ours=gold["ours"], gold_broken=gold["broken"])
 numbers |= dict(rows_ours=kept["ours"], rows_broken=kept["broken"], changed_masters=changed["float32 masters"], changed_bf16=changed["bfloat16 only"])
-build.headline(numbers, data)
+run_frames.headline(numbers, data)

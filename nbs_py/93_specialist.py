@@ -38,23 +38,23 @@ import math
 
 import pandas as pd
 
-from codechat import build, report_plots
+from codechat import plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS
 from codechat.evaluation.counterfactuals import SWAPS
 from codechat.evaluation.intervals import share_difference, wilson_interval
-from codechat.reports.comparisons import drawn, wanted, wrong_calls
+from codechat.reports.comparisons import expected_behaviour, sft_mix, wrong_calls
 from codechat.runs.run import ROOT
 
 # %%
 place, few = ROOT / out / "data", dict(keep={"samples": "", "per_problem": ""})
 trained = [f"nano/{v}-{stage}" for v in versions for stage in ("sft", "rl")]
-frames = build.gather([*trained, *parts, *ours[:1]], place, frozen, more=lambda: {"drawn": drawn([run for run in [*trained, *ours[:1]] if "sft" in run])}, **few)
+frames = run_frames.gather([*trained, *parts, *ours[:1]], place, frozen, more=lambda: {"drawn": sft_mix([run for run in [*trained, *ours[:1]] if "sft" in run])}, **few)
 judged = [*(f"nano/{v}-evaluate" for v in versions), *ours[1:2]]
-tested = build.gather(judged, place / "evaluate", frozen, **few)["evals"]
-over = build.gather(ours[2:], place / "over", frozen, **few)["evals"] if ours[2:] else None
-swapped = build.gather(swaps, place / "swaps", frozen, keep={"per_problem": ""}) if swaps else None
-counted = build.gather([supervision], place / "supervision", frozen, **few)["evals"] if supervision else None
-evals = {run: build.rows_of(frames["evals"], run) for run in frames["runs"]["run"]}
+tested = run_frames.gather(judged, place / "evaluate", frozen, **few)["evals"]
+over = run_frames.gather(ours[2:], place / "over", frozen, **few)["evals"] if ours[2:] else None
+swapped = run_frames.gather(swaps, place / "swaps", frozen, keep={"per_problem": ""}) if swaps else None
+counted = run_frames.gather([supervision], place / "supervision", frozen, **few)["evals"] if supervision else None
+evals = {run: run_frames.rows_of(frames["evals"], run) for run in frames["runs"]["run"]}
 missing = [v for v in ("v5", "v6", "v7") if v not in versions] + [r for r in ("nano/v7-mix", "nano/v7-neutral", "nano/v7-negatives") if r not in parts]
 print(f"missing: {', '.join(missing) or 'nothing'}")
 frames["runs"][["run", "kind", "parent", "seconds", "commit", "dirty"]].fillna("").set_index("run")
@@ -67,7 +67,7 @@ frames["runs"][["run", "kind", "parent", "seconds", "commit", "dirty"]].fillna("
 # %% tags=["thumbnail"]
 rows = {row["checkpoint"].partition("@")[0]: row for row in tested.to_dict("records")}
 calling = {name: wilson_interval(*wrong_calls(row)) for name, row in rows.items()}
-report_plots.behaviour_table(rows, "calls where no call is right: " + ", ".join(f"{n.rpartition('/')[2]} {i.value:.0%}" for n, i in calling.items() if "sft" in n))
+plots.behaviour_table(rows, "calls where no call is right: " + ", ".join(f"{n.rpartition('/')[2]} {i.value:.0%}" for n, i in calling.items() if "sft" in n))
 
 # %% [markdown]
 # ## Over training
@@ -76,7 +76,7 @@ report_plots.behaviour_table(rows, "calls where no call is right: " + ", ".join(
 
 # %%
 during = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("sft")}
-report_plots.wanted_over_training(during, "SFT: wanted behaviour by cell, n = 32 prompts a point")
+plots.behaviour_of_runs(during, "SFT: wanted behaviour by cell, n = 32 prompts a point")
 
 # %% [markdown]
 # Then RL on calls, whose requests all want one. If RL brought other behaviour back, the lines would rise.
@@ -85,7 +85,7 @@ report_plots.wanted_over_training(during, "SFT: wanted behaviour by cell, n = 32
 later = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("-rl")}
 if over is not None:  # our RL run logs no probes: its checkpoints were asked afterwards, the SFT one as step 0
     later["nano/rl"] = over.assign(step=over["step"].where(over["checkpoint"].str.contains("/rl@"), 0))
-report_plots.wanted_over_training(later, "RL on calls: wanted behaviour by cell, n = 32 prompts a point")
+plots.behaviour_of_runs(later, "RL on calls: wanted behaviour by cell, n = 32 prompts a point")
 
 # %% [markdown]
 # ## What the mixes were made of
@@ -102,7 +102,7 @@ mixes.set_index(["run", "domain"]).round(3)
 # their own:
 
 # %%
-theirs = build.published("data_mix")
+theirs = run_frames.published("data_mix")
 theirs = theirs[theirs["version (published)"] == "v6"].drop(columns=["source (published)", "share_rows (published)", "epochs_from_steps (published)"])
 theirs.set_index("domain (published)")
 
@@ -126,7 +126,7 @@ pd.Series({"conversations counted": sample["conversations"], "supervised tokens 
 # %%
 domains = [d for d in ("calls", "code", "chat", "copy") if any(f"heldout_nats/{d}" in r for r in rows.values())]
 lost = {n.rpartition("/")[2]: r["heldout_nats/code"] for n, r in rows.items() if n.endswith("sft")}
-report_plots.domain_losses(rows, domains, "heldout_nats", "held-out loss (nats/conversation)", "code costs " + ", ".join(f"{v:.0f} ({n})" for n, v in lost.items()) + " nats a conversation")
+plots.domain_losses(rows, domains, "heldout_nats", "held-out loss (nats/conversation)", "code costs " + ", ".join(f"{v:.0f} ({n})" for n, v in lost.items()) + " nats a conversation")
 
 # %% [markdown]
 # ## Does it read its prompt?
@@ -138,7 +138,7 @@ report_plots.domain_losses(rows, domains, "heldout_nats", "held-out loss (nats/c
 flips = swapped["evals"].assign(checkpoint=lambda f: f["checkpoint"].str.partition("@")[0])
 flips = pd.concat([flips[flips["checkpoint"] == name] for name in rows])
 off = flips[flips["swap"] == "tools_off"].set_index("checkpoint")
-report_plots.swap_outcomes(flips, SWAPS, "tools taken away, and the call stays: " + ", ".join(f"{n.rpartition('/')[2]} {v:.0%}" for n, v in off["ignores"].items() if "sft" in n))
+plots.counterfactual_outcomes(flips, SWAPS, "tools taken away, and the call stays: " + ", ".join(f"{n.rpartition('/')[2]} {v:.0%}" for n, v in off["ignores"].items() if "sft" in n))
 
 # %%
 flips.set_index(["swap", "checkpoint"])[["asked", "n", "follows", "follows/lo", "follows/hi", "ignores", "other"]].sort_index().round(3)
@@ -155,12 +155,12 @@ pd.DataFrame(swapped["samples"]).query("outcome == 'ignores'").groupby(["checkpo
 # %%
 chain = {run: evals[run].iloc[-1].to_dict() for run in ("nano/v6-sft", *parts, *(f"nano/{v}-sft" for v in versions if v == "v7"))}
 base = chain["nano/v6-sft"]
-steps = {run: {cell: share_difference(wanted(base, cell), wanted(row, cell)) for cell in CELLS} for run, row in chain.items() if run != "nano/v6-sft"}
+steps = {run: {cell: share_difference(expected_behaviour(base, cell), expected_behaviour(row, cell)) for cell in CELLS} for run, row in chain.items() if run != "nano/v6-sft"}
 pd.DataFrame({run: {cell: f"{i.value:+.2f} [{i.lo:+.2f}, {i.hi:+.2f}]" for cell, i in found.items()} for run, found in steps.items()})
 
 # %%
 sure = [f"{run.rpartition('/')[2]} {cell} {i.value:+.2f}" for run, found in steps.items() for cell, i in found.items() if i.lo > 0 or i.hi < 0]
-report_plots.behaviour_table(chain, f"against v6, behaviour that changed beyond its interval: {', '.join(sure) or 'none'}")
+plots.behaviour_table(chain, f"against v6, behaviour that changed beyond its interval: {', '.join(sure) or 'none'}")
 
 # %%
 losses = {run: {name.partition("/")[2]: value for name, value in row.items() if name.startswith("heldout_loss/")} for run, row in chain.items()}
@@ -175,7 +175,7 @@ pd.DataFrame(losses).round(3)
 pairs = [(f"nano/{v}-sft", f"nano/{v}-rl") for v in versions] + [("nano/sft", "nano/rl")]
 pairs = [(a, b) for a, b in pairs if a in rows and b in rows]
 changes = {b: share_difference(wrong_calls(rows[a]), wrong_calls(rows[b])) for a, b in pairs}
-report_plots.gains(pd.DataFrame([dict(name=n, value=i.value, lo=i.lo, hi=i.hi) for n, i in changes.items()]),
+plots.differences(pd.DataFrame([dict(name=n, value=i.value, lo=i.lo, hi=i.hi) for n, i in changes.items()]),
                    "RL changes the share of wrong calls by " + ", ".join(f"{i.value:+.2f} ({n.rpartition('/')[2]})" for n, i in changes.items()))
 
 # %% [markdown]
@@ -183,8 +183,8 @@ report_plots.gains(pd.DataFrame([dict(name=n, value=i.value, lo=i.lo, hi=i.hi) f
 
 # %% tags=["headline"]
 for name, interval in calling.items():
-    c, n = wanted(rows[name], "tool_with_tools")
-    k, m = wanted(rows[name], "code_without_tools")
+    c, n = expected_behaviour(rows[name], "tool_with_tools")
+    k, m = expected_behaviour(rows[name], "code_without_tools")
     print(f"{name}: calls where none is right {interval.value:.2f} [{interval.lo:.2f}, {interval.hi:.2f}]; a call where one is {c / n:.2f}, code where it is asked "
           f"{k / m:.2f} (n={n} each); exact calls {rows[name]['pass@1']:.3f} [{rows[name]['pass@1/lo']:.3f}, {rows[name]['pass@1/hi']:.3f}]")
 v6 = mixes[mixes["run"] == "nano/v6-sft"].set_index("domain")["supervised_tokens"]
@@ -202,4 +202,4 @@ print(f"does RL bring it back? wrong calls fall in {len(back)} of {len(changes)}
 # %%
 numbers = {f"wrong_{n}": i.value for n, i in calling.items()} | {f"code_{n}": r["heldout_nats/code"] for n, r in rows.items()} | dict(ratio=ratio[1], ours=v6["calls"] / v6["programs"])
 numbers |= {f"rl_{n}": i.value for n, i in changes.items()} | {f"off_{n}": v for n, v in off["ignores"].dropna().items()}
-build.headline(numbers, place)
+run_frames.headline(numbers, place)

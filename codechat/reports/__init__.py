@@ -1,6 +1,6 @@
-"""Finished runs as figures, tables, notebooks and pages.
+"""Finished runs as DataFrames (`run_frames`), figures (`plots`), reports (`build`), notebooks and web pages.
 
-Trains nothing.
+Trains nothing. Loops write runs; this room reads them.
 """
 
 from codechat.core.lazy import attach
@@ -14,9 +14,8 @@ __getattr__, __dir__, __all__ = attach(
         "html",
         "notebooks",
         "plots",
-        "report_plots",
-        "reward_plots",
         "run_checks",
+        "run_frames",
         "style",
         "token_attribution",
     ],

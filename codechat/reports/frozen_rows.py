@@ -1,12 +1,11 @@
-"""The rows that walk-throughs read: committed ones, or those of this machine's own runs.
+"""The rows of a recipe's stages that walk-throughs read: committed ones, or those of this machine's own runs.
 
     python -m codechat.reports.frozen_rows nano       freeze the finished runs of recipe nano under reports/frozen/
 
-A walk-through asks for the rows of a stage. From source "frozen" they are what is committed, so that its
-numbers hold on any machine; any other source is the prefix of run names (`nano` for runs/nano/sft), so that a
-copy shows the runs that were just made. Both give the same frames.
+A walk-through reads the rows of a stage from a source. Source "frozen" is what is committed, so that its numbers hold on any machine. Any
+other source is the prefix of run names (`nano` for runs/nano/sft), so that a copy shows the runs just made. Both give the same frames.
 
-Left out: weights and training text, which are too large to commit; what needs them is shown at toy size.
+Left out: weights and training text, which are too large to commit; notebooks show what needs them at toy size.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from codechat.core import config
 from codechat.core.atomic_files import read_json, read_rows
 from codechat.core.config import opt
 from codechat.core.errors import MissingFile
-from codechat.reports import build
-from codechat.reports.build import Frames
+from codechat.reports import run_frames
+from codechat.reports.run_frames import Frames
 from codechat.runs import paths
 
 FROZEN = "frozen"
 STAGES = ("pretrain", "sft", "diagnose", "rl", "choose", "evaluate")
 DATA = ("corpus", "sft")
-READ = {"per_problem": ("evaluate",), "samples": ("rl", "evaluate")}  # the other stages' would only take room
+READ = {"per_problem": ("evaluate",), "samples": ("rl", "evaluate")}  # stages whose rows of a table are read
 
 
 def frozen_dir() -> Path:
@@ -41,10 +40,10 @@ def frozen_dir() -> Path:
 def rows(source: str, stage: str, table: str) -> pd.DataFrame:
     """The rows of one stage's run in table runs, metrics, evals, per_problem or samples.
 
-    MissingFile where there are none, RunError where the run is not finished."""
+    MissingFile if there are none, RunError if the run is not finished."""
     if source == FROZEN:
-        return _of_stage(build.load_frozen(frozen_dir())[table], stage)
-    return build.rows_of(_frames([f"{source}/{stage}"])[table], f"{source}/{stage}")
+        return _of_stage(run_frames.load_frozen(frozen_dir())[table], stage)
+    return run_frames.rows_of(_frames([f"{source}/{stage}"])[table], f"{source}/{stage}")
 
 
 def settings(source: str, stage: str) -> dict[str, Any]:
@@ -55,23 +54,22 @@ def settings(source: str, stage: str) -> dict[str, Any]:
 def manifest(source: str, data: str) -> dict[str, Any]:
     """What the preparation of `data` (corpus or sft) kept, dropped and counted."""
     if source == FROZEN:
-        return _of_stage(build.load_frozen(frozen_dir())["manifests"], data)["manifest"].iloc[0]
+        return _of_stage(run_frames.load_frozen(frozen_dir())["manifests"], data)["manifest"].iloc[0]
     return _manifest(source, data)
 
 
 def _of_stage(frame: pd.DataFrame, stage: str) -> pd.DataFrame:
     """The rows of run RECIPE/stage, whatever the recipe."""
     runs = [run for run in frame["run"].unique() if run.rpartition("/")[2] == stage]
-    return build.rows_of(frame, runs[0] if runs else stage)
+    return run_frames.rows_of(frame, runs[0] if runs else stage)
 
 
 def seeds(source: str) -> pd.DataFrame:
-    """What the evaluation of each seed that was run says: a row per seed and comparison of two checkpoints,
-    with value, lo, hi and N of the paired difference in pass@1."""
+    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in pass@1."""
     if source == FROZEN:
-        found = build.load_frozen(frozen_dir())["runs"]
+        found = run_frames.load_frozen(frozen_dir())["runs"]
     else:
-        found = _frames(build.seeds_of(f"{source}/evaluate"))["runs"]
+        found = _frames(run_frames.seeds_of(f"{source}/evaluate"))["runs"]
     found = found[found["kind"] == "evaluate"]
     gaps = [
         {"run": run, "comparison": name, **gap}
@@ -83,25 +81,23 @@ def seeds(source: str) -> pd.DataFrame:
 
 
 def freeze(recipe: str = "nano", directory: Path | str | None = None) -> Frames:
-    """Write the rows of the recipe's finished runs below `directory` (reports/frozen); returns them as read
-    back.
+    """Write the rows of the recipe's finished runs below `directory` (reports/frozen); returns them as read back.
 
-    MissingFile and RunError name a run that is not there or not finished, ConfigError tells of more than 1
-    MB; nothing is written then."""
+    Raises MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB; nothing is written then."""
     frames = _frames([f"{recipe}/{stage}" for stage in STAGES])
     for table, stages in READ.items():
         frames[table] = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]
-    siblings = build.seeds_of(f"{recipe}/evaluate")[1:]
-    if siblings:  # of other seeds only the result is kept
+    siblings = run_frames.seeds_of(f"{recipe}/evaluate")[1:]
+    if siblings:  # other seeds: only the result is kept
         frames["runs"] = pd.concat([frames["runs"], _frames(siblings)["runs"]], ignore_index=True)
     found = [{"run": f"{recipe}/{data}", "manifest": _manifest(recipe, data)} for data in DATA]
     frames["manifests"] = pd.DataFrame(found)
-    return build.freeze(frames, frozen_dir() if directory is None else directory)
+    return run_frames.freeze(frames, frozen_dir() if directory is None else directory)
 
 
 def _frames(runs: Sequence[str]) -> Frames:
-    """Frames of finished runs, with every sample that they kept: a report shows fewer."""
-    frames, kept = build.collect(runs), []
+    """Frames of finished runs with every sample they hold; `run_frames.collect` keeps fewer."""
+    frames, kept = run_frames.collect(runs), []
     for run in runs:
         path = paths.find_run(run)
         found = pd.DataFrame(read_rows(path / "samples.jsonl")).drop(columns="time", errors="ignore")
@@ -112,7 +108,7 @@ def _frames(runs: Sequence[str]) -> Frames:
 def _manifest(recipe: str, data: str) -> dict[str, Any]:
     path = paths.ROOT / "data" / recipe / data / "manifest.json"
     if not path.is_file():
-        raise MissingFile(f"{path} does not exist; `codechat run {recipe}` makes it")
+        raise MissingFile(f"{path} does not exist; `codechat run {recipe}` writes it")
     return read_json(path)
 
 

@@ -1,43 +1,39 @@
-"""Executed notebooks as web pages: one self-contained file each, and an index that shows them.
+"""Executed notebooks as web pages: one self-contained file each, and an index of them.
 
-A page reads on a phone, follows the reader's dark or light setting, asks nothing of the network, and keeps
-the code folded away.
+A page reads on a phone, follows the reader's dark or light setting, loads nothing from the network, and folds the code away.
 
-Left out: everything interactive; nbconvert's templates (ten times the size, and no index).
+Left out: interactive elements. nbconvert is not used: its pages are twice as long, show progress bars from stderr, and pass HTML within
+Markdown on to the browser, which a completion of a model may hold; its `lab` template loads scripts from the network.
 """
 
 from __future__ import annotations
 
-import html
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import nbformat
+from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
+from markupsafe import Markup
 from nbformat import NotebookNode
 
 from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import DataError
 
-STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+TEMPLATES = Path(__file__).parent / "templates"
 THUMBNAIL = "thumbnail"  # tag of a cell whose figure the index shows
-HEADLINE = "headline"  # tag of a cell whose text the index shows
-
-
-class Figure(NamedTuple):
-    png: str  # base64
-    alt: str
+HEADLINE = "headline"  # tag of a cell whose printed text the index shows
 
 
 def read(path: Path) -> NotebookNode:
-    """A notebook; DataError where the file is not one."""
+    """A notebook; DataError if the file is not one."""
     try:
         return nbformat.read(path, as_version=4)
     except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a notebook ({error}); write it again with `codechat report`") from error
+        raise DataError(f"{path} is not a notebook ({error}); delete it and build it again") from error
 
 
 def write_page(notebook_path: Path) -> Path:
@@ -48,15 +44,30 @@ def write_page(notebook_path: Path) -> Path:
 
 
 def render(notebook: NotebookNode) -> str:
-    """The page of an executed notebook: prose, outputs, and each cell's code behind a fold."""
-    cells = [_cell(cell) for cell in notebook.cells if cell.source.strip()]
-    if found := headline(notebook):
-        cells.insert(1, f"<pre>{html.escape(found)}</pre>")  # what came out, before how
-    return page(title(notebook), "\n".join(cells))
+    """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after the first cell."""
+    cells = [cell for cell in notebook.cells if cell.source.strip()]
+    return _fill("notebook.html", title=title(notebook), headline=headline(notebook), cells=cells)
+
+
+def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
+    """Write the page `out` over executed reports, each with its headline and thumbnails, and a list of other executed notebooks.
+
+    Every notebook is rendered beside its file and linked."""
+    cards, links = ([_card(path, write_page(path), out.parent) for path in group] for group in (reports, notebooks))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, _fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
+    return out
+
+
+def _card(path: Path, page: Path, folder: Path) -> dict[str, Any]:
+    notebook = read(path)
+    outputs = [output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})]
+    href = Path(os.path.relpath(page, folder)).as_posix()
+    return dict(href=href, title=title(notebook), headline=headline(notebook), thumbnails=outputs)
 
 
 def headline(notebook: NotebookNode) -> str:
-    """What the cells tagged `headline` print."""
+    """The text that cells tagged `headline` print."""
     outputs = _tagged(notebook, HEADLINE)
     return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stdout").strip()
 
@@ -69,50 +80,9 @@ def title(notebook: NotebookNode) -> str:
     return "untitled"
 
 
-def page(heading: str, body: str) -> str:
-    """A whole HTML file."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(heading)}</title>\n<style>\n{STYLE}</style>\n<main>\n{body}\n</main>\n</html>\n"
-    )
-
-
-def _cell(cell: NotebookNode) -> str:
-    if cell.cell_type == "markdown":
-        return prose(cell.source)
-    outputs = "\n".join(filter(None, map(_output, cell.get("outputs", ()))))
-    return f"<details><summary>code</summary><pre>{html.escape(cell.source)}</pre></details>\n{outputs}"
-
-
-def prose(markdown: str) -> str:
+def prose(markdown: str) -> Markup:
     """Markdown as HTML; HTML within it stays text."""
-    return MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
-
-
-def _output(output: NotebookNode) -> str:
-    """One output as HTML; what was written to stderr (progress bars) is left out."""
-    if output.output_type == "stream":
-        return f"<pre>{html.escape(output.text)}</pre>" if output.name == "stdout" else ""
-    if output.output_type == "error":
-        return f"<pre>{html.escape(f'{output.ename}: {output.evalue}')}</pre>"
-    data = output.get("data", {})
-    if "image/png" in data:
-        return image(_figure(output))
-    if "text/markdown" in data:
-        return f'<div class="wide">{prose(data["text/markdown"])}</div>'
-    if "text/html" in data:
-        return f'<div class="wide">{data["text/html"]}</div>'
-    return f"<pre>{html.escape(data.get('text/plain', ''))}</pre>"
-
-
-def _figure(output: NotebookNode) -> Figure:
-    alt = output.get("metadata", {}).get("image/png", {}).get("alt", "figure")
-    return Figure(output.data["image/png"].replace("\n", ""), alt)
-
-
-def image(figure: Figure) -> str:
-    return f'<img src="data:image/png;base64,{figure.png}" alt="{html.escape(figure.alt)}">'
+    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown))
 
 
 def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
@@ -121,32 +91,16 @@ def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     return [output for cell in cells for output in cell.outputs]
 
 
-def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its headline and thumbnails, and a list of other
-    executed notebooks; every one is rendered beside its file and linked."""
-    cards = [_card(path, write_page(path), out.parent) for path in reports]
-    links = [_link(path, write_page(path), out.parent) for path in notebooks]
-    listed = f"<h2>Notebooks executed on these runs</h2>\n<ul>{''.join(links)}</ul>" if links else ""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    nothing = "<p>No report has been executed yet: <code>codechat report nano</code></p>"
-    write_atomic(out, page("CodeChat reports", "\n".join(["<h1>Reports</h1>", *(cards or [nothing]), listed])))
-    return out
+def _image(output: NotebookNode) -> Markup:
+    """The image of an output; its alternative text is the title of the figure."""
+    alt = output.get("metadata", {}).get("image/png", {}).get("alt", "figure")
+    data = output.data["image/png"].replace("\n", "")
+    return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, alt)
 
 
-def _href(target: Path, folder: Path) -> str:
-    return html.escape(Path(os.path.relpath(target, folder)).as_posix())
-
-
-def _link(path: Path, target: Path, folder: Path) -> str:
-    return f'<li><a href="{_href(target, folder)}">{html.escape(title(read(path)))}</a></li>'
-
-
-def _card(path: Path, target: Path, folder: Path) -> str:
-    notebook = read(path)
-    figures = [_figure(o) for o in _tagged(notebook, THUMBNAIL) if "image/png" in o.get("data", {})]
-    link = _href(target, folder)
-    thumbnails = "".join(f'<a href="{link}">{image(figure)}</a>' for figure in figures)
-    return (
-        f'<section class="card"><h2><a href="{link}">{html.escape(title(notebook))}</a></h2>\n'
-        f'<pre>{html.escape(headline(notebook))}</pre>\n<div class="thumbnails">{thumbnails}</div></section>'
-    )
+def _fill(template: str, **values: Any) -> str:
+    """A whole HTML file; every value that is not marked as HTML is escaped."""
+    pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters |= dict(markdown=prose, image=_image)
+    css = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    return pages.get_template(template).render(css=css, **values)

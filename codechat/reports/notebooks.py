@@ -1,30 +1,29 @@
 """Paired notebooks: build them from their sources, check them, execute copies on fresh runs.
 
-`nbs_py/NAME.py` (py:percent) is the source that is reviewed, `notebooks/NAME.ipynb` what a reader meets.
-`build` makes the second from the first: read, execute in an empty folder (a path that depends on the folder
-fails here, not on a reader's machine), remove what changes from one execution to the next, stamp the sha256
-of the code cells. `check` finds pairs that fell apart and outputs older than their code. `execute_copies`
-injects parameters as papermill does and says which claims held; a walk-through claims what its last code
-cell asserts. Names that begin with 9 are report templates: committed stripped, never executed by `build`.
-
     python -m codechat.reports.notebooks build [NAME ...]
     python -m codechat.reports.notebooks check [NAME ...]
 
-Left out: `jupytext --sync`. It takes the newer file as the source, and after a clone both are equally new; in
-JupyterLab the pairing of jupytext.toml keeps both files in step while they are edited.
+`nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens.
+`build` writes the second from the first: it reads the source (jupytext), executes it (nbclient) in an empty folder, so that a path that depends
+on the folder fails here and not on a reader's machine, removes what differs between executions, and stamps the sha256 of the code cells.
+`check` finds pairs that differ and outputs older than their code. `execute_copies` injects parameters (papermill) and prints which claims held:
+a walk-through claims what its last code cell asserts. Names that begin with 9 are report templates: committed without outputs.
+
+Left out: `jupytext --sync`, which takes the newer file as the source, and after a clone both are equally new (in JupyterLab the pairing of
+jupytext.toml keeps both files equal while they are edited); papermill's own executor, which writes times and paths of the machine into the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import hashlib
 import os
 import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,24 +38,21 @@ from nbformat import NotebookNode
 from papermill.parameterize import parameterize_notebook
 
 import codechat
+from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import DataError, MissingFile, UserError
+from codechat.core.errors import DataError, MissingFile, UserError, nearest
+from codechat.reports import html
 from codechat.runs.run import ROOT
 
 MAX_BYTES = 300_000
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-LANGUAGE = {
-    "name": "python",
-    "file_extension": ".py",
-    "mimetype": "text/x-python",
-    "pygments_lexer": "ipython3",
-}
+LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
 MAGIC = re.compile(r"^\s*(# )?(%%?|!)[A-Za-z]")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class NotebookError(UserError, RuntimeError):
-    """A notebook that did not run to its end: cell and reason on one line, the traceback beside it."""
+    """A notebook that did not run to its end: the message names cell and reason on one line."""
 
     def __init__(self, message: str, *, traceback: str = "") -> None:
         super().__init__(message)
@@ -65,7 +61,7 @@ class NotebookError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class NotebookResult:
-    """One executed copy: `ok` if every cell ran and the claim held, else `error` says where it ended."""
+    """One executed copy: `ok` if every cell ran and the claim held; otherwise `error` names the cell and the reason."""
 
     name: str
     seconds: float
@@ -74,13 +70,11 @@ class NotebookResult:
 
 
 def names(chosen: Iterable[str] = (), *, root: Path = ROOT) -> list[str]:
-    """Names with a source, in order; the chosen ones only, if any. MissingFile for one without a source."""
-    found = sorted(path.stem for path in (root / "nbs_py").glob("*.py"))
-    for name in (chosen := list(chosen)):
+    """Names with a source, in order; if any are chosen, only those. MissingFile for one without a source."""
+    found, chosen = sorted(path.stem for path in (root / "nbs_py").glob("*.py")), list(chosen)
+    for name in chosen:
         if name not in found:
-            near = difflib.get_close_matches(name, found, n=1, cutoff=0.3)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise MissingFile(f"no notebook {name}: nbs_py/{name}.py does not exist{hint}")
+            raise MissingFile(f"no notebook {name}: nbs_py/{name}.py does not exist{nearest(name, found)}")
     return [name for name in found if not chosen or name in chosen]
 
 
@@ -90,18 +84,17 @@ def is_template(name: str) -> bool:
 
 
 def code_sha256(notebook: NotebookNode) -> str:
-    """Hash of the code cells' sources in order; outputs, markdown and metadata do not enter."""
+    """Hash of the code cells' sources in order, without outputs, Markdown and metadata."""
     return hashlib.sha256("\0".join(cell.source.rstrip() for cell in _code(notebook)).encode()).hexdigest()
 
 
 def build(name: str, *, root: Path = ROOT, timeout_s: float = 600) -> Path:
-    """Make notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
+    """Write notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
 
-    Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source has not.
-    """
+    Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source lacks."""
     config = load_jupytext_config(str(root))
     notebook, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
-    _refuse_unsaved_edits(name, notebook, root)
+    _check_unsaved_edits(name, notebook, root)
     if not is_template(name):
         with tempfile.TemporaryDirectory() as empty:
             _execute(notebook, cwd=Path(empty), timeout_s=timeout_s)
@@ -113,14 +106,12 @@ def build(name: str, *, root: Path = ROOT, timeout_s: float = 600) -> Path:
 
 
 def check(chosen: Iterable[str] = (), *, root: Path = ROOT) -> list[str]:
-    """What is wrong with the pairs, a line each: incomplete, stale, not executed top to bottom, too large."""
+    """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, too large."""
     chosen = list(chosen)
     problems = [line for name in names(chosen, root=root) for line in _pair_problems(name, root)]
-    if not chosen:
-        for path in sorted((root / "notebooks").glob("*.ipynb")):
-            if not (root / "nbs_py" / f"{path.stem}.py").exists():
-                problems.append(f"notebooks/{path.name}: has no source nbs_py/{path.stem}.py")
-    return problems
+    found = [] if chosen else sorted(path.stem for path in (root / "notebooks").glob("*.ipynb"))
+    alone = [name for name in found if not (root / "nbs_py" / f"{name}.py").exists()]
+    return problems + [f"notebooks/{name}.ipynb: has no source nbs_py/{name}.py" for name in alone]
 
 
 def execute_copies(
@@ -134,21 +125,21 @@ def execute_copies(
 ) -> list[NotebookResult]:
     """Execute copies of the chosen walk-throughs (or all) into `out_dir`; print which claims held.
 
-    Each gets those of `parameters` that its parameters cell defines; DataError for one that none does.
-    A copy that fails is saved with its outputs up to the error and does not keep the others from running.
-    """
+    Each receives those of `parameters` that its parameters cell defines; DataError for a parameter that no notebook defines.
+    A copy that fails is saved with its outputs up to the error; the others still run."""
     chosen = [name for name in names(chosen, root=root) if not is_template(name)]
     notebooks = {name: _source(name, root) for name in chosen}
     defined = {name: parameter_names(notebook) for name, notebook in notebooks.items()}
-    for parameter in parameters:
-        if not any(parameter in own for own in defined.values()):
-            known = ", ".join(sorted(set().union(*defined.values()))) or "none"
-            raise DataError(f"no notebook has a parameter {parameter}; their parameters cells define: {known}")
-    results = []
+    known, results = set().union(*defined.values()), []
+    if unknown := [parameter for parameter in parameters if parameter not in known]:
+        listed = ", ".join(sorted(known)) or "none"
+        raise DataError(f"no notebook has a parameter {unknown[0]}; their parameters cells define: {listed}")
     for name, notebook in notebooks.items():
         own = {key: value for key, value in parameters.items() if key in defined[name]}
-        results.append(execute_copy(name, Path(out_dir) / f"{name}.ipynb", own, root=root, timeout_s=timeout_s))
-        echo(_verdict(results[-1], notebook))
+        result = execute_copy(name, Path(out_dir) / f"{name}.ipynb", own, root=root, timeout_s=timeout_s)
+        verdict = f"{'held  ' if result.ok else 'FAILED'} {result.seconds:6.1f} s  {name}: {html.title(notebook)}"
+        echo(verdict if result.ok else f"{verdict}\n    {result.error}")
+        results.append(result)
     if results:
         echo(f"{sum(result.ok for result in results)} of {len(results)} claims held; copies in {out_dir}")
     return results
@@ -165,7 +156,7 @@ class CopiesConfig:
 def run_copies(cfg: CopiesConfig) -> list[NotebookResult]:
     """Execute the walk-throughs that read runs on those of cfg.source; a claim that does not hold there is printed, not raised.
 
-    The others say the same on every machine: `make notebooks` executes them, in more time than the recipe has."""
+    The others give the same result on every machine: `make notebooks` executes them, which takes longer than the recipe has."""
     reading = [name for name in names() if not is_template(name) and "source" in parameter_names(_source(name, ROOT))]
     return execute_copies(reading, ROOT / cfg.out, {"source": cfg.source})
 
@@ -177,8 +168,8 @@ def execute_copy(
     notebook, begin = _source(name, root), time.perf_counter()
     if parameters:
         notebook.metadata["papermill"] = {}
-        for cell in notebook.cells:  # papermill reads the tags of every cell
-            cell.metadata.setdefault("tags", [])
+        for cell in notebook.cells:
+            cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
         values = {key: str(value) if isinstance(value, Path) else value for key, value in parameters.items()}
         notebook = parameterize_notebook(notebook, values)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +183,7 @@ def execute_copy(
 
 
 def parameter_names(notebook: NotebookNode) -> set[str]:
-    """Names assigned in the cell tagged `parameters`; empty without such a cell."""
+    """Names assigned in the cell tagged `parameters`; empty if there is none."""
     cells = [cell for cell in _code(notebook) if "parameters" in cell.metadata.get("tags", [])]
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -203,17 +194,16 @@ def _code(notebook: Mapping) -> list[NotebookNode]:
 
 
 def _source(name: str, root: Path) -> NotebookNode:
-    """The notebook of a source file, without outputs; ids follow from the text: a rebuild keeps them."""
+    """The notebook of a source file, without outputs. Cell ids derive from the text, so that a rebuild keeps them."""
     config = load_jupytext_config(str(root))
     notebook = jupytext.read(root / "nbs_py" / f"{name}.py", config=config)
     # The filters are those that `jupytext --sync` would write: a later sync then finds nothing to change.
     filters = {key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")}
-    metadata = {"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE}
-    notebook.metadata = nbformat.from_dict(metadata)
-    seen: dict[str, int] = {}
+    notebook.metadata = nbformat.from_dict({"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE})
+    seen = Counter[str]()
     for cell in notebook.cells:
         digest = hashlib.sha256(f"{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]
-        seen[digest] = seen.get(digest, 0) + 1
+        seen[digest] += 1
         cell["id"] = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
         tags = cell.metadata.get("tags")
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
@@ -221,17 +211,17 @@ def _source(name: str, root: Path) -> NotebookNode:
     return notebook
 
 
-def _refuse_unsaved_edits(name: str, source: NotebookNode, root: Path) -> None:
+def _check_unsaved_edits(name: str, source: NotebookNode, root: Path) -> None:
     """A build must not overwrite code that was edited in the .ipynb alone since it was stamped."""
     path = root / "notebooks" / f"{name}.ipynb"
     if not path.exists():
         return
-    old = _read(path)
+    old = html.read(path)
     stamp = old.metadata.get("codechat", {}).get("code_sha256")
     if stamp is not None and code_sha256(old) not in (stamp, code_sha256(source)):
         raise DataError(
-            f"notebooks/{name}.ipynb holds code that nbs_py/{name}.py has not and a build would lose; keep "
-            f"it by `jupytext --to py:percent --output nbs_py/{name}.py notebooks/{name}.ipynb`, or delete it"
+            f"notebooks/{name}.ipynb holds code that nbs_py/{name}.py lacks and a build would lose; keep it with "
+            f"`jupytext --to py:percent --output nbs_py/{name}.py notebooks/{name}.ipynb`, or delete the .ipynb"
         )
 
 
@@ -262,7 +252,7 @@ def _execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float) -> None:
 
 
 def _failure(notebook: NotebookNode, begun: list[int], error: Exception) -> NotebookError:
-    """Say which code cell ended the execution, and why."""
+    """The error that names the code cell that ended the execution, and the reason."""
     cell, cells = len(_code({"cells": notebook.cells[: begun[-1] + 1]})), len(_code(notebook))
     where = f"code cell {cell} of {cells}"
     if not isinstance(error, CellExecutionError):
@@ -274,7 +264,7 @@ def _failure(notebook: NotebookNode, begun: list[int], error: Exception) -> Note
 
 
 def _scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
-    """Replace what differs between machines in text outputs: places, the kernel's own files, addresses."""
+    """Replace what differs between machines in text outputs: folders, the kernel's own files, addresses."""
 
     def clean(text: str) -> str:
         text = re.sub(r"[^\s\"'(]*ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
@@ -295,16 +285,16 @@ def _pair_problems(name: str, root: Path) -> list[str]:
     label, again = f"notebooks/{name}.ipynb", f"run `make notebooks ARGS={name}`"
     lines = (root / "nbs_py" / f"{name}.py").read_text(encoding="utf-8").splitlines()
     magics = [number for number, line in enumerate(lines, 1) if MAGIC.match(line)]
-    found = [f"nbs_py/{name}.py:{number}: a magic ends the pairing" for number in magics]
+    found = [f"nbs_py/{name}.py:{number}: a magic breaks the pairing" for number in magics]
     if not path.exists():
         return [*found, f"nbs_py/{name}.py: has no {label}; {again}"]
-    notebook = _read(path)
+    notebook = html.read(path)
     if _cells(notebook) != _cells(source):
         found.append(f"{label}: its cells differ from nbs_py/{name}.py; {again}")
     if notebook.metadata.get("codechat", {}).get("code_sha256") != code_sha256(source):
-        found.append(f"{label}: its stamp is not of the code in nbs_py/{name}.py; {again}")
-    wanted = [None if is_template(name) else n for n, _ in enumerate(_code(notebook), 1)]
-    if [cell.execution_count for cell in _code(notebook)] != wanted:
+        found.append(f"{label}: its stamp does not match the code in nbs_py/{name}.py; {again}")
+    expected = [None if is_template(name) else n for n, _ in enumerate(_code(notebook), 1)]
+    if [cell.execution_count for cell in _code(notebook)] != expected:
         state = "is not stripped" if is_template(name) else "was not executed once, from top to bottom"
         found.append(f"{label}: {state}; {again}")
     if any(output.output_type == "error" for cell in _code(notebook) for output in cell.outputs):
@@ -318,32 +308,15 @@ def _cells(notebook: NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(c.cell_type, c.source.rstrip(), tuple(c.metadata.get("tags", ()))) for c in notebook.cells]
 
 
-def _read(path: Path) -> NotebookNode:
-    try:
-        return nbformat.read(path, as_version=4)
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a notebook: {error}; delete it and run `make notebooks`") from error
-
-
 def _write(path: Path, text: str) -> None:
-    """Replace a file in one step, and only if its text changed: no half-written notebook is ever seen."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def _verdict(result: NotebookResult, notebook: NotebookNode) -> str:
-    first = next((cell.source for cell in notebook.cells if cell.cell_type == "markdown"), "")
-    claim = (first.splitlines() or [""])[0].lstrip("# ").strip()
-    line = f"{'held  ' if result.ok else 'FAILED'} {result.seconds:6.1f} s  {result.name}: {claim}"
-    return line if result.ok else f"{line}\n    {result.error}"
+    """Write a file in one step, and only if its text changed: a build of unchanged sources leaves the times of files alone."""
+    if not (path.exists() and path.read_text(encoding="utf-8") == text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
 
 
 def _build_all(chosen: Sequence[str]) -> int:
-    """Build what can be built and return how many failed; those keep their committed form."""
+    """Build the chosen notebooks; returns how many failed. A notebook that failed keeps its committed form."""
     failed = 0
     for name in names(chosen):
         begin = time.perf_counter()
@@ -358,7 +331,7 @@ def _build_all(chosen: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`build` or `check` the named notebooks, or all; returns 1 if something is wrong with one."""
+    """`build` or `check` the named notebooks, or all; returns 1 if any has a problem."""
     prog = "python -m codechat.reports.notebooks"
     parser = argparse.ArgumentParser(prog=prog, description="Build or check the paired notebooks.")
     parser.add_argument("action", choices=("build", "check"), help="build executes and stamps; check only reads")
@@ -366,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     failed = _build_all(args.names) if args.action == "build" else 0
     problems = check(args.names)
-    print("\n".join(problems) or "notebooks are paired, fresh and executed")
+    print("\n".join(problems) or "notebooks are paired, current and executed")
     return 1 if failed or problems else 0
 
 

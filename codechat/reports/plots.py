@@ -1,59 +1,66 @@
-"""Figures of runs: functions from DataFrames to a `Figure`.
+"""Every figure of runs and reports: functions from DataFrames to a `Figure`, by subject.
 
-A frame of metrics is what `Run.metrics()` gives (a row per logged step), a frame of evaluations what
-`Run.evals()` gives. The title states the finding: each function writes one from the data unless it is given.
-`style` says how everything looks.
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns.
+A title states the finding; most functions derive one from the data when none is given. `style` defines how figures look.
 
-Left out: interactive figures; bands over many seeds.
+Left out: interactive figures, and bands over many seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
 
 from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, WANTED
 from codechat.evaluation.intervals import wilson_interval
-from codechat.reports.reward_plots import group_signal, pass_at_k, rl_progress, staircase, tier_flow, tier_histogram
+from codechat.labs.scaling_law import Law
 from codechat.reports.style import (
     GREY,
     OKABE_ITO,
     Plot,
+    add_note,
     change,
     colour_of,
     dash_of,
     draw_points,
+    draw_published,
     draw_smoothed,
+    errors_of,
     finish,
+    first_and_last,
     label_of,
     new_figure,
-    save,
+    outer_legend,
     seeds_note,
+    span_of,
 )
+from codechat.reports.style import save as save  # a notebook saves what it draws
 
-__all__ = [
-    "Plot",
-    "behaviour_heat",
-    "behaviour_over_training",
-    "colour_of",
-    "curves",
-    "group_signal",
-    "held_out",
-    "pass_at_k",
-    "pretraining",
-    "rates",
-    "rl_progress",
-    "save",
-    "staircase",
-    "tier_flow",
-    "tier_histogram",
-]
-
+SHAPE_COLOURS = {
+    "binary": OKABE_ITO["black"],
+    "fractional": OKABE_ITO["sky"],
+    "tiered": OKABE_ITO["orange"],
+    "staircase": OKABE_ITO["green"],
+}
+PART_COLOURS = {
+    "prose": "#cccccc",
+    "tag": OKABE_ITO["sky"],
+    "form": "#9a9a9a",
+    "name": OKABE_ITO["orange"],
+    "arguments": OKABE_ITO["green"],
+    "end": OKABE_ITO["purple"],
+}
+OUTCOME_COLOURS = {"follows": OKABE_ITO["blue"], "other": "#cccccc", "ignores": OKABE_ITO["vermilion"]}
 BEHAVIOUR_COLOURS = {"call": OKABE_ITO["blue"], "code": OKABE_ITO["vermilion"], "neither": "#9a9a9a"}
+
+
+# ---------------------------------------------------------------- training
 
 
 def curves(
@@ -67,22 +74,15 @@ def curves(
     log_y: bool = False,
     title: str | None = None,
 ) -> Plot:
-    """One metric of one or more runs: {run: metrics}. Evaluations of `eval_y` (default y) are drawn as
-    points; baseline = (label, value)."""
+    """One metric of one or more runs {run: metrics}. Evaluations of `eval_y` (default y) are points; baseline = (label, value)."""
     first = next(iter(metrics))
     fig, axes = new_figure(title or f"{first}: {change(metrics[first], y, 3)}")
-    ax = axes[0, 0]
+    ax, point_y = axes[0, 0], eval_y or y
     for run, frame in metrics.items():
         draw_smoothed(ax, frame[x], frame[y], colour=colour_of(run), label=run, dash=dash_of(run))
         if evals and run in evals:
-            draw_points(
-                ax,
-                with_tokens(evals[run], frame) if x == "tokens" else evals[run],
-                eval_y or y,
-                x=x,
-                colour=colour_of(run),
-                label=f"{run} {eval_y or y}",
-            )
+            points = with_tokens(evals[run], frame) if x == "tokens" else evals[run]
+            draw_points(ax, points, point_y, x=x, colour=colour_of(run), label=f"{run} {point_y}")
     if baseline:
         ax.axhline(baseline[1], color=GREY, linestyle="--", linewidth=1, label=baseline[0])
     if log_y:
@@ -92,20 +92,18 @@ def curves(
 
 
 def with_tokens(evals: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
-    """Evaluations with the tokens seen by their step, interpolated between logged steps."""
+    """Evaluations with a column of tokens seen, interpolated between logged steps."""
     known = metrics[metrics["tokens"].notna()]
-    tokens = np.interp(evals["step"], [0, *known["step"]], [0, *known["tokens"]])
-    return evals.assign(tokens=tokens)
+    return evals.assign(tokens=np.interp(evals["step"], [0, *known["step"]], [0, *known["tokens"]]))
 
 
 def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Training loss over tokens on the left, validation bits per byte on the right."""
+    """Left: training loss over tokens. Right: validation bits per byte."""
     points = with_tokens(evals[evals["val_bpb"].notna()], metrics)
     first, last = points["val_bpb"].iloc[0], points["val_bpb"].iloc[-1]
     total = EngFormatter(sep="", places=1).format_data(metrics["tokens"].max())
-    fig, axes = new_figure(
-        title or f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens", cols=2
-    )
+    default = f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code after {total} tokens"
+    fig, axes = new_figure(title or default, cols=2)
     draw_smoothed(axes[0, 0], metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label="training")
     finish(axes[0, 0], x="tokens", y=label_of("train_loss"))
     axes[0, 1].plot(points["tokens"], points["val_bpb"], "o-", color=colour_of(run), markersize=4, linewidth=1.2)
@@ -113,20 +111,14 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
     return fig
 
 
-def rates(metrics: Mapping[str, pd.DataFrame], title: str | None = None) -> Plot:
-    """Learning rate and throughput of each run over its steps, each run's steps as a share of its whole."""
+def lr_and_throughput(metrics: Mapping[str, pd.DataFrame], title: str | None = None) -> Plot:
+    """Learning rate and tokens/s of each run; the x axis is the share of the run's steps."""
     speeds = ", ".join(f"{run} {frame['tok_per_s'].median():,.0f}" for run, frame in metrics.items())
     fig, axes = new_figure(title or f"median tokens/s: {speeds}", cols=2)
     for ax, y in zip(axes[0], ("lr", "tok_per_s")):
         for run, frame in metrics.items():
-            ax.plot(
-                frame["step"] / frame["step"].max(),
-                frame[y],
-                dash_of(run),
-                color=colour_of(run),
-                linewidth=1.5,
-                label=run,
-            )
+            share = frame["step"] / frame["step"].max()
+            ax.plot(share, frame[y], dash_of(run), color=colour_of(run), linewidth=1.5, label=run)
         ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         ax.set_ylim(bottom=0)
         finish(ax, x="share of the run's steps", y=label_of(y))
@@ -134,46 +126,410 @@ def rates(metrics: Mapping[str, pd.DataFrame], title: str | None = None) -> Plot
     return fig
 
 
-def held_out(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Held-out loss of each domain over the steps; a domain that is being overwritten rises."""
-    columns = [c for c in evals if c.startswith("heldout_loss/")]
-    risen = [c.partition("/")[2] for c in columns if (v := evals[c].dropna()).iloc[-1] > v.min() * 1.02]
-    default = (
-        f"{', '.join(risen)} ends above its lowest held-out loss"
-        if risen
-        else "no domain's held-out loss ends above its lowest"
-    )
-    fig, axes = new_figure(title or f"{run}: {default}")
-    ax = axes[0, 0]
-    for column, colour, marker in zip(columns, [c for n, c in OKABE_ITO.items() if n != "yellow"], "os^Dv<>"):
-        rows = evals[evals[column].notna()]
-        ax.plot(
-            rows["step"],
-            rows[column],
-            marker=marker,
-            markersize=4,
-            color=colour,
-            linewidth=1.4,
-            label=column.partition("/")[2],
-        )
-    finish(ax, x="step", y=label_of("heldout_loss/*").replace("/* ", " "), note=seeds_note([run]))
+def training_panels(run: str, metrics: pd.DataFrame, title: str | None = None) -> Plot:
+    """Learning rate, gradient norm, throughput and MFU over tokens."""
+    default = f"{run}: median {metrics['tok_per_s'].median():,.0f} tokens/s, {metrics['mfu'].median():.0%} of the measured peak"
+    fig, axes = new_figure(title or default, 2, 2, size=(7.2, 4.6))
+    for ax, y in zip(axes.flat, ("lr", "grad_norm", "tok_per_s", "mfu")):
+        ax.plot(metrics["tokens"], metrics[y], color=colour_of(run), linewidth=1.5)
+        if y == "grad_norm":
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(0, 1 if y == "mfu" else None)
+        finish(ax, x="tokens", y=label_of(y) + (", log scale" if y == "grad_norm" else ""))
+    axes[1, 0].yaxis.set_major_formatter(EngFormatter(sep=""))
     return fig
 
 
-# ---------------------------------------------------------------- behaviour
+def heldout_losses(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
+    """Held-out loss of each domain over the steps; the loss of a domain that is being overwritten rises."""
+    columns = [c for c in evals if c.startswith("heldout_loss/")]
+    risen = [c.partition("/")[2] for c in columns if (v := evals[c].dropna()).iloc[-1] > v.min() * 1.02]
+    finding = f"{', '.join(risen)} ends" if risen else "no domain's held-out loss ends"
+    finding += " above its lowest held-out loss" if risen else " above its lowest"
+    fig, axes = new_figure(title or f"{run}: {finding}")
+    for column, colour, marker in zip(columns, [c for n, c in OKABE_ITO.items() if n != "yellow"], "os^Dv<>"):
+        rows, name = evals[evals[column].notna()], column.partition("/")[2]
+        style = dict(marker=marker, markersize=4, color=colour, linewidth=1.4)
+        axes[0, 0].plot(rows["step"], rows[column], label=name, **style)
+    finish(axes[0, 0], x="step", y=label_of("heldout_loss/*").replace("/* ", " "), note=seeds_note([run]))
+    return fig
 
 
-# Cells by row (what is asked for) and column (which tools are there); code has no column of unfitting tools.
+def domain_losses(
+    rows: Mapping[str, Mapping[str, Any]], domains: Sequence[str], metric: str, label: str, title: str
+) -> Plot:
+    """Held-out loss of each domain: a group of bars per domain, a bar per checkpoint."""
+    fig, axes = new_figure(title, size=(7.2, 3.4))
+    ax, width = axes[0, 0], 0.85 / len(rows)
+    for i, (name, row) in enumerate(rows.items()):
+        at = np.arange(len(domains)) + (i - (len(rows) - 1) / 2) * width
+        alpha = 1.0 if "rl" in name.rpartition("/")[2] else 0.5
+        losses = [row.get(f"{metric}/{d}", np.nan) for d in domains]
+        ax.bar(at, losses, width, color=colour_of(name), alpha=alpha, label=name)
+    ax.set_xticks(range(len(domains)), list(domains))
+    finish(ax, x="domain", y=label, legend=False)
+    outer_legend(fig, ax, "outside right center", fontsize=7.5)
+    return fig
+
+
+# ---------------------------------------------------------------- published runs and the scaling law
+
+
+def beside_published(
+    run: str, metrics: pd.DataFrame, published: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str
+) -> Plot:
+    """Training loss of a run over tokens, and published points {label: (tokens, loss)}: shapes compare, levels do not."""
+    fig, axes = new_figure(title)
+    ax = axes[0, 0]
+    draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label=f"{run}, measured")
+    for (label, (tokens, loss)), marker in zip(published.items(), ("x", "o")):
+        draw_published(ax, tokens, loss, label, marker=marker, line=":")
+    ax.set_xscale("log")
+    finish(ax, x="tokens", y=label_of("train_loss"))
+    ax.set_xlabel("tokens, log scale", fontsize=8.5)
+    return fig
+
+
+def published_points(points: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, title: str) -> Plot:
+    """Published figures alone {label: (x, y)}, on [0, 1]."""
+    fig, axes = new_figure(title, size=(6.4, 2.9))
+    for (label, (at, values)), marker in zip(points.items(), "xos^"):
+        draw_published(axes[0, 0], at, values, label, marker=marker, line=":")
+    axes[0, 0].set_ylim(0, 1)
+    finish(axes[0, 0], x=x, y=y, loc="lower right")
+    return fig
+
+
+def iso_flops(points: pd.DataFrame, law: Law, title: str) -> Plot:
+    """Loss over parameters, a line per budget through the law's values. points: run, budget, n, d, loss."""
+    fig, axes = new_figure(title)
+    ax = axes[0, 0]
+    for (budget, rows), marker, dash in zip(points.groupby("budget", sort=False), "os^", ("--", ":", "-.")):
+        rows = rows.sort_values("n")
+        fitted = law.predict(rows["n"].to_numpy(), rows["d"].to_numpy())
+        ax.plot(rows["n"], fitted, dash, color=GREY, linewidth=1.2, label=f"law at {budget:.0e} FLOPs")
+        for row in rows.itertuples():
+            ax.plot(row.n, row.loss, marker, color=colour_of(row.run), markersize=6)
+            size, tokens = (
+                row.run.rpartition("/")[2].rpartition("-")[0],
+                EngFormatter(sep="", places=1).format_data(row.d),
+            )
+            place = dict(xytext=(5, 4), textcoords="offset points")
+            ax.annotate(f"{size}, {tokens}", (row.n, row.loss), fontsize=6.5, color=GREY, **place)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(sorted(set(points["n"]))))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(EngFormatter(sep="", places=1))
+    finish(ax, x="parameters, log scale (beside each point: its size and tokens)", y=label_of("val_loss"))
+    return fig
+
+
+def law_residuals(points: pd.DataFrame, residuals: Mapping[str, Sequence[float]], title: str) -> Plot:
+    """Measured minus predicted loss of each point, a bar per way of predicting it."""
+    fig, axes = new_figure(title)
+    ax, at = axes[0, 0], np.arange(len(points))
+    for i, ((name, values), alpha) in enumerate(zip(residuals.items(), (1.0, 0.45))):
+        ax.bar(at + (i - 0.5) * 0.38, values, 0.38, color=[colour_of(r) for r in points["run"]], alpha=alpha)
+        ax.plot([], [], "s", color=GREY, alpha=alpha, label=name)
+    ax.axhline(0, color=GREY, linewidth=0.9)
+    ax.set_xticks(at, [r.rpartition("/")[2].replace("-", "\n") for r in points["run"]])
+    finish(ax, x="run", y="measured minus law (nats/token)")
+    return fig
+
+
+# ---------------------------------------------------------------- rewards and tiers
+
+
+def staircase(rewards: Mapping[str, tuple[float, float]], title: str | None = None) -> Plot:
+    """Reward of each tier, (lowest, highest), from worst to best: a step for a fixed reward, a block for a range."""
+    fig, axes = new_figure(title or f"a reward for each of {len(rewards)} rungs: partly right answers differ")
+    ax, colours = axes[0, 0], tier_colours(len(rewards))
+    for i, (lo, hi) in enumerate(rewards.values()):
+        ax.bar(i, hi, color=colours[i], width=0.9, alpha=0.35 if hi > lo else 1)
+        ax.bar(i, lo, color=colours[i], width=0.9)
+        ax.text(i, hi + 0.02, f"{lo:.2f}" if lo == hi else f"{lo:.2f} to {hi:.2f}", ha="center", fontsize=8)
+    ax.set_xticks(range(len(rewards)), [name.replace("_", "\n") for name in rewards])
+    ax.set_ylim(0, 1.1)
+    ax.set_ylabel("reward", fontsize=8.5)
+    return fig
+
+
+def tier_colours(count: int) -> list[Any]:
+    """From worst to best: an ordered map that is read without colour vision."""
+    return [matplotlib.colormaps["cividis"](x) for x in np.linspace(0, 1, count)]
+
+
+def _stack_tiers(ax: Axes, metrics: pd.DataFrame, tiers: Sequence[str]) -> None:
+    shares = pd.DataFrame({t: metrics[f"tier/{t}"] if f"tier/{t}" in metrics else 0.0 for t in tiers}).fillna(0.0)
+    smooth, colours = shares.ewm(span=span_of(len(shares))).mean(), tier_colours(len(tiers))
+    ax.stackplot(metrics["step"], *[smooth[t] for t in tiers], labels=tiers, colors=colours, linewidth=0)
+    ax.set_ylim(0, 1)
+    ax.margins(x=0)
+
+
+def tier_flow(run: str, metrics: pd.DataFrame, tiers: Sequence[str], title: str | None = None) -> Plot:
+    """Stacked shares of the reward's tiers over the steps, the worst at the bottom."""
+    a, b = first_and_last(metrics, f"tier/{tiers[-1]}")
+    fig, axes = new_figure(title or f"{run}: {tiers[-1]} goes from {a:.0%} to {b:.0%} of rollouts")
+    _stack_tiers(axes[0, 0], metrics, tiers)
+    label = f"{label_of('tier/*').replace('tier/* ', 'rollouts ')}, smoothed"
+    finish(axes[0, 0], x="step", y=label, note=seeds_note([run]), legend=False)
+    outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
+    return fig
+
+
+def tier_flow_panels(metrics: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
+    """`tier_flow` of several runs, a panel each."""
+    fig, axes = new_figure(title, cols=len(metrics), size=(7.6, 3.4), sharey=True)
+    for ax, (run, frame) in zip(axes[0], metrics.items()):
+        _stack_tiers(ax, frame, tiers)
+        ax.set_title(run, fontsize=8.5, loc="left")
+        finish(ax, x="step", y="rollouts (share), smoothed" if ax is axes[0, 0] else None, legend=False)
+    outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
+    return fig
+
+
+def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | None = None) -> Plot:
+    """Shares of the tiers in one diagnosis or evaluation row, worst to best."""
+    shares = [float(row[f"tier/{t}"]) for t in tiers]
+    counts = f"N={int(row['n_problems'])}, n={int(row['n_samples'])}, temperature {row['temperature']:g}"
+    verdict = f"{row['verdict']}: " if isinstance(row.get("verdict"), str) else ""
+    fig, axes = new_figure(title or f"{verdict}{shares[-1]:.0%} of completions are right, {counts}")
+    ax = axes[0, 0]
+    ax.barh(range(len(tiers)), shares, color=tier_colours(len(tiers)), height=0.8)
+    for i, share in enumerate(shares):
+        ax.text(share + 0.01, i, f"{share:.1%}", va="center", fontsize=8)
+    ax.set_yticks(range(len(tiers)), tiers)
+    ax.set_xlim(0, 1)
+    ax.grid(False)
+    finish(ax, x="completions (share)", y=None, legend=False)
+    return fig
+
+
+def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
+    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of each."""
+    fig, axes = new_figure(title, cols=2)
+    names, labels = (
+        list(dict.fromkeys(rows["checkpoint"])),
+        ("groups with variance (share)", "variance within a group (reward²)"),
+    )
+    for ax, y, label in zip(axes[0], ("live", "group_variance"), labels):
+        for i, (shape, colour) in enumerate(SHAPE_COLOURS.items()):
+            mine = rows[rows["shape"] == shape].set_index("checkpoint").reindex(names)
+            values = mine["effective_groups"] / mine["n_problems"] if y == "live" else mine[y]
+            ax.bar(np.arange(len(names)) + (i - 1.5) * 0.2, values, 0.2, color=colour, label=shape)
+        ax.set_xticks(range(len(names)), names)
+        finish(ax, x="checkpoint", y=label, legend=ax is axes[0, 0])
+    axes[0, 0].set_ylim(0, 1.25)
+    add_note(axes[0, 1], f"{int(rows['n_problems'].iloc[0])} groups of {int(rows['n_samples'].iloc[0])}")
+    return fig
+
+
+def tier_advantages(rows: pd.DataFrame, tiers: Sequence[str], title: str) -> Plot:
+    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute advantages.
+
+    rows: those of one checkpoint."""
+    fig, axes = new_figure(title)
+    ax, at, row = axes[0, 0], np.arange(len(tiers)), rows.iloc[0]
+    for i, (shape, colour) in enumerate(SHAPE_COLOURS.items()):
+        mine = rows[rows["shape"] == shape].iloc[0]
+        ax.bar(at + (i - 1.5) * 0.2, [mine[f"pull/{t}"] for t in tiers], 0.2, color=colour, label=shape)
+    ax.axhline(0, color=GREY, linewidth=0.9)
+    ax.set_xticks(range(len(tiers)), [f"{t}\n{row[f'tier/{t}']:.0%}" for t in tiers])
+    finish(ax, x="rung, and its share of the rollouts", y="share of all advantage", loc="upper left")
+    return fig
+
+
+def call_parts(rows: Mapping[str, Mapping[str, float]], title: str, x: str) -> Plot:
+    """Shares of the parts of a call, stacked, a bar per row."""
+    fig, axes = new_figure(title, size=(6.4, 1.5 + 0.36 * len(rows)))
+    shares = {part: [float(row.get(f"part/{part}", 0)) for row in rows.values()] for part in PART_COLOURS}
+    _stack_bars(axes[0, 0], shares, PART_COLOURS)
+    axes[0, 0].set_yticks(range(len(rows)), list(rows))
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].set_xlim(0, 1)
+    axes[0, 0].grid(False)
+    finish(axes[0, 0], x=x, y=None, legend=False)
+    outer_legend(fig, axes[0, 0], "outside lower center", ncols=len(PART_COLOURS))
+    return fig
+
+
+def _stack_bars(ax: Axes, shares: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
+    """Horizontal bars, one beside the other; a share that is not known takes no room."""
+    left = 0.0
+    for name, values in shares.items():
+        width = np.nan_to_num(np.array(values, dtype=float))
+        ax.barh(range(len(width)), width, left=left, color=colours[name], label=name, height=0.75)
+        left = left + width
+
+
+def weight_precision(rows: pd.DataFrame, title: str) -> Plot:
+    """Share of bfloat16 values changed by a few updates, with and without float32 masters, by learning rate."""
+    fig, axes = new_figure(title)
+    ax, rates = axes[0, 0], list(dict.fromkeys(rows["lr"]))
+    colours = {"float32 masters": OKABE_ITO["blue"], "bfloat16 only": OKABE_ITO["vermilion"]}
+    for shift, (name, colour) in zip((-0.2, 0.2), colours.items()):
+        changed = rows[rows["weights"] == name].set_index("lr").reindex(rates)["changed"]
+        ax.bar(np.arange(len(rates)) + shift, changed, 0.4, color=colour, label=name)
+        for at, value in enumerate(changed):
+            ax.text(at + shift, value + 0.01, f"{value:.2%}", ha="center", fontsize=7.5)
+    ax.set_xticks(range(len(rates)), [f"learning rate {r:g}" for r in rates])
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    finish(ax, x=f"{int(rows['updates'].iloc[0])} AdamW updates on the same rollouts", y="bfloat16 values changed")
+    return fig
+
+
+# ---------------------------------------------------------------- RL over training
+
+
+def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str | None = None) -> Plot:
+    """Reward and exact match of the rollouts over RL steps, with the evaluations on held-out problems."""
+    points = evals[evals["pass@1"].notna()] if "pass@1" in evals else evals[:0]
+    default = f"{run}: {change(metrics, 'exact_match')} on rollouts"
+    if len(points):
+        default += f", {points['pass@1'].iloc[0]:.2f} to {points['pass@1'].iloc[-1]:.2f} on held-out problems"
+    fig, axes = new_figure(title or default, cols=2, sharey=True)
+    for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
+        draw_smoothed(ax, metrics["step"], metrics[y], colour=colour_of(run), label="rollouts")
+        draw_points(ax, evals, eval_y, colour=OKABE_ITO["black"], label="select")
+        ax.set_ylim(0, 1)
+        finish(ax, x="step", y=label_of(y), loc="lower right")
+    add_note(axes[0, 1], seeds_note([run]))
+    return fig
+
+
+def group_signal(run: str, metrics: pd.DataFrame, title: str | None = None) -> Plot:
+    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16 value changed."""
+    live = metrics.assign(live=1 - metrics["frac_zero_std_groups"])
+    moved = metrics["weights_changed_bf16"].median()
+    default = f"{run}: {live['live'].mean():.0%} of groups have a gradient, a step moves {moved:.1%} of weights"
+    fig, axes = new_figure(title or default, cols=2)
+    draw_smoothed(axes[0, 0], live["step"], live["live"], colour=colour_of(run), label=run)
+    for level, name in ((0.05, "DEAD below"), (0.25, "WEAK below")):
+        axes[0, 0].axhline(level, color=GREY, linestyle="--", linewidth=0.9)
+        axes[0, 0].text(live["step"].max(), level + 0.01, name, ha="right", fontsize=7, color=GREY)
+    axes[0, 0].set_ylim(0, 1)
+    finish(axes[0, 0], x="step", y="groups with variance (share)")
+    draw_smoothed(axes[0, 1], metrics["step"], metrics["weights_changed_bf16"], colour=colour_of(run), label=run)
+    axes[0, 1].set_ylim(bottom=0)
+    finish(axes[0, 1], x="step", y=label_of("weights_changed_bf16"), note=seeds_note([run]), legend=False)
+    return fig
+
+
+def rl_saturation(metrics: Mapping[str, pd.DataFrame], evals: Mapping[str, pd.DataFrame], title: str) -> Plot:
+    """Left: pass@1 on held-out problems over RL steps with intervals, a line per seed. Right: groups with variance."""
+    fig, axes = new_figure(title, cols=2, size=(7.2, 3.6), sharey=True)
+    left, right = axes[0]
+    for i, (run, frame) in enumerate(evals.items()):
+        rows = frame[frame["pass@1"].notna()]
+        style = dict(fmt="o" + dash_of(run), color=colour_of(run), capsize=2.5, markersize=4, linewidth=1.2)
+        left.errorbar(rows["step"] + 0.6 * i, rows["pass@1"], errors_of(rows, "pass@1"), label=run, **style)
+    for run, frame in metrics.items():
+        live, how = 1 - frame["frac_zero_std_groups"], dict(colour=colour_of(run), dash=dash_of(run))
+        draw_smoothed(right, frame["step"], live, label=run, **how)
+    left.set_ylim(0, 1)
+    finish(left, x="step", y="pass@1 on select (share)", loc="lower right")
+    finish(right, x="step", y="groups with variance (share)", note=seeds_note(metrics), legend=False)
+    return fig
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def pass_at_k(rows: pd.DataFrame, ks: Sequence[int], title: str | None = None) -> Plot:
+    """Bars of pass@k with 95 % intervals: a panel per k, a group per split, a bar per checkpoint.
+
+    rows: evaluations with checkpoint, split, n_problems, n_samples, temperature, and pass@k with /lo and /hi."""
+    names, splits = list(dict.fromkeys(rows["checkpoint"])), list(dict.fromkeys(rows["split"]))
+    fig, axes = new_figure(title or _pass_finding(rows, names, splits), cols=len(ks), sharey=True)
+    counts, width = rows.groupby("split")["n_problems"].max(), 0.8 / len(names)
+    for ax, k in zip(axes[0], ks):
+        for i, name in enumerate(names):
+            part = rows[rows["checkpoint"] == name].set_index("split").reindex(splits)
+            at = np.arange(len(splits)) + (i - (len(names) - 1) / 2) * 0.8 / len(names)
+            error = dict(yerr=errors_of(part, f"pass@{k}"), capsize=3, error_kw=dict(linewidth=1))
+            ax.bar(at, part[f"pass@{k}"], width, color=_bar_colour(name, names), label=name, **error)
+            for x, value, top in zip(at, part[f"pass@{k}"], part[f"pass@{k}/hi"]):
+                ax.text(x, top + 0.015, f"{value:.2f}", ha="center", fontsize=7.5)
+        ax.set_xticks(range(len(splits)), [f"{s}\nN={int(counts[s])}" for s in splits])
+        ax.set_title(f"pass@{k}", fontsize=9, loc="left")
+        ax.set_ylim(0, 1.08)
+    axes[0, 0].set_ylabel("share of problems", fontsize=8.5)
+    n, temperature = int(rows["n_samples"].iloc[0]), rows["temperature"].iloc[0]
+    note = f"n={n} samples, temperature {temperature:g}, 95 % intervals over problems"
+    outer_legend(fig, axes[0, -1], "outside lower center", ncols=len(names), title=note, title_fontsize=7.5)
+    return fig
+
+
+def _bar_colour(name: str, names: Sequence[str]) -> str:
+    """The run's colour; earlier checkpoints of one run are paler."""
+    same = [n for n in names if n.partition("@")[0] == name.partition("@")[0]]
+    rgb = np.array(matplotlib.colors.to_rgb(colour_of(name)))
+    return matplotlib.colors.to_hex(1 - (1 - rgb) * (0.4 + 0.6 * (same.index(name) + 1) / len(same)))
+
+
+def _pass_finding(rows: pd.DataFrame, names: Sequence[str], splits: Sequence[str]) -> str:
+    """pass@1 of the first and the last checkpoint on the split that is quoted."""
+    split = "test" if "test" in splits else splits[0]
+    scores = rows[rows["split"] == split].drop_duplicates("checkpoint").set_index("checkpoint")["pass@1"]
+    if len(names) == 1:
+        return f"{names[0]}: pass@1 {scores[names[0]]:.2f} on {split}"
+    return f"pass@1 on {split}: {names[0]} {scores[names[0]]:.2f}, {names[-1]} {scores[names[-1]]:.2f}"
+
+
+def differences(rows: pd.DataFrame, title: str) -> Plot:
+    """Differences with 95 % intervals, a line each. rows: name, value, lo, hi."""
+    fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))
+    ax, error = axes[0, 0], [rows["value"] - rows["lo"], rows["hi"] - rows["value"]]
+    style = dict(fmt="o", color=OKABE_ITO["black"], capsize=3, markersize=4.5, linewidth=1.2)
+    ax.errorbar(rows["value"], range(len(rows)), xerr=error, **style)
+    ax.axvline(0, color=GREY, linestyle="--", linewidth=0.9)
+    ax.set_yticks(range(len(rows)), list(rows["name"]))
+    ax.invert_yaxis()
+    ax.grid(False)
+    finish(ax, x="RL minus SFT (share), 95 %", y=None)
+    return fig
+
+
+def counterfactual_outcomes(rows: pd.DataFrame, changes: Sequence[str], title: str) -> Plot:
+    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it the number n of cases."""
+    names = list(dict.fromkeys(rows["checkpoint"]))
+    fig, axes = new_figure(title, cols=len(changes), size=(8.6, 1.6 + 0.3 * len(names)), sharey=True)
+    for ax, name in zip(axes[0], changes):
+        mine = rows[rows["swap"] == name].set_index("checkpoint").reindex(names)
+        unknown = pd.Series(0.0, index=names)
+        _stack_bars(ax, {o: mine[o] if o in mine else unknown for o in OUTCOME_COLOURS}, OUTCOME_COLOURS)
+        for i, n in enumerate(mine["n"]):
+            ax.text(1.03, i, "" if np.isnan(n) else f"n={int(n)}", va="center", fontsize=6.5, color=GREY)
+        ax.set_title(name, fontsize=8, loc="left")
+        ax.set_xlim(0, 1)
+        ax.set_xticks((0, 0.5, 1), ("0", "½", "1"))
+        ax.grid(False)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    outer_legend(fig, axes[0, 0], "outside lower center", ncols=3)
+    return fig
+
+
+# ---------------------------------------------------------------- behaviour probes
+
+# Places of the cells: row = what is asked for, column = which tools are there; code has no column of unfitting tools.
 _GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
          "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
+_SHORT = {
+    "tool_with_tools": "tool asked,\ntools there",
+    "tool_with_other_tools": "tool asked,\nother tools",
+    "tool_without_tools": "tool asked,\nno tools",
+    "code_with_tools": "code asked,\ntools there",
+    "code_without_tools": "code asked,\nno tools",
+}
 
 
 def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Small charts, asked x tools present: shares of call, code and neither over the steps with Wilson
-    bands."""
-    fig, axes = new_figure(
-        title or f"{run}: {behaviour_finding(evals)}", 2, 3, size=(7.6, 4.6), sharex=True, sharey=True
-    )
+    """Shares of call, code and neither over the steps with Wilson bands, a small chart per cell (asked x tools present)."""
+    default = f"{run}: {_behaviour_finding(evals)}"
+    fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
     for cell in CELLS:
         _draw_cell(axes[_GRID[cell]], evals, cell)
         axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {WANTED[cell]} wanted", fontsize=7.5, loc="left")
@@ -183,9 +539,7 @@ def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = N
         ax.set_ylabel("share of completions", fontsize=8.5)
     for ax in axes[1]:
         ax.set_xlabel("optimizer step", fontsize=8.5)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    legend = fig.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    for line in legend.get_lines():
+    for line in outer_legend(fig, axes[0, 0], "outside lower center", ncols=3).get_lines():
         line.set_linewidth(1.6)
     return fig
 
@@ -201,40 +555,19 @@ def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
     rows = evals[evals[f"probe/{cell}/n"].notna()]
     n = rows[f"probe/{cell}/n"].astype(int)
     for which in BEHAVIOURS:
-        share = rows[f"probe/{cell}/{which}"]
+        share, colour = rows[f"probe/{cell}/{which}"], BEHAVIOUR_COLOURS[which]
         bands = [wilson_interval(round(p * k), k) for p, k in zip(share, n)]
-        wanted = which == WANTED[cell]
+        width, size = (2.0, 4) if which == WANTED[cell] else (1.1, 2.5)
         ax.fill_between(
-            rows["step"],
-            [b.lo for b in bands],
-            [b.hi for b in bands],
-            color=BEHAVIOUR_COLOURS[which],
-            alpha=0.15,
-            linewidth=0,
+            rows["step"], [b.lo for b in bands], [b.hi for b in bands], color=colour, alpha=0.15, linewidth=0
         )
-        ax.plot(
-            rows["step"],
-            share,
-            "o-",
-            color=BEHAVIOUR_COLOURS[which],
-            linewidth=2.0 if wanted else 1.1,
-            markersize=4 if wanted else 2.5,
-            label=which,
-        )
-    ax.text(
-        0.98,
-        0.5,
-        f"n={n.iloc[-1]}, 95 % bands",
-        transform=ax.transAxes,
-        ha="right",
-        va="center",
-        fontsize=7,
-        color=GREY,
-    )
+        ax.plot(rows["step"], share, "o-", color=colour, linewidth=width, markersize=size, label=which)
+    place = dict(transform=ax.transAxes, ha="right", va="center", fontsize=7, color=GREY)
+    ax.text(0.98, 0.5, f"n={n.iloc[-1]}, 95 % bands", **place)
 
 
-def behaviour_finding(evals: pd.DataFrame) -> str:
-    """The shares of wanted behaviour at the last evaluation, in words."""
+def _behaviour_finding(evals: pd.DataFrame) -> str:
+    """The cell whose expected behaviour is rarest at the last evaluation, in words."""
     shares = {c: evals[f"probe/{c}/{WANTED[c]}"].dropna() for c in CELLS if f"probe/{c}/{WANTED[c]}" in evals}
     if not shares:
         return "no behaviour probes"
@@ -242,32 +575,66 @@ def behaviour_finding(evals: pd.DataFrame) -> str:
     return f"wanted behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {_in_words(worst)}"
 
 
-def behaviour_heat(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
-    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions that behave as
-    wanted, its interval and n; a cell that was not probed stays empty."""
-    fig, axes = new_figure(
-        title or "share of completions that behave as wanted", rows=len(rows), size=(6.4, 0.7 + 1.7 * len(rows))
-    )
+def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
+    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions with the expected behaviour, its interval and n.
+
+    A cell that was not probed stays empty."""
+    size = (6.4, 0.7 + 1.7 * len(rows))
+    fig, axes = new_figure(title or "share of completions that behave as wanted", rows=len(rows), size=size)
     for ax, (name, row) in zip(axes[:, 0], rows.items()):
         share = np.full((2, 3), np.nan)
         for cell, at in _GRID.items():
-            if not row.get(f"probe/{cell}/n", 0) > 0:
-                continue
-            n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{WANTED[cell]}"]
-            share[at], interval = p, wilson_interval(round(p * n), n)
-            ax.text(
-                at[1],
-                at[0],
-                f"{WANTED[cell]} {p:.0%}\n[{interval.lo:.0%}, {interval.hi:.0%}] n={n}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="black" if p > 0.55 else "white",
+            share[at] = _write_share(
+                ax, row, cell, at, f"{WANTED[cell]} {{p:.0%}}\n[{{lo:.0%}}, {{hi:.0%}}] n={{n}}", 8
             )
-        ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+        _finish_heat(ax, share)
         ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
         ax.set_yticks((0, 1), ("tool\nasked", "code\nasked"))
         ax.set_title(name, fontsize=9, loc="left")
-        ax.grid(False)
-        ax.spines[:].set_visible(False)
+    return fig
+
+
+def behaviour_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
+    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not probed stays empty."""
+    fig, axes = new_figure(title, size=(7.2, 1.3 + 0.42 * len(rows)))
+    ax, share = axes[0, 0], np.full((len(rows), len(CELLS)), np.nan)
+    for i, row in enumerate(rows.values()):
+        for j, cell in enumerate(CELLS):
+            share[i, j] = _write_share(ax, row, cell, (i, j), "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
+    _finish_heat(ax, share)
+    ax.set_xticks(range(len(CELLS)), [f"{_SHORT[c]}:\n{WANTED[c]} wanted" for c in CELLS], fontsize=7)
+    ax.set_yticks(range(len(rows)), list(rows))
+    return fig
+
+
+def _write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
+    """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not probed."""
+    if not row.get(f"probe/{cell}/n", 0) > 0:
+        return np.nan
+    n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{WANTED[cell]}"]
+    shown, colour = wilson_interval(round(p * n), n), "black" if p > 0.55 else "white"
+    words = text.format(p=p, lo=shown.lo, hi=shown.hi, n=n)
+    ax.text(at[1], at[0], words, ha="center", va="center", fontsize=fontsize, color=colour)
+    return p
+
+
+def _finish_heat(ax: Axes, share: np.ndarray) -> None:
+    ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+
+
+def behaviour_of_runs(evals: Mapping[str, pd.DataFrame], title: str) -> Plot:
+    """Share of expected behaviour over the steps: a panel per cell, a line per run."""
+    fig, axes = new_figure(title, 2, 3, size=(7.6, 4.6), sharey=True)
+    for ax, cell in zip(axes.flat, CELLS):
+        for run, frame in evals.items():
+            name = f"probe/{cell}/{WANTED[cell]}"
+            rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
+            ax.plot(rows["step"], rows[name], "o-", color=colour_of(run), markersize=3, linewidth=1.3, label=run)
+        ax.set_title(f"{_SHORT[cell]}: {WANTED[cell]} wanted".replace("\n", " "), fontsize=7, loc="left")
+        finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
+    axes[0, 0].set_ylim(-0.03, 1.03)
+    axes[1, 2].set_axis_off()
+    axes[1, 2].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", fontsize=8, frameon=False)
     return fig

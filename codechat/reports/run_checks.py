@@ -1,6 +1,6 @@
-"""Which runs a report may rest on: finished ones, evaluated alike, of checkpoints that were not chosen on test.
+"""Which runs a report may use: finished, evaluated with the same settings, and no checkpoint chosen on a test split.
 
-Left out: judging settings of training; two runs that are compared may differ in anything but how they were evaluated.
+Left out: training settings. Runs that are compared may differ in everything but how they were evaluated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from codechat.core.errors import RunError
 from codechat.runs import paths
 from codechat.runs.run import Run
 
-# Settings that decide what an evaluation of a kind of run measures; seeds may differ.
+# Settings that decide what an evaluation of each kind of run measures; seeds may differ.
 SAMPLED = ("task", "temperature", "top_k", "max_new_tokens")
 SETTINGS = {
     "pretrain": ("data_dir", "seq_len", "eval_tokens"),
@@ -23,60 +23,61 @@ SETTINGS = {
     "swaps": ("data_dir", "split", "limit", "max_new_tokens"),
     "anatomy": (*SAMPLED, "data_dir", "problems", "group_size"),
 }
-QUOTED = {"test", "test_hard"}  # splits whose figures are quoted, so that nothing may be chosen on them
+QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint may be chosen on them
 
 
-def admit(runs: Sequence[Run]) -> None:
-    """RunError where one of the runs is not finished, speaks of weights that were trained anew since, rests on a checkpoint that was chosen on
-    a test split, or was evaluated with another setting than a run of its kind."""
+def check(runs: Sequence[Run]) -> None:
+    """RunError if a run is not finished, evaluated weights that were trained again since, or uses a checkpoint chosen on a test split, or if two
+    runs of one kind were evaluated with different settings."""
     for run in runs:
         require_finished(run)
         require_current(run)
-        require_unpicked(run)
-    require_alike(runs)
+        require_not_chosen_on_test(run)
+    require_same_settings(runs)
 
 
 def require_finished(run: Run) -> None:
+    """A report reads finished runs only."""
     state, reason = run.status["status"], run.status.get("reason")
-    if state == "finished":
-        return
-    remedy = "wait until it ends" if state == "running" else "continue it with --resume"
-    why = f" ({reason})" if reason else ""
-    raise RunError(f"run {run.name} is {state}{why}; a report reads finished runs only; {remedy}")
+    if state != "finished":
+        remedy = "wait until it ends" if state == "running" else "continue it with --resume"
+        why = f" ({reason})" if reason else ""
+        raise RunError(f"run {run.name} is {state}{why}; a report reads finished runs only; {remedy}")
 
 
 def require_current(run: Run) -> None:
-    """An evaluation speaks of weights that may have been trained anew since."""
-    for name, judged in _judged(run):
-        if judged.status["started"] > run.status["started"]:
+    """The weights that a run evaluated must not have been trained again since."""
+    for name, trained in _evaluated(run):
+        if (started := trained.status["started"]) > run.status["started"]:
             raise RunError(
-                f"run {run.name} evaluated an earlier {name}, which was trained again on {judged.status['started']}; evaluate it again"
+                f"run {run.name} evaluated an earlier {name}, which was trained again on {started}; evaluate it again"
             )
 
 
-def _judged(run: Run) -> Iterable[tuple[str, Run]]:
-    """The runs whose checkpoints an evaluation read; one that was removed since is left out: the figures are still true of it."""
+def _evaluated(run: Run) -> Iterable[tuple[str, Run]]:
+    """The runs whose checkpoints an evaluation read. A run that was deleted since is skipped: the scores still hold."""
     refs = run.config.get("ckpt", ()) if run.status["kind"] in ("evaluate", "swaps", "anatomy") else ()
-    names = dict.fromkeys(str(ref).partition("@")[0] for ref in ([refs] if isinstance(refs, str) else refs))
+    names = dict.fromkeys(_run_of(ref) for ref in ([refs] if isinstance(refs, str) else refs))
     yield from ((name, Run.open(name)) for name in names if paths.exists(name))
 
 
-def require_unpicked(run: Run) -> None:
-    """A figure on a test split is of one checkpoint per run, and that one was chosen elsewhere."""
+def _run_of(checkpoint: Any) -> str:
+    return str(checkpoint).partition("@")[0]
+
+
+def require_not_chosen_on_test(run: Run) -> None:
+    """A score on a test split belongs to one checkpoint per run, and that one was chosen on another split."""
     if run.status["kind"] != "evaluate" or not QUOTED & set(run.config.get("split", ())):
         return
-    seen: dict[str, set[str]] = {}
-    for checkpoint in run.evals().get("checkpoint", ()):
-        seen.setdefault(str(checkpoint).partition("@")[0], set()).add(str(checkpoint))
-    for name, checkpoints in seen.items():
-        if len(checkpoints) > 1:
+    checkpoints = {str(checkpoint) for checkpoint in run.evals().get("checkpoint", ())}
+    for name in sorted({_run_of(c) for c in checkpoints}):
+        if (count := sum(_run_of(c) == name for c in checkpoints)) > 1:
             raise RunError(
-                f"run {run.name} evaluated {len(checkpoints)} checkpoints of {name} on {', '.join(run.config['split'])}: whichever is quoted was "
+                f"run {run.name} evaluated {count} checkpoints of {name} on {', '.join(run.config['split'])}: the one that is quoted would be "
                 "chosen on test; choose with --all-checkpoints --split select and evaluate that one"
             )
-    for ref in run.config.get("ckpt", ()):
-        name, _, which = str(ref).partition("@")
-        for chooser in _choosers(name) if which == "best" else ():
+    for ref in (ref for ref in run.config.get("ckpt", ()) if str(ref).endswith("@best")):
+        for chooser in _choosers(_run_of(ref)):
             if splits := QUOTED & set(chooser.config.get("split", ())):
                 raise RunError(
                     f"run {run.name} evaluated {ref}, which {chooser.name} chose on {', '.join(sorted(splits))}; choose it on select, then "
@@ -88,14 +89,12 @@ def _choosers(name: str) -> list[Run]:
     """The evaluations that chose the best checkpoint of a run."""
     found = [Run.open(path) for path in paths.run_paths()]
     return [
-        r
-        for r in found
-        if r.config.get("all_checkpoints") and [str(c).partition("@")[0] for c in r.config.get("ckpt", ())] == [name]
+        r for r in found if r.config.get("all_checkpoints") and [_run_of(c) for c in r.config.get("ckpt", ())] == [name]
     ]
 
 
-def require_alike(runs: Sequence[Run]) -> None:
-    """Runs of one kind were evaluated with the same settings; those that choose a checkpoint are a kind of their own."""
+def require_same_settings(runs: Sequence[Run]) -> None:
+    """Runs of one kind have the same evaluation settings; evaluations that choose a checkpoint are a kind of their own."""
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
         kind = run.status["kind"]
@@ -104,8 +103,8 @@ def require_alike(runs: Sequence[Run]) -> None:
             a, b = _plain(other.config.get(setting)), _plain(run.config.get(setting))
             if a != b:
                 raise RunError(
-                    f"runs {other.name} and {run.name} were evaluated with different {setting}: {a} and {b}; a report compares what was "
-                    "evaluated alike; evaluate one of them again"
+                    f"runs {other.name} and {run.name} were evaluated with different {setting}: {a} and {b}; a report compares runs with the "
+                    "same evaluation settings; evaluate one of them again"
                 )
 
 

@@ -1,11 +1,10 @@
-"""The house style of figures: size, colours, labels, the parts that several figures share. No global state.
+"""How figures look: size, colours, labels, and the parts that several figures share. No global state.
 
-Labels come from METRICS, so a unit cannot be mistyped. A colour belongs to a run name in every figure; a
-run's seeds differ by dashes. Raw values are drawn pale under their moving average, whose span the legend
-states; evaluations are points with 95 % intervals and n. Below three seeds each curve is drawn and the number
-of seeds said.
+Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ by dashes.
+Raw values are pale under their moving average, whose span is in the legend. Evaluations are points with 95 % intervals and n.
+With fewer than three seeds each curve is drawn, and a note states the number of seeds.
 
-Left out: which figures there are (`plots`).
+Left out: the figures themselves (`plots`).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
@@ -49,7 +49,7 @@ STAGES = {
     "ppo": "purple",
     "base": "black",
 }
-# Runs named VERSION-STAGE and SIZE-BUDGET: one colour for all of a version, and of a size.
+# Runs named VERSION-STAGE and SIZE-BUDGET: one colour per version and per size.
 FAMILIES = {
     "v1": "#56B4E9",
     "v2": "#8C510A",
@@ -66,7 +66,7 @@ FAMILIES = {
 DASHES = ("-", "--", ":", "-.")
 GREY = "#6b6b6b"
 SPAN = 20
-COLOURS = 96  # of a plot in a notebook
+COLOURS = 96  # palette of a plot shown in a notebook: few colours keep notebooks with many plots small
 SUFFIX = re.compile(r"-s(\d+)$")
 
 
@@ -77,17 +77,16 @@ class Plot(Figure):
         """The image, and its title as the text for those who cannot see it."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
-        small = io.BytesIO()  # a plot has few colours, and a notebook with many plots must stay small
-        Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
-            small, format="png", optimize=True
-        )
+        small = io.BytesIO()
+        image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        image.save(small, format="png", optimize=True)
         return small.getvalue(), {"alt": self.get_suptitle()}
 
 
 def new_figure(
     title: str, rows: int = 1, cols: int = 1, size: tuple[float, float] = SIZE, **grid: Any
 ) -> tuple[Plot, np.ndarray]:
-    """An empty figure in the house style, and its axes (rows, cols)."""
+    """An empty figure and its axes (rows, cols)."""
     fig = Plot(figsize=size, layout="constrained")
     FigureCanvasAgg(fig)
     axes = fig.subplots(rows, cols, squeeze=False, **grid)
@@ -101,8 +100,7 @@ def new_figure(
 
 
 def save(fig: Figure, name: str, directory: Path | str) -> Figure:
-    """Write NAME.svg (the same bytes for the same figure) and NAME.png (150 dpi) into `directory`; returns
-    the figure for display."""
+    """Write NAME.svg (byte-stable) and NAME.png (150 dpi) into `directory`; returns the figure for display."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": "codechat"}):
@@ -112,8 +110,7 @@ def save(fig: Figure, name: str, directory: Path | str) -> Figure:
 
 
 def colour_of(run: str) -> str:
-    """The colour of a run name, the same in every figure; stages of a recipe have fixed ones, a seed shares
-    its run's."""
+    """The colour of a run name: fixed for the stages of a recipe, shared by the seeds of a run."""
     stage = SUFFIX.sub("", run).partition("@")[0].rpartition("/")[2]
     if stage in STAGES:
         return OKABE_ITO[STAGES[stage]]
@@ -126,24 +123,13 @@ def colour_of(run: str) -> str:
 def draw_published(
     ax: Axes, x: Iterable[float], y: Iterable[float], label: str, marker: str = "x", line: str = ""
 ) -> None:
-    """Figures that others published, in a style that nothing measured has: hollow black marks, the word in the label."""
-    ax.plot(
-        list(x),
-        list(y),
-        marker=marker,
-        linestyle=line or "none",
-        color="black",
-        markerfacecolor="none",
-        markersize=5.5,
-        linewidth=0.9,
-        alpha=0.75,
-        label=f"{label} (published)",
-        zorder=4,
-    )
+    """Published figures, in a style that measured ones never have: hollow black marks, "(published)" in the label."""
+    look = dict(marker=marker, linestyle=line or "none", color="black", markerfacecolor="none", markersize=5.5)
+    ax.plot(list(x), list(y), label=f"{label} (published)", linewidth=0.9, alpha=0.75, zorder=4, **look)
 
 
 def dash_of(run: str) -> str:
-    """Line style of a run: solid, and other dashes for further seeds."""
+    """Line style of a run: solid for the first seed, dashed for further ones."""
     found = SUFFIX.search(run)
     return DASHES[int(found[1]) % len(DASHES)] if found else DASHES[0]
 
@@ -158,8 +144,7 @@ def label_of(name: str) -> str:
 
 
 def draw_smoothed(ax: Axes, x: pd.Series, y: pd.Series, *, colour: str, label: str, dash: str = "-") -> None:
-    """Raw values at alpha 0.25 under their exponential moving average, the span in the legend; short series
-    are drawn as they are."""
+    """Raw values at alpha 0.25 under their exponential moving average; a series of fewer than 10 values as it is."""
     known = y.notna() & x.notna()
     x, y = x[known], y[known]
     if len(y) < 10:
@@ -171,43 +156,31 @@ def draw_smoothed(ax: Axes, x: pd.Series, y: pd.Series, *, colour: str, label: s
 
 
 def span_of(rows: int) -> int:
-    """Span of the moving average over so many rows: short enough not to lag behind a curve that falls
-    fast."""
+    """Span of the moving average: short enough not to lag behind a curve that falls fast."""
     return min(SPAN, max(3, rows // 10))
 
 
 def draw_points(
     ax: Axes, evals: pd.DataFrame, y: str, *, x: str = "step", colour: str, label: str, marker: str = "o"
 ) -> None:
-    """Evaluations as points, with 95 % intervals where the frame has y/lo and y/hi, and n where it has
-    n_problems."""
+    """Evaluations as points; 95 % intervals if the frame has y/lo and y/hi, N and n if it has n_problems."""
     rows = evals[evals[y].notna()] if y in evals else evals[:0]
     if rows.empty:
         return
-    error = np.abs(rows[[f"{y}/lo", f"{y}/hi"]].to_numpy().T - rows[y].to_numpy()) if f"{y}/lo" in rows else None
-    ax.errorbar(
-        rows[x],
-        rows[y],
-        yerror_or_none(error),
-        fmt=marker,
-        color=colour,
-        markersize=4.5,
-        capsize=2.5,
-        linewidth=1.1,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        label=label + counts_of(rows),
-        zorder=5,
-    )
+    error = errors_of(rows, y) if f"{y}/lo" in rows else None
+    if error is not None:  # no interval at all: no zero-width bar may look like one
+        error = None if np.isnan(error).all() else np.nan_to_num(error)
+    look = dict(fmt=marker, color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6)
+    ax.errorbar(rows[x], rows[y], error, label=label + _counts_of(rows), capsize=2.5, linewidth=1.1, zorder=5, **look)
 
 
-def yerror_or_none(error: np.ndarray | None) -> np.ndarray | None:
-    """None where no interval is known, so that no zero-width bar pretends to be one."""
-    return None if error is None or np.isnan(error).all() else np.nan_to_num(error)
+def errors_of(rows: pd.DataFrame, y: str) -> np.ndarray:
+    """(2, N) distances of y/lo and y/hi from y."""
+    return np.abs(rows[[f"{y}/lo", f"{y}/hi"]].to_numpy().T - rows[y].to_numpy())
 
 
-def counts_of(rows: pd.DataFrame) -> str:
-    """ ", N=128 x n=8" of evaluation rows, "" where they do not say."""
+def _counts_of(rows: pd.DataFrame) -> str:
+    """ " (N=128, n=8, 95 %)" of evaluation rows; "" if they do not hold the counts."""
     if "n_problems" not in rows or rows["n_problems"].isna().all():
         return ""
     last = rows[rows["n_problems"].notna()].iloc[-1]
@@ -215,21 +188,33 @@ def counts_of(rows: pd.DataFrame) -> str:
 
 
 def finish(ax: Axes, *, x: str, y: str | None, note: str = "", legend: bool = True, **legend_options: Any) -> None:
-    """Axis labels, a legend if there is something to tell, a note such as "n = 1 seed"."""
+    """Axis labels, a legend if anything is labelled, and a note such as "n = 1 seed"."""
     ax.set_xlabel({"step": "optimizer step"}.get(x, x), fontsize=8.5)
     if x == "tokens":
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if y:
         ax.set_ylabel(y, fontsize=8.5)
     if note:
-        ax.text(1.0, -0.15, note, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY)
+        add_note(ax, note)
     handles, _ = ax.get_legend_handles_labels()
     if legend and handles:
         ax.legend(fontsize=7.5, frameon=False, **legend_options)
 
 
+def add_note(ax: Axes, text: str) -> None:
+    """A small text below the right end of the x axis."""
+    ax.text(1.0, -0.15, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5, color=GREY)
+
+
+def outer_legend(fig: Figure, ax: Axes, loc: str, *, reverse: bool = False, **options: Any) -> Legend:
+    """A legend of the labels of `ax` outside all axes; reverse = in the order of a stack, the top first."""
+    handles, labels = ax.get_legend_handles_labels()
+    order = slice(None, None, -1 if reverse else 1)
+    return fig.legend(handles[order], labels[order], loc=loc, **dict(fontsize=8, frameon=False) | options)
+
+
 def seeds_note(runs: Iterable[str]) -> str:
-    """How many seeds stand behind the curves: each run and its -sN siblings."""
+    """The number of seeds behind the curves: each run and its -sN siblings."""
     stems = [SUFFIX.sub("", run) for run in runs]
     most = max((stems.count(s) for s in stems), default=0)
     return f"n = {most} seed{'s' if most > 1 else ''}" + (", each drawn" if 1 < most < 3 else "")

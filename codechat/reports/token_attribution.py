@@ -1,12 +1,11 @@
-"""Tokens in colour: which are supervised, what each one's advantage is, where the gradient goes.
+"""Coloured tokens: which are supervised, the advantage of each, and its share of the gradient.
 
     codechat xray --ckpt nano/sft --messages chat.json                   the loss mask of a conversation
     codechat xray --tokenizer gpt2 --data data/nano/calls.train.jsonl --row 3 --html row.html
     codechat xray --ckpt nano/sft --messages chat.json --gradient        each token's share of the gradient
 
-An `XRay` shows itself as HTML (`_repr_html_` in notebooks), as terminal colours, and as plain text where a
-picture is not to be had. What is shown is what training uses: the mask is that of `chat.render`, the gradient
-is that of the loss itself.
+An `XRay` displays as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It shows what training uses: the mask is that
+of `chat.render`, the gradient that of the loss.
 
 Left out: attention maps, and gradients of single weights.
 """
@@ -50,7 +49,7 @@ def xray_values(
     kind: Kind = "value",
     roles: Sequence[str] | None = None,
 ) -> XRay:
-    """One value per token, such as advantages or gradient shares. DataError where their numbers differ."""
+    """One value per token, such as advantages or gradient shares. DataError if their numbers differ."""
     if len(values) != len(ids):
         raise DataError(f"{len(values)} values for {len(ids)} tokens; give one value per token")
     roles = ["tokens"] * len(ids) if roles is None else roles
@@ -71,16 +70,13 @@ def gradient_share(
     advantages: Sequence[float] | None = None,
     at: At = "hidden",
 ) -> list[float]:
-    """Each token's share of the gradient of the real loss on one sequence of T ids: norms over their sum, so
-    they add up to 1.
+    """(T,) each token's share of the gradient of the training loss on one sequence of T ids: gradient norms over their sum.
 
-    loss_mask (T,): cross-entropy of the tokens marked. advantages (T,), 0 outside completions: the
-    policy-gradient loss; with both, the mask decides which tokens count. at="hidden": the gradient at the
-    last norm's output, credited to the token that is predicted there: how much each target asks for.
-    at="embedding": the gradient at the input embedding: through which inputs it flows; 0 after the last
-    supervised token, and for that token too, as nothing reads it. All zeros where nothing is supervised or
-    every advantage is 0: there is no gradient. Leaves the weights' own gradients alone. Raises ConfigError
-    for a sequence beyond the block, or without mask and advantages."""
+    loss_mask (T,): cross-entropy of the marked tokens. advantages (T,), 0 outside completions: the policy-gradient loss. With both, the mask
+    decides which tokens count. at="hidden": the gradient at the last norm's output, credited to the token predicted there. at="embedding": the
+    gradient at the input embedding; 0 from the last supervised token on, which no prediction reads. All zeros if nothing is supervised or every
+    advantage is 0. The weights' own gradients are left unchanged. Raises ConfigError for a sequence longer than the block, or without mask and
+    advantages."""
     if loss_mask is None and advantages is None:
         raise ConfigError("gradient_share got neither loss_mask nor advantages; give one of them")
     if len(ids) > model.cfg.block_size + 1:
@@ -100,7 +96,7 @@ def gradient_share(
 
 
 def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: list[float] | None, at: At) -> Tensor:
-    """(T - 1,) norm of d loss / d output of the module that `at` names, at each input place."""
+    """(T - 1,) norm of d loss / d output of the module that `at` names, at each input position."""
     device = model.wte.weight.device
     inputs = torch.tensor([ids[:-1]], device=device)  # (1, T - 1)
     targets = torch.tensor([[i if c else -100 for i, c in zip(ids[1:], counts[1:])]], device=device)
@@ -129,28 +125,28 @@ def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: lis
 
 @dataclass(frozen=True, kw_only=True)
 class XRayConfig:
-    """What to look at and how."""
+    """What to colour, and how to show it."""
 
-    ckpt: str | None = opt(None, "run name, run directory or checkpoint; none = --tokenizer alone, no gradient")
-    tokenizer: str = opt("gpt2", "tokenizer where no checkpoint is given: gpt2, gpt2:N, python:N, chars:FILE or bytes")
-    tags: Literal["reserved", "text"] = opt(
-        "reserved", "chat tags where no checkpoint is given: one id each, or plain text"
+    ckpt: str | None = opt(None, "run name, run directory or checkpoint; none = --tokenizer only, no gradient")
+    tokenizer: str = opt("gpt2", "tokenizer without a checkpoint: gpt2, gpt2:N, python:N, chars:FILE or bytes")
+    tags: Literal["reserved", "text"] = opt("reserved", "chat tags without a checkpoint: one id each, or plain text")
+    messages: Path | None = opt(
+        None, "json file: a list of {role, content}, or an object with that list under messages"
     )
-    messages: Path | None = opt(None, "json file: a list of {role, content}, or an object with one under messages")
-    data: Path | None = opt(None, "jsonl file of conversations, such as those of `codechat data`")
+    data: Path | None = opt(None, "jsonl file of conversations, such as `codechat data` writes")
     row: int = opt(0, "row of --data, from 0")
-    gradient: bool = opt(False, "colour by share of the gradient; needs --ckpt")
+    gradient: bool = opt(False, "colour by share of the gradient; requires --ckpt")
     at: At = opt("hidden", "where the gradient is taken: at the predictions (hidden) or at the inputs (embedding)")
-    html: Path | None = opt(None, "write a page here and print only the table")
+    html: Path | None = opt(None, "write an HTML page to this file and print only the table")
     colour: Literal["auto", "always", "never"] = opt("auto", "terminal colours; auto = when the output is a terminal")
 
     def __post_init__(self) -> None:
         if (self.messages is None) == (self.data is None):
-            raise ConfigError("give one of --messages FILE.json and --data FILE.jsonl")
+            raise ConfigError("required exactly one of --messages FILE.json and --data FILE.jsonl")
         if self.gradient and self.ckpt is None:
-            raise ConfigError("--gradient needs a model; add --ckpt RUN")
+            raise ConfigError("--gradient requires a model; add --ckpt RUN")
         if self.row < 0:
-            raise ConfigError(f"--row {self.row}; rows are counted from 0")
+            raise ConfigError(f"--row {self.row}; required at least 0: rows are counted from 0")
 
 
 EPILOG = """examples:
@@ -161,13 +157,13 @@ EPILOG = """examples:
 
 
 def read_messages(cfg: XRayConfig) -> list[dict[str, str]]:
-    """The conversation that the flags name. MissingFile or DataError says what is wrong with the file."""
+    """The conversation that the flags name. MissingFile or DataError names the file and its problem."""
     path = cfg.messages or cfg.data
     try:
         text = path.read_text(encoding="utf-8") if cfg.messages else _line(path, cfg.row)
         found = json.loads(text)
     except (FileNotFoundError, IsADirectoryError):
-        raise MissingFile(f"{path} is not a file; give --messages a json file or --data a jsonl file") from None
+        raise MissingFile(f"{path} is not a file; pass a json file to --messages or a jsonl file to --data") from None
     except ValueError as error:  # bad json and bad utf-8
         where = f"{path} row {cfg.row}" if cfg.data else str(path)
         raise DataError(f"{where} is not json in UTF-8 ({error})") from None
@@ -189,11 +185,11 @@ def _line(path: Path, row: int) -> str:
         for count, line in enumerate(file, 1):
             if count == row + 1:
                 return line
-    raise DataError(f"{path} has {count} rows; row {row} is not among them; rows are counted from 0")
+    raise DataError(f"{path} has {count} rows, counted from 0; there is no row {row}")
 
 
-def look(cfg: XRayConfig) -> XRay:
-    """The picture that the flags ask for."""
+def attribute(cfg: XRayConfig) -> XRay:
+    """The picture that the flags describe."""
     messages = read_messages(cfg)
     if cfg.ckpt is None:
         return xray_mask(messages, load(cfg.tokenizer), cfg.tags)
@@ -208,7 +204,7 @@ def look(cfg: XRayConfig) -> XRay:
 def main(argv: list[str] | None = None) -> None:
     """`codechat xray`."""
     cfg = config.parse(XRayConfig, sys.argv[1:] if argv is None else argv, prog="codechat xray", epilog=EPILOG)
-    image = look(cfg)
+    image = attribute(cfg)
     if cfg.html:
         cfg.html.write_text(image.page(), encoding="utf-8")
         print(f"{image.table()}\n\npage: {cfg.html}")

@@ -79,16 +79,16 @@ def test_of_other_seeds_the_result_is_kept_and_nothing_else(recipe: Path) -> Non
 
 def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Path) -> None:
     (recipe / "data" / "nano" / "sft" / "manifest.json").unlink()
-    with pytest.raises(MissingFile, match=r"manifest\.json does not exist; `codechat run nano`"):
+    with pytest.raises(MissingFile, match=r"manifest\.json"):
         frozen_rows.freeze("nano")
-    with pytest.raises(MissingFile, match="no run 'other/pretrain'"):
+    with pytest.raises(MissingFile, match="other/pretrain"):
         frozen_rows.freeze("other")
     for stage in frozen_rows.STAGES:
         make_run(f"other/{stage}", finish=stage != "sft")
-    with pytest.raises(RunError, match="other/sft is running"):
+    with pytest.raises(RunError, match="other/sft"):
         frozen_rows.freeze("other")
     assert not (recipe / "reports").exists()
-    with pytest.raises(MissingFile, match="no frozen rows"):
+    with pytest.raises(MissingFile):
         frozen_rows.rows("frozen", "sft", "metrics")
 
 

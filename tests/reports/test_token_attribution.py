@@ -1,4 +1,4 @@
-"""X-rays: what is coloured is what is supervised, tokens stay data, gradient shares are those of the loss."""
+"""Token attribution: coloured tokens are the supervised ones, tokens never become markup, gradient shares are those of the loss."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ def test_colour_follows_sign_and_size(tok: tokenizer.Tokenizer) -> None:
     assert image.top(2) == [0, 1]
 
 
-def test_values_that_cannot_be_shown_are_refused(tok: tokenizer.Tokenizer) -> None:
-    with pytest.raises(DataError, match="2 values for 1 tokens"):
+def test_values_that_cannot_be_shown_raise(tok: tokenizer.Tokenizer) -> None:
+    with pytest.raises(DataError, match="2 .*1 "):
         xray_values([5], [1.0, 2.0], tok)
-    with pytest.raises(DataError, match="token 0 is nan"):
+    with pytest.raises(DataError, match="0 is nan"):
         xray_values([5], torch.tensor([torch.nan]), tok)
 
 
@@ -212,12 +212,12 @@ def test_frozen_weights_have_shares_too(tok: tokenizer.Tokenizer, rendered: chat
     assert sum(gradient_share(frozen, rendered.ids, rendered.loss_mask)) == pytest.approx(1, abs=1e-6)
 
 
-def test_gradient_refuses_what_it_cannot_answer(model: GPT) -> None:
-    with pytest.raises(ConfigError, match="neither"):
+def test_a_gradient_needs_a_mask_that_fits_the_tokens_and_the_block(model: GPT) -> None:
+    with pytest.raises(ConfigError, match="loss_mask nor advantages"):
         gradient_share(model, [1, 2])
-    with pytest.raises(ConfigError, match="block_size is 256"):
+    with pytest.raises(ConfigError, match="block_size.*256"):
         gradient_share(model, [1] * 300, [1] * 300)
-    with pytest.raises(DataError, match="2 tokens"):
+    with pytest.raises(DataError, match="2 "):
         gradient_share(model, [1, 2], [1])
 
 
@@ -250,29 +250,29 @@ def test_command_writes_a_page(files: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content",
     [
-        (b"[", "is not json"),
-        (b"\xff\xfe", "is not json in UTF-8"),
-        (b'{"prompt": "x"}', "holds no messages"),
-        (b'[{"role": "user"}]', "holds no messages"),
-        (b'[{"role": "user", "content": "x"}]', "no assistant turn"),
-        (b"[]", "holds no messages"),
+        b"[",
+        b"\xff\xfe",
+        b'{"prompt": "x"}',
+        b'[{"role": "user"}]',
+        b'[{"role": "user", "content": "x"}]',
+        b"[]",
     ],
 )
-def test_bad_conversations_get_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_conversations_raise_a_data_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError):
         main(["--tokenizer", "bytes", "--messages", str(tmp_path / "bad.json")])
 
 
 def test_settings_that_do_not_go_together(files: Path) -> None:
     messages = ["--messages", str(files / "chat.json")]
-    with pytest.raises(ConfigError, match="--gradient needs a model"):
+    with pytest.raises(ConfigError, match="--ckpt"):
         main([*messages, "--gradient"])
-    with pytest.raises(ConfigError, match="give one of"):
+    with pytest.raises(ConfigError, match="--messages .*--data"):
         main([])
-    with pytest.raises(DataError, match="has 2 rows; row 2 is not among them"):
+    with pytest.raises(DataError, match="2 rows.*row 2"):
         main(["--tokenizer", "bytes", "--data", str(files / "rows.jsonl"), "--row", "2"])
 
 
