@@ -90,7 +90,7 @@ exact.round(3)
 
 # %%
 causes = {"neither": ("leave_one_out", "constant"), "std": ("zscore", "constant"), "length": ("leave_one_out", "sequence"), "both": ("zscore", "sequence")}
-bent = {name: cosine(expectation(world, theta, exact_gradients.group_loss(baseline=b, weighing=w), 3), truth)  # type: ignore[arg-type]
+bent = {name: cosine(expectation(world, theta, exact_gradients.group_loss(baseline=b, aggregation=w), 3), truth)  # type: ignore[arg-type]
         for name, (b, w) in causes.items()}
 pd.Series(bent, name="cosine").round(4)
 

@@ -32,7 +32,7 @@ seed = 0
 import torch
 import torch.nn.functional as F
 
-from codechat.labs.loss_exercises import EMPTY, EXERCISES, RIGHT, check
+from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check
 
 torch.manual_seed(seed)
 found = {}
@@ -232,6 +232,6 @@ found["kto_loss"] = check(kto_loss)
 # ## How far are you?
 
 # %%
-done = [name for name, said in found.items() if said == RIGHT]
+done = [name for name, said in found.items() if said == CORRECT]
 print(f"{len(done)} of {len(EXERCISES)} right: {', '.join(done) or 'none yet'}")
-assert found.keys() == EXERCISES.keys() and set(found.values()) <= {RIGHT, EMPTY}
+assert found.keys() == EXERCISES.keys() and set(found.values()) <= {CORRECT, EMPTY}

@@ -30,7 +30,7 @@ seed = 0
 import torch
 import torch.nn.functional as F
 
-from codechat.labs.loss_exercises import EMPTY, EXERCISES, RIGHT, check
+from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check
 
 torch.manual_seed(seed)
 found = {}
@@ -246,4 +246,4 @@ found["kto_loss"] = check(kto_loss)
 # The last cell holds the notebook to its Result.
 
 # %%
-assert found == dict.fromkeys(EXERCISES, RIGHT) and EMPTY not in found.values()
+assert found == dict.fromkeys(EXERCISES, CORRECT) and EMPTY not in found.values()

@@ -106,7 +106,7 @@ points.set_index("run")
 # %%
 law = scaling_law.fit(points["n"], points["d"], points["loss"])
 kinds = {"E + A/N^a + B/D^b": {}, "A/N^a + B/D^b (E = 0)": dict(floor=False), "E + B/D^b (no size)": dict(size=False)}
-missed = {name: scaling_law.left_out(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}
+missed = {name: scaling_law.leave_one_out_errors(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}
 errors = {name: float(np.sqrt(np.mean(values**2))) for name, values in missed.items()}
 best = points.loc[points.groupby("budget")["loss"].idxmin()]
 size = best["run"].str.rpartition("/")[2].str.rpartition("-")[0]

@@ -1,6 +1,6 @@
-"""Experiments for understanding: character models, exact gradients, loss exercises, reward ablation, reproducible defects, scaling law.
+"""Experiments: character models, exact gradients, loss exercises, reward ablation, reproducible defects, a scaling law.
 
-Nothing outside this room depends on it but recipes and reports.
+Only recipes and reports import this room.
 """
 
 from codechat.core.lazy import attach

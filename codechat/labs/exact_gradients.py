@@ -1,9 +1,9 @@
-"""A world of characters small enough to enumerate: the exact expected reward, its gradient and KL divergences, beside every estimator of them.
+"""Exact policy gradients in a world small enough to enumerate, to measure the bias and variance of every estimator.
 
-A text is up to `length` letters and ends where the policy writes the stop symbol, or is full. The policy is a table, one row of logits for
-each prefix, so every text's probability is known and sums run over all texts: nothing here is sampled unless it is asked for. An estimator
-takes groups of texts, as a training step would, and returns the gradient that the library's own loss gives for each group. Its mean over
-*all* groups, each weighted by its probability, minus the true gradient is its bias, to rounding.
+A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of logits per prefix, so the
+probability of every text is known and expectations are sums over all texts. An estimator takes groups of texts, as a training step does, and
+returns the gradient of the library's own loss for each group. Its mean over *all* groups, weighted by their probabilities, minus the true
+gradient is its bias, up to rounding.
 
     world = World()
     theta = world.policy(seed=0)
@@ -11,7 +11,7 @@ takes groups of texts, as a training step would, and returns the gradient that t
     m = expectation(world, theta, ESTIMATORS["grpo"], group_size=2)   # the mean of GRPO's gradient over all groups of two
     cosine(m, g)
 
-Left out: function approximation (a table has no interference), problems (one prompt), truncation by a sampler.
+Left out: function approximation (a table has no interference), several prompts, truncated sampling.
 
 Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. Everything is float64.
 """
@@ -34,14 +34,14 @@ LARGEST = 5_000_000  # groups x texts that an expectation may enumerate
 
 
 def staircase(text: str, target: str = "abba") -> float:
-    """0.2 for each right letter from the start, 1 for exactly the target: partial credit, as a task's tiers give it."""
-    right = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
-    return 1.0 if text == target else 0.2 * right
+    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give it."""
+    correct = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
+    return 1.0 if text == target else 0.2 * correct
 
 
 @dataclass(frozen=True)
 class World:
-    """Letters, the longest text, and a reward of texts."""
+    """Letters, the maximum length of a text, and the reward of a text."""
 
     letters: str = "ab"
     length: int = 4
@@ -75,17 +75,16 @@ class World:
 
     def policy(self, seed: int = 0, scale: float = 0.7) -> Tensor:
         """(K, V) logits of a random policy; scale 0 = uniform."""
-        return scale * torch.randn(
-            self.n_states, len(self.letters) + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
+        rng = torch.Generator().manual_seed(seed)
+        return scale * torch.randn(self.n_states, len(self.letters) + 1, generator=rng, dtype=torch.float64)
 
     def logprobs(self, theta: Tensor) -> Tensor:
-        """(S, T) log-probability of each token, 0 behind a text's end."""
+        """(S, T) log-probability of each token, 0 after the end of a text."""
         found = theta.log_softmax(-1)[self.states, self.symbols]
         return torch.where(self.mask, found, torch.zeros_like(found))
 
     def probabilities(self, theta: Tensor) -> Tensor:
-        """(S,), sums to 1."""
+        """(S,) probability of each text; they add up to 1."""
         return self.logprobs(theta).sum(1).exp()
 
     def expected_reward(self, theta: Tensor) -> Tensor:
@@ -104,8 +103,8 @@ class World:
         return _gradient(lambda x: self.kl(x, other), theta)
 
     def next_token_kl_gradient(self, theta: Tensor, other: Tensor, *, reverse: bool = False) -> Tensor:
-        """(D,) of the next token's KL(theta || other) (reverse: KL(other || theta)) summed over the prefixes that theta visits, with how often it
-        visits them held fixed: what a loss over tokens can see."""
+        """(D,) gradient of the next token's KL(theta || other) (reverse: KL(other || theta)), summed over prefixes weighted by how often theta
+        visits them. The visits are held constant: a loss over tokens cannot see them."""
         visits = torch.zeros(self.n_states, dtype=torch.float64)
         visits.index_add_(0, self.states[self.mask], self.probabilities(theta)[:, None].expand_as(self.mask)[self.mask])
 
@@ -129,17 +128,15 @@ class World:
         p = theta.softmax(-1)
         found = torch.zeros(*self.mask.shape, self.n_states, p.shape[1], dtype=torch.float64)
         s, t = self.mask.nonzero(as_tuple=True)
-        found[s, t, self.states[s, t]] = (
-            torch.eye(p.shape[1], dtype=torch.float64)[self.symbols[s, t]] - p[self.states[s, t]]
-        )
+        onehot = torch.eye(p.shape[1], dtype=torch.float64)[self.symbols[s, t]]
+        found[s, t, self.states[s, t]] = onehot - p[self.states[s, t]]
         return found.flatten(2)
 
     def sample(self, theta: Tensor, groups: int, group_size: int, seed: int = 0) -> Tensor:
-        """(N, G) numbers of texts drawn from the policy: frozen rollouts that every estimator can be shown."""
+        """(N, G) indices of texts sampled from the policy: fixed rollouts for comparing estimators."""
         rng = torch.Generator().manual_seed(seed)
-        return torch.multinomial(self.probabilities(theta), groups * group_size, replacement=True, generator=rng).view(
-            groups, group_size
-        )
+        drawn = torch.multinomial(self.probabilities(theta), groups * group_size, replacement=True, generator=rng)
+        return drawn.view(groups, group_size)
 
 
 def _gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
@@ -152,12 +149,12 @@ def _gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """What a loss is given: N groups of G texts, flattened to B = N x G rows. All (B, T) but rewards (N, G) and lengths (B,)."""
+    """The input of a loss: N groups of G texts, flattened to B = N x G rows. All (B, T) except rewards (N, G) and lengths (B,)."""
 
     world: World
     theta: Tensor
     old: Tensor  # the policy that sampled
-    at: Tensor  # (N, G) numbers of texts
+    at: Tensor  # (N, G) indices of texts
 
     def rows(self, table: Tensor) -> Tensor:
         return table[self.at.flatten()]
@@ -175,41 +172,33 @@ class Groups:
         return self.mask.sum(1)
 
 
-Loss = Callable[
-    [Groups, Tensor], Tensor
-]  # (groups, logprobs (B, T) with gradient) -> loss of each token, weighted, (B, T)
+# (groups, logprobs (B, T) with gradient) -> weighted loss of each token (B, T)
+Loss = Callable[[Groups, Tensor], Tensor]
 
 
 def group_loss(
-    *, baseline: Baseline, weighing: losses.Weighing, level: str = "token", clip_eps: tuple[float, float] = (1e9, 1e9)
+    *, baseline: Baseline, aggregation: str, level: str = "token", clip_eps: tuple[float, float] = (1e9, 1e9)
 ) -> Loss:
-    """REINFORCE's and GRPO's family: a group baseline, a weighing of tokens, a clipped ratio. Each group is a step of its own."""
+    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step of its own."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         N, G = groups.at.shape
-        advantage = group_advantages(groups.rewards, baseline).view(-1, 1)
-        low, high = clip_eps
-        found, _ = losses.clipped_policy_loss(
-            logprobs,
+        advantage, old = (
+            group_advantages(groups.rewards, baseline).view(-1, 1),
             groups.rows(groups.world.logprobs(groups.old)),
-            advantage,
-            groups.mask,
-            clip_eps_low=low,
-            clip_eps_high=high,
-            level=level,
-        )  # type: ignore[arg-type]
-        per_group = groups.lengths.view(N, G).sum(1).repeat_interleave(G)[:, None].double()  # tokens of each group
-        if weighing == "token":
-            return found / per_group
-        return found * losses.token_weights(
-            groups.lengths.double(), weighing, n_sequences=G, n_tokens=0.0, max_tokens=1
         )
+        clip = dict(clip_eps_low=clip_eps[0], clip_eps_high=clip_eps[1], level=level)
+        found, _ = losses.clipped_policy_loss(logprobs, old, advantage, groups.mask, **clip)
+        if aggregation == "token":  # over the tokens of each group
+            return found / groups.lengths.view(N, G).sum(1).repeat_interleave(G)[:, None].double()
+        lengths = groups.lengths.double()
+        return found * losses.token_weights(lengths, aggregation, n_sequences=G, n_tokens=0.0, max_tokens=1)
 
     return loss
 
 
 def gae_loss(lam: float, value_error: float = 0.0) -> Loss:
-    """PPO at ratio 1: generalised advantages from the exact values, each moved by value_error x a fixed pattern."""
+    """PPO at ratio 1: GAE over the exact values plus value_error times a fixed pattern."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         exact = groups.world.values(groups.theta)
@@ -223,22 +212,21 @@ def gae_loss(lam: float, value_error: float = 0.0) -> Loss:
 
 
 def expert_loss(groups: Groups, logprobs: Tensor) -> Tensor:
-    """Expert iteration: the mean negative log-probability of the best texts of each group that disagrees."""
-    best = (groups.rewards == groups.rewards.amax(1, keepdim=True)) & (groups.rewards != groups.rewards[:, :1]).any(
-        1, keepdim=True
-    )
+    """Expert iteration: the mean negative log-probability of the best texts of each group whose rewards differ."""
+    differ = (groups.rewards != groups.rewards[:, :1]).any(1, keepdim=True)
+    best = (groups.rewards == groups.rewards.amax(1, keepdim=True)) & differ
     tokens = (groups.lengths.view_as(best) * best).sum(1, keepdim=True).clamp(min=1)
     return -logprobs * (best / tokens).view(-1, 1)
 
 
 ESTIMATORS: Mapping[str, Loss] = {
-    "no baseline": group_loss(baseline="none", weighing="constant"),
-    "group mean": group_loss(baseline="mean", weighing="constant"),
-    "leave one out": group_loss(baseline="leave_one_out", weighing="constant"),
-    "grpo": group_loss(baseline="zscore", weighing="sequence", clip_eps=(0.2, 0.2)),
-    "dr_grpo": group_loss(baseline="mean", weighing="constant", clip_eps=(0.2, 0.2)),
-    "dapo": group_loss(baseline="zscore", weighing="token", clip_eps=(0.2, 0.28)),
-    "gspo": group_loss(baseline="zscore", weighing="sequence", level="sequence", clip_eps=(3e-4, 4e-4)),
+    "no baseline": group_loss(baseline="none", aggregation="constant"),
+    "group mean": group_loss(baseline="mean", aggregation="constant"),
+    "leave one out": group_loss(baseline="leave_one_out", aggregation="constant"),
+    "grpo": group_loss(baseline="zscore", aggregation="sequence", clip_eps=(0.2, 0.2)),
+    "dr_grpo": group_loss(baseline="mean", aggregation="constant", clip_eps=(0.2, 0.2)),
+    "dapo": group_loss(baseline="zscore", aggregation="token", clip_eps=(0.2, 0.28)),
+    "gspo": group_loss(baseline="zscore", aggregation="sequence", level="sequence", clip_eps=(3e-4, 4e-4)),
     "ppo, exact value": gae_loss(lam=0.95),
     "ppo, wrong value": gae_loss(lam=0.95, value_error=0.3),
     "expert iteration": expert_loss,
@@ -246,7 +234,7 @@ ESTIMATORS: Mapping[str, Loss] = {
 
 
 def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL term of a loss over tokens; its negated gradient estimates that of the KL divergence from the reference."""
+    """The KL estimate as a loss over tokens; its negative gradient estimates that of the KL divergence from the reference."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         return -losses.kl_estimate(logprobs, groups.rows(groups.world.logprobs(reference)), kind) / groups.at.shape[1]
@@ -255,7 +243,7 @@ def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
 
 
 def kl_in_reward(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL term as a reward of the whole text, no gradient through it, against the mean of the group's others."""
+    """The KL estimate as a reward of the whole text, without a gradient through it, minus the mean of the other texts of the group."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         world = groups.world
@@ -267,11 +255,11 @@ def kl_in_reward(kind: losses.KLKind, reference: Tensor) -> Loss:
 
 
 def group_gradients(world: World, theta: Tensor, loss: Loss, at: Tensor, old: Tensor | None = None) -> Tensor:
-    """(N, D): minus the gradient of the loss of each group of texts `at` (N, G): the direction in which a step would go."""
+    """(N, D) minus the gradient of the loss of each group of texts `at` (N, G): the direction of a step."""
     logprobs = world.logprobs(theta)[at.flatten()].detach().requires_grad_()
     groups = Groups(world, theta, theta if old is None else old, at)
     total = losses.masked_sum(loss(groups, logprobs), groups.mask)
-    (slope,) = torch.autograd.grad(total, logprobs)  # (B, T): how much of each token's score is taken
+    (slope,) = torch.autograd.grad(total, logprobs)  # (B, T) weight of each token's score
     scores = world.scores(theta)
     whole = torch.zeros(*at.shape[:1], scores.shape[2], dtype=torch.float64)
     for g in range(at.shape[1]):
@@ -280,7 +268,7 @@ def group_gradients(world: World, theta: Tensor, loss: Loss, at: Tensor, old: Te
 
 
 def every_group(world: World, group_size: int, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """All S^G groups (N, G) and the probability of each (N,). ConfigError where that is too many."""
+    """All S^G groups (N, G) and the probability of each (N,). ConfigError if they are too many."""
     S = len(world.texts)
     if S**group_size * group_size > LARGEST:
         raise ConfigError(
@@ -291,13 +279,13 @@ def every_group(world: World, group_size: int, theta: Tensor) -> tuple[Tensor, T
 
 
 def expectation(world: World, theta: Tensor, loss: Loss, group_size: int = 2, old: Tensor | None = None) -> Tensor:
-    """(D,) the exact mean of an estimator's gradient over all groups that the sampling policy could draw."""
+    """(D,) the exact mean of an estimator's gradient over all groups that the sampling policy can draw."""
     at, p = every_group(world, group_size, theta if old is None else old)
     return p @ group_gradients(world, theta, loss, at, old)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    """Of two directions; 0 where one is nothing."""
+    """Cosine of two directions; 0 if one is the zero vector."""
     norms = float(a.norm() * b.norm())
     return float(a @ b) / norms if norms > 1e-30 else 0.0
 
@@ -311,11 +299,12 @@ def compare(
     truth: Tensor | None = None,
     old: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Each estimator on the same frozen groups `at` (N, G), beside the true gradient (default: of the expected reward).
+    """Each estimator on the same groups `at` (N, G), compared with the true gradient (default: of the expected reward).
 
-    scale: the projection of its mean on the truth (1 = right size). bias: what of its mean is not along the truth, over its mean's size: 0 = a
-    rescaled truth. noise: root mean squared distance of a group's gradient from the mean, over the mean's size. cosine: of the mean; cosine_one: of
-    one group's gradient, averaged. The mean is that of the groups given: with N groups its error is noise / sqrt(N)."""
+    scale: projection of its mean on the true gradient (1 = the correct size). bias: the part of its mean that is not along the true gradient, over
+    the norm of the mean. noise: root mean squared distance of a group's gradient from the mean, over the norm of the mean. cosine: of the mean with
+    the true gradient. cosine_one: of one group's gradient, averaged. The mean is over the given groups: for N groups its error is
+    noise / sqrt(N)."""
     truth = world.gradient(theta) if truth is None else truth
     rows = {}
     for name, loss in estimators.items():
@@ -323,13 +312,12 @@ def compare(
         mean = found.mean(0)
         along = float(mean @ truth / (truth @ truth))
         size = max(float(mean.norm()), 1e-30)
+        each = torch.stack([g @ truth / (g.norm() * truth.norm()).clamp(min=1e-30) for g in found])
         rows[name] = dict(
             scale=along,
             bias=float((mean - along * truth).norm()) / size,
             noise=float((found - mean).square().sum(1).mean().sqrt()) / size,
             cosine=cosine(mean, truth),
-            cosine_one=float(
-                torch.stack([g @ truth / (g.norm() * truth.norm()).clamp(min=1e-30) for g in found]).mean()
-            ),
+            cosine_one=float(each.mean()),
         )
     return rows

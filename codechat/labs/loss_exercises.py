@@ -1,12 +1,12 @@
-"""Exercises: write a loss yourself, and have it compared with the library's.
+"""Exercises: write a loss yourself and compare it with the library's.
 
-    check(dpo_loss)        dpo_loss: right (6 cases, values and gradients)
+    check(dpo_loss)        dpo_loss: correct (6 cases, values and gradients)
 
-A solution is a function with the name and the arguments of an exercise. It is called on random cases, values and gradients are compared, and the
-first difference is told with both numbers. A function that raises NotImplementedError or returns nothing is not filled in yet, which is said and is
-no error, so that a notebook of empty exercises runs.
+A solution is a function with the name and the arguments of an exercise. It runs on random cases; values and gradients are compared, and the first
+difference is reported with both numbers. A function that raises NotImplementedError or returns nothing is reported as not filled in; this is not
+an error, so that a notebook of empty exercises runs.
 
-Left out: the derivations (notebooks 17 and 18), and anything about how a solution is written.
+Left out: the derivations (notebooks 17 and 18), and how a solution is written.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from codechat.core.errors import ConfigError, nearest
 from codechat.rl import advantages, functional, losses, preference_losses
 
 CASES = 6
-RIGHT, EMPTY = "right", "not filled in yet"
+CORRECT, EMPTY = "correct", "not filled in yet"
 Case = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """solution: the library's. case: arguments from a generator. learns: names of the arguments that carry gradient."""
+    """solution: the library's function. case: arguments from a generator. learns: names of the arguments that carry a gradient."""
 
     solution: Callable[..., Tensor]
     case: Callable[[torch.Generator], Case]
@@ -36,10 +36,12 @@ class Exercise:
 
 
 def check(function: Callable[..., Any]) -> str:
-    """Print and return RIGHT or EMPTY. AssertionError for a solution that is wrong: which case, what differs; ConfigError for an unknown name."""
+    """Print and return CORRECT or EMPTY. AssertionError names the case and the difference of a wrong solution; ConfigError for an unknown name."""
     name = function.__name__
     if name not in EXERCISES:
-        raise ConfigError(f"no exercise is called {name!r}; they are {', '.join(EXERCISES)}{nearest(name, EXERCISES)}")
+        raise ConfigError(
+            f"no exercise is called {name!r}; exercises: {', '.join(EXERCISES)}{nearest(name, EXERCISES)}"
+        )
     exercise, rng = EXERCISES[name], torch.Generator().manual_seed(0)
     for number in range(1, CASES + 1):
         case = exercise.case(rng)
@@ -51,23 +53,23 @@ def check(function: Callable[..., Any]) -> str:
             print(f"{name}: {EMPTY}")
             return EMPTY
         _compare(name, number, case, found, _run(exercise.solution, case, exercise.learns))
-    print(f"{name}: {RIGHT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
-    return RIGHT
+    print(f"{name}: {CORRECT} ({CASES} cases, values{' and gradients' if exercise.learns else ''})")
+    return CORRECT
 
 
 Found = tuple[Tensor, dict[str, Tensor]]
 
 
 def _run(function: Callable[..., Any], case: Case, learns: tuple[str, ...]) -> Found | None:
-    """The value, and the gradient of its sum with respect to each argument that learns; None where there is no value."""
+    """The value and the gradient of its sum with respect to each argument in `learns`; None if there is no value."""
     own = {k: v.clone().requires_grad_(k in learns) if isinstance(v, Tensor) else v for k, v in case.items()}
     value = function(**own)
     if value is None or value is Ellipsis:
         return None
-    assert isinstance(value, Tensor), f"{function.__name__} returned a {type(value).__name__}; a tensor is needed"
+    assert isinstance(value, Tensor), f"{function.__name__} returned a {type(value).__name__}; required: a tensor"
     if learns:
         assert value.requires_grad, (
-            f"{function.__name__}: no gradient reaches {', '.join(learns)}; leave .item(), .detach() and torch.no_grad() out"
+            f"{function.__name__}: no gradient reaches {', '.join(learns)}; remove .item(), .detach() and torch.no_grad()"
         )
     grads = torch.autograd.grad(value.sum(), [own[k] for k in learns], allow_unused=True) if learns else ()
     return value.detach(), {
@@ -75,22 +77,18 @@ def _run(function: Callable[..., Any], case: Case, learns: tuple[str, ...]) -> F
     }
 
 
-def _compare(name: str, number: int, case: Case, ours: Found, right: Found) -> None:
-    told = f"{name}, case {number} of {CASES}"
-    assert ours[0].shape == right[0].shape, (
-        f"{told}: the shape is {tuple(ours[0].shape)}; {tuple(right[0].shape)} is needed"
-    )
-    for what, a, b in [
-        ("the value", ours[0], right[0]),
-        *((f"the gradient of {k}", ours[1][k], right[1][k]) for k in right[1]),
-    ]:
+def _compare(name: str, number: int, case: Case, ours: Found, correct: Found) -> None:
+    told, (value, gradients) = f"{name}, case {number} of {CASES}", correct
+    assert ours[0].shape == value.shape, f"{told}: the shape is {tuple(ours[0].shape)}; required: {tuple(value.shape)}"
+    pairs = [("the value", ours[0], value)] + [(f"the gradient of {k}", ours[1][k], g) for k, g in gradients.items()]
+    for what, a, b in pairs:
         if torch.allclose(a, b.to(a.dtype), rtol=1e-6, atol=1e-9):
             continue
         at = int((a - b).abs().nan_to_num(nan=torch.inf).argmax())
-        sign = "; its sign is turned around" if torch.allclose(a, -b.to(a.dtype), rtol=1e-6, atol=1e-9) else ""
+        sign = "; its sign is reversed" if torch.allclose(a, -b.to(a.dtype), rtol=1e-6, atol=1e-9) else ""
         shown = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in case.items()}
         raise AssertionError(
-            f"{told}: {what} is {a.flatten()[at]:.6f} at element {at}, {b.flatten()[at]:.6f} is right{sign}; the case was {shown}"
+            f"{told}: {what} is {a.flatten()[at]:.6f} at element {at}; correct: {b.flatten()[at]:.6f}{sign}; the case was {shown}"
         )
 
 
@@ -112,9 +110,8 @@ def _mask(rng: torch.Generator, B: int, T: int) -> Tensor:
 
 def _ratios(rng: torch.Generator) -> Case:
     new = _logprobs(rng, 3, 4)
-    return dict(
-        logprobs=new, old_logprobs=new + _normal(rng, 3, 4, scale=0.4), advantages=_normal(rng, 3, 1), clip_eps=0.2
-    )
+    old = new + _normal(rng, 3, 4, scale=0.4)
+    return dict(logprobs=new, old_logprobs=old, advantages=_normal(rng, 3, 1), clip_eps=0.2)
 
 
 def _pair(rng: torch.Generator, **more: Any) -> Case:
@@ -130,13 +127,12 @@ def _lengths(rng: torch.Generator) -> Case:
 
 
 def _labelled(rng: torch.Generator) -> Case:
-    return dict(
-        logprobs=5 * _logprobs(rng, 4),
-        ref_logprobs=5 * _logprobs(rng, 4),
-        liked=torch.tensor([True, False, True, False]),
-        kl=float(torch.rand((), generator=rng)),
-        beta=0.3,
-    )
+    own = dict(logprobs=5 * _logprobs(rng, 4), ref_logprobs=5 * _logprobs(rng, 4))
+    return own | dict(liked=torch.arange(4) % 2 == 0, kl=float(torch.rand((), generator=rng)), beta=0.3)
+
+
+def _preference(name: str, case: Callable[[torch.Generator], Case]) -> Exercise:
+    return Exercise(lambda **own: getattr(preference_losses, name)(**own).losses, case, ("chosen", "rejected"))
 
 
 EXERCISES: Mapping[str, Exercise] = {
@@ -168,30 +164,12 @@ EXERCISES: Mapping[str, Exercise] = {
         ("logprobs",),
     ),
     "gae": Exercise(
-        lambda rewards, values, gamma, lam: advantages.estimate_gae(
-            rewards, values, torch.ones_like(rewards), gamma=gamma, lam=lam
-        )[0],
+        lambda rewards, values, **how: advantages.estimate_gae(rewards, values, torch.ones_like(rewards), **how)[0],
         lambda rng: dict(rewards=_normal(rng, 2, 5), values=_normal(rng, 2, 5), gamma=0.9, lam=0.8),
     ),
-    "dpo_loss": Exercise(
-        lambda **case: preference_losses.dpo_loss(**case).losses,
-        lambda rng: _pair(rng, **_reference(rng), beta=0.2),
-        ("chosen", "rejected"),
-    ),
-    "ipo_loss": Exercise(
-        lambda **case: preference_losses.ipo_loss(**case).losses,
-        lambda rng: _pair(rng, **_reference(rng), beta=0.2),
-        ("chosen", "rejected"),
-    ),
-    "simpo_loss": Exercise(
-        lambda **case: preference_losses.simpo_loss(**case).losses,
-        lambda rng: _pair(rng, **_lengths(rng), beta=2.0, margin=1.0),
-        ("chosen", "rejected"),
-    ),
-    "orpo_loss": Exercise(
-        lambda **case: preference_losses.orpo_loss(**case).losses,
-        lambda rng: _pair(rng, **_lengths(rng), beta=0.1),
-        ("chosen", "rejected"),
-    ),
+    "dpo_loss": _preference("dpo_loss", lambda rng: _pair(rng, **_reference(rng), beta=0.2)),
+    "ipo_loss": _preference("ipo_loss", lambda rng: _pair(rng, **_reference(rng), beta=0.2)),
+    "simpo_loss": _preference("simpo_loss", lambda rng: _pair(rng, **_lengths(rng), beta=2.0, margin=1.0)),
+    "orpo_loss": _preference("orpo_loss", lambda rng: _pair(rng, **_lengths(rng), beta=0.1)),
     "kto_loss": Exercise(lambda **case: preference_losses.kto_loss(**case)[0], _labelled, ("logprobs",)),
 }

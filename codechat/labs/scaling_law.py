@@ -1,13 +1,13 @@
-"""A law of loss over model size and tokens, L = E + A / N^a + B / D^b (arXiv:2203.15556, eq. 2), and which of its parameters the points identify.
+"""A scaling law of loss over model size and tokens, L = E + A / N^a + B / D^b (arXiv:2203.15556, eq. 2), and which parameters the points identify.
 
-    law = fit(n, d, loss)          # parameters or training runs as arrays (P,)
+    law = fit(n, d, loss)          # sizes, tokens and losses of P training runs, arrays (P,)
     law.predict(n, d), law.residuals, law.region["a"]
 
-For exponents a, b and a floor E the rest is linear, so the fit is a search over a grid of the three with A and B solved, both at least 0: no
-start values, no local minima, and the whole region of fits that explain the points almost as well comes with it. `region` holds for each parameter
-the range within that region (F test of one parameter at 95 %); a parameter whose range touches the end of its grid is not identified.
+Given the exponents a, b and the floor E, the law is linear in A and B. The fit searches a grid of the three and solves for A and B, both at least
+0: no start values and no local minima. `region` holds the range of each parameter among the fits that are not significantly worse than the best (F
+test of one parameter, 95 %). A parameter whose range touches the end of its grid is not identified.
 
-Deviations from the source: squared error of the loss where that takes a Huber loss of its logarithm (ten points, none an outlier).
+Deviation from the source: squared error of the loss instead of the Huber loss of its logarithm (ten points, no outlier).
 
 Left out: a term for the interaction of size and tokens, and errors that grow with the loss.
 """
@@ -28,8 +28,8 @@ T_SQUARED = (161.4, 18.51, 10.13, 7.709, 6.608, 5.987, 5.591, 5.318, 5.117, 4.96
 
 @dataclass(frozen=True)
 class Law:
-    """E, A, B in nats per token at the reference n0, d0 (geometric means): A is what size costs there, B what tokens cost. residuals: (P,) measured
-    minus fitted. region: range of each parameter among the fits that the points do not tell from the best."""
+    """E, A, B in nats per token; A and B are the terms of size and tokens at n0, d0 (geometric means). residuals: (P,) measured minus fitted.
+    region: range of each parameter among the fits that are not significantly worse than the best."""
 
     E: float
     A: float
@@ -52,9 +52,9 @@ class Law:
 
 
 def fit(n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, floor: bool = True, size: bool = True) -> Law:
-    """The law through points (P,). floor=False: E = 0; size=False: A = 0. DataError for fewer points than parameters and one more."""
+    """The law through points (P,). floor=False: E = 0; size=False: A = 0. DataError without at least one point more than parameters."""
     n, d, loss = (np.asarray(x, dtype=float) for x in (n, d, loss))
-    free = 1 + 1 + floor + 2 * size  # B, b and what is left in
+    free = 2 + floor + 2 * size  # B and b; E; A and a
     if not len(n) == len(d) == len(loss) or len(n) <= free:
         raise DataError(
             f"{len(n)} sizes, {len(d)} token counts, {len(loss)} losses for a law of {free} parameters; at least {free + 1} points are required"
@@ -71,23 +71,12 @@ def fit(n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, floor: bool = True, s
     best = dict(E=E[k], A=A[i, j, k], B=B[i, j, k], a=a[i], b=b[j])
     left = len(n) - free
     inside = errors <= errors.min() * (1 + T_SQUARED[min(left, len(T_SQUARED)) - 1] / left) + 1e-12
-    grids = dict(
-        E=np.broadcast_to(E, errors.shape),
-        A=A,
-        B=B,
-        a=np.broadcast_to(a[:, None, None], errors.shape),
-        b=np.broadcast_to(b[None, :, None], errors.shape),
-    )
-    region = {name: (float(grid[inside].min()), float(grid[inside].max())) for name, grid in grids.items()}
+    grids = dict(E=E, A=A, B=B, a=a[:, None, None], b=b[:, None])
+    found = {name: np.broadcast_to(grid, errors.shape)[inside] for name, grid in grids.items()}
+    region = {name: (float(values.min()), float(values.max())) for name, values in found.items()}
     residuals = loss - best["E"] - best["A"] * x[i] - best["B"] * y[j]
-    return Law(
-        **{k: float(v) for k, v in best.items()},
-        n0=n0,
-        d0=d0,
-        residuals=residuals,
-        region=region,
-        identified=_identified(region, E, floor, size),
-    )
+    identified, values = _identified(region, E, floor, size), {k: float(v) for k, v in best.items()}
+    return Law(**values, n0=n0, d0=d0, residuals=residuals, region=region, identified=identified)
 
 
 def _two_columns(x: np.ndarray, y: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -95,31 +84,23 @@ def _two_columns(x: np.ndarray, y: np.ndarray, r: np.ndarray) -> tuple[np.ndarra
     xx, yy, xy, xr, yr = ((u * v).sum(-1) for u, v in ((x, x), (y, y), (x, y), (x, r), (y, r)))
     det = xx * yy - xy**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        A, B = (
-            np.where(det > 1e-12, (yy * xr - xy * yr) / det, -1.0),
-            np.where(det > 1e-12, (xx * yr - xy * xr) / det, -1.0),
-        )
-        alone_x, alone_y = np.where(xx > 0, np.maximum(xr / xx, 0), 0.0), np.where(yy > 0, np.maximum(yr / yy, 0), 0.0)
-    gain_x, gain_y = alone_x * xr, alone_y * yr  # what each column explains alone
+        A, B = (np.where(det > 1e-12, top / det, -1.0) for top in (yy * xr - xy * yr, xx * yr - xy * xr))
+        alone_x, alone_y = (np.where(uu > 0, np.maximum(ur / uu, 0), 0.0) for uu, ur in ((xx, xr), (yy, yr)))
+    gain_x, gain_y = alone_x * xr, alone_y * yr  # squared error that each column removes alone
     inner, only_x = (A >= 0) & (B >= 0), gain_x > gain_y
     return np.where(inner, A, np.where(only_x, alone_x, 0.0)), np.where(inner, B, np.where(only_x, 0.0, alone_y))
 
 
 def _identified(region: dict[str, tuple[float, float]], E: np.ndarray, floor: bool, size: bool) -> tuple[str, ...]:
-    """Parameters whose range ends before their grid does, and is not all of what is possible."""
-    ends = dict(
-        a=(EXPONENTS[0], EXPONENTS[-1]),
-        b=(EXPONENTS[0], EXPONENTS[-1]),
-        E=(-1.0 if len(E) == 1 else E[0], np.inf if len(E) == 1 else E[-1]),
-        A=(0.0, np.inf),
-        B=(0.0, np.inf),
-    )
+    """Parameters whose range ends before their grid does."""
+    exponents, terms = (EXPONENTS[0], EXPONENTS[-1]), (0.0, np.inf)
+    ends = dict(a=exponents, b=exponents, E=(E[0], E[-1]), A=terms, B=terms)
     fixed = ({"E"} if not floor else set()) | ({"A", "a"} if not size else set())
     return tuple(p for p, (lo, hi) in region.items() if p not in fixed and lo > ends[p][0] and hi < ends[p][1])
 
 
-def left_out(n: np.ndarray, d: np.ndarray, loss: np.ndarray, **kind: bool) -> np.ndarray:
-    """(P,) each point's loss minus what the law through the others predicts for it."""
+def leave_one_out_errors(n: np.ndarray, d: np.ndarray, loss: np.ndarray, **kind: bool) -> np.ndarray:
+    """(P,) each point's loss minus the prediction of the law through the other points."""
     n, d, loss = (np.asarray(x, dtype=float) for x in (n, d, loss))
     at = np.arange(len(n))
     return np.array([loss[i] - fit(n[at != i], d[at != i], loss[at != i], **kind).predict(n[i], d[i]) for i in at])

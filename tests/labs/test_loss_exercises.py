@@ -1,4 +1,4 @@
-"""Exercises judge: the solutions pass, empty ones are told, wrong ones fail with the reason; both notebooks ask the same."""
+"""Exercises: solutions pass, empty ones are reported, wrong ones fail; both notebooks hold the same exercises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from codechat.core.errors import ConfigError
-from codechat.labs.loss_exercises import EMPTY, EXERCISES, RIGHT, check
+from codechat.labs.loss_exercises import CORRECT, EMPTY, EXERCISES, check
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "nbs_py"
 
@@ -36,23 +36,21 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_every_solution_is_right_and_its_negative_is_not(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_solution_is_correct_and_its_negative_is_not(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     solution = solved()[name]
-    assert check(solution) == RIGHT and capsys.readouterr().out.startswith(f"{name}: right (6 cases")
-    with pytest.raises(
-        AssertionError, match=f"{name}, case 1 of 6: the value is .* is right; its sign is turned around"
-    ):
+    assert check(solution) == CORRECT and capsys.readouterr().out.startswith(f"{name}: correct (6 cases")
+    with pytest.raises(AssertionError, match=f"{name}, case 1 of 6.*sign"):
         check(named(name, lambda **case: -solution(**case)))
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_right_values_with_wrong_gradients_are_wrong(name: str) -> None:
+def test_correct_values_with_wrong_gradients_fail(name: str) -> None:
     if not EXERCISES[name].learns:
         pytest.skip("nothing in it is differentiated")
     solution, first = solved()[name], EXERCISES[name].learns[0]
-    with pytest.raises(AssertionError, match="no gradient reaches"):
+    with pytest.raises(AssertionError, match=f"{name}: .*{first}"):
         check(named(name, lambda **case: solution(**case).detach()))
-    with pytest.raises(AssertionError, match=f"the gradient of {first} is"):
+    with pytest.raises(AssertionError, match=f"gradient of {first} "):
         check(named(name, lambda **case: solution(**case) + 0.1 * (case[first] - case[first].detach()).sum()))
 
 
@@ -67,15 +65,15 @@ def test_empty_and_foreign_functions(capsys: pytest.CaptureFixture[str]) -> None
         == EMPTY
     )
     assert capsys.readouterr().out == "dpo_loss: not filled in yet\ngae: not filled in yet\nkl_k3: not filled in yet\n"
-    with pytest.raises(ConfigError, match="did you mean 'dpo_loss'"):
+    with pytest.raises(ConfigError, match="'dpo_loss'"):
         check(named("dpo_los", raises))
-    with pytest.raises(AssertionError, match="a tensor is needed"):
+    with pytest.raises(AssertionError, match="float.*tensor"):
         check(named("entropy", lambda **case: 1.0))
     with pytest.raises(AssertionError, match="shape"):
         check(named("dpo_loss", lambda **case: case["chosen"].sum()))
 
 
-def test_both_notebooks_ask_the_same_and_the_first_answers_nothing() -> None:
+def test_both_notebooks_hold_the_same_exercises_and_the_first_no_solution() -> None:
     asked, answered = functions("17_losses_by_hand.py"), functions("18_losses_solved.py")
     assert list(asked) == list(answered) == list(EXERCISES)
     for name, node in asked.items():

@@ -1,4 +1,4 @@
-"""The anatomy of a reward: shapes in closed form, parts of a call, and gradients that follow masks, parsers and precision."""
+"""Reward ablation: shapes in closed form, parts of a call, and gradients under other masks, parsers and precision."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     )
 
 
-def test_the_names_are_the_rungs_that_the_texts_stand_on() -> None:
+def test_the_texts_are_named_by_their_tiers() -> None:
     assert {name: score_call(text, GOLD).tier for name, text in TEXTS.items()} == {name: name for name in TEXTS}
 
 
@@ -69,7 +69,7 @@ def test_shapes_in_closed_form(shape: str, rewards: dict[str, float]) -> None:
     assert {n: round(reward_ablation.reshaped(score_call(t, GOLD), shape), 6) for n, t in TEXTS.items()} == rewards
 
 
-def test_where_no_call_is_right_every_shape_pays_silence_and_nothing_else() -> None:
+def test_if_no_call_is_correct_every_shape_rewards_silence_only() -> None:
     for shape in reward_ablation.SHAPES:
         assert [reward_ablation.reshaped(score_call(t, None), shape) for t in ("No.", TEXTS["full"])] == [1.0, 0.0], (
             shape
@@ -205,7 +205,7 @@ def test_small_updates_are_lost_without_masters_and_large_ones_are_not() -> None
     assert rows[1e-2, "bfloat16 only"]["changed"] > 0.5
 
 
-def test_the_run_holds_every_question_once_and_refuses_before_it_begins(runs_root: Path) -> None:
+def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root: Path) -> None:
     model = loaded()
     with Run.create("tiny", {"a": 1}, kind="sft") as run:
         checkpoint.save(
@@ -224,6 +224,6 @@ def test_the_run_holds_every_question_once_and_refuses_before_it_begins(runs_roo
         reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
     with pytest.raises(MissingFile):
         reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
-    with pytest.raises(ConfigError, match="groups of 1"):
+    with pytest.raises(ConfigError, match=" 1; "):
         reward_ablation.AnatomyConfig(ckpt=("tiny",), group_size=1)
     assert not (runs_root / "runs" / "other").exists()
