@@ -1,12 +1,12 @@
-"""Measure CodeChat beside its peers, on this machine, in turns.
+"""Time CodeChat beside its peers on this machine, in alternating turns.
 
     codechat bench                              train, sample, rl and data
-    codechat bench train --vs plain             one kind of work; --help of each kind lists its settings
+    codechat bench train --vs plain             one kind of work; its --help lists its settings
     codechat bench quality --path python.parquet
-    codechat bench sample --json figures.json   the figures as json, with the machine's description
+    codechat bench sample --json figures.json   also write the figures as json, with a description of the machine
 
-A figure stands beside its peer's from the same minutes; ratios travel between machines, rates do not. transformers and trl
-come with pip install -e '.[bench]'; without them pass --vs plain, or --vs alone for none.
+Peers are timed in the same minutes: ratios carry over to other machines, rates do not. transformers and trl are installed by
+pip install -e '.[bench]'; without them pass --vs plain, or --vs without a value for none.
 """
 
 from __future__ import annotations
@@ -22,32 +22,29 @@ from codechat.core.errors import ConfigError
 
 KINDS = {
     "train": ("TrainBench", "training steps: tokens/s, MFU, peak memory"),
-    "sample": ("SampleBench", "sampling: new tokens/s, and whether late tokens cost more"),
+    "sample": ("SampleBench", "sampling: new tokens/s, and the cost of late tokens relative to early ones"),
     "rl": ("RLBench", "one RL step: rollouts/s"),
-    "data": ("DataBench", "text to shards: MB/s, and the loader's share of a step"),
-    "serve": ("ServeBench", "the HTTP server beside sampling without it: new tokens/s, time to the first token"),
+    "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
+    "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
     "quality": ("QualityBench", "bits per byte after some seconds of training"),
 }
 DEFAULT = ("train", "sample", "rl", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`codechat bench [KIND] [OPTIONS]`; without a kind all of DEFAULT with their default settings."""
+    """`codechat bench [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
         print("usage: codechat bench [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
-        print(
-            "\n".join(f"  {name:<9}{about}" for name, (_, about) in KINDS.items())
-            + "\n\n"
-            + (__doc__ or "").partition("\n\n")[2].rstrip()
-        )
+        listed = "\n".join(f"  {name:<9}{about}" for name, (_, about) in KINDS.items())
+        print(listed, (__doc__ or "").partition("\n\n")[2].rstrip(), sep="\n\n")
         return 0
     if words and not words[0].startswith("-") and words[0] not in KINDS:
         raise ConfigError(f"unknown kind of work {words[0]!r}{errors.nearest(words[0], KINDS)}")
     chosen, rest = ((words[0],), words[1:]) if words and words[0] in KINDS else (DEFAULT, words)
     if len(chosen) > 1 and rest:
         raise ConfigError(
-            f"{rest[0]} without a kind of work; say which one it is for: codechat bench train {' '.join(rest)}"
+            f"{rest[0]} without a kind of work; name the kind, such as codechat bench train {' '.join(rest)}"
         )
     for kind in chosen:
         run_kind(kind, rest)
@@ -55,15 +52,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
-    """Parse, measure, print, and write --json; returns the figures."""
+    """Parse the settings, measure, print, write --json; returns the figures."""
     part = importlib.import_module(f"codechat.bench.{kind}")
-    cfg = config.parse(
-        getattr(part, KINDS[kind][0]),
-        argv,
-        presets=part.RUN_PRESETS,
-        prog=f"codechat bench {kind}",
-        epilog=part.__doc__,
-    )
+    how = dict(presets=part.RUN_PRESETS, prog=f"codechat bench {kind}", epilog=part.__doc__)
+    cfg = config.parse(getattr(part, KINDS[kind][0]), argv, **how)
     figures = {
         "kind": kind,
         "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"},

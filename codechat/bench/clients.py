@@ -1,6 +1,6 @@
-"""Many plain HTTP clients in a process of their own: an order per line on standard input, what came of it per line on standard output.
+"""Many plain HTTP clients in a process of their own: reads one order (json) per line from stdin, writes one result per line to stdout.
 
-Standard library only, so that they take as little as possible from the server that is measured.
+Standard library only, so that the clients use as little of the machine as possible beside the measured server.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ from urllib.parse import urlsplit
 
 
 def ask(order: dict[str, Any], prompt: list[int], seed: int, out: list[tuple[int, float]]) -> None:
-    """One request on a fresh connection: (tokens, seconds to the first token) is appended to `out`."""
-    link = http.client.HTTPConnection(urlsplit(order["url"]).netloc, timeout=600)
-    link.connect()
-    body = {
-        "model": "bench",
-        "prompt": prompt,
-        "max_tokens": order["max_tokens"],
-        "seed": seed,
-        "stream": order["stream"],
-    }
+    """One request on a new connection; appends (tokens, seconds to the first token) to `out`."""
+    connection = http.client.HTTPConnection(urlsplit(order["url"]).netloc, timeout=600)
+    connection.connect()
+    body = {"model": "bench", "prompt": prompt, "seed": seed, **{k: order[k] for k in ("max_tokens", "stream")}}
     body |= {"stream_options": {"include_usage": True}} if order["stream"] else {}
     began = time.perf_counter()
-    link.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = link.getresponse()
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
     if order["stream"]:
         first, tokens = 0.0, 0
         for line in answer:
@@ -39,12 +33,12 @@ def ask(order: dict[str, Any], prompt: list[int], seed: int, out: list[tuple[int
     else:
         tokens = json.loads(answer.read())["usage"]["completion_tokens"]
         first = time.perf_counter() - began
-    link.close()
+    connection.close()
     out.append((tokens, first))
 
 
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:
-    """All prompts of an order at once."""
+    """Send all prompts of an order at once; returns {"seconds", "tokens", "first_s"}."""
     out: list[tuple[int, float]] = []
     threads = [threading.Thread(target=ask, args=(order, prompt, i, out)) for i, prompt in enumerate(order["prompts"])]
     began = time.perf_counter()

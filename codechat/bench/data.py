@@ -1,4 +1,4 @@
-"""Preparing and loading data: text to shards beside tiktoken's own batch encoder, and what a training step waits for its batch.
+"""Data: text to token shards beside tiktoken's own batch encoder, and the share of a training step spent waiting for its batch.
 
 codechat bench data                         the embedded corpus, GPT-2's tokenizer
 codechat bench data --megabytes 64 --path some.parquet
@@ -34,7 +34,7 @@ class DataBench:
     """What `codechat bench data` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
-    megabytes: float = opt(24.0, "text to tokenise")
+    megabytes: float = opt(24.0, "text to tokenize")
     tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
     rounds: int = opt(5, "timed turns of each contestant")
     json: str | None = opt(None, "also write the figures to this file")
@@ -44,7 +44,7 @@ RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def documents(path: str | None) -> list[Document]:
-    """The documents of a path, or the embedded ones."""
+    """The documents of a path; without one, the embedded corpus."""
     name = "embedded" if path is None else Path(path).name
     ledger = Ledger(name, dict.fromkeys(public_rows.DOCUMENT_REASONS, sources.LARGEST_LOSS))
     return list(sources.embedded_python(ledger) if path is None else public_rows.path_documents(Path(path), ledger))
@@ -60,32 +60,27 @@ def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
             break
     known = tokenizer.load(cfg.tokenizer)
     texts = [document.text for document in chosen]
-    ranks = {
-        token: rank
-        for token, rank in tokenizer.merged_ranks(known.spec.partition(":")[0]).items()
-        if rank < known.n_vocab - 1
-    }
+    merged = tokenizer.merged_ranks(known.spec.partition(":")[0])
+    ranks = {token: rank for token, rank in merged.items() if rank < known.n_vocab - 1}
     plain = tiktoken.Encoding("plain", pat_str=tokenizer.GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    return [
-        measure.Contestant("codechat", lambda: corpus.write_corpus(chosen, out, known), n_bytes / 1e6),
-        measure.Contestant(
-            "tiktoken's batch encoder",
-            lambda: plain.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1),
-            n_bytes / 1e6,
-        ),
-    ]
+    threads = os.cpu_count() or 1
+    runs = {
+        "codechat": lambda: corpus.write_corpus(chosen, out, known),
+        "tiktoken's batch encoder": lambda: plain.encode_ordinary_batch(texts, num_threads=threads),
+    }
+    return [measure.Contestant(name, run, n_bytes / 1e6) for name, run in runs.items()]
 
 
 def loader_share(directory: Path, known: tokenizer.Tokenizer) -> float:
-    """Share of a `nano` training step (16 x 256 tokens) that goes by until its batch is there."""
+    """Share of a `nano` training step (16 x 256 tokens) spent waiting for its batch."""
     device = dist.device()
     loader = corpus.WindowLoader(directory, "train", 16, 256)
     model = GPT(replace(GPTConfig(**PRESETS["nano"]), vocab_size=known.n_vocab)).to(device)
     optimizers, waited, began = optim.build(model, lr=1e-3), 0.0, time.perf_counter()
     for _ in range(STEPS):
-        asked = time.perf_counter()
+        start = time.perf_counter()
         ids, targets = (x.to(device) for x in loader.next())
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - start
         with dist.autocast(device):
             loss = model.loss(ids, targets)
         loss.backward()
@@ -101,7 +96,7 @@ def bench(cfg: DataBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
     with tempfile.TemporaryDirectory() as folder:
         timings = measure.race(contestants(cfg, Path(folder)), cfg.rounds)
-        title = f"tokenising and sharding, {cfg.tokenizer}, {os.cpu_count()} threads"
+        title = f"tokenizing and sharding, {cfg.tokenizer}, {os.cpu_count()} threads"
         measure.show(title, "MB", timings)
         share = loader_share(Path(folder), tokenizer.load(cfg.tokenizer))
     print(

@@ -1,10 +1,10 @@
-"""Interleaved timing: contestants take turns, so that a noisy machine is noisy for all of them.
+"""Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
-`race` runs every contestant once as a warm-up (its seconds are shown: compiling happens there), then `rounds` times in
-turn. A rate is the median over rounds; the ratio to the first contestant is the median of the rounds' own ratios, so
-that a slow minute of the machine cancels. `peak_memory` runs one contestant alone in a fresh process.
+`race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds` times in turn. A rate is the
+median over rounds. A ratio to the first contestant is the median of the rounds' ratios, so that a slow minute of the machine cancels out.
+`peak_memory` runs one contestant alone in a new process.
 
-Left out: statistics beyond median and range; a handful of rounds carries no more.
+Left out: statistics beyond median and range, which a handful of rounds does not support.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MEMORY_STEPS = 2
 
 @dataclass(frozen=True)
 class Contestant:
-    """run() does `units` of work (tokens, rollouts, bytes); flops is the model FLOPs of one unit, 0 = not stated.
+    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 = not stated.
 
-    seconds(), where given, is the time that the last run() counts; otherwise the whole of it."""
+    seconds() returns the time counted for the last run(); None = all of its time."""
 
     name: str
     run: Callable[[], Any]
@@ -44,7 +44,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Timing:
-    """One contestant's figures. rate: units per second, the median over rounds. ratio: the first one's rate over this one's."""
+    """One contestant's figures. rate: units per second, median over rounds. ratio: the first contestant's rate over this one's."""
 
     name: str
     rate: float
@@ -57,10 +57,10 @@ class Timing:
 
 
 def race(contestants: Sequence[Contestant], rounds: int, peak_flops: float | None = None) -> list[Timing]:
-    """Timings in the order given; the first contestant is what the others are compared with. Raises RunError without one."""
+    """Timings in the given order; the first contestant is the baseline of all ratios. RunError without contestants."""
     if not contestants:
         raise RunError(
-            "no contestant to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
+            "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
         )
     warm_up = [_seconds(c) for c in contestants]
     seconds = [[0.0] * rounds for _ in contestants]
@@ -93,8 +93,8 @@ def _wait() -> None:
 
 
 def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:
-    """{"peak", "before"} bytes of one contestant: resident memory of a process that builds it alone (before) and runs it twice (peak).
-    On a GPU, of CUDA's allocator."""
+    """{"before", "peak"} in bytes: peak resident memory of a process after it built the contestant, and after it ran it twice. On a GPU, of
+    CUDA's allocator."""
     words = [sys.executable, "-m", "codechat.bench.measure", module, json.dumps(config), name]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:
@@ -106,15 +106,15 @@ def _measure_here(module: str, config: str, name: str) -> None:
     import importlib
 
     part = importlib.import_module(module)
-    wanted = part.builders(part.config_from(json.loads(config)))[name]()
+    contestant = part.builders(part.config_from(json.loads(config)))[name]()
     before = _peak_so_far()
     for _ in range(MEMORY_STEPS):
-        wanted.run()
+        contestant.run()
     print(json.dumps({"before": before, "peak": _peak_so_far()}))
 
 
 def _peak_so_far() -> float:
-    """Bytes. Not ru_maxrss: a child inherits its parent's there."""
+    """Bytes. Not ru_maxrss, which a child inherits from its parent."""
     if torch.cuda.is_available():
         return float(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
@@ -125,28 +125,14 @@ def _peak_so_far() -> float:
 
 def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict[str, str]] | None = None) -> None:
     """Print the table; extra: more columns {heading: {contestant: text}}."""
-    table = Table(
-        "",
-        f"{unit}/s, median",
-        "slowest to fastest",
-        f"{timings[0].name} is faster by",
-        "MFU",
-        "first run, s",
-        *(extra or {}),
-        title=title,
-    )
+    extra, first = extra or {}, timings[0]
+    headings = [f"{unit}/s, median", "slowest to fastest", f"{first.name} is faster by", "MFU", "first run, s"]
+    table = Table("", *headings, *extra, title=title)
     for t in timings:
-        ratio = "" if t is timings[0] else f"{t.ratio:.2f} x"
-        mfu = "" if t.mfu is None else f"{t.mfu:.0%}"
-        table.add_row(
-            t.name,
-            f"{t.rate:,.4g}" if t.rate < 100 else f"{t.rate:,.0f}",
-            f"{t.slowest:,.4g} to {t.fastest:,.4g}",
-            ratio,
-            mfu,
-            f"{t.warm_up_s:.1f}",
-            *(column.get(t.name, "") for column in (extra or {}).values()),
-        )
+        rate = f"{t.rate:,.4g}" if t.rate < 100 else f"{t.rate:,.0f}"
+        ratio = "" if t is first else f"{t.ratio:.2f} x"
+        cells = [rate, f"{t.slowest:,.4g} to {t.fastest:,.4g}", ratio, "" if t.mfu is None else f"{t.mfu:.0%}"]
+        table.add_row(t.name, *cells, f"{t.warm_up_s:.1f}", *(column.get(t.name, "") for column in extra.values()))
     Console(width=140).print(table)
 
 

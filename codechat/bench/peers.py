@@ -1,9 +1,9 @@
-"""What CodeChat is timed beside: models of the same shape from transformers, and a plain GPT of our own making.
+"""The peers: models of the same shape from transformers, and a plain GPT written here.
 
-`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW): no package is needed for it. The
-others come with `pip install -e '.[bench]'`; the library itself never imports them.
+`plain` is the usual small GPT (learned positions, LayerNorm, GELU, full logits, AdamW); it needs no package. The others need
+`pip install -e '.[bench]'`; the library itself never imports them.
 
-Left out: weights of anybody; all models are randomly initialised.
+Left out: trained weights; all models are randomly initialized.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from codechat.models.config import GPTConfig
 
 
 def require(package: str) -> ModuleType:
-    """The imported package. MissingFile says how to install it."""
+    """The imported package; MissingFile names the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -31,32 +31,25 @@ def require(package: str) -> ModuleType:
 
 
 class PlainGPT(nn.Module):
-    """GPT-2's architecture without biases and dropout, as small training scripts write it."""
+    """GPT-2's architecture without biases and dropout, as in small training scripts."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
         D = cfg.n_embd
         self.n_head = cfg.n_head
         self.wte, self.wpe = nn.Embedding(cfg.padded_vocab, D), nn.Embedding(cfg.block_size, D)
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                dict(
-                    norm1=nn.LayerNorm(D, bias=False),
-                    qkv=nn.Linear(D, 3 * D, bias=False),
-                    out=nn.Linear(D, D, bias=False),
-                    norm2=nn.LayerNorm(D, bias=False),
-                    up=nn.Linear(D, 4 * D, bias=False),
-                    down=nn.Linear(4 * D, D, bias=False),
-                )
-            )
-            for _ in range(cfg.depth)
-        )
+        self.blocks = nn.ModuleList(self._block(D) for _ in range(cfg.depth))
         self.norm = nn.LayerNorm(D, bias=False)
         for name, p in self.named_parameters():
+            residual = name.endswith(("out.weight", "down.weight"))
             if p.ndim == 2:
-                nn.init.normal_(
-                    p, std=0.02 / (2 * cfg.depth) ** 0.5 if name.endswith(("out.weight", "down.weight")) else 0.02
-                )
+                nn.init.normal_(p, std=0.02 / (2 * cfg.depth) ** 0.5 if residual else 0.02)
+
+    @staticmethod
+    def _block(D: int) -> nn.ModuleDict:
+        sizes = dict(qkv=(D, 3 * D), out=(D, D), up=(D, 4 * D), down=(4 * D, D))
+        linear = {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
+        return nn.ModuleDict({f"norm{i}": nn.LayerNorm(D, bias=False) for i in (1, 2)} | linear)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(B, T) ids -> (B, T, V) logits."""
@@ -73,7 +66,7 @@ class PlainGPT(nn.Module):
 
 
 def huggingface(kind: str, cfg: GPTConfig) -> Any:
-    """transformers' model of `kind` (arcee, gpt2) in the shape of cfg, freshly initialised."""
+    """transformers' model of `kind` (arcee, gpt2) in the shape of cfg, randomly initialized."""
     transformers = require("transformers")
     torch.manual_seed(0)
     if kind == "gpt2":
@@ -83,9 +76,7 @@ def huggingface(kind: str, cfg: GPTConfig) -> Any:
             n_embd=cfg.n_embd,
             n_layer=cfg.depth,
             n_head=cfg.n_head,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
         )
         return transformers.GPT2LMHeadModel(shape)
     shape = transformers.ArceeConfig(

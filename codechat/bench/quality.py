@@ -3,11 +3,10 @@
     codechat bench quality                                    300 s each on the embedded corpus
     codechat bench quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
-Every 50th document is held out. Evaluations do not count as training time; the learning-rate schedule follows the clock,
-so that each contestant ends its schedule when its time is over. ours: the pretraining of recipe `nano` with the
-vocabulary that did best here (LOG.md says why the recipe keeps another). The peer
-follows nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across
-vocabularies; that of `python:N` has seen the standard library, which is part of the embedded corpus, so judge it by --path.
+Every 50th document is held out. Evaluations do not count as training time. The learning-rate schedule follows the clock, so that each contestant
+ends its schedule with its time. codechat: the pretraining of recipe `nano` with the vocabulary that scored best here (LOG.md explains why the recipe
+keeps another). plain: nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across
+vocabularies; `python:N` was trained on the standard library, which is part of the embedded corpus, so compare it on --path.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from codechat.pretrain import PretrainConfig, bits_per_byte
 from codechat.text import tokenizer
 
 HOLD_OUT_EVERY = 50
-TICKS = 1_000_000  # the schedule's resolution: a step number is the share of the time that is over
+TICKS = 1_000_000  # steps of the schedule; the current one is the elapsed share of the time
 WARMUP_SHARE = 0.02
 
 
@@ -47,11 +46,11 @@ class QualityBench:
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     max_bytes: int = opt(30_000_000, "text to prepare")
-    tokenizer: str = opt("python:4096", "our tokenizer")
-    peer_tokenizer: str = opt("gpt2:4096", "the peer's tokenizer")
-    seconds: float = opt(300.0, "training time of each")
-    evaluations: int = opt(4, "evaluations of each, at equal distances; the last one at the end")
-    eval_tokens: int = opt(200_000, "held-out tokens of an evaluation")
+    tokenizer: str = opt("python:4096", "tokenizer of codechat")
+    peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
+    seconds: float = opt(300.0, "training time of each contestant")
+    evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end")
+    eval_tokens: int = opt(200_000, "held-out tokens per evaluation")
     vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
     seed: int = opt(0, "seed of weights and windows")
     json: str | None = opt(None, "also write the figures to this file")
@@ -61,41 +60,29 @@ RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
-    """Write the corpus in the tokens of `spec`; returns its manifest."""
+    """Write the corpus tokenized with `spec`; returns its manifest."""
     return corpus.write_corpus(
         data.documents(cfg.path), out, tokenizer.load(spec), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY
     )
 
 
 def contestant(
-    name: str, vocab: int, device: torch.device, asked: QualityBench
+    name: str, vocab: int, device: torch.device, bench: QualityBench
 ) -> tuple[nn.Module, list[torch.optim.Optimizer], PretrainConfig]:
     """(model with a .loss, optimizers, settings) of "codechat" or "plain"."""
     if name == "codechat":
         stage = next(s for s in nano.NANO if s.name == "pretrain")
         model_of = dict(stage.settings["model"], vocab_size=vocab)
         cfg = config.from_dict(PretrainConfig, dict(stage.settings) | {"run_name": "bench/quality", "model": model_of})
-        model: Any = GPT(cfg.model, seed=asked.seed)
+        model: Any = GPT(cfg.model, seed=bench.seed)
     else:
         shape = GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256, vocab_size=vocab)
-        cfg = PretrainConfig(
-            model=shape,
-            seq_len=256,
-            device_batch_size=16,
-            lr=1e-3,
-            optimizer="adamw",
-            weight_decay=0.1,
-            schedule="cosine",
-            final_lr_share=0.1,
-        )
-        torch.manual_seed(asked.seed)
+        rates = dict(lr=1e-3, schedule="cosine", final_lr_share=0.1, optimizer="adamw", weight_decay=0.1)
+        cfg = PretrainConfig(model=shape, seq_len=256, device_batch_size=16, **rates)
+        torch.manual_seed(bench.seed)
         model = peers.PlainGPT(shape)
-    model = model.to(device)
-    return (
-        model,
-        optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay),
-        cfg,
-    )
+    model, rates = model.to(device), dict(lr=cfg.lr, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
+    return model, optim.build(model, optimizer=cfg.optimizer, **rates), cfg
 
 
 def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iterator[dict[str, float]]:
@@ -103,19 +90,11 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
     device = dist.device()
     model, optimizers, how = contestant(name, vocab, device, cfg)
     loader = corpus.WindowLoader(directory, "train", how.device_batch_size, how.length, cfg.seed)
+    schedule = dict(max_steps=TICKS, warmup_steps=int(TICKS * WARMUP_SHARE), schedule=how.schedule)
     spent, tokens, due = 0.0, 0, 1
     while due <= cfg.evaluations:
-        began = time.perf_counter()
-        optim.set_lr(
-            optimizers,
-            optim.lr_scale(
-                int(TICKS * min(1.0, spent / cfg.seconds)),
-                max_steps=TICKS,
-                warmup_steps=int(TICKS * WARMUP_SHARE),
-                schedule=how.schedule,
-                final=how.final_lr_share,
-            ),
-        )
+        began, tick = time.perf_counter(), int(TICKS * min(1.0, spent / cfg.seconds))
+        optim.set_lr(optimizers, optim.lr_scale(tick, final=how.final_lr_share, **schedule))
         ids, targets = (x.to(device) for x in loader.next())
         with dist.autocast(device):
             loss = model.loss(ids, targets)
@@ -129,38 +108,25 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
         spent, tokens = spent + time.perf_counter() - began, tokens + ids.numel()
         if spent >= cfg.seconds * due / cfg.evaluations:
             due += 1
-            yield {
-                "seconds": spent,
-                "tokens": tokens,
-                **bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device),
-            }
+            scores = bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device)
+            yield {"seconds": spent, "tokens": tokens, **scores}
 
 
 def bench(cfg: QualityBench) -> dict[str, Any]:
     """Train the contestants one after the other, print the table; returns the figures."""
-    specs = {"codechat": cfg.tokenizer, **{name: cfg.peer_tokenizer for name in cfg.vs}}
+    specs = {"codechat": cfg.tokenizer, **dict.fromkeys(cfg.vs, cfg.peer_tokenizer)}
     found: dict[str, list[dict[str, float]]] = {}
     for name, spec in specs.items():
         with tempfile.TemporaryDirectory() as folder:
             manifest = prepare(cfg, spec, Path(folder))
             found[name] = list(train_for(name, Path(folder), cfg, manifest["n_vocab"]))
     title = f"bits per byte of held-out text after {cfg.seconds:.0f} s of training"
+    lowest = {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()}
     table = Table("", "tokenizer", "seconds", "tokens seen", "tokens/s", "bits per byte", "lowest", title=title)
     for name, rows in found.items():
         for row in rows:
-            table.add_row(
-                name,
-                specs[name],
-                f"{row['seconds']:.0f}",
-                f"{row['tokens']:,}",
-                f"{row['tokens'] / row['seconds']:,.0f}",
-                f"{row['val_bpb']:.4f}",
-                f"{min(r['val_bpb'] for r in rows):.4f}" if row is rows[-1] else "",
-            )
+            seconds, tokens = row["seconds"], row["tokens"]
+            cells = [f"{seconds:.0f}", f"{tokens:,}", f"{tokens / seconds:,.0f}", f"{row['val_bpb']:.4f}"]
+            table.add_row(name, specs[name], *cells, f"{lowest[name]:.4f}" if row is rows[-1] else "")
     Console(width=120).print(table)
-    return {
-        "title": title,
-        "tokenizers": specs,
-        "curves": found,
-        "lowest": {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()},
-    }
+    return {"title": title, "tokenizers": specs, "curves": found, "lowest": lowest}

@@ -1,10 +1,9 @@
-"""One RL step: sample groups, score them, learn from them. codechat's own REINFORCE loop beside trl's GRPOTrainer, beta 0.
+"""One RL step: sample groups, score them, update. codechat's REINFORCE loop beside trl's GRPOTrainer with beta 0.
 
     codechat bench rl                           8 problems x 8 completions of 64 tokens
     codechat bench rl --vs                      codechat alone
 
-Both are timed by what they report of their own steps; set-up, evaluation and the last checkpoint are not counted. The
-first step warms up.
+Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first steps warm up.
 """
 
 from __future__ import annotations
@@ -43,31 +42,20 @@ RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def contestants(cfg: RLBench) -> list[measure.Contestant]:
-    """codechat first, then trl. Each run trains STEPS steps from new weights and counts the last one."""
+    """codechat first, then trl. Each run trains STEPS steps from new weights; the last step is timed."""
     rollouts = cfg.problems * cfg.group_size
-    made = [_ours(cfg, rollouts)]
-    return made + [_trl(cfg, rollouts)] if cfg.vs else made
+    return [_codechat(cfg, rollouts), *([_trl(cfg, rollouts)] if cfg.vs else [])]
 
 
-def _ours(cfg: RLBench, rollouts: int) -> measure.Contestant:
+def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
     seconds: list[float] = []
 
     def run() -> None:
+        rollout = dict(device_batch_size=cfg.problems, group_size=cfg.group_size, max_new_tokens=cfg.max_new_tokens)
+        never = dict.fromkeys(("diagnose_groups", "eval_every", "save_every", "log_rollouts_every"), 0)
+        model = dict(task="toy", model=cfg.model, tokenizer="gpt2")
         settings = reinforce.ReinforceConfig(
-            run_name=RUN_NAME,
-            overwrite=True,
-            task="toy",
-            model=cfg.model,
-            tokenizer="gpt2",
-            device_batch_size=cfg.problems,
-            group_size=cfg.group_size,
-            max_steps=STEPS,
-            max_new_tokens=cfg.max_new_tokens,
-            diagnose_groups=0,
-            eval_every=0,
-            eval_examples=1,
-            save_every=0,
-            log_rollouts_every=0,
+            run_name=RUN_NAME, overwrite=True, max_steps=STEPS, eval_examples=1, **model, **rollout, **never
         )
         seconds.append(reinforce.train(settings).metrics()["step_s"].iloc[-1])
 
@@ -125,7 +113,7 @@ def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
 
 
 def _tokenizer(transformers: Any) -> Any:
-    """GPT-2's tokens for transformers, whole words only: the prompts need no more, and nothing is downloaded."""
+    """GPT-2's token ids for transformers, whole words only: enough for the prompts, without a download."""
     tokenizers, known = peers.require("tokenizers"), load("gpt2")
     words = {f"<{i}>": i for i in range(known.n_vocab)}
     for word in CLASSES:

@@ -1,6 +1,6 @@
-"""Sampling: tokens per second of new text from random prompts of one length.
+"""Sampling: new tokens per second from random prompts of one length.
 
-codechat bench sample                       codechat beside transformers' generate, and beside a full forward per token
+codechat bench sample                       codechat beside transformers' generate and a full forward pass per token
 codechat bench sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-tokens 64
 """
 
@@ -28,7 +28,7 @@ class SampleBench:
     prompts: int = opt(16, "prompts sampled together")
     prompt_tokens: int = opt(64, "tokens of each prompt")
     max_new_tokens: int = opt(128, "new tokens of each prompt")
-    top_k: int | None = opt(50, "sample among the k likeliest tokens; none = all")
+    top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all")
     vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
     rounds: int = opt(5, "timed turns of each contestant")
     json: str | None = opt(None, "also write the figures to this file")
@@ -46,12 +46,8 @@ RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 def contestants(cfg: SampleBench) -> list[measure.Contestant]:
     """codechat first, then the peers."""
-    device = dist.device()
-    prompts = torch.randint(
-        cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0)
-    )
+    device, prompts, units = dist.device(), _prompts(cfg), cfg.prompts * cfg.max_new_tokens
     model = GPT(cfg.model).to(device).eval()
-    units = cfg.prompts * cfg.max_new_tokens
 
     def ours() -> None:
         with dist.autocast(device):
@@ -65,18 +61,17 @@ def contestants(cfg: SampleBench) -> list[measure.Contestant]:
     return made
 
 
+def _prompts(cfg: SampleBench) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=rng)
+
+
 def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
-    """transformers' generate on weights in the compute dtype, which is how it is fastest."""
+    """transformers' generate with weights in the compute dtype, its fastest setting."""
     model = peers.huggingface("arcee", cfg.model).to(prompts.device, dist.compute_dtype()).eval()
     model.generation_config.eos_token_id = None
-    how = dict(
-        do_sample=True,
-        top_k=cfg.top_k or 0,
-        max_new_tokens=cfg.max_new_tokens,
-        min_new_tokens=cfg.max_new_tokens,
-        pad_token_id=0,
-    )
-    mask = torch.ones_like(prompts)
+    length = dict(max_new_tokens=cfg.max_new_tokens, min_new_tokens=cfg.max_new_tokens, pad_token_id=0)
+    how, mask = dict(do_sample=True, top_k=cfg.top_k or 0, **length), torch.ones_like(prompts)
 
     def run() -> None:
         with torch.no_grad():
@@ -88,15 +83,14 @@ def _huggingface(cfg: SampleBench, prompts: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
-    """What a loop over the whole sequence costs; only the last position goes through the head."""
+    """A forward pass over the whole sequence per token; only the last position goes through the head."""
 
     def run() -> None:
         ids = prompts
         with torch.no_grad(), dist.autocast(prompts.device):
             for _ in range(cfg.max_new_tokens):
-                logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())[
-                    :, : cfg.model.owned
-                ].float()
+                logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())
+                logits = logits[:, : cfg.model.owned].float()
                 if cfg.top_k:
                     least = logits.topk(cfg.top_k)[0][:, -1:]
                     logits = logits.masked_fill(logits < least, -torch.inf)
@@ -106,10 +100,8 @@ def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
 
 
 def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
-    """Seconds of the second half of the new tokens over seconds of the first half, prefill not counted; 1 = flat."""
-    prompts = torch.randint(
-        cfg.model.vocab_size, (cfg.prompts, cfg.prompt_tokens), generator=torch.Generator().manual_seed(0)
-    ).tolist()
+    """Seconds of the second half of the new tokens over seconds of the first half, without prefill; 1 = equal."""
+    prompts = _prompts(cfg).tolist()
 
     def part(tokens: int) -> measure.Contestant:
         def run() -> None:

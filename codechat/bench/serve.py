@@ -1,11 +1,11 @@
-"""The server beside sampling without it: tokens per second for many clients, and the time to the first token on an idle server.
+"""The server beside in-process sampling: tokens per second for many clients, and the time to the first token on an idle server.
 
     codechat bench serve                                     16 clients beside generate.sample at batch 16
     codechat bench serve --clients 4 --max-new-tokens 128
 
-Clients run in a process of their own, as they would elsewhere, with plain HTTP: on a machine with few cores they still take time from the
-server. "engine" is continuous batching without HTTP. The first token is measured from the request to its first byte of text, beside one
-prefill of the same prompt in this process.
+Clients run in a process of their own over plain HTTP; on a machine with few cores they still take time from the server. "engine" is continuous
+batching without HTTP. The time to the first token is measured from the request to the first byte of text, beside one prefill of the same prompt in
+this process.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ START_S = 60
 class ServeBench:
     """What `codechat bench serve` runs."""
 
-    model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, weights random")
-    ckpt: str = opt("", "a checkpoint instead of random weights")
-    clients: int = opt(16, "clients at a time, and rows of a batch")
+    model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, with random weights")
+    ckpt: str = opt("", "checkpoint to serve instead of random weights")
+    clients: int = opt(16, "concurrent clients, and rows per batch")
     prompt_tokens: int = opt(64, "tokens of each prompt")
     max_new_tokens: int = opt(128, "new tokens of each completion")
-    first_tokens: int = opt(15, "single requests whose first token is timed")
+    first_tokens: int = opt(15, "single requests for the time to the first token")
     rounds: int = opt(5, "timed turns of each contestant")
     json: str | None = opt(None, "also write the figures to this file")
 
@@ -77,7 +77,7 @@ def prompts_of(cfg: ServeBench, loaded: LoadedModel) -> list[list[int]]:
 
 @contextmanager
 def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
-    """The URL of a server of this process."""
+    """The URL of a server in this process."""
     settings = serve.ServeConfig(ckpt="", port=0, name="bench", max_batch=cfg.clients, timeout_s=600)
     box: list[Any] = []
     with serve.listen("127.0.0.1", 0) as sock:
@@ -88,7 +88,7 @@ def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
         end = time.monotonic() + START_S
         while not (box and box[0].started):
             if not thread.is_alive() or time.monotonic() > end:
-                raise RunError("the server did not start; see what it printed")
+                raise RunError("the server did not start; read its output above")
             time.sleep(0.01)
         try:
             yield box[1]
@@ -98,7 +98,7 @@ def running(cfg: ServeBench, loaded: LoadedModel) -> Iterator[str]:
 
 
 class Crowd:
-    """The process of the clients; each line that it is sent is one order: url, prompts, and how to ask."""
+    """The process of the clients; each line sent to it is one order: url, prompts, max_tokens, stream."""
 
     def __enter__(self) -> Crowd:
         self.process = subprocess.Popen(
@@ -111,19 +111,19 @@ class Crowd:
         self.process.communicate()
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        """{"tokens": written in all, "first_s": of each client, "seconds": from the first request to the last answer}."""
+        """{"tokens": in total, "first_s": of each client, "seconds": from the first request to the last answer}."""
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RunError("the process of the clients ended; see what it printed")
+            raise RunError("the process of the clients ended; read its output above")
         return json.loads(line)
 
 
 def race(
     cfg: ServeBench, loaded: LoadedModel, prompts: list[list[int]], crowd: Crowd, url: str
 ) -> list[measure.Timing]:
-    """generate.sample first, then the engine, then the server for whole and for streamed answers."""
+    """generate.sample first, then the engine, then the server with whole and with streamed answers."""
     last: dict[str, float] = {}
     device, units = dist.device(), cfg.clients * cfg.max_new_tokens
 
@@ -145,7 +145,7 @@ def race(
             got = crowd.ask(url=url, prompts=prompts, max_tokens=cfg.max_new_tokens, stream=stream)
             if got["tokens"] < 0.95 * units:
                 raise RunError(
-                    f"{got['tokens']} of {units} tokens came; the model ends its answers early, so choose other weights"
+                    f"{got['tokens']} of {units} tokens were generated: the model ends its answers early; pass another --ckpt"
                 )
             last["seconds"] = got["seconds"]
 
@@ -163,7 +163,7 @@ def race(
 
 
 def first_token(cfg: ServeBench, loaded: LoadedModel, prompt: list[int], crowd: Crowd, url: str) -> tuple[float, float]:
-    """Median seconds of one prefill here, and from one request to its first token, in turns."""
+    """Median seconds of one prefill in this process, and from one request to its first token, in turns."""
     ids, alone, served = torch.tensor([prompt], device=dist.device()), [], []
     for _ in range(cfg.first_tokens + 1):
         with torch.no_grad(), dist.autocast(dist.device()):

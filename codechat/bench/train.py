@@ -1,4 +1,4 @@
-"""Training steps: forward, backward, gradient clipping, AdamW, on random ids, in the machine's compute dtype.
+"""Training steps: forward, backward, gradient clipping and AdamW on random ids, in the machine's compute dtype.
 
 codechat bench train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
 codechat bench train --vs plain --rounds 3
@@ -35,7 +35,7 @@ class TrainBench:
     vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
     modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
     rounds: int = opt(5, "timed turns of each contestant")
-    memory: bool = opt(True, "also measure peak memory, each contestant in a process of its own")
+    memory: bool = opt(True, "also measure peak memory, each contestant in its own process")
     json: str | None = opt(None, "also write the figures to this file")
 
     def __post_init__(self) -> None:
@@ -49,38 +49,31 @@ RUN_PRESETS = {name: {"model": model, "seq_len": model["block_size"]} for name, 
 
 
 def config_from(plain: dict[str, Any]) -> TrainBench:
-    """The settings from plain json."""
+    """The settings from a json object."""
     return config.from_dict(TrainBench, plain)
 
 
 def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
-    """What makes each contestant: codechat in its default mode first, then in the other mode, then each peer in each mode."""
+    """{name: builder}: codechat in its default mode first, then in the other mode, then each peer in each mode."""
     device, dtype = dist.device(), dist.compute_dtype()
     compiled = hardware.compiles(None, device, dtype, float("inf"))
 
-    def ours(name: str, wish: bool) -> measure.Contestant:
+    def codechat(name: str, compile: bool) -> measure.Contestant:
         model = GPT(cfg.model).to(device)
-        return _contestant(
-            cfg, name, model, hardware.maybe_compile(model.loss, wish, device, dtype), optim.build(model, lr=1e-3)
-        )
+        loss = hardware.maybe_compile(model.loss, compile, device, dtype)
+        return _contestant(cfg, name, model, loss, optim.build(model, lr=1e-3))
 
-    def theirs(peer: str, mode: str) -> measure.Contestant:
-        model = (
-            (peers.PlainGPT(cfg.model) if peer == "plain" else peers.huggingface(peer, cfg.model)).to(device).train()
-        )
-        return _contestant(
-            cfg,
-            f"{peer}, {mode}",
-            model,
-            _loss_of(model, peer, mode),
-            [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)],
-        )
+    def peer(name: str, kind: str, mode: str) -> measure.Contestant:
+        model = peers.PlainGPT(cfg.model) if kind == "plain" else peers.huggingface(kind, cfg.model)
+        model = model.to(device).train()
+        adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        return _contestant(cfg, name, model, _loss_of(model, kind, mode), [adamw])
 
-    made = {"codechat": partial(ours, "codechat", compiled)}
-    other = f"codechat, {'eager' if compiled else 'compiled'}"
-    if ("eager" if compiled else "compiled") in cfg.modes:
-        made[other] = partial(ours, other, not compiled)
-    return made | {f"{peer}, {mode}": partial(theirs, peer, mode) for peer in cfg.vs for mode in cfg.modes}
+    made, other = {"codechat": partial(codechat, "codechat", compiled)}, "eager" if compiled else "compiled"
+    if other in cfg.modes:
+        made[f"codechat, {other}"] = partial(codechat, f"codechat, {other}", not compiled)
+    names = {f"{kind}, {mode}": (kind, mode) for kind in cfg.vs for mode in cfg.modes}
+    return made | {name: partial(peer, name, *how) for name, how in names.items()}
 
 
 def _contestant(
@@ -128,13 +121,8 @@ def bench(cfg: TrainBench) -> dict[str, Any]:
     title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(dtype)}"
     measure.show(title, "tokens", timings, {"peak memory": shown} if shown else None)
     print(f"MFU of {peak / 1e9:,.0f} GFLOP/s ({source})")
-    return {
-        "title": title,
-        "timings": measure.rows(timings),
-        "memory": memory,
-        "peak_flops": peak,
-        "peak_source": source,
-    }
+    figures = {"title": title, "timings": measure.rows(timings), "memory": memory}
+    return figures | {"peak_flops": peak, "peak_source": source}
 
 
 def _word(dtype: torch.dtype) -> str:

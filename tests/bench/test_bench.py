@@ -16,18 +16,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import paths
 
-TINY = [
-    "--model.depth",
-    "1",
-    "--model.n-embd",
-    "32",
-    "--model.n-head",
-    "1",
-    "--model.block-size",
-    "64",
-    "--model.vocab-size",
-    "300",
-]
+TINY = "--model.depth 1 --model.n-embd 32 --model.n-head 1 --model.block-size 64 --model.vocab-size 300".split()
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +57,8 @@ def test_a_ratio_survives_a_machine_that_slows_down() -> None:
     assert [t.ratio for t in measure.race(made, rounds=3)] == [1.0, 2.0]
 
 
-def test_no_contestant_is_refused() -> None:
-    with pytest.raises(RunError, match=r"\.\[bench\]"):
+def test_no_contestants_raise() -> None:
+    with pytest.raises(RunError, match="--vs"):
         measure.race([], 1)
 
 
@@ -86,12 +75,12 @@ def test_the_plain_peer_has_the_shape_and_is_causal() -> None:
     assert sum(p.numel() for p in model.parameters() if p.ndim == 2) == matrices + 16 * 32  # its learned positions
 
 
-def test_a_peer_that_is_not_installed_says_how_to_get_it() -> None:
-    with pytest.raises(MissingFile, match=r"pip install -e '\.\[bench\]'"):
+def test_a_peer_that_is_not_installed_raises_with_the_command() -> None:
+    with pytest.raises(MissingFile, match="a_package_that_nobody_has.*pip install"):
         peers.require("a_package_that_nobody_has")
 
 
-def test_bench_refuses_what_it_does_not_know() -> None:
+def test_unknown_kinds_peers_and_settings_raise() -> None:
     with pytest.raises(ConfigError, match="quality"):
         bench.main(["qualty"])
     with pytest.raises(ConfigError, match="codechat bench train --rounds"):
@@ -112,24 +101,8 @@ def test_every_kind_explains_itself(kind: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.slow
 def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = in_folder / "figures.json"
-    bench.main(
-        [
-            "train",
-            *TINY,
-            "--device-batch-size",
-            "2",
-            "--seq-len",
-            "16",
-            "--vs",
-            "plain",
-            "--modes",
-            "eager",
-            "--rounds",
-            "2",
-            "--json",
-            str(out),
-        ]
-    )
+    words = "--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2".split()
+    bench.main(["train", *TINY, *words, "--json", str(out)])
     figures = json.loads(out.read_text())
     assert [t["name"] for t in figures["timings"]] == ["codechat", "codechat, eager", "plain, eager"]
     assert all(t["rate"] > 0 and t["rounds"] == 2 for t in figures["timings"])
@@ -139,29 +112,15 @@ def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.C
 
 
 def test_sampling_end_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    found = bench.run_kind(
-        "sample",
-        [*TINY, "--prompts", "2", "--prompt-tokens", "4", "--max-new-tokens", "8", "--vs", "no-cache", "--rounds", "2"],
-    )
+    words = "--prompts 2 --prompt-tokens 4 --max-new-tokens 8 --vs no-cache --rounds 2".split()
+    found = bench.run_kind("sample", [*TINY, *words])
     assert [t["name"] for t in found["timings"]] == ["codechat", "full forward per token"]
     assert "late_over_early" in found and "second half" in capsys.readouterr().out
 
 
 def test_serving_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        *TINY,
-        "--clients",
-        "3",
-        "--prompt-tokens",
-        "4",
-        "--max-new-tokens",
-        "8",
-        "--rounds",
-        "1",
-        "--first-tokens",
-        "2",
-    ]
-    assert bench.main(["serve", *words, "--json", str(tmp_path / "figures.json")]) == 0
+    words = "--clients 3 --prompt-tokens 4 --max-new-tokens 8 --rounds 1 --first-tokens 2".split()
+    assert bench.main(["serve", *TINY, *words, "--json", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [t["name"] for t in figures["timings"]] == ["generate.sample", "engine", "server, whole", "server, streamed"]
     assert (
@@ -171,26 +130,9 @@ def test_serving_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_rl_step_end_to_end(in_folder: Path) -> None:
-    found = bench.run_kind(
-        "rl",
-        [
-            "--model.depth",
-            "1",
-            "--model.n-embd",
-            "32",
-            "--model.n-head",
-            "1",
-            "--problems",
-            "2",
-            "--group-size",
-            "2",
-            "--max-new-tokens",
-            "8",
-            "--vs",
-            "--rounds",
-            "1",
-        ],
-    )
+    model = "--model.depth 1 --model.n-embd 32 --model.n-head 1".split()
+    words = "--problems 2 --group-size 2 --max-new-tokens 8 --rounds 1 --vs".split()
+    found = bench.run_kind("rl", [*model, *words])
     (own,) = found["timings"]
     steps = [json.loads(line) for line in (in_folder / "runs" / rl.RUN_NAME / "metrics.jsonl").read_text().splitlines()]
     assert own["rate"] == pytest.approx(4 / steps[-1]["step_s"], rel=1e-6) and len(steps) == rl.STEPS
@@ -214,19 +156,8 @@ def test_quality_holds_out_every_50th_document(in_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_quality_gives_each_its_seconds(in_folder: Path) -> None:
-    found = bench.run_kind(
-        "quality",
-        [
-            "--path",
-            str(lines_of_python(in_folder, 100)),
-            "--seconds",
-            "0.4",
-            "--evaluations",
-            "2",
-            "--eval-tokens",
-            "512",
-        ],
-    )
+    words = "--seconds 0.4 --evaluations 2 --eval-tokens 512".split()
+    found = bench.run_kind("quality", ["--path", str(lines_of_python(in_folder, 100)), *words])
     assert set(found["curves"]) == {"codechat", "plain"} == set(found["lowest"])
     for name, rows in found["curves"].items():
         assert len(rows) == 2 and rows[-1]["seconds"] >= 0.4 and rows[-1]["tokens"] % 4096 == 0
