@@ -1,7 +1,8 @@
 """Every figure of runs and reports: functions from DataFrames to a `Figure`, by subject.
 
-A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns.
-A title states the finding; most functions derive one from the data when none is given. `style` defines how figures look.
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()`
+returns. A title states the finding; most functions derive one from the data when none is given. `style` defines how
+figures look.
 
 Left out: interactive figures, and bands over many seeds.
 """
@@ -74,7 +75,8 @@ def curves(
     log_y: bool = False,
     title: str | None = None,
 ) -> Plot:
-    """One metric of one or more runs {run: metrics}. Evaluations of `eval_y` (default y) are points; baseline = (label, value)."""
+    """One metric of one or more runs {run: metrics}. Evaluations of `eval_y` (default y) are points; baseline = (label,
+    value)."""
     first = next(iter(metrics))
     fig, axes = new_figure(title or f"{first}: {change(metrics[first], y, 3)}")
     ax, point_y = axes[0, 0], eval_y or y
@@ -179,7 +181,8 @@ def domain_losses(
 def beside_published(
     run: str, metrics: pd.DataFrame, published: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str
 ) -> Plot:
-    """Training loss of a run over tokens, and published points {label: (tokens, loss)}: shapes compare, levels do not."""
+    """Training loss of a run over tokens, and published points {label: (tokens, loss)}: shapes compare, levels do
+    not."""
     fig, axes = new_figure(title)
     ax = axes[0, 0]
     draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label=f"{run}, measured")
@@ -308,7 +311,8 @@ def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | No
 
 
 def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
-    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of each."""
+    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of
+    each."""
     fig, axes = new_figure(title, cols=2)
     names, labels = (
         list(dict.fromkeys(rows["checkpoint"])),
@@ -327,7 +331,8 @@ def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
 
 
 def tier_advantages(rows: pd.DataFrame, tiers: Sequence[str], title: str) -> Plot:
-    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute advantages.
+    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute
+    advantages.
 
     rows: those of one checkpoint."""
     fig, axes = new_figure(title)
@@ -400,7 +405,8 @@ def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
 
 
 def group_signal(run: str, metrics: pd.DataFrame, title: str | None = None) -> Plot:
-    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16 value changed."""
+    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16
+    value changed."""
     live = metrics.assign(live=1 - metrics["frac_zero_std_groups"])
     moved = metrics["weights_changed_bf16"].median()
     default = f"{run}: {live['live'].mean():.0%} of groups have a gradient, a step moves {moved:.1%} of weights"
@@ -493,7 +499,8 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
 
 
 def counterfactual_outcomes(rows: pd.DataFrame, changes: Sequence[str], title: str) -> Plot:
-    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it the number n of cases."""
+    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it
+    the number n of cases."""
     names = list(dict.fromkeys(rows["checkpoint"]))
     fig, axes = new_figure(title, cols=len(changes), size=(8.6, 1.6 + 0.3 * len(names)), sharey=True)
     for ax, name in zip(axes[0], changes):
@@ -527,7 +534,8 @@ _SHORT = {
 
 
 def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Shares of call, code and neither over the steps with Wilson bands, a small chart per cell (asked x tools present)."""
+    """Shares of call, code and neither over the steps with Wilson bands, a small chart per cell (asked x tools
+    present)."""
     default = f"{run}: {_behaviour_finding(evals)}"
     fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
     for cell in CELLS:
@@ -576,7 +584,8 @@ def _behaviour_finding(evals: pd.DataFrame) -> str:
 
 
 def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
-    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions with the expected behaviour, its interval and n.
+    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions with the expected behaviour,
+    its interval and n.
 
     A cell that was not probed stays empty."""
     size = (6.4, 0.7 + 1.7 * len(rows))
@@ -595,7 +604,8 @@ def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None
 
 
 def behaviour_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
-    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not probed stays empty."""
+    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not
+    probed stays empty."""
     fig, axes = new_figure(title, size=(7.2, 1.3 + 0.42 * len(rows)))
     ax, share = axes[0, 0], np.full((len(rows), len(CELLS)), np.nan)
     for i, row in enumerate(rows.values()):
@@ -608,7 +618,8 @@ def behaviour_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
 
 
 def _write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
-    """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not probed."""
+    """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not
+    probed."""
     if not row.get(f"probe/{cell}/n", 0) > 0:
         return np.nan
     n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{WANTED[cell]}"]
