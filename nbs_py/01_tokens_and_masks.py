@@ -14,10 +14,10 @@
 # ---
 
 # %% [markdown]
-# # Training touches what the assistant wrote and nothing else, and the mask can be seen
+# # Training learns what the assistant wrote and nothing else, and the mask can be seen
 #
 # **Question.** What is a conversation to the model, which of its tokens are learned, and what happens when
-# the end of a turn is recognised wrongly?
+# the end of a turn is detected wrongly?
 #
 # **Result.** A conversation with a function call takes 107 tokens; the 42 that the assistant wrote are
 # supervised and receive all of the gradient. With tags spelled in text it takes 165, and only with reserved
@@ -41,15 +41,15 @@ import torch
 from codechat import DataError, GPT, GPTConfig, chat, token_attribution, tokenizer
 from codechat.reports.style import OKABE_ITO, new_figure
 
-torch.set_num_threads(1)  # a model this small only waits for a second one
+torch.set_num_threads(1)  # a second thread only slows a model this small
 tok = tokenizer.load(spec)
 roles_of = {"tokens": tok.n_vocab - 1, "end of text": 1, "chat tags": chat.N_TAGS}
 pd.Series(roles_of).to_frame("ids")
 
 # %% [markdown]
-# ## Text becomes pieces
+# ## Text becomes tokens
 #
-# Neighbouring pieces in two colours: frequent words are one token, rare ones fall into several. Point at a
+# Neighbouring tokens have alternating colours: a frequent word is one token, a rare one several. Hover over a
 # token to see its id.
 
 # %%
@@ -65,14 +65,14 @@ boundaries(code, tok)
 
 # %% [markdown]
 # A vocabulary of `gpt2:N` keeps the first N merges of GPT-2, `python:N` those of Python's standard library.
-# More merges pack more text into a token, each doubling by less; and each id is a row of the embedding, which
-# in a small model soon outweighs all the rest. GPT-2 has no merges for indentation; those learned on Python
-# begin with them. The nano recipe stays with `gpt2:4096` all the same: with `python:4096` its bits per byte fell
-# from 1.85 to 1.69, but after fine-tuning it copied the arguments of calls worse (LOG.md, 2026-11-21; both
-# before the recipe had norms on queries and keys).
+# More merges pack more text into a token, but each doubling adds less. Each id is also a row of the
+# embedding, which in a small model soon has more parameters than all other parts. GPT-2 has no merges for
+# indentation; those learned on Python begin with them. The nano recipe still uses `gpt2:4096`: with
+# `python:4096` its bits per byte fell from 1.85 to 1.69, but after fine-tuning it copied the arguments of
+# calls worse (LOG.md, 2026-11-21; both measured before the recipe normalized queries and keys).
 
 # %%
-text = inspect.getsource(pd.core.frame)  # Python that no vocabulary here was made from
+text = inspect.getsource(pd.core.frame)  # Python that no vocabulary here was trained on
 sizes = {"gpt2": (257, 512, 1024, 2048, 4096, 8192, 16384, 32768, 50257), "python": (257, 512, 1024, 2048, 4096, 8192)}
 packed = {f"{family}:{n}": len(text.encode()) / len(tokenizer.load(f"{family}:{n}").encode(text))
           for family, each in sizes.items() for n in each}
@@ -89,10 +89,9 @@ fig
 # %% [markdown]
 # ## Messages become one row of ids
 #
-# A turn is `{tag}`, a line, its content, `<|end|>`. The tags (and the assistant's own `<functioncall>`) are
-# ids above the vocabulary. Green is what the model is taught to write: the assistant's contents and the
-# `<|end|>` that closes them, in every turn. What the user says, and what the function returns, is only
-# read.
+# A turn is `{tag}`, a line break, its content, and `<|end|>`. The tags (and the assistant's own
+# `<functioncall>`) are ids above the vocabulary. Green tokens are supervised: the assistant's contents and
+# the `<|end|>` that closes them, in every turn. The user's words and the function's result are input only.
 
 # %%
 tools = [{"name": "convert", "description": "Convert a length", "parameters": {
@@ -110,27 +109,27 @@ shown = token_attribution.xray_mask(messages, tok)
 shown
 
 # %% [markdown]
-# Read off the colours, the supervised text is exactly this:
+# The coloured text is exactly the supervised text:
 
 # %%
 print(shown.coloured())
 
 # %% [markdown]
-# The prompt of a rollout is the beginning of what was trained on, id by id: tags, line ends and contents
-# are tokenised apart, so that no merge reaches across the place where the model takes over.
+# The prompt of a rollout equals the beginning of the training sequence, id by id: tags, line ends and
+# contents are tokenized separately, so that no merge crosses the position where the model takes over.
 
 # %%
 rendered = chat.render(messages, tok)
-asked = chat.prompt(messages[:2], tok)
+prompt_ids = chat.prompt(messages[:2], tok)
 answer = chat.completion_ids(call, tok)
-assert rendered.ids[: len(asked)] == asked
-assert rendered.ids[len(asked) :][: len(answer)] == answer
-print(f"{len(asked)} tokens of prompt, then {len(answer)} of completion:\n")
-print(chat.decode(asked + answer, tok))
+assert rendered.ids[: len(prompt_ids)] == prompt_ids
+assert rendered.ids[len(prompt_ids) :][: len(answer)] == answer
+print(f"{len(prompt_ids)} tokens of prompt, then {len(answer)} of completion:\n")
+print(chat.decode(prompt_ids + answer, tok))
 
 
 # %% [markdown]
-# From scratch, in a few lines; the library, whose loop is printed below, must agree.
+# The same from scratch, in a few lines; it must agree with the library, whose loop is printed below.
 
 # %%
 def by_hand(messages):
@@ -153,8 +152,8 @@ print(inspect.getsource(chat._turns))
 # %% [markdown]
 # ## The gradient follows the mask
 #
-# A small untrained model, one step of the loss that training uses: pink is each token's share of the
-# gradient. It is zero wherever the mask is.
+# A small untrained model and the loss that training uses: pink is each token's share of the gradient. It is
+# zero wherever the mask is zero.
 
 # %%
 sizes = GPTConfig(depth=1, n_embd=32, n_head=2, block_size=256, vocab_size=tok.n_vocab)
@@ -166,9 +165,8 @@ token_attribution.xray_values(rendered.ids, shares, tok, "gradient", shown.roles
 # %% [markdown]
 # ## Tags as ids, tags as text
 #
-# The original project spells its tags in ordinary tokens; its recipes need that, so both modes exist.
-# Spelled tags are longer, and they are only text: a user can write them too. Reserved ids cannot come out
-# of any text.
+# The original project writes its tags in ordinary tokens; its recipes need that, so both modes exist. Text
+# tags are longer, and a user can type them. Reserved ids cannot result from any text.
 
 # %%
 spelled = chat.render(messages, tok, tags="text")
@@ -184,17 +182,17 @@ turns = [span.role for span in chat.render(forged, tok).spans]
 try:
     chat.render(forged, tok, tags="text")
 except DataError as error:
-    refusal = str(error)
-print("reserved:", turns, "\ntext:    ", refusal)
+    message = str(error)
+print("reserved:", turns, "\ntext:    ", message)
 picture
 
 # %% [markdown]
-# ## When a set of pieces stands for a sequence
+# ## A stop sequence is not a set of tokens
 #
-# In text mode `<|end|>` is five tokens. A stop must match them in a row. The original project asked whether
-# a token is *one of* them, and closed its mask of a rollout at the second. A call begins with
-# `<functioncall>`, which holds two. Below is that rule, rebuilt: what it leaves of the same call, and what
-# the library keeps.
+# In text mode `<|end|>` is five tokens, and a stop must match all five in order. The original project tested
+# whether a token is *one of* them, and ended the loss mask of a rollout at the second such token. A call
+# begins with `<functioncall>`, which contains two. Below, the tokens of the same call that this rule keeps,
+# then those that the library keeps.
 
 # %%
 gpt2 = tokenizer.load("gpt2")
@@ -213,9 +211,9 @@ assert right.ids[start : start + len(completion)] == completion
 token_attribution.xray_values(completion, kept, gpt2, "mask")
 
 # %% [markdown]
-# Name and arguments, all that differs between rollouts, got no gradient: if every rollout opens the same
-# way, centred advantages then cancel to exactly nothing. The same set ended sampling, and code is full of
-# `<`:
+# Name and arguments, the only tokens that differ between rollouts, received no gradient. If every rollout
+# begins the same way, centred advantages cancel to exactly zero. The same set also ended sampling, and code
+# is full of `<`:
 
 # %%
 code = "def clamp(a, b):\n    if a<b:\n        return b\n    return a\n"
@@ -227,13 +225,13 @@ by_piece, by_sequence = gpt2.decode(ids[:at_set]), gpt2.decode(ids[:at_sequence]
 print(f"ended by a piece:\n{by_piece}\n\nended by the sequence:\n{by_sequence}")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert (len(rendered.ids), sum(rendered.loss_mask)) == (107, 42)
 assert abs(on_mask - 1) < 1e-5
 assert len(spelled.ids) == 165
-assert turns == ["user", "assistant"] and "tag" in refusal
+assert turns == ["user", "assistant"] and "tag" in message
 assert (sum(broken), len(completion)) == (3, 33) and all(kept)
 assert by_piece.endswith("if a") and by_sequence == code + "\n"
 assert packed["python:4096"] > packed["gpt2:50257"] and packed["python:4096"] > 1.8 * packed["gpt2:4096"]

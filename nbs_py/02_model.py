@@ -14,21 +14,22 @@
 # ---
 
 # %% [markdown]
-# # Four numbers fix what a model costs; only its attention shows what it learned
+# # Four numbers determine what a model costs; only its attention shows what it learned
 #
-# **Question.** How do a model's shapes, parameters and FLOPs follow from its configuration, and what can
-# one see in a trained head that the loss does not tell?
+# **Question.** How do a model's shapes, parameters and FLOPs follow from its configuration, and what does a
+# trained head show that the loss does not?
 #
 # **Result.** Counted by hand, parameters equal PyTorch's own count for every preset, and FLOPs per token
-# equal what PyTorch's FLOP counter measures on the nano model. The 8b preset has 8.26 billion parameters,
-# 2.5 % of them in the embedding, and takes 54 GFLOP per training token; of d12's 124 million the embedding
-# holds 31 %. A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95
-# % of them, yet under 10 % when they repeat after 13: its attention looks 11 tokens back, not for the word.
+# equal what PyTorch's FLOP counter measures on the nano model. The 8b preset has 8.26 billion parameters, 2.5
+# % of them in the embedding, and takes 54 GFLOP per training token; of d12's 124 million the embedding holds
+# 31 %. A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95 % of
+# them, yet under 10 % when they repeat after 13: its attention looks 11 tokens back and does not search for
+# the token.
 #
-# **Runs/needs.** No run and no data: everything is made here, in seconds, on one core.
+# **Runs/needs.** No run and no data. Seconds on one core.
 #
-# The four: depth, width D, rows of the vocabulary V, length of the sequence T. Heads divide the width among
-# them and cost nothing.
+# The four numbers: depth, width D, rows of the vocabulary V, sequence length T. Heads divide the width and
+# cost nothing.
 
 # %% tags=["parameters"]
 preset = "nano"
@@ -50,7 +51,7 @@ from codechat import GPT, GPTConfig, PRESETS, gpt, optim
 from codechat.reports.style import OKABE_ITO, new_figure
 
 BLUE, ORANGE, GREEN, VERMILION = map(OKABE_ITO.get, "blue orange green vermilion".split())
-torch.set_num_threads(1)  # a model this small only waits for a second one
+torch.set_num_threads(1)  # a second thread only slows a model this small
 
 # %%
 configs = {name: GPTConfig(**sizes) for name, sizes in PRESETS.items()}
@@ -60,9 +61,8 @@ pd.DataFrame({n: {k: getattr(c, k) for k in shown} for n, c in configs.items()})
 # %% [markdown]
 # ## Shapes
 #
-# One block is four matrix products and an attention; the model is a stack of such blocks between an
-# embedding and the same embedding read backwards. Hooks write down what goes in and out of each part for
-# two sequences of 16 tokens.
+# One block is four matrix products and an attention; the model is a stack of blocks between an embedding and
+# its transpose. Hooks record the input and output shapes of each part for two sequences of 16 tokens.
 
 # %%
 nano, model = configs[preset], GPT(configs[preset], seed=seed)
@@ -73,37 +73,37 @@ def note(name):
     return lambda module, inputs, output: seen.append((name, tuple(inputs[0].shape), tuple(output.shape)))
 
 
-wanted = "wte attn.qkv attn.out mlp.up mlp.down norm".split()
+recorded = "wte attn.qkv attn.out mlp.up mlp.down norm".split()
 for name, module in model.named_modules():
-    if name.removeprefix("blocks.0.") in wanted:
+    if name.removeprefix("blocks.0.") in recorded:
         module.register_forward_hook(note(name))
 logits = model(torch.zeros(2, 16, dtype=torch.long))
 seen.append(("head", (2, 16, nano.n_embd), tuple(logits.shape)))
 pd.DataFrame(seen, columns=["part", "input", "output"]).set_index("part")
 
 # %% [markdown]
-# This is the whole of it: normalise, mix between places, add; normalise, transform each place, add.
+# The whole block: normalize, mix between positions, add; normalize, transform each position, add.
 
 # %%
 print(inspect.getsource(gpt.Block.forward))
 print(inspect.getsource(gpt.MLP.forward))
 
 # %% [markdown]
-# The logits are wider than the vocabulary: six rows belong to the chat tags, and the rest only fill up to a
-# multiple of 64, which matrix units like. Nobody owns those rows and nothing ever samples them.
+# The logits are wider than the vocabulary: six rows belong to the chat tags, and unused rows pad to a
+# multiple of 64, for which matrix units are fastest. Unused rows are never sampled.
 
 # %%
-unowned = nano.padded_vocab - nano.owned
-rows_of = {"tokens": nano.vocab_size, "chat tags": nano.n_tags, "owned by nobody": unowned}
+unused = nano.padded_vocab - nano.owned
+rows_of = {"tokens": nano.vocab_size, "chat tags": nano.n_tags, "unused padding": unused}
 pd.Series(rows_of).to_frame("rows")
 
 # %% [markdown]
 # ## Parameters
 #
-# A block holds 4 D² weights in attention (query, key, value, output) and 8 D² in the feed-forward part, so
-# 12 D² per layer; the tied embedding is V · D once. Where queries and keys are normalised (qk_norm, in nano
-# alone), each layer has two more gains as wide as a head. The dictionary is a third of a small
-# model and a fortieth of a large one.
+# A block holds 4 D² weights in attention (query, key, value, output) and 8 D² in the feed-forward part, so 12
+# D² per layer; the tied embedding is V · D once. With normalized queries and keys (qk_norm, only in nano),
+# each layer has two more gains of a head's width. The embedding is a third of a small model and a fortieth of
+# a large one.
 
 # %%
 parts = pd.DataFrame({name: {
@@ -116,7 +116,7 @@ total = parts.sum(axis=1)
 parts.map("{:,.0f}".format)
 
 # %%
-fig, axes = new_figure("The larger the model, the smaller the share of its dictionary")
+fig, axes = new_figure("The larger the model, the smaller the share of its embedding")
 ax, left = axes[0, 0], 0
 for part, colour in zip(("embedding", "attention", "feed-forward"), (ORANGE, BLUE, GREEN)):
     share = parts[part] / total
@@ -146,10 +146,10 @@ counts.assign(embedding=(parts["embedding"] / total).map("{:.1%}".format))
 # %% [markdown]
 # ## FLOPs per token
 #
-# Each weight of a matrix costs a multiplication and an addition forward and twice that backward: 6 per
-# token. Attention adds 12 · depth · D · T, which no weight shows: at T = 6 D + V / (2 · depth) it costs as
-# much as all weights together. PyTorch counts the same while a real step runs (in the plain attention
-# kernel; it does not see into the fused one on CPUs).
+# Each weight of a matrix costs a multiplication and an addition forward and twice that backward: 6 per token.
+# Attention adds 12 · depth · D · T, which belongs to no weight: at T = 6 D + V / (2 · depth) it costs as much
+# as all weights together. PyTorch counts the same during a real step (with the plain attention kernel; its
+# counter does not see into the fused one on CPUs).
 
 # %%
 rows = []
@@ -180,9 +180,9 @@ fig
 # %% [markdown]
 # ## Attention, from scratch
 #
-# For one sequence: every place asks (query) and offers (key, value). A rotary position turns each pair of
-# numbers by an angle proportional to the place, which is a multiplication by a complex number; the product
-# of two turned vectors depends on their distance alone. A softmax over the past gives the weights.
+# For one sequence, every position has a query, a key and a value. Rotary embeddings rotate each pair of
+# numbers by an angle proportional to the position, a multiplication by a complex number; the product of two
+# rotated vectors depends only on their distance. A softmax over past positions gives the weights.
 
 # %%
 def attend(x, attention):
@@ -200,8 +200,8 @@ def attend(x, attention):
 # %% [markdown]
 # ## A small model that copies
 #
-# Texts of distinct random tokens that repeat after 12 tokens: nothing can be known of the first 12, all of
-# the rest can be copied. The model has two layers of two heads.
+# Texts of distinct random tokens that repeat after 12 tokens: the first 12 cannot be predicted, all others
+# can be copied. The model has two layers of two heads.
 
 # %%
 def repeating(after, count, length=32, vocabulary=64):
@@ -225,9 +225,9 @@ for step in tqdm(range(steps), "batches", mininterval=2, ascii=True):
         optimizer.zero_grad()
 
 # %% [markdown]
-# The picture shows the weights of each head on a new text: a row is the place that looks, a column the
-# place that is looked at; above the diagonal lies the future, which nobody sees. The stripe is the answer:
-# the token that followed the last time.
+# The picture shows the weights of each head on a new text: a row is the query position, a column the key
+# position; above the diagonal lies the future, which is masked. The stripe is the answer: the token that
+# followed last time.
 
 # %%
 caught = []  # of each layer: input (T, D), output (T, D)
@@ -240,18 +240,18 @@ with torch.no_grad():
 heads = torch.cat([weights for weights, _ in drawn])  # (4, T, T)
 
 # %%
-title = f"A copier's heads: the stripe lies {period - 1} places back"
+title = f"A copier's heads: the stripe is {period - 1} positions back"
 fig, axes = new_figure(title, 1, len(heads), size=(8.4, 2.7), sharey=True)
 for n, (ax, weights) in enumerate(zip(axes[0], heads)):
     ax.imshow(weights, cmap="cividis", vmin=0, vmax=1)
     ax.grid(False)
     ax.set_title(f"layer {n // 2}, head {n % 2}", fontsize=9, loc="left")
-    ax.set_xlabel("looked at", fontsize=8)
-axes[0, 0].set_ylabel("looking", fontsize=8)
+    ax.set_xlabel("key position", fontsize=8)
+axes[0, 0].set_ylabel("query position", fontsize=8)
 fig
 
 # %% [markdown]
-# The same layer by the library must give the same output, or the picture would show something else.
+# The library's layer must give the same output; otherwise the picture would show something else.
 
 # %%
 for (_, ours), (_, library) in zip(drawn, caught):
@@ -262,13 +262,13 @@ print(inspect.getsource(gpt.rotate))
 
 
 # %% [markdown]
-# Does it copy the word, or a distance? If the head had found "the token after my last occurrence", a text
-# that repeats after 11 or 13 tokens would be as easy. It is not: the loss had no reason to tell the two
-# apart.
+# Does it match the token, or a distance? If the head had learned "the token after my last occurrence", texts
+# that repeat after 11 or 13 tokens would be as easy. They are not: the training loss does not distinguish the
+# two rules.
 
 # %%
 def copied_share(after):
-    """Share of the tokens beyond the first `after` that the model gets right in 256 new texts."""
+    """Share of the tokens beyond the first `after` that the model predicts correctly in 256 new texts."""
     ids = repeating(after, 256)
     with torch.no_grad():
         right = copier(ids[:, :-1]).argmax(-1) == ids[:, 1:]
@@ -286,10 +286,10 @@ ax.set(ylabel="share of tokens copied", ylim=(0, 1.1))
 fig
 
 # %% [markdown]
-# A call copies its arguments out of a request that stands at another distance every time, so this shortcut
-# is closed there, and copying takes more data to learn. The loss alone would not have shown the difference.
+# A call copies its arguments from a request at a different distance every time, so this shortcut fails there,
+# and copying takes more data to learn. The loss alone would not have shown the difference.
 #
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert (total == counts["PyTorch"]).all() and (counts["cfg.n_params"] == counts["PyTorch"]).all()

@@ -16,17 +16,17 @@
 # %% [markdown]
 # # Data that accounts for every row, packs without leaks and holds out what copying needs
 #
-# **Question.** What does the model read, what was left out and why, and is a test value ever seen in
-# training?
+# **Question.** What does the model read, what was dropped and why, and is a test value ever seen in training?
 #
-# **Result.** Of 27 invented files 20 are kept, 4 are left out by a rule and 3 are lost, which is refused:
-# one reason may lose at most 5 %. Packing fills more than 98 % of the places in a row where one
-# conversation per row fills under a third, and a packed conversation gets the logits that it gets alone.
-# Code is 15 % of the conversations but over a third of the supervised tokens; a mix by supervised tokens
-# comes within two points of what is asked for. Of the values that select, test and test_hard hold out, 0
-# occur in training; a random split would have let in more than a tenth.
+# **Result.** Of 27 example files 20 are kept, 4 are skipped by a rule and 3 are lost, which raises an error:
+# at most 5 % may be lost for one reason. Packing fills more than 98 % of the positions in a row where one
+# conversation per row fills under a third, and a packed conversation gets the logits that it gets alone. Code
+# is 15 % of the conversations but over a third of the supervised tokens; a mix by supervised tokens is within
+# two points of the requested one. Of the values that select, test and test_hard hold out, 0 occur in
+# training; a random split would have let in more than a tenth.
 #
-# **Runs/needs.** No run: Python's own library, the toolbox and a folder made here. Works without a network.
+# **Runs/needs.** No run: Python's standard library, the toolbox and a temporary folder. Works without a
+# network.
 
 # %% tags=["parameters"]
 spec = "gpt2:4096"
@@ -77,8 +77,8 @@ kinds = [f"{split}_{what}" for split in ("train", "val") for what in ("documents
 pd.Series({key: f"{manifest[key]:,}" for key in kinds}).to_frame(f"manifest, {manifest['tokenizer']}")
 
 # %% [markdown]
-# The ledger tells a choice from a loss. A rule *skips* what teaches little: tests, copies of other
-# packages, tables of numbers. A row that should have been usable and was not is *lost*, under a declared
+# The ledger separates choices from losses. A rule *skips* files of little use: tests, copies of other
+# packages, tables of numbers. A row that should have been usable and was not is *lost*, with a declared
 # reason.
 
 # %%
@@ -100,8 +100,8 @@ for name in ("price.py", "menu.py", "name.py"):
     (project / name).write_bytes(f"print('{name}: 5 £, café, Zoë')\n".encode("latin-1"))
 
 # %% [markdown]
-# Three of 23 usable rows is too large a loss to be quiet about: a reader that throws away most of its input
-# leaves a data set that is the easy residue of itself. Nothing is written.
+# Losing three of 23 usable rows raises an error: a reader that drops most of its input leaves a biased, easy
+# data set. Nothing is written.
 
 # %%
 folder_ledger = sources.Ledger("folder", sources.PYTHON_REASONS)
@@ -109,8 +109,8 @@ try:
     found = sources.embedded_python(folder_ledger, [("folder", project)])
     corpus.write_corpus(found, here / "refused", tok, ledger=folder_ledger)
 except DataError as error:
-    refusal = str(error)
-print(refusal)
+    message = str(error)
+print(message)
 accounts = pd.DataFrame(folder_ledger.rows(), dtype=object)
 accounts.fillna("")
 
@@ -133,8 +133,8 @@ longer = next(row for row in made["calls"] if row["meta"]["kind"] == "multi_turn
 print("\n".join(f"{m['role']:>10}: {m['content']}" for m in longer["messages"]))
 
 # %% [markdown]
-# What a domain teaches is counted in supervised tokens, and there code catches up with calls: its answers
-# are long, where a call is short behind a long prompt.
+# A domain's weight in the gradient is its number of supervised tokens, and by that count code catches up with
+# calls: its answers are long, while a call is short after a long prompt.
 
 # %%
 amounts = pd.DataFrame({name: {
@@ -146,7 +146,7 @@ shares = amounts.div(amounts.sum(axis=1), axis=0)
 amounts
 
 # %%
-fig, axes = new_figure("Rows say little about how much a domain teaches")
+fig, axes = new_figure("The number of rows says little about a domain's weight in the gradient")
 ax, left = axes[0, 0], np.zeros(len(shares))
 for name, colour in zip(shares, PALETTE):
     ax.barh(shares.index, shares[name], left=left, color=colour, label=name)
@@ -157,36 +157,36 @@ ax.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16), 
 fig
 
 # %% [markdown]
-# So the mix is given in supervised tokens: the next conversation comes from the domain that lags most
-# behind its share. A small domain is then passed over more often, which the epochs show.
+# So the mix is defined in supervised tokens: the next conversation comes from the domain that is furthest
+# below its share. A small domain is then repeated more often, as the epochs show.
 
 # %%
-asked = {"calls": 0.5, "code": 0.3, "copy": 0.15, "chat": 0.05}
-loader = conversations.PackedLoader(examples, asked, batch=8, T=block, seed=seed)
+requested = {"calls": 0.5, "code": 0.3, "copy": 0.15, "chat": 0.05}
+loader = conversations.PackedLoader(examples, requested, batch=8, T=block, seed=seed)
 batches = [loader.next() for _ in range(120)]
 learned = sum(np.bincount(b.domains[b.targets >= 0], minlength=4) for b in batches)
 got = dict(zip(loader.domains, learned / learned.sum()))
-mix = pd.DataFrame({"asked for": asked, "got": got, "epochs": loader.epochs})
+mix = pd.DataFrame({"requested": requested, "got": got, "epochs": loader.epochs})
 mix.round(3)
 
 # %% [markdown]
 # ## Packing
 #
-# A row of the batch holds several conversations, a colour each; white is padding. Under it, what of the
-# same rows is supervised.
+# A row of the batch holds several conversations, one colour each; white is padding. Below, the supervised
+# tokens of the same rows.
 
 # %%
 batch = batches[-1]
 docs, colours = batch.docs.numpy(), np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in PALETTE])
 filled = float(np.mean([(b.docs >= 0).numpy().mean() for b in batches]))
-fig, axes = new_figure(f"Conversations share rows: {filled:.1%} of the places are used", 2, sharex=True)
+fig, axes = new_figure(f"Conversations share rows: {filled:.1%} of the positions are used", 2, sharex=True)
 pixels = np.where((docs < 0)[..., None], 255, colours[docs % 6])
 axes[0, 0].imshow(pixels, aspect="auto", interpolation="none")
 axes[1, 0].imshow(batch.targets >= 0, aspect="auto", interpolation="none", cmap="Greens", vmax=1.4)
 for ax, label in zip(axes[:, 0], ("conversations", "supervised")):
     ax.grid(False)
     ax.set_ylabel(f"rows: {label}", fontsize=8.5)
-axes[1, 0].set_xlabel("place in the row, tokens", fontsize=8.5)
+axes[1, 0].set_xlabel("position in the row, tokens", fontsize=8.5)
 fig
 
 # %%
@@ -195,16 +195,16 @@ used = {"packed": filled, "one conversation per row": single}
 pd.Series(used).map("{:.1%}".format).to_frame("places used")
 
 # %% [markdown]
-# Neighbours in a row are strangers: a token sees earlier tokens of its own conversation and nothing else.
-# The mask is a triangle per conversation along the diagonal.
+# Conversations in a row are independent: a token attends only to earlier tokens of its own conversation. The
+# mask is a triangle per conversation along the diagonal.
 
 # %%
 mask = conversations.block_mask(batch.docs[:1])
-fig, axes = new_figure("What each place of a row may look at", size=(3.6, 3.6))
+fig, axes = new_figure("The keys that each query of a row may attend to", size=(3.6, 3.6))
 axes[0, 0].imshow(mask[0, 0], cmap="Blues", interpolation="none", vmax=1.4)
 axes[0, 0].grid(False)
-axes[0, 0].set_xlabel("looked at", fontsize=8.5)
-axes[0, 0].set_ylabel("looking", fontsize=8.5)
+axes[0, 0].set_xlabel("key position", fontsize=8.5)
+axes[0, 0].set_ylabel("query position", fontsize=8.5)
 fig
 
 # %% [markdown]
@@ -217,8 +217,7 @@ by_hand = [[j == i or (j < i and row[i] == row[j] >= 0) for j in range(block)] f
 torch.testing.assert_close(torch.tensor(by_hand), mask[0, 0])
 
 # %% [markdown]
-# And it does what it is for: the second conversation of the row gets the logits that it gets in a row of
-# its own.
+# Its purpose: the second conversation of the row has the same logits as in a row of its own.
 
 # %%
 model = GPT(GPTConfig(depth=2, n_embd=32, n_head=2, block_size=block, vocab_size=tok.n_vocab), seed=seed)
@@ -237,10 +236,10 @@ print(f"largest difference: {(packed - alone).abs().max():.0e} with the mask, {l
 # %% [markdown]
 # ## Splits have roles, and a value belongs to one of them
 #
-# Train gives gradients, select chooses checkpoints, test and test_hard are quoted. A call is mostly
-# copying, so a value that training has seen would test memory. Invented words, dates, colours and longer
-# numbers therefore fall to one split each by their hash; one- and two-digit numbers and enumerations are
-# too few to hold out.
+# `train` is for gradients, `select` (validation) for choosing checkpoints, `test` and `test_hard` for quoted
+# scores. A call is mostly copying, so a value that training has seen would test memory. Made-up words, dates,
+# colours and longer numbers are therefore assigned to one split each by their hash; one- and two-digit
+# numbers and enumerations are too few to hold out.
 
 # %%
 def held_out_values(problems):
@@ -270,8 +269,8 @@ axes[0, 0].set_ylabel("held-out values seen in training, %", fontsize=8.5)
 fig
 
 # %% [markdown]
-# test_hard goes further: half of its requests need a tool that training never offers, half say a known one
-# in words that training never uses.
+# test_hard goes further: half of its requests need a tool that training never offers, half ask for a known
+# tool in words that training never uses.
 
 # %%
 tools = {split: {p.gold["name"] for p in found} for split, found in problems.items()}
@@ -280,17 +279,17 @@ print(len(new_tools), "tools of test_hard only:", ", ".join(new_tools))
 pd.Series([p.meta["hard"] for p in problems["test_hard"]]).value_counts().to_frame("requests")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 counts = accounts.groupby("what")["rows"].sum()
-assert counts.to_dict() == {"kept": 20, "lost": 3, "skipped": 4} and "13.0%" in refusal
+assert counts.to_dict() == {"kept": 20, "lost": 3, "skipped": 4} and "13.0%" in message
 assert not (here / "refused" / "manifest.json").exists()
 assert ledger.total == ledger.kept == manifest["train_documents"] + manifest["val_documents"]
 assert filled > 0.98 and single < 1 / 3
 assert leak > 0.01
 assert shares.loc["conversations", "code"] == 0.15 and shares.loc["supervised", "code"] > 1 / 3
-assert (mix["got"] - mix["asked for"]).abs().max() < 0.02
+assert (mix["got"] - mix["requested"]).abs().max() < 0.02
 assert leaks["random split"] > 10 and sum(leaks.values()) == leaks["random split"]
 assert not any(values[a] & values[b] for a in values for b in values if a != b)
 folder.cleanup()

@@ -20,9 +20,9 @@
 # other tokenizers share, and what did it cost?
 #
 # **Result.** After 1.3 million tokens, a sixth of a pass over the corpus, the model needs 1.75 bits for a
-# byte of Python files that it never saw: 22 % of their size. Untrained it needs 5.83, and lzma
-# 1.85 on whole files (of the library), where the model has windows of 256 tokens. The same model would show a loss of
-# 1.2, 2.3 or 2.7 nats per token behind three tokenizers; bits per byte are the same for all.
+# byte of Python files that it never saw: 22 % of their size. Untrained it needs 5.83, and lzma 1.85 on whole
+# files (of the library), where the model has windows of 256 tokens. The same model would show a loss of 1.2,
+# 2.3 or 2.7 nats per token with three tokenizers; bits per byte are the same for all.
 #
 # **Runs/needs.** `nano/pretrain` (frozen rows; `source="nano"` reads the run of this machine). Seconds on
 # one core.
@@ -43,7 +43,7 @@ from codechat import GPT, GPTConfig, PRESETS, config, corpus, frozen_rows, hardw
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 # %%
-os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 sums by hand would agree to three digits only
+os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 the sums below would agree to three digits only
 metrics, evals = (frozen_rows.rows(source, "pretrain", table) for table in ("metrics", "evals"))
 run, manifest = metrics["run"].iloc[0], frozen_rows.manifest(source, "corpus")
 cfg = config.from_dict(pretrain.PretrainConfig, frozen_rows.settings(source, "pretrain"))
@@ -52,9 +52,8 @@ tok = tokenizer.load(manifest["tokenizer"])
 # %% [markdown]
 # ## What was trained, and on what
 #
-# Each window is drawn at random from files of the standard library and installed packages. The run sees a
-# fraction of them once, so its training loss, too, is a loss on text that it has not read before. Whole
-# files are held out for validation.
+# Each window is sampled from files of the standard library and installed packages. The run sees a fraction of
+# them once, so its training loss is also a loss on unseen text. Whole files are held out for validation.
 
 # %%
 seen = int(metrics["tokens"].max())
@@ -72,9 +71,8 @@ pd.Series(facts, name=run).to_frame()
 # %% [markdown]
 # ## The curve
 #
-# The loss is the model's surprise: −ln p of the token that came, averaged. A model that knows nothing
-# should start at the logarithm of its vocabulary, fall steeply while it learns which tokens are frequent,
-# then slowly.
+# The loss is the mean of −ln p of the next token. An uninformed model should start at the logarithm of its
+# vocabulary, fall steeply while it learns which tokens are frequent, then slowly.
 
 # %%
 plots.pretraining(run, metrics, evals)
@@ -88,9 +86,9 @@ evals[["step", "val_loss", "val_bpb"]].set_index("step").round(3)
 # %% [markdown]
 # ### Why it starts below a uniform guess
 #
-# An untrained model already has a preference. Its blocks add nothing yet, the head is the embedding again,
-# so the likeliest next token is the present one once more; and Python repeats itself: a run of spaces is a
-# run of equal tokens. The same model, measured apart on tokens that repeat and those that do not:
+# An untrained model already has a preference. Its blocks add nothing yet and the head is the embedding, so
+# the likeliest next token is the current one; and Python repeats tokens, such as runs of spaces. The same
+# model, measured separately on tokens that repeat and tokens that do not:
 
 # %%
 modules = (argparse, difflib, statistics, tarfile, textwrap)
@@ -110,10 +108,10 @@ start.astype({"tokens": int}).round(2)
 # %% [markdown]
 # ## Why bits per byte
 #
-# A token is not a unit: one tokenizer cuts the same text into fewer, larger pieces than another, and a
-# larger piece is harder to guess. The total surprise of a text, in bits, per byte of it, does not depend on
-# how it was cut: bits per byte = total nats / ln 2 / bytes. Here are the losses per token at which three
-# models would be exactly as good as this one:
+# A token is not a unit: one tokenizer cuts the same text into fewer, larger pieces than another, and a larger
+# piece is harder to guess. The total negative log-likelihood of a text, in bits per byte, does not depend on
+# the cut: bits per byte = total nats / ln 2 / bytes. Here are the losses per token at which three models
+# would be exactly as good as this one:
 
 # %%
 text, rows = "".join(files), {}
@@ -152,10 +150,10 @@ print(inspect.getsource(pretrain.bits_per_byte))
 # %% [markdown]
 # ## What bits per byte mean
 #
-# An arithmetic coder that is told the model's probabilities stores a text in as many bits as its total
-# surprise: the loss *is* a file size. So the model can be compared with compressors. They read five files
-# of the standard library (their text, not the validation text: a yardstick, not a contest), once whole,
-# once in pieces as long as the context that the model has.
+# An arithmetic coder that uses the model's probabilities stores a text in as many bits as its total negative
+# log2-likelihood: the loss *is* a file size. So the model can be compared with compressors. They read five
+# files of the standard library (not the validation text, so this is a scale and not a benchmark), once whole,
+# once in pieces as long as the model's context.
 
 # %%
 context = round(cfg.length * manifest["val_bytes"] / manifest["val_tokens"])  # bytes
@@ -213,8 +211,7 @@ fig
 print(inspect.getsource(optim.lr_scale))
 
 # %% [markdown]
-# What the decay buys: the fall in bits per byte between one validation and the next, in percent of what was
-# left.
+# The effect of the decay: the fall in bits per byte from one validation to the next, in percent.
 
 # %%
 fall = pd.DataFrame({
@@ -229,8 +226,8 @@ fall.set_index("until step").round(4)
 # ## What it cost
 #
 # A token costs 6 FLOPs per weight of a matrix and 12 · depth · width · length for attention (notebook 02).
-# MFU (model FLOPs utilisation) is that times tokens per second over the peak of the machine, which for a
-# processor without a data sheet is the speed of a large matrix product, measured when the run starts.
+# MFU (model FLOPs utilization) is that times tokens per second over the peak of the machine. For a processor
+# without a data sheet the peak is the speed of a large matrix product, measured when the run starts.
 
 # %%
 flops = cfg.model.flops_per_token(cfg.length)
@@ -248,7 +245,7 @@ pd.Series({
 }, name=run).to_frame()
 
 # %% [markdown]
-# The same arithmetic says what this machine cannot do. Twenty tokens per parameter is a common budget
+# The same arithmetic shows the limits of this machine. Twenty tokens per parameter is a common budget
 # (Chinchilla); at this run's speed in FLOPs a preset takes:
 
 # %%
@@ -263,7 +260,7 @@ budget = pd.DataFrame(budget, index=names).T
 budget.map(lambda value: value if isinstance(value, str) else f"{value:.3g}")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert 1.5 < last.val_bpb < 2.5 and last.val_bpb < 0.45 * first.val_bpb

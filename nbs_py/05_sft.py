@@ -14,18 +14,18 @@
 # ---
 
 # %% [markdown]
-# # A third of the tokens teach; the mask hides the rest
+# # A third of the tokens carry loss; the mask hides the rest
 #
 # **Question.** Which tokens of a conversation does fine-tuning learn from, how are domains mixed by them,
 # and what does the model do, while it learns, when code or a tool is asked for?
 #
 # **Result.** 34 % of the tokens carry loss, 27 % of those in calls and 62 % in code; a loss summed by hand
 # over them, one conversation at a time, equals the library's over packed rows. In the run the held-out loss
-# of calls falls from 5.30 to 0.14 nats per token, while that of code, which pretraining had taught, rises from
-# 2.66 to 2.96 in the first 60 steps and ends at 2.07: overwritten at first, then learned further. At the end a
-# tool that is asked for is called in 28 of 32 probes where it is there and in 1 of 32 where no tool is; but where
-# only other tools are there, one of them is called in 30 of 32: the model learned how to call, not when another
-# tool is missing.
+# of calls falls from 5.30 to 0.14 nats per token, while that of code, which the model knew from pretraining,
+# rises from 2.66 to 2.96 in the first 60 steps and ends at 2.07: overwritten at first, then learned further.
+# At the end a requested tool is called in 28 of 32 probes where it is offered and in 1 of 32 where no tool is
+# offered; but where only other tools are offered, one of them is called in 30 of 32: the model learned how to
+# call, and not to notice that the requested tool is missing.
 #
 # **Runs/needs.** `nano/sft` (frozen rows; `source="nano"` reads the run of this machine). Seconds on one
 # core.
@@ -57,8 +57,8 @@ tok, tags = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"]),
 # ## The mask, as colours
 #
 # A conversation in which a tool is called: the system prompt lists functions, the user asks, the assistant
-# calls, the function answers, the assistant reports. Only what the assistant has to write may carry loss:
-# its words and the tag that ends its turn. It must not learn to write the user's lines, nor the function's.
+# calls, the function answers, the assistant reports. Only what the assistant writes may carry loss: its words
+# and the tag that ends its turn. It must not learn to write the user's lines or the function's.
 
 # %%
 found = [row for row in toolbox.dialogues("train", 200, seed) if row["meta"]["kind"] == "multi_turn"]
@@ -67,13 +67,13 @@ masked = xray_mask(messages, tok, tags)
 HTML(masked.html())
 
 # %% [markdown]
-# The picture is exact: the coloured text, read off it, is what the loss sees, and nothing else.
+# The picture is exact: the coloured text is what the loss sees, and nothing else.
 
 # %%
 print(masked.coloured())
 
 # %% [markdown]
-# One pass over the turns makes ids, spans and mask, so that they cannot disagree:
+# One pass over the turns computes ids, spans and mask, so that they cannot disagree:
 
 # %%
 print(inspect.getsource(chat._turns))
@@ -83,8 +83,8 @@ print(inspect.getsource(chat._turns))
 #
 # The mask hides a token as a *target*. As an *input* it stays: the answer depends on it. The gradient shows
 # both. At the predictions (`hidden`) only supervised tokens have a share; at the inputs (`embedding`) about
-# half of it flows through what others wrote. The model is a small one with random weights everywhere (a new
-# model's blocks begin at zero and would let nothing through).
+# half of it flows through text that others wrote. The model is small, with random weights everywhere (a new
+# model's blocks start at zero and would pass no gradient).
 
 # %%
 small = GPT(GPTConfig(depth=2, n_embd=64, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=seed)
@@ -107,10 +107,10 @@ HTML(xray_values(rendered.ids, shares["embedding"], tok, "gradient", masked.role
 # %% [markdown]
 # ## The masked loss, from scratch
 #
-# Training packs several conversations into a row; they must not see each other. By hand there is no packing
-# and no mask matrix: each conversation runs alone, the surprise of its supervised tokens is added up, and
-# the sum is divided by the number of supervised tokens in the batch. The library's loss over packed rows
-# must be the same.
+# Training packs several conversations into a row; they must not see each other. From scratch there is no
+# packing and no mask matrix: each conversation runs alone, the negative log-likelihoods of its supervised
+# tokens are added up, and the sum is divided by the number of supervised tokens in the batch. The library's
+# loss over packed rows must be the same.
 
 # %%
 rows = [*toolbox.dialogues("train", 40, seed), *toolbox.copy_dialogues("train", 40, seed)]
@@ -130,8 +130,8 @@ torch.testing.assert_close(nats / count, library, rtol=1e-5, atol=0)
 print(f"by hand {nats / count:.6f}, library {library:.6f} nats per token over {count:,} tokens")
 
 # %% [markdown]
-# What goes wrong without: with causal attention alone, a conversation reads its neighbours in the row;
-# without the mask, most of the loss comes from text that the model will never have to write.
+# Without these masks: with causal attention alone, a conversation reads its neighbours in the row; without
+# the loss mask, most of the loss comes from text that the model never has to write.
 
 # %%
 with torch.no_grad():
@@ -149,12 +149,12 @@ losses.round(4)
 #
 # Domains differ in how much of them the assistant wrote: a call is short and its prompt long, an answer in
 # code is the reverse. So a mix by conversations, by tokens and by supervised tokens are three different
-# things; the gradient counts the last. The run was asked for the bottom bar.
+# things; the gradient counts the last. The run was configured with the bottom bar.
 
 # %%
-asked = pd.Series({d: float(s) for d, s in (item.split("=") for item in settings["mix"])})
+requested = pd.Series({d: float(s) for d, s in (item.split("=") for item in settings["mix"])})
 order = ["conversations", "tokens", "supervised_tokens"]
-mix = (domains[order] / domains[order].sum()).add_prefix("data, by ").assign(run=asked / asked.sum())
+mix = (domains[order] / domains[order].sum()).add_prefix("data, by ").assign(run=requested / requested.sum())
 mix = mix.rename(columns={"data, by supervised_tokens": "data, by supervised tokens",
                           "run": "run, by supervised tokens"}).sort_index()
 supervised = domains["supervised_tokens"].sum() / domains["tokens"].sum()
@@ -172,9 +172,9 @@ fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5,
 fig
 
 # %% [markdown]
-# The next conversation comes from the domain that lags most behind its share, counted in supervised tokens.
-# On two domains made here, seven to three, the shares come out as asked (up to those conversations that
-# still wait for a row), although a copying drill is a fifth as long as a call.
+# The next conversation comes from the domain that is furthest below its share of supervised tokens. For two
+# example domains, seven to three, the shares are as requested (up to conversations that still wait for a
+# row), although a copying drill is a fifth as long as a call.
 
 # %%
 loader = conversations.PackedLoader(encoded, {"calls": 0.7, "copy": 0.3}, batch=8, T=512, seed=seed)
@@ -187,24 +187,23 @@ realised = drawn / drawn.sum()
 realised.round(3).to_frame("share of supervised tokens")
 
 # %% [markdown]
-# How often each domain was passed over in the run: a domain with a large share of the loss and little data
-# is learned by heart.
+# Epochs of each domain in the run: a domain with a large share of the loss and little data is memorized.
 
 # %%
 last = metrics.iloc[-1]
 passes = domains.assign(**{
     "supervised share": domains["supervised_tokens"] / domains["tokens"],
-    "share of the loss": asked / asked.sum(),
-    "passes in the run": last["supervised_tokens"] * asked / asked.sum() / domains["supervised_tokens"]})
+    "share of the loss": requested / requested.sum(),
+    "passes in the run": last["supervised_tokens"] * requested / requested.sum() / domains["supervised_tokens"]})
 print(f"{last['step']:.0f} steps, {last['tokens']:,.0f} places, {last['supervised_tokens']:,.0f} with loss")
 passes.round(2).astype({name: int for name in order})
 
 # %% [markdown]
 # ## Held-out loss, domain by domain
 #
-# One total loss would hide a domain that is being overwritten. Each has its own curve on conversations that
-# are kept out of training; three rises in a row would be reported. Watch code, which pretraining had
-# taught: what is new falls by multiples, what was known is first lost, then regained.
+# One total loss would hide a domain that is being overwritten. Each domain has its own curve on held-out
+# conversations; three rises in a row would be reported. Watch code, which the model knew from pretraining:
+# new domains fall by multiples, a known one is first lost, then regained.
 
 # %%
 plots.heldout_losses(run, evals)
@@ -212,7 +211,7 @@ plots.heldout_losses(run, evals)
 # %% [markdown]
 # ## What it does: two by two
 #
-# Code or a tool is asked for; tools are there or not. Only a tool that is asked for *and* there should be
+# Code or a tool is requested; tools are offered or not. Only a tool that is requested *and* offered should be
 # called. The base model writes no calls at all, and the loss cannot tell when that changes. Probes can: one
 # completion each, counted as a call, as Python, or as neither. (Code that is wrong counts as code.)
 
@@ -222,7 +221,7 @@ plots.behaviour_over_training(run, evals)
 
 # %%
 def behaviour(row):
-    """Share of wanted behaviour in each cell, with its 95 % interval."""
+    """Share of expected behaviour in each cell, with its 95 % interval."""
     found = {}
     for cell, wanted in behaviour_probes.WANTED.items():
         n = int(row[f"probe/{cell}/n"])
@@ -237,7 +236,7 @@ names = [f"step {step}, n={n_probes} each" for step in evals["step"].iloc[[0, -1
 pd.DataFrame({name: column.map(str) for name, column in zip(names, (first, final))})
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 held = evals.filter(like="heldout_loss/")

@@ -14,18 +14,18 @@
 # ---
 
 # %% [markdown]
-# # A staircase reward gives weak models a gradient, reads every legal call and cannot be gamed
+# # A staircase reward gives weak models a gradient, parses every legal call and withstands 14 ways to game it
 #
-# **Question.** What is a partly right call worth, which ways of writing a right call count, and what does
-# the grading change for a model that is almost never right?
+# **Question.** What is a partly correct call worth, which ways of writing a correct call count, and what does
+# partial credit change for a model that is almost never correct?
 #
-# **Result.** Seven rungs lead from 0 to 1. A right call scores 1 in each of 9 ways of writing it, and none
-# of 14 attempts to cheat gets more than 0.99. On the same 512 invented completions of a weak policy a
-# right-or-wrong reward leaves under 5 % of the groups with a gradient (DEAD), the staircase over 90 %
-# (LIVE). Of 400 right calls whose arguments stand in single quotes, as the original project's training data
-# writes them, its parser reads 0 and the reader here 400.
+# **Result.** Seven tiers lead from 0 to 1. A correct call scores 1 in each of 9 notations, and none of 14
+# attempts to cheat scores more than 0.99. On the same 512 synthetic completions of a weak policy a binary
+# reward leaves under 5 % of the groups with a gradient (DEAD), the staircase over 90 % (LIVE). Of 400 correct
+# calls with arguments in single quotes, as in the original project's training data, its parser reads 0 and
+# the parser here 400.
 #
-# **Runs/needs.** No run and no data: problems come from the toolbox, completions are invented here.
+# **Runs/needs.** No run and no data: problems come from the toolbox, completions are synthetic.
 
 # %% tags=["parameters"]
 groups = 64
@@ -50,18 +50,18 @@ task, rewards = tasks.load("funcall", negatives_share=0.0), Staircase()
 BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))
 
 # %% [markdown]
-# ## The rungs
+# ## The tiers
 #
-# Each rung is a thing that a model learns in order: to call at all, in readable JSON, with a name, with the
-# right name, with right arguments. Between the name and the full match there is a slope.
+# Tiers follow the order in which a model learns: to call at all, in valid JSON, with a name, with the correct
+# name, with correct arguments. Between the name and the full match the reward is a slope.
 
 # %%
-rungs = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
-rungs["partial"] = (rewards.name_only, rewards.cap)
-staircase({tier: rungs[tier] for tier in task.tiers}, "Seven rungs from no call to the right one")
+reward_of = {tier: (getattr(rewards, tier),) * 2 for tier in task.tiers if tier != "partial"}
+reward_of["partial"] = (rewards.name_only, rewards.cap)
+staircase({tier: reward_of[tier] for tier in task.tiers}, "Seven tiers from no call to the correct one")
 
 # %% [markdown]
-# One problem, and a completion on each rung:
+# One problem, and a completion of each tier:
 
 # %%
 gold = {"name": "send", "arguments": {"to": "Zoë", "copies": 3, "text": "You've won"}}
@@ -80,34 +80,34 @@ pd.DataFrame([(attempts[t], s.tier, f"{s.reward:.2f}") for t, s in climbed.items
              columns=["completion", "tier", "reward"])
 
 # %% [markdown]
-# The slope: with m of n arguments right the reward is 0.55 + 0.45 m/n. Each key that nobody asked for takes
-# a tenth of that credit, so adding guesses never pays; short of a full match 0.99 is the most.
+# The slope: with m of n arguments correct the reward is 0.55 + 0.45 m/n. Each extra key costs a tenth of that
+# credit, so guesses never pay; without a full match the maximum is 0.99.
 
 # %%
-fig, axes = new_figure("More right arguments pay, more keys than asked for do not")
-ax, wanted = axes[0, 0], {f"a{i}": i + 100 for i in range(6)}
+fig, axes = new_figure("More correct arguments pay, extra keys do not")
+ax, expected = axes[0, 0], {f"a{i}": i + 100 for i in range(6)}
 for extra, colour in zip((0, 1, 3), (BLUE, ORANGE, GREEN)):
     guesses = {f"x{i}": 0 for i in range(extra)}
-    tries = [dict(list(wanted.items())[:m]) | guesses for m in range(7)]
-    curve = [score_call(chat.format_call("f", t), {"name": "f", "arguments": wanted}).reward for t in tries]
-    ax.plot(range(7), curve, "o-", markersize=4, color=colour, label=f"{extra} keys too many")
-ax.axhline(rewards.cap, color="grey", linewidth=0.8, linestyle="--", label="most below a full match: 0.99")
-ax.set(xlabel="right arguments, of 6", ylabel="reward", ylim=(0.5, 1.03))
+    tries = [dict(list(expected.items())[:m]) | guesses for m in range(7)]
+    curve = [score_call(chat.format_call("f", t), {"name": "f", "arguments": expected}).reward for t in tries]
+    ax.plot(range(7), curve, "o-", markersize=4, color=colour, label=f"{extra} extra keys")
+ax.axhline(rewards.cap, color="grey", linewidth=0.8, linestyle="--", label="maximum without a full match: 0.99")
+ax.set(xlabel="correct arguments, of 6", ylabel="reward", ylim=(0.5, 1.03))
 ax.legend(fontsize=8, frameon=False)
 fig
 
 # %% [markdown]
-# The first call counts. What is read, in which form, is decided before the reward:
+# The first call counts. It is parsed before it is scored:
 
 # %%
 print(inspect.getsource(score_call))
 
 # %% [markdown]
-# ## A right call is right however it is written
+# ## A correct call is correct in every notation
 #
 # Real data and half-trained models write arguments as an object, as JSON in a string, in single quotes with
-# raw apostrophes inside, as Python, with a comma too many. A reward that insists on one of them calls right
-# answers wrong.
+# raw apostrophes inside, as Python, with a trailing comma. A reward that accepts only one of them scores
+# correct answers as wrong.
 
 # %%
 text, call = (json.dumps(value, ensure_ascii=False) for value in (gold["arguments"], gold))
@@ -127,9 +127,9 @@ judged = {form: score_call(completion, gold) for form, completion in written.ite
 
 
 # %% [markdown]
-# The original project's reward tried JSON, then put `"` for every `'` and tried again. Its training data
-# keeps arguments in single quotes; the replacement puts bare quotes into a string, and the call counts as
-# bad JSON: 0.15. Rebuilt from that description:
+# The original project's reward tried JSON, then replaced every `'` by `"` and tried again. Its training data
+# has arguments in single quotes; the replacement puts bare quotes into a string, and the call counts as bad
+# JSON: 0.15. Reimplemented from that description:
 
 # %%
 def published_parser(text):
@@ -152,8 +152,8 @@ pd.DataFrame(rows, columns=["written as", "completion", "reward here", "their pa
 
 
 # %% [markdown]
-# On right calls of the toolbox, written as that data writes them, next to the same calls without arguments:
-# what its parser can read is the easy residue, and the same parser chose the problems that RL trained on.
+# Correct calls of the toolbox in the format of that data, beside the same calls without arguments: the parser
+# reads only the easy ones, and the same parser chose the problems for RL.
 
 # %%
 def quoted(name, arguments):
@@ -177,7 +177,7 @@ pd.DataFrame(reads).T
 # %% [markdown]
 # ## Attempts to cheat
 #
-# A policy that is rewarded will try everything. Fourteen ways to get more than a call is worth:
+# RL finds every loophole of a reward. Fourteen attempts to score more than a call is worth:
 
 # %%
 right, extra = attempts["full"], {f"guess_{i}": i for i in range(20)}
@@ -202,34 +202,34 @@ pd.DataFrame([(what, s.tier, f"{s.reward:.2f}") for what, s in caught.items()],
              columns=["attempt", "tier", "reward"])
 
 # %% [markdown]
-# Where no call is right, silence is worth 1 and any call 0, readable or not.
+# If no call is correct, an answer without a call scores 1 and any call 0, valid or not.
 
 # %%
 silent = {what: score_call(text, None).reward for what, text in attempts.items()}
 pd.Series(silent).to_frame("reward where no call is right").T
 
 # %% [markdown]
-# ## What the grading changes
+# ## What partial credit changes
 #
 # A policy learns from differences within a group of completions of one prompt. Take a weak policy that is
-# right once in a thousand times, with its completions invented:
+# correct once in a thousand completions (synthetic):
 
 # %%
 WEIGHTS = {"no_tag": 0.10, "bad_json": 0.15, "wrong_name": 0.30, "name_only": 0.25, "partial": 0.20}
 
 
 def weak_completion(gold, rng):
-    """A completion for a gold call, on a rung drawn by WEIGHTS; now and then the right one."""
+    """A completion for a reference call, in a tier sampled by WEIGHTS; sometimes the correct one."""
     name, arguments = gold["name"], gold["arguments"]
-    rung = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    kept = rng.sample(sorted(arguments), len(arguments) - 1) if rung == "partial" else []
+    fault = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    kept = rng.sample(sorted(arguments), len(arguments) - 1) if fault == "partial" else []
     if rng.random() < right_share:
         return chat.format_call(name, arguments)
-    if rung == "no_tag":
+    if fault == "no_tag":
         return "I can do that for you."
-    name = "lookup" if rung == "wrong_name" else name
+    name = "lookup" if fault == "wrong_name" else name
     wrong = chat.format_call(name, {k: v if k in kept else "?" for k, v in arguments.items()})
-    return wrong[:-4] if rung == "bad_json" else wrong
+    return wrong[:-4] if fault == "bad_json" else wrong
 
 
 # %%
@@ -238,20 +238,20 @@ sampled = [[weak_completion(g, rng) for _ in range(group_size)] for g in calls[:
 scores = [[score_call(text, g) for text in texts] for g, texts in zip(calls, sampled)]
 graded = torch.tensor([[score.reward for score in group] for group in scores])  # (P, G)
 correct = torch.tensor([[score.correct for score in group] for group in scores])
-verdicts = {"right or wrong": diagnose.judge(correct.float(), correct)}
+verdicts = {"binary": diagnose.judge(correct.float(), correct)}
 verdicts["staircase"] = diagnose.judge(graded, correct)
 kinds = ("verdict", "frac_with_variance", "reward_mean", "reward_std", "correct_share", "remedy")
 pd.DataFrame({which: {k: getattr(v, k) for k in kinds} for which, v in verdicts.items()})
 
 # %% [markdown]
-# The same completions, coloured by their reward: a column is a group. A column of one colour has the
-# advantage exactly 0 for every completion, and teaches nothing.
+# The same completions, coloured by their reward: a column is a group. A column of one colour has advantage
+# exactly 0 for every completion, and no gradient.
 
 # %%
 live = {which: verdict.effective_groups for which, verdict in verdicts.items()}
-title = f"Of {groups} groups, {live['right or wrong']} and {live['staircase']} have something to compare"
+title = f"Of {groups} groups, {live['binary']} and {live['staircase']} have variance"
 fig, axes = new_figure(title, 2, sharex=True)
-for ax, (which, values) in zip(axes[:, 0], (("right or wrong", correct.float()), ("staircase", graded))):
+for ax, (which, values) in zip(axes[:, 0], (("binary", correct.float()), ("staircase", graded))):
     image = ax.imshow(values.T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
     ax.set_ylabel(f"{which}\ncompletion", fontsize=8.5)
     ax.grid(False)
@@ -261,10 +261,10 @@ fig
 
 # %% [markdown]
 # The staircase is a means: exact match is what counts, and it is logged beside the reward in every run. A
-# model that is often right needs no stairs, and one that is never right on any rung gets no gradient from
-# any reward.
+# model that is often correct needs no partial credit, and one that never leaves the lowest tier gets no
+# gradient from any reward.
 #
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert [score.tier for score in climbed.values()] == list(task.tiers) == list(climbed)
@@ -274,5 +274,5 @@ assert len(caught) == 14 and max(score.reward for score in caught.values()) == 0
 assert not any(score.correct for score in caught.values())
 assert reads["with arguments"] == {"calls": 400, "their parser": 0, "here": 400}
 assert silent.pop("no_tag") == 1 and not any(silent.values())
-assert graded.numel() == 512 and verdicts["right or wrong"].verdict == "DEAD"
+assert graded.numel() == 512 and verdicts["binary"].verdict == "DEAD"
 assert verdicts["staircase"].verdict == "LIVE" and verdicts["staircase"].frac_with_variance > 0.90

@@ -14,7 +14,7 @@
 # ---
 
 # %% [markdown]
-# # REINFORCE moves the tokens on which a group disagrees and the policy is unsure
+# # REINFORCE moves the tokens on which a group's rewards differ and the policy is unsure
 #
 # **Question.** A reward is one number for a whole completion. Which tokens does its gradient reach, and how
 # does one see, while it runs, that it reaches any?
@@ -55,9 +55,9 @@ tok = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"])
 # %% [markdown]
 # ## A group, by hand
 #
-# One request, five answers such as a policy gives: right, a wrong value, another function, json that breaks
-# off, and prose. The task's staircase scores them, the same function that evaluation uses. The advantage is
-# the reward minus the mean of the group: it says which answers were better than usual *for this request*.
+# One request and five typical answers: a correct call, a wrong value, another function, truncated JSON, and
+# prose. The task's staircase scores them, the same function that evaluation uses. The advantage is the reward
+# minus the mean of the group: it tells which answers were better than average *for this request*.
 
 # %%
 found = (p for p in toolbox.problems("train", 100, seed) if len(p.gold["arguments"]) == 2)
@@ -75,8 +75,8 @@ with pd.option_context("display.max_colwidth", None):
     display(pd.DataFrame(table, index=[score.tier for score in scores]))
 
 # %% [markdown]
-# As tokens: every token of an answer inherits the answer's advantage, whether it had a part in it or not.
-# The prompt has none. (Blue is made likelier, orange unlikelier.)
+# As tokens: every token of an answer has the answer's advantage, whether or not it contributed. The prompt
+# has none. (Blue becomes more likely, orange less.)
 
 # %%
 prompt = chat.prompt(problem.messages, tok)
@@ -89,8 +89,8 @@ for score, completion, a in zip(scores, completions, advantage[0].tolist()):
 HTML(xray_values(ids, values, tok, "advantage", roles).html())
 
 # %% [markdown]
-# Were all five right, or all five wrong, there would be nothing to see: a group that agrees has no
-# advantage and no gradient, whatever the baseline.
+# If all five were correct, or all five wrong, nothing would be coloured: a group with equal rewards has no
+# advantage and no gradient, with any baseline.
 
 # %%
 three = torch.stack([rewards[0], torch.ones(5), torch.full((5,), 0.35)])
@@ -103,9 +103,8 @@ pd.DataFrame(shown, ["the group above", "all right", "all wrong"])
 # %% [markdown]
 # ## A toy policy
 #
-# To see where the gradient goes, a policy is needed that has learned something, but not everything. This
-# one is trained for seconds on conversations of the toolbox: it knows what a call looks like and not yet
-# what to put in.
+# To show where the gradient goes, a policy must have learned something, but not everything. This one is
+# trained for seconds on conversations of the toolbox: it knows the form of a call, and not yet its contents.
 
 # %%
 shape = GPTConfig(depth=2, n_embd=96, n_head=3, block_size=512, vocab_size=tok.n_vocab)
@@ -126,13 +125,13 @@ print(f"loss {loss.item():.2f} nats per supervised token after {toy_steps} steps
 # %% [markdown]
 # ## The loss, from scratch
 #
-# The gradient of the expected reward is the mean of A · ∇ log π over what was sampled. So: run every
-# completion behind its prompt, take the log-probability of each of its tokens, multiply by the advantage,
-# add up, divide by the number of completion tokens of the *whole* step, and turn the sign. A group that
-# agrees adds nothing above the line and its tokens below it.
+# The gradient of the expected reward is the mean of A · ∇ log π over the samples. So: run every completion
+# after its prompt, take the log-probability of each of its tokens, multiply by the advantage, add up, divide
+# by the number of completion tokens of the *whole* step, and negate. A group with equal rewards adds nothing
+# to the numerator and its tokens to the denominator.
 
 # %%
-both = advantages.group_advantages(three[:2], "mean")  # (2, G): the group above, and one that agrees
+both = advantages.group_advantages(three[:2], "mean")  # (2, G): the group above, and one with equal rewards
 total, count = torch.zeros(()), 2 * sum(map(len, completions))
 for row in both:
     for completion, a in zip(completions, row):
@@ -165,9 +164,9 @@ print(f"by hand {by_hand.item():.6f}, library {library.item():.6f}, from {int(ma
 # %% [markdown]
 # ## Where the gradient goes
 #
-# The gradient at a token's logits is A · (one-hot − p): near zero where the policy is sure already, largest
-# where it chose the unlikely. So of a right call, the frame that never changes should get almost nothing,
-# and the name and the values almost all. Each token's share, for the right answer:
+# The gradient at a token's logits is A · (one-hot − p): near zero where the policy is already sure, largest
+# where it sampled an unlikely token. So in a correct call, the constant frame should get almost none of it,
+# and the name and the values almost all. Each token's share, for the correct answer:
 
 # %%
 right = prompt + completions[0]
@@ -193,29 +192,29 @@ finish(ax, x="tokens of the right answer (blue: p > 0.9)", y="share of the gradi
 fig
 
 # %% [markdown]
-# The reward did not say which token was wrong. The policy's own doubt did most of the sorting; the rest
-# averages out over many groups.
+# The reward does not name the wrong token. The policy's own uncertainty does most of the credit assignment;
+# the rest averages out over many groups.
 #
 # ## The real run: is there a gradient to begin with?
 #
-# Before RL is paid for, `diagnose` samples groups of training problems. A verdict DEAD would have refused
-# to start.
+# Before RL starts, `diagnose` samples groups of training problems. With the verdict DEAD, training does not
+# start.
 
 # %%
 row = frozen_rows.rows(source, "diagnose", "evals").iloc[-1]
 print(f"{row['verdict']}: {row['remedy']}")
 n, N = int(row["n_samples"]), int(row["n_problems"])
-print(f"{row['effective_groups']:.0f} of {N} groups disagree; mean reward {row['reward_mean']:.2f}")
+print(f"{row['effective_groups']:.0f} of {N} groups have variance; mean reward {row['reward_mean']:.2f}")
 print(f"pass@1 {row['pass@1']:.2f}, pass@{n} {row[f'pass@{n}']:.2f} (n={n}, N={N}, "
       f"temperature {row['temperature']:g}, training problems)")
 
 # %% [markdown]
 # ## Reward, exact match, tiers
 #
-# The shaped reward is what is optimised; exact match is what is wanted. A reward that rises alone would be
-# a hole in the staircase. The curve is of the rollouts: other problems at every step, some of which want no
-# call at all, so it shakes more than it climbs. The points ask the same problems every time, kept apart
-# from training (`select`): those can be compared.
+# The shaped reward is optimized; exact match is the goal. A reward that rises alone would indicate a
+# loophole. The curve shows the rollouts: different problems at every step, some of which require no call, so
+# its noise exceeds its trend. The points use the same problems every time, held out from training (`select`,
+# the validation split): those can be compared.
 
 # %%
 start, end = evals.iloc[0], evals.iloc[-1]
@@ -234,10 +233,10 @@ fig
 # %% [markdown]
 # ## Does it still learn?
 #
-# The better the policy, the more groups agree and the fewer carry a gradient: a policy that has learned
-# eats its own signal. Above the dashed lines there is enough of it. The right panel asks whether a step
-# moves anything once weights are rounded to bfloat16, the precision in which large models are served; a
-# learning rate that is too small shows here as zero.
+# The better the policy, the more groups have equal rewards and the fewer carry a gradient: learning uses up
+# its own signal. Above the dashed lines there is enough. The right panel shows how many weights a step
+# changes after rounding to bfloat16, the precision in which large models are served; a learning rate that is
+# too small would show as zero.
 
 # %%
 fig = plots.group_signal(run, metrics)
@@ -246,8 +245,8 @@ fig
 
 # %% [markdown]
 # In numbers. The loss is right only if the trainer's log-probabilities are those of the sampler:
-# `logprob_mismatch` is the largest difference over all tokens of a step. Entropy falls, since what is
-# rewarded becomes surer; at zero there would be nothing left to choose from.
+# `logprob_mismatch` is the largest difference over all tokens of a step. Entropy falls as rewarded answers
+# become more likely; at zero all samples would be equal.
 
 # %%
 names = ["reward_mean", "exact_match", "tier/no_tag", "tier/bad_json", "frac_zero_std_groups", "adv_abs_mean",
@@ -258,8 +257,8 @@ print(f"{len(metrics)} steps of {per_step}, temperature {settings['temperature']
 change.map("{:.3g}".format)
 
 # %% [markdown]
-# What the numbers are made of: the best and the worst completion of some groups, early and late. Where both
-# are the same rung, the group has nothing to say.
+# The samples behind the numbers: the best and the worst completion of some groups, early and late. If both
+# are in the same tier, the group carries no signal.
 
 # %%
 ends = samples[samples["step"].isin([samples["step"].min(), samples["step"].max()])].astype({"step": int})
@@ -267,7 +266,7 @@ with pd.option_context("display.max_colwidth", None):
     display(ends.set_index(["step", "which"])[["reward", "tier", "request", "completion"]])
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert not any(values[: len(prompt)]) and all((found[1:] == 0).all() for found in baselines.values())

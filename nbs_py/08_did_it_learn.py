@@ -14,18 +14,18 @@
 # ---
 
 # %% [markdown]
-# # It learned: RL makes right calls more frequent, and hardly makes new ones possible
+# # It learned: RL makes correct calls more frequent, and hardly makes new ones possible
 #
 # **Question.** Is the model after RL better than the one after SFT on requests that neither has seen, by
 # how much, and at what price?
 #
 # **Result.** On 400 new requests pass@1 goes from 0.575 [0.539, 0.612] to 0.643 [0.604, 0.682]; the paired
 # difference is 0.068 [0.047, 0.088] (n=8, temperature 1, 95 % intervals), and 0.061 and 0.065 in two more
-# seeds, neither interval with a 0. pass@8 does not follow: -0.008 [-0.032, 0.018]. Problems that are right in
-# all 8 completions grow from 68 to 151, those that are right in none stay (74, then 77). With unseen tools or
-# phrasings pass@1 goes from 0.168 to 0.222 only. What was not rewarded held where no tool is there: no call
-# in 32 probes. Where only other tools are there, SFT had already taught to call one of them (31 of 32), and RL,
-# which sees no difference within such groups, does not unlearn it: 32 of 32.
+# seeds, neither interval with a 0. pass@8 does not follow: -0.008 [-0.032, 0.018]. Problems solved in all 8
+# completions grow from 68 to 151, those solved in none stay (74, then 77). With unseen tools or phrasings
+# pass@1 goes from 0.168 to 0.222 only. Behaviour that was not rewarded held where no tool is offered: no call
+# in 32 probes. Where only other tools are offered, SFT had already taught the model to call one of them (31
+# of 32), and RL, whose groups show no difference there, does not unlearn it: 32 of 32.
 #
 # **Runs/needs.** `nano/choose` and `nano/evaluate` (frozen rows; `source="nano"` reads the runs of this
 # machine). Seconds on one core.
@@ -56,10 +56,10 @@ counts = f"n={n}, temperature {settings['temperature']:g}"
 # %% [markdown]
 # ## The score
 #
-# pass@k is the chance that at least one of k sampled completions is an exact match: right function, every
-# argument right, nothing more. `test` holds argument values that training never saw, `test_hard` also tools
-# or phrasings that it never saw. The checkpoint was chosen on a third split, `select`. Each number is
-# printed with k, n (completions drawn per problem), N (problems), temperature and its 95 % interval.
+# pass@k is the probability that at least one of k sampled completions is an exact match: the correct
+# function, every argument correct, nothing more. `test` holds argument values that training never saw,
+# `test_hard` also new tools or phrasings. The checkpoint was chosen on a third split, `select` (validation).
+# Each number is printed with k, n (completions per problem), N (problems), temperature and its 95 % interval.
 
 # %%
 table = evals.set_index(["split", "checkpoint"])
@@ -74,9 +74,9 @@ plots.pass_at_k(evals, ks)
 # %% [markdown]
 # ## pass@k, from scratch
 #
-# With n completions of which c are right, draw k of them without putting back: pass@k is the share of all
-# such draws that hold a right one. Counting them all is the definition; 1 − C(n − c, k) / C(n, k) is the
-# same number. What comes to mind first, 1 − (1 − c/n)^k, is another one, and too low.
+# Given n completions of which c are correct, draw k of them without replacement: pass@k is the share of all
+# such draws with at least one correct. Counting them all is the definition; 1 − C(n − c, k) / C(n, k) is the
+# same number. The naive 1 − (1 − c/n)^k is a different number, and too low.
 
 # %%
 k, rows = n // 2, {}
@@ -91,8 +91,8 @@ by_hand.round(3).T
 
 
 # %% [markdown]
-# The evaluation kept how many of the n completions of each problem were right. Its scores follow from these
-# counts.
+# The evaluation stored how many of the n completions of each problem were correct. Its scores follow from
+# these counts.
 
 # %%
 def passes(checkpoint, split, k):
@@ -110,16 +110,16 @@ print(f"{len(problems):,} rows of problems give the {len(evals) * len(ks)} score
 # %% [markdown]
 # ## An honest interval
 #
-# What varies is which problems one happened to ask. So problems are drawn anew, with replacement, many
-# times, and the middle 95 % of the resulting scores is the interval (bootstrap). Treating all N · n
-# completions as independent looks more certain than it is: completions of one problem share its difficulty.
+# The problems are a sample. So problems are resampled with replacement many times, and the middle 95 % of the
+# resulting scores is the interval (bootstrap). Treating all N · n completions as independent would be too
+# certain: completions of one problem share its difficulty.
 
 # %%
 rng, values = np.random.default_rng(seed), passes(rl, "test", 1)
 resampled = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(5000)]
 lo, hi = np.percentile(resampled, (2.5, 97.5))
 library = intervals.bootstrap_interval(values, seed=seed)
-np.testing.assert_allclose((lo, hi), (library.lo, library.hi), atol=0.004)  # other draws, same distribution
+np.testing.assert_allclose((lo, hi), (library.lo, library.hi), atol=0.004)  # other resamples, same distribution
 naive = intervals.wilson_interval(round(values.sum() * n), len(values) * n)
 widths = {"bootstrap over problems, by hand": (lo, hi), "the same, library": (library.lo, library.hi),
           "completions as if independent": (naive.lo, naive.hi)}
@@ -131,9 +131,8 @@ widths.round(3)
 # ## RL minus SFT, problem by problem
 #
 # Both checkpoints answered the same problems. Hard problems are hard for both, so the difference is taken
-# within each problem first: the paired interval leaves out the difficulty that both share. An interval
-# without 0 says that RL changed the score on problems like these; it says nothing about another training
-# run with another seed.
+# within each problem first: the paired interval excludes the shared difficulty. An interval without 0 means
+# that RL changed the score on problems like these; it does not cover another training run with another seed.
 
 # %%
 print(inspect.getsource(intervals.paired_bootstrap))
@@ -161,15 +160,15 @@ fig
 # %% [markdown]
 # ## More of the same, or something new?
 #
-# If RL taught the model calls that it could not make before, problems with 0 right completions of n would
-# become fewer, and pass@8 would rise. If it only makes more frequent what SFT could do at times, the middle
-# empties towards n.
+# If RL taught the model calls that it could not make before, fewer problems would have 0 correct completions
+# of n, and pass@8 would rise. If it only makes more frequent what SFT could do sometimes, the middle moves to
+# n.
 
 # %%
 test_rows = problems[problems["split"] == "test"]
 histogram = test_rows.groupby("checkpoint")["c"].value_counts().unstack("checkpoint").reindex(range(n + 1))
 before, after = (histogram[name].fillna(0).astype(int) for name in (sft, rl))
-fig, axes = new_figure(f"Never right: {before[0]} problems, then {after[0]}; "
+fig, axes = new_figure(f"Never correct: {before[0]} problems, then {after[0]}; "
                        f"always right: {before[n]}, then {after[n]}")
 ax = axes[0, 0]
 for shift, name, bars in ((-0.2, sft, before), (0.2, rl, after)):
@@ -179,23 +178,22 @@ finish(ax, x=f"right completions of n={n}", y=f"problems of test, N={before.sum(
 fig
 
 # %% [markdown]
-# ## Which rung
+# ## Which tier
 #
-# The shaped reward that was optimised counts rungs; what is quoted counts only the last.
+# The shaped reward counts all tiers; the quoted score counts only the last.
 
 # %%
-rungs = evals[evals["split"] == "test"].set_index("checkpoint")[[f"tier/{t}" for t in tiers]].T
-rungs = rungs.rename(index=lambda name: name.removeprefix("tier/"))
-rungs["change, points"] = 100 * (rungs[rl] - rungs[sft])
+tier_shares = evals[evals["split"] == "test"].set_index("checkpoint")[[f"tier/{t}" for t in tiers]].T
+tier_shares = tier_shares.rename(index=lambda name: name.removeprefix("tier/"))
+tier_shares["change, points"] = 100 * (tier_shares[rl] - tier_shares[sft])
 print(f"share of completions on test, N={before.sum()}, {counts}")
-rungs.round(3)
+tier_shares.round(3)
 
 # %% [markdown]
 # ## The price
 #
-# The reward asked for calls. Did it also teach to call where no function fits, or to forget code? Only the
-# behaviours that were not rewarded can tell: a tool asked for without tools, code asked for with tools.
-# (Not measured here: tools that are there and do not fit.)
+# The reward is for calls. Did it also teach the model to call where no function fits, or to forget code? Only
+# behaviours that were not rewarded can tell: a tool requested without tools, code requested with tools.
 
 # %%
 test = evals[evals["split"] == "test"].set_index("checkpoint")
@@ -204,8 +202,8 @@ plots.behaviour_heatmap({name: test.loc[name] for name in (sft, rl)})
 # %% [markdown]
 # ## The choice of the checkpoint
 #
-# Scores on the split that chose are optimistic, a little: the best of several noisy numbers is partly luck.
-# That is why `select` chooses and `test` is quoted.
+# Scores on the split that chose the checkpoint are slightly optimistic: the best of several noisy numbers is
+# partly luck. That is why `select` chooses and `test` is quoted.
 
 # %%
 choice = frozen_rows.rows(source, "choose", "evals")
@@ -217,8 +215,8 @@ pd.concat([choice[shown], quoted[shown]]).astype(whole).set_index(["split", "che
 # %% [markdown]
 # ## Read some
 #
-# The same problems, the same draws, before and after: some that RL gained, some that it lost, some that
-# stay wrong. A score that rises for the wrong reason is found here or nowhere.
+# The same problems and sampling seeds, before and after: some that RL gained, some that it lost, some that
+# stay wrong. Only reading shows a score that rises for the wrong reason.
 
 # %%
 on_test = samples[samples["split"] == "test"].set_index("problem")
@@ -238,7 +236,7 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Other seeds
 #
-# One training run is one draw. Each seed that was run on this data, SFT, RL and evaluation anew:
+# One training run is one sample. Every seed that was run on this data, with its own SFT, RL and evaluation:
 
 # %%
 seeds = frozen_rows.seeds(source)
@@ -246,7 +244,7 @@ seeds["pass@1, RL - SFT"] = [str(Interval(row.value, row.lo, row.hi)) for row in
 seeds.set_index(["run", "comparison"])[["pass@1, RL - SFT", "N"]]
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 scores = evals.set_index(["checkpoint", "split"])

@@ -14,22 +14,22 @@
 # ---
 
 # %% [markdown]
-# # GRPO follows a bent gradient, and only k1 in the reward is the KL divergence's
+# # GRPO's gradient is biased, and only k1 in the reward has the gradient of the KL divergence
 #
-# **Question.** REINFORCE, GRPO, Dr. GRPO, DAPO, GSPO, PPO, expert iteration: which of them go where the
-# expected reward rises fastest, how much do they shake, and what does a KL term do in the loss or in the
-# reward? Usually nobody knows, because the true gradient is unknown. Here it is known.
+# **Question.** REINFORCE, GRPO, Dr. GRPO, DAPO, GSPO, PPO, expert iteration: which of them follow the
+# gradient of the expected reward, how noisy are they, and what does a KL term do in the loss or in the
+# reward? Usually the true gradient is unknown. Here it is known.
 #
 # **Result.** In a world of 31 texts, by enumeration of all groups of three: no baseline, leave-one-out, and
 # PPO with exact values have the true gradient as their mean, and a group's mean (Dr. GRPO) has it up to the
-# factor (G - 1) / G. Dividing by length turns the direction (cosine 0.94), dividing by the group's standard
-# deviation does too (0.98), and GRPO does both (0.91); no number of rollouts averages that away. In a single
-# group of eight, noise costs more than the bias: 0.79 without it, 0.77 with it, 0.93 with an exact critic. Of
-# six ways to add a KL term, k1 in the reward is exact; k1 in the loss is noise around zero; k2 and k3 in the
-# loss miss that a token leads to other texts (0.94 and 0.90), but shake less in a single group; k2 and k3 in
-# the reward are far off (0.36 and 0.30).
+# factor (G - 1) / G. Dividing by length changes the direction (cosine 0.94), dividing by the group's standard
+# deviation does too (0.98), and GRPO does both (0.91); more rollouts do not remove this bias. In a single
+# group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it, 0.93 with an exact
+# critic. Of six ways to add a KL term, k1 in the reward is exact; k1 in the loss is noise around zero; k2 and
+# k3 in the loss ignore that a token leads to other texts (0.94 and 0.90), but are less noisy in a single
+# group; k2 and k3 in the reward are far off (0.36 and 0.30).
 #
-# **Runs/needs.** Nothing: no runs, no data, a minute on one core.
+# **Runs/needs.** No runs and no data. A minute on one core.
 
 # %% tags=["parameters"]
 seed = 0
@@ -51,8 +51,8 @@ from codechat.reports.style import OKABE_ITO, finish, new_figure
 # ## A world that can be enumerated
 #
 # Texts of up to four letters, `a` or `b`; the policy may stop after any of them. The reward is a staircase
-# towards `abba`: 0.2 for each right letter, 1 for the whole. The policy is a table of logits, one row for
-# each prefix, so nothing is approximated.
+# towards `abba`: 0.2 for each correct letter, 1 for the whole word. The policy is a table of logits, one row
+# per prefix, so nothing is approximated.
 
 # %%
 world = World()
@@ -75,8 +75,9 @@ print(f"length of the true gradient {truth.norm():.4f}")
 # %% [markdown]
 # ## The mean of every estimator
 #
-# Each estimator is the library's own loss. Its gradient is computed for *every* group of three texts, and
-# averaged with each group's probability: no sampling, so what differs from the truth is bias.
+# Each estimator is the library's own loss. Its gradient is computed for *every* group of three texts and
+# averaged with each group's probability. Nothing is sampled, so any difference from the true gradient is
+# bias.
 
 # %%
 print(inspect.getsource(exact_gradients.expectation))
@@ -86,19 +87,20 @@ exact = pd.DataFrame({name: {"cosine to the truth": cosine(mean, truth), "scale"
 exact.round(3)
 
 # %% [markdown]
-# The scale is absorbed by a learning rate; the direction is not. Which of GRPO's two divisions bends it?
+# The scale is absorbed by a learning rate; the direction is not. Which of GRPO's two divisions changes it?
 
 # %%
 causes = {"neither": ("leave_one_out", "constant"), "std": ("zscore", "constant"), "length": ("leave_one_out", "sequence"), "both": ("zscore", "sequence")}
-bent = {name: cosine(expectation(world, theta, exact_gradients.group_loss(baseline=b, aggregation=w), 3), truth)  # type: ignore[arg-type]
+biased = {name: cosine(expectation(world, theta, exact_gradients.group_loss(baseline=b, aggregation=w), 3), truth)  # type: ignore[arg-type]
         for name, (b, w) in causes.items()}
-pd.Series(bent, name="cosine").round(4)
+pd.Series(biased, name="cosine").round(4)
 
 # %% [markdown]
-# ## The same frozen rollouts for all
+# ## The same rollouts for all estimators
 #
-# Now as in training: groups are sampled once, and every estimator sees the same ones. `noise` is how far a
-# single group's gradient lies from the mean, in units of the mean; `cosine_one` what one group is worth.
+# Now as in training: groups are sampled once, and every estimator sees the same ones. `noise` is the distance
+# of a single group's gradient from the mean, in units of the mean; `cosine_one` is the cosine of one group's
+# gradient with the true one.
 
 # %%
 at = world.sample(theta, groups, group_size, seed)
@@ -106,7 +108,7 @@ rows = pd.DataFrame(compare(world, theta, at)).T
 rows.round(3)
 
 # %%
-title = f"One group of {group_size}: noise decides, and a critic that is right takes 40 % of it away"
+title = f"One group of {group_size}: noise dominates, and an exact critic removes 40 % of it"
 fig, axes = new_figure(title, cols=2, sharey=True, size=(6.4, 3.2))
 order = rows.sort_values("cosine_one").index
 for ax, column, name in zip(axes[0], ("cosine_one", "noise"), ("cosine of one group to the truth", "noise / size of the mean")):
@@ -115,13 +117,13 @@ for ax, column, name in zip(axes[0], ("cosine_one", "noise"), ("cosine of one gr
 fig
 
 # %% [markdown]
-# More groups in a step average the noise away, and only the noise: an unbiased estimator ends at 1, a bent
-# one at its own angle.
+# More groups in a step average out the noise, and only the noise: an unbiased estimator converges to 1, a
+# biased one to its own angle.
 
 # %%
 shown = {"leave one out": "green", "grpo": "vermilion", "dapo": "orange", "ppo, exact value": "blue", "expert iteration": "purple"}
 sizes = [1, 2, 5, 10, 20, 50, 100, 200, 400]
-fig, axes = new_figure("Averaging more groups ends at each estimator's own angle", size=(6.4, 3.2))
+fig, axes = new_figure("With more groups each estimator converges to its own angle", size=(6.4, 3.2))
 for name, colour in shown.items():
     found = group_gradients(world, theta, ESTIMATORS[name], at)
     curve = [sum(cosine(part.mean(0), truth) for part in found[: groups // n * n].view(-1, n, len(truth))) / (groups // n) for n in sizes]
@@ -134,8 +136,8 @@ fig
 # %% [markdown]
 # ## The KL divergence
 #
-# As *values*, k1 and k3 have the divergence as their mean, and k2 nearly. But a loss is differentiated, and a
-# reward is not.
+# As *values*, k1 and k3 have the divergence as their mean, and k2 approximately. But a loss is
+# differentiated, and a reward is not.
 
 # %%
 print(inspect.getsource(losses.kl_estimate))
@@ -164,10 +166,10 @@ axes[0, 0].invert_yaxis()
 fig
 
 # %% [markdown]
-# k1 in the loss is what a published run did for 16.7 hours with a reward that was 0 everywhere: it moved by
-# about 1.5 nats per token. Its mean is zero, its size is not, so it is a random walk. The next cell compares
-# k2 and k3 in the loss with what they do estimate: the divergence of the *next token*, k3's the other way
-# round, at the prefixes that the policy visits.
+# A published run had k1 in its loss for 16.7 hours with a reward of 0 everywhere: the policy moved by about
+# 1.5 nats per token. The gradient's mean is zero, its size is not, so the policy does a random walk. The next
+# cell compares k2 and k3 in the loss with what they do estimate: the divergence of the *next token*, in k3's
+# case reversed, at the prefixes that the policy visits.
 
 # %%
 next_token = {"k2 in the loss": world.next_token_kl_gradient(theta, reference),
@@ -179,13 +181,13 @@ print(f"k1 in the loss: mean {kl_means['k1 in the loss'].norm():.1e}, size of on
       f"of the true one {kl_truth.norm():.2f}")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 cosines, scales = exact["cosine to the truth"], exact["scale"]
 assert all(cosines[n] > 1 - 1e-9 for n in ("no baseline", "leave one out", "group mean", "dr_grpo", "ppo, exact value"))
 assert abs(scales["dr_grpo"] - 2 / 3) < 1e-9 and abs(scales["leave one out"] - 1) < 1e-9
-assert 0.90 < cosines["grpo"] < 0.91 and 0.93 < bent["length"] < 0.94 and 0.97 < bent["std"] < 0.985
+assert 0.90 < cosines["grpo"] < 0.91 and 0.93 < biased["length"] < 0.94 and 0.97 < biased["std"] < 0.985
 assert [round(rows.loc[n, "cosine_one"], 2) for n in ("leave one out", "grpo", "ppo, exact value")] == [0.79, 0.77, 0.93]
 assert rows.loc["ppo, exact value", "noise"] < 0.6 * rows.loc["leave one out", "noise"]
 kl_cosine = kl_exact["cosine"]

@@ -14,23 +14,23 @@
 # ---
 
 # %% [markdown]
-# # Activations, not weights, decide whether 8b fits; recomputing them frees 53 of 84 GiB
+# # Activations, not weights, decide whether 8b fits; recomputing them saves 53 of 84 GiB
 #
-# **Question.** What will a run need before anybody pays for a GPU: does it fit, how long, at what cost, and
-# which knob is worth turning?
+# **Question.** What will a run need, before a GPU is rented: does it fit, how long does it take, what does it
+# cost, and which setting helps most?
 #
-# **Result.** The published 8b pretraining, planned on eight A800 in seconds without one: 31.7 of 79.2 GiB,
-# 52.1 hours at a stated MFU of 0.45 (published: 48.9), 417 GPU-hours. Without recomputation four rows per
-# microbatch need 84.4 GiB and do not fit; 62 of them are activations, as many on 16 GPUs as on 8. Recomputing
-# the blocks saves 52.7 GiB, one row instead of four 47.8, twice the GPUs 10.1, Muon instead of AdamW 3.9. Two
-# models of 3 and 4 blocks predict that of 40 to the byte, in every category.
+# **Result.** The published 8b pretraining, planned for eight A800 in seconds, without a GPU: 31.7 of 79.2
+# GiB, 52.1 hours at a stated MFU of 0.45 (published: 48.9), 417 GPU-hours. Without recomputation four rows
+# per microbatch need 84.4 GiB and do not fit; 62 of them are activations, as many on 16 GPUs as on 8.
+# Recomputing the blocks saves 52.7 GiB, one row instead of four 47.8, twice the GPUs 10.1, Muon instead of
+# AdamW 3.9. Two models of 3 and 4 blocks predict that of 40 to the byte, in every category.
 #
-# **Runs/needs.** Nothing: no GPU, no runs, no data; about a minute on one core.
+# **Runs/needs.** No GPU, no runs and no data. About a minute on one core.
 
 # %% tags=["parameters"]
 gpu = "a800-80gb"
 price = 1.5  # of a GPU-hour, in any currency
-depths = (3, 4)  # blocks of the two models that stand for a deep one
+depths = (3, 4)  # blocks of the two models from which a deep one is extrapolated
 
 # %%
 import tempfile
@@ -54,47 +54,47 @@ colours = dict(zip(CATEGORIES, palette)) | {"reserve": "#c8c8c8"}
 # %% [markdown]
 # ## The run that was published, planned
 #
-# Pretraining at 8 billion parameters on eight A800 with 80 GB: 30,000 steps of 131,072 tokens, AdamW. This
-# object is what `train` takes, what torchrun reads, and what the plan is made of.
+# Pretraining at 8 billion parameters on eight A800 with 80 GB: 30,000 steps of 131,072 tokens, AdamW.
+# `train`, torchrun and the plan all use this one object.
 
 # %%
 recomputing = GPTConfig(**PRESETS["8b"], checkpoint_blocks=True)
 cfg = PretrainConfig(run_name="big", model=recomputing, optimizer="adamw", device_batch_size=4, grad_accum=2, max_steps=30_000, lr=1.5e-4,
                      warmup_steps=1000)
-wanted = planner.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
-found = planner.make(wanted)
+planned = planner.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
+found = planner.make(planned)
 found
 
 # %% [markdown]
-# The memory is not a formula: the training step itself ran, with FSDP2 over a process group of eight of which
-# seven do not exist, on tensors that have shapes and no bytes. The hours are FLOPs over a share of the data
-# sheet's peak:
+# The memory is measured, not estimated by a formula: the training step ran with FSDP2 over a simulated
+# process group of eight, on tensors that have shapes and no storage. The hours are FLOPs over a share of the
+# data sheet's peak:
 
 # %%
 print(planner.MFU_SOURCE)
-tokens = cfg.max_steps * wanted.tokens_per_step
+tokens = cfg.max_steps * planned.tokens_per_step
 print(f"{tokens / 1e9:.2f} billion tokens / {found.tokens_per_s:,.0f} per second = {found.hours:.1f} hours, published 48.9")
 
 
 # %% [markdown]
 # ## Every block adds the same bytes
 #
-# So two shallow models tell what a deep one needs, and a chart of many configurations takes seconds. The
-# whole model was measured above: the prediction must be its figure, in every category, to the byte.
+# So two shallow models predict a deep one, and a chart of many configurations takes seconds. The whole model
+# was measured above: the prediction must equal it to the byte in every category.
 
 # %%
-def quick(wanted: PlanConfig) -> Plan:
+def quick(planned: PlanConfig) -> Plan:
     """The plan of a deep model from two shallow ones; whether it is sharded is decided by its full size."""
-    one, two = (measure(replace(wanted.step, model=replace(wanted.model, depth=d))) for d in depths)
-    more = (wanted.model.depth - depths[1]) / (depths[1] - depths[0])
+    one, two = (measure(replace(planned.step, model=replace(planned.model, depth=d))) for d in depths)
+    more = (planned.model.depth - depths[1]) / (depths[1] - depths[0])
 
     def grown(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
         return {c: round(b.get(c, 0) + more * (b.get(c, 0) - a.get(c, 0))) for c in CATEGORIES if c in b}
 
-    return Plan(wanted, Peaks(grown(one.training, two.training), grown(one.evaluation, two.evaluation)))
+    return Plan(planned, Peaks(grown(one.training, two.training), grown(one.evaluation, two.evaluation)))
 
 
-predicted = quick(wanted)
+predicted = quick(planned)
 assert predicted.peaks == found.peaks
 moments = {"a training step": found.peaks.training, "an evaluation": found.peaks.evaluation}
 pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.items()}).fillna(0).round(2)  # GiB
@@ -103,9 +103,9 @@ pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.ite
 # %% [markdown]
 # ## Presets, GPUs, rows per microbatch
 #
-# What a rank holds at the worst moment of a training step, without recomputation. The activations (green)
-# outgrow everything else with the rows, and more GPUs do not divide them: 16 GPUs halve the blue and red of
-# 8b and leave the green. 2b fits a GPU whole, so eight of them hold it eight times.
+# Memory of a rank at the peak of a training step, without recomputation. The activations (green) grow with
+# the rows beyond everything else, and more GPUs do not divide them: 16 GPUs halve the blue and red of 8b and
+# leave the green. 2b fits on one GPU, so each of eight GPUs holds all of it.
 
 # %%
 def stack(ax, plans: dict[str, Plan], title: str) -> None:
@@ -141,16 +141,17 @@ fig.legend(handles.values(), handles.keys(), fontsize=7.5, ncols=5, frameon=Fals
 fig
 
 # %% [markdown]
-# ## What each knob gives
+# ## What each setting saves
 #
-# From four rows without recomputation, one knob at a time; the global batch stays. Recomputing costs a second
-# forward pass, a quarter of the step; the published rate, which the hours are made from, has paid it.
+# From four rows without recomputation, one setting at a time, at the same global batch. Recomputation costs a
+# second forward pass, a quarter of the step; the published rate, from which the hours are computed, includes
+# it.
 
 # %%
-plain = replace(wanted, model=replace(recomputing, checkpoint_blocks=False))
+plain = replace(planned, model=replace(recomputing, checkpoint_blocks=False))
 knobs = {"as it is": plain, "1 row": replace(plain, device_batch_size=1, grad_accum=8), "Muon": replace(plain, optimizer="muon"),
-         "16 GPUs\nshare": replace(plain, gpus=16, shard_over=16, grad_accum=1), "recompute\nblocks": wanted,
-         "recompute,\n16 rows": replace(wanted, device_batch_size=16, grad_accum=1)}
+         "16 GPUs\nshare": replace(plain, gpus=16, shard_over=16, grad_accum=1), "recompute\nblocks": planned,
+         "recompute,\n16 rows": replace(planned, device_batch_size=16, grad_accum=1)}
 tried = {name: quick(c) for name, c in knobs.items()}
 fig, axes = new_figure("8b on 8 GPUs: recomputing the blocks saves most, and leaves room for more rows", size=(7.2, 3.9))
 stack(axes[0, 0], tried, "four rows per microbatch, AdamW, unless said")
@@ -169,9 +170,9 @@ table.round(1)
 # %% [markdown]
 # ## Launched from a cell
 #
-# `launch.write` makes the run directory: the configuration as json, a `launch.sh`, what differs from the
-# defaults, and the plan's verdict. Here it lies in a folder that goes away; without the first two lines it lies
-# in `runs/big`, where `launch.start` runs it detached and `launch.attach` draws its curve.
+# `launcher.write` creates the run directory: the configuration as json, a `launch.sh`, the differences from
+# the defaults, and the plan's verdict. Here it is in a temporary folder; without the first two lines it is in
+# `runs/big`, where `launcher.start` runs it detached and `launcher.attach` draws its curve.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -183,12 +184,12 @@ written
 print((written.path / "launch.sh").read_text())
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert found.fits and round(found.total_gib, 1) == 31.7 and round(limit, 1) == 79.2
 assert round(found.hours, 1) == 52.1 and round(found.gpu_hours) == 417 and abs(found.hours / 48.9 - 1) < 0.1
-assert quick(wanted).peaks == found.peaks  # 3 and 4 blocks predict 40, every category, to the byte
+assert quick(planned).peaks == found.peaks  # 3 and 4 blocks predict 40, every category, to the byte
 assert round(before, 1) == 84.4 and not tried["as it is"].fits
 assert [round(table.loc[k, "saved"], 1) for k in ("recompute blocks", "1 row", "16 GPUs share", "Muon")] == [52.7, 47.8, 10.1, 3.9]
 activations = [grid[f"8b, {n} GPUs", 4].memory["activations"] for n in (8, 16)]

@@ -14,20 +14,20 @@
 # ---
 
 # %% [markdown]
-# # A program that is paid for passing tests must not share an interpreter with them
+# # A program that is rewarded for passing tests must not share an interpreter with them
 #
-# **Question.** Code rewards run what a policy wrote. What can a program do to be paid without solving
-# anything, which executors fall for it, what stops it, and what is a half-right program worth?
+# **Question.** Code rewards run what a policy wrote. What can a program do to be rewarded without solving
+# anything, which executors accept it, what stops it, and what is a partly correct program worth?
 #
-# **Result.** Of 21 programs that solve nothing, each is paid by at least one of four naive executors and none
-# by the sandbox; the best of the four still pays 8. A right program is paid by all five. Two programs cannot
-# be told from right ones by any executor, because their *tests* are weak. Every one of 12 things that a
-# program tries against the machine is stopped. On seven answers to one problem a binary reward sees two
-# kinds, a fractional reward three, the tiered one five.
+# **Result.** Of 21 programs that solve nothing, each is rewarded by at least one of four naive executors and
+# none by the sandbox; the best of the four still rewards 8. A correct program is rewarded by all five. Two
+# programs cannot be told from correct ones by any executor, because their *tests* are weak. Each of 12
+# attacks on the machine is stopped. On seven answers to one problem a binary reward has two values, a
+# fractional reward three, the tiered one five.
 #
 # **Runs/needs.** No run and no data. Linux on x86-64 that allows namespaces or Landlock; elsewhere the third
-# cell stops with a sentence that says what is missing. The attacks on the naive executors are harmless: they
-# run in a subprocess in an empty folder and touch nothing else.
+# cell raises an error that names what is missing. The attacks on the naive executors are harmless: they run
+# in a subprocess in an empty folder and touch nothing else.
 
 # %% tags=["parameters"]
 isolation = "auto"
@@ -57,8 +57,8 @@ print("untrusted programs run behind:", layers.choose(isolation))  # SandboxUnav
 # ## Four naive executors
 #
 # The obvious way: put the program and the tests into one script, run it in a subprocess, and look at how it
-# ended. Four ways of looking, all found in real projects: the exit code; a line that the script prints when
-# all went well; that line with a nonce that the program was not told; a list of results as JSON.
+# ended. Four ways to decide, all found in real projects: the exit code; a line that the script prints on
+# success; that line with a nonce that the program does not know; a list of results as JSON.
 
 # %%
 NAIVE = {
@@ -74,7 +74,7 @@ SAYS = {"printed line": "PASSED", "printed nonce": "PASSED a4f1"}
 
 # %%
 def naive(how, code, tests):
-    """Whether the executor `how` takes the program for right."""
+    """Whether the executor `how` accepts the program."""
     text = NAIVE[how].format(code=code, asserts="\n".join(tests), tests=list(tests))
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "run.py"
@@ -89,8 +89,8 @@ def naive(how, code, tests):
 # %% [markdown]
 # ## Twenty-one programs that solve nothing
 #
-# The tests ask for a function `add`; none of these programs adds. They end the process before a test has
-# run, or change what is seen of its end:
+# The tests ask for a function `add`; none of these programs adds. They end the process before a test has run,
+# or fake its result:
 
 # %%
 ADD = ("assert add(100, 101) == 201", "assert add(100, 150) == 250")
@@ -107,7 +107,7 @@ ENDS = {
 }
 
 # %% [markdown]
-# They return an object that agrees with whatever it is compared to:
+# They return an object that equals everything:
 
 # %%
 YES = "class Yes{}:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef add(a, b): return Yes()"
@@ -121,7 +121,7 @@ AGREES = {
 }
 
 # %% [markdown]
-# They read the expected value out of the interpreter that holds it, or change what the test itself uses:
+# They read the expected value from the shared interpreter, or patch what the test uses:
 
 # %%
 READS = {
@@ -146,8 +146,8 @@ PATCHES = {
 }
 
 # %% [markdown]
-# Each against the four, and against the sandbox. One honest program goes along: an executor that refuses
-# everything would be no use. The prediction is one column without red.
+# Each program against the four executors and the sandbox, and one honest program, because an executor that
+# rejects everything is useless. The prediction is one column without red.
 
 # %%
 attacks = ENDS | AGREES | READS | PATCHES
@@ -160,26 +160,26 @@ forged = paid.loc[list(attacks)].sum()
 
 # %%
 HONEST, RED, GREEN = paid.loc["an honest program"], OKABE_ITO["vermilion"], OKABE_ITO["green"]
-fig, axes = new_figure(f"Every exploit is paid somewhere, and {forged['sandbox']} of {len(attacks)} in the sandbox", size=(6.4, 5.6))
+fig, axes = new_figure(f"Every exploit is rewarded somewhere, and {forged['sandbox']} of {len(attacks)} in the sandbox", size=(6.4, 5.6))
 ax, shown = axes[0, 0], paid.astype(int).where(paid.index.to_series() != "an honest program", 2 * paid)
 ax.imshow(shown.to_numpy(int), cmap=ListedColormap(["#ececec", RED, GREEN]), vmin=0, vmax=2, aspect="auto")
 ax.set_xticks(range(5), [f"{how}\n{forged[how]} forged" for how in paid], fontsize=8)
 ax.set_yticks(range(len(paid)), paid.index, fontsize=8)
 for y, row in enumerate(paid.to_numpy()):
     for x, passed in enumerate(row):
-        ax.text(x, y, ("passes" if y == len(attacks) else "forged") if passed else "refused", ha="center", va="center", fontsize=7,
+        ax.text(x, y, ("passes" if y == len(attacks) else "forged") if passed else "rejected", ha="center", va="center", fontsize=7,
                 color="white" if passed else "#8a8a8a")
 ax.xaxis.tick_top()
 ax.grid(False)
 fig
 
 # %% [markdown]
-# ## Why it holds
+# ## Why the sandbox holds
 #
 # Tests and program live in two processes. A judge runs the tests; `add` in it is a stub that sends the
-# arguments away and gets a value back. What crosses is plain data of builtin types. Anything else stays in
-# the program's process and the judge holds a handle to it, which never answers `==`. A process that ends is
-# a call without an answer. So there is nothing to read, nothing to patch, nobody to persuade:
+# arguments to the program's process and receives a value. Only plain data of builtin types crosses. Any other
+# object stays in the program's process; the judge has a handle that never equals anything. A process that
+# ends is a call without a result. So the program can neither read nor patch anything of the judge:
 
 # %%
 print(inspect.getdoc(codec))
@@ -188,8 +188,8 @@ with pd.option_context("display.max_colwidth", 100):
     display(reasons.to_frame())
 
 # %% [markdown]
-# Two kinds of program no executor can tell from right ones, and this one does not either. The remedy for
-# them is tests, not walls: many, hidden from the prompt, and none that NaN satisfies.
+# No executor can tell two kinds of programs from correct ones, and neither can this one. The remedy is better
+# tests: many, hidden from the prompt, and none that NaN satisfies.
 
 # %%
 INHERENT = {
@@ -200,11 +200,11 @@ by_heart = {name: pool.run(Program(code=code, tests=tests, entry_points=("add",)
 pd.Series(by_heart).to_frame("paid by the sandbox")
 
 # %% [markdown]
-# ## The walls of this machine
+# ## The isolation layers of this machine
 #
 # A program can also turn against the machine: read its files, open connections, stop its parent, fill the
-# memory. The same list as `codechat sandbox check` prints: which layers can be built here, each alone, and
-# what a program behind all of them tries. (These run in the sandbox only.)
+# memory. As in `codechat sandbox check`: which layers work here, each alone, and which attacks a program
+# tries behind all of them. (These run in the sandbox only.)
 
 # %%
 walls = layers.probe()
@@ -216,9 +216,9 @@ pd.DataFrame(table, columns=["what", "which", "here", "detail"]).set_index("what
 # %% [markdown]
 # ## What it costs
 #
-# A reward is asked for thousands of times in a step. A process is not started for each program: one that
-# has loaded the standard library and sees neither tests nor programs forks a child per program, ahead of
-# time. Programs per second on this machine, right now, all of them right (no claim: it depends on the load):
+# A step needs thousands of rewards. No process is started per program: one that has loaded the standard
+# library, and sees neither tests nor programs, forks a child per program ahead of time. Programs per second
+# on this machine now, all of them correct (no claim: it depends on the load):
 
 # %%
 began = time.perf_counter()
@@ -233,9 +233,9 @@ finish(axes[0, 0], x="programs per second, on this machine", y=None, legend=Fals
 fig
 
 # %% [markdown]
-# ## What a half-right program is worth
+# ## What a partly correct program is worth
 #
-# One problem, seven answers, each a little further than the one before. Three ways to pay them:
+# One problem, seven answers, each a little further than the one before. Three rewards:
 
 # %%
 print(rewards.__doc__)
@@ -262,7 +262,7 @@ worth
 
 # %%
 kinds = worth[list(modes)].nunique()
-fig, axes = new_figure("The same seven answers: " + ", ".join(f"{mode} sees {kinds[mode]} kinds" for mode in modes), cols=3, sharey=True, size=(6.8, 2.9))
+fig, axes = new_figure("The same seven answers: " + ", ".join(f"{mode} has {kinds[mode]} values" for mode in modes), cols=3, sharey=True, size=(6.8, 2.9))
 for ax, mode in zip(axes[0], modes):
     ax.barh(range(len(worth)), worth[mode], color=[GREEN if t == "all_passed" else OKABE_ITO["sky"] for t in worth["tier"]])
     for y, value in enumerate(worth[mode]):
@@ -274,11 +274,11 @@ axes[0, 0].invert_yaxis()
 fig
 
 # %% [markdown]
-# A group whose seven answers were the first five would teach nothing under the first two rewards and
-# something under the third. That is all it is for: exact match (`Score.correct`) is the same under all three
-# and is logged beside the reward. Notebook 12 shows what the choice did on real problems.
+# A group of only the first five answers would have no gradient under the first two rewards and some under the
+# third. That is the purpose of tiers: exact match (`Score.correct`) is the same under all three and is logged
+# beside the reward. Notebook 12 shows the effect on real problems.
 #
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 pool.close()

@@ -14,19 +14,20 @@
 # ---
 
 # %% [markdown]
-# # RL on MBPP had nothing to reward, a stop rule that cut right answers, and a KL term that walked on
+# # RL on MBPP had nothing to reward, a stop rule that cut correct answers, and a KL term that drifted
 #
 # **Question.** An 8B model was trained by GRPO on MBPP for 415 steps and 16.7 hours. Its reward was 0.000 at
-# every printed step. Why, why did nothing say so, and what moved the policy meanwhile?
+# every printed step. Why, why did nothing report it, and what moved the policy?
 #
-# **Result.** Nothing to reward: of 512 completions by the nano SFT checkpoint to 64 MBPP problems none is right
-# and 6 are Python (pass@1 0.000 [0.000, 0.057], n=8, N=64, temperature 1, 95 % interval): verdict DEAD. On the
-# same completions a reward of right or wrong differs in 0 of 64 groups, and in none of the 4,480 groups of four
-# that they can form: gradient exactly 0. The tiered reward differs in 6 groups and in 210 (5 %): WEAK, not a cure.
-# The stop rule: cut as the original's sampler cut, 349 of MBPP's 374 own training references still pass, 25 do
-# not. The KL term: with no reward at all, k1 in the loss takes a toy policy 0.12 nats per token from its reference
-# in 60 steps, as far with ten times the weight; k2 and k3 in the loss and k1 in the reward change no weight. A
-# sentinel ends such a run after 20 steps, 48 minutes at the published pace. (The 8B itself was not run again.)
+# **Result.** Nothing to reward: of 512 completions by the nano SFT checkpoint to 64 MBPP problems none is
+# correct and 6 are Python (pass@1 0.000 [0.000, 0.057], n=8, N=64, temperature 1, 95 % interval): verdict
+# DEAD. On the same completions a binary reward differs in 0 of 64 groups, and in none of the 4,480 groups of
+# four that they can form: gradient exactly 0. The tiered reward differs in 6 groups and in 210 (5 %): WEAK,
+# not a cure. The stop rule: cut as the original's sampler cut, 349 of MBPP's 374 training references still
+# pass, 25 do not. The KL term: with no reward at all, k1 in the loss takes a toy policy 0.12 nats per token
+# from its reference in 60 steps, as far with ten times the weight; k2 and k3 in the loss and k1 in the reward
+# change no weight. A sentinel ends such a run after 20 steps, 48 minutes at the published pace. (The 8B
+# itself was not run again.)
 #
 # **Runs/needs.** Committed rows of one `codechat passk` run of the nano SFT checkpoint on 64 MBPP problems
 # (`reports/frozen/mbpp`), six published rows (`reports/published`). A toy policy takes some seconds on one core.
@@ -59,8 +60,8 @@ BLUE, ORANGE, GREEN, RED = (OKABE_ITO[c] for c in ("blue", "orange", "green", "v
 # ## What was published
 #
 # Every row of that run that was printed (8B on eight A800; **published, not measured here**). The reward is 0
-# and the loss is not. With rewards that are all equal every advantage is 0, so what is left of the loss is
-# its KL term: coefficient 0.02 times nats per token.
+# and the loss is not. With equal rewards every advantage is 0, so only the KL term of the loss is left:
+# coefficient 0.02 times nats per token.
 
 # %%
 published = pd.read_csv(ROOT / "reports" / "published" / "mbpp_rl.csv")
@@ -75,14 +76,15 @@ fig
 # %% [markdown]
 # ## Cause one: nothing to reward
 #
-# The same question to a model that can be had in minutes: the SFT checkpoint of the recipe `nano`, eight
+# The same question for a model that trains in minutes: the SFT checkpoint of the recipe `nano`, eight
 # completions for each of 64 MBPP problems. The rows were made by
 #
 #     codechat passk --run-name nano/mbpp --ckpt nano/sft --task mbpp --data-dir MBPP --split train \
 #         --limit 64 --k 8 --max-new-tokens 128
 #
-# before `nano` had norms on queries and keys (commit 19387a6), and frozen by this notebook with `run="nano/mbpp"` and `mbpp="MBPP"` (a folder with MBPP's files in the
-# hub's columns, or "hub"). Kept are ids, tiers, rewards and three completions; no problem's text.
+# before `nano` normalized queries and keys (commit 19387a6), and frozen by this notebook with
+# `run="nano/mbpp"` and `mbpp="MBPP"` (a folder with MBPP's files in the hub's columns, or "hub"). The rows
+# hold ids, tiers, rewards and three completions, and no problem texts.
 
 # %%
 STOP = set(gpt2.encode("<|end|>"))
@@ -95,7 +97,7 @@ def cut(code):
 
 
 # %%
-if mbpp:  # freeze anew: rates and samples of the run, and what becomes of the reference programs
+if mbpp:  # freeze again: rates and samples of the run, and what becomes of the reference programs
     frames, task = run_frames.collect([run]), tasks.load("mbpp", source=mbpp)
     frames["runs"] = frames["runs"].drop(columns="config")  # it names a folder of this machine
     frames["samples"] = frames["samples"].groupby("tier").head(2).head(3)[["run", "problem", "reward", "tier", "completion"]]
@@ -119,8 +121,8 @@ with pd.option_context("display.max_colwidth", 300):
 # %% [markdown]
 # ## The same completions, two rewards
 #
-# Right or wrong gives 0 to all of them. The tiered reward pays what is Python, more what runs, and sees
-# differences. A column is a group; a column of one colour has advantage 0 everywhere.
+# The binary reward is 0 for all of them. The tiered reward pays for valid Python, more for programs that run,
+# and so differs. A column is a group; a column of one colour has advantage 0 everywhere.
 
 # %%
 def rewards_of(problem):
@@ -136,7 +138,7 @@ pd.DataFrame({name: {k: getattr(v, k) for k in ("verdict", "effective_groups", "
 
 # %%
 live = {name: v.effective_groups for name, v in verdicts.items()}
-fig, axes = new_figure(f"Of {len(rates)} groups, {live['binary']} disagree under right or wrong, {live['tiered']} under tiers", 2, sharex=True)
+fig, axes = new_figure(f"Of {len(rates)} groups, {live['binary']} have variance under the binary reward, {live['tiered']} under tiers", 2, sharex=True)
 order = staircase.mean(1).argsort()
 for ax, (name, rewards) in zip(axes[:, 0], both.items()):
     image = ax.imshow(rewards[order].T, cmap="cividis", vmin=0, vmax=0.05, aspect="auto", interpolation="none")
@@ -149,8 +151,8 @@ fig
 # %% [markdown]
 # ## Every group that could have been drawn
 #
-# The published run drew groups of four. Of eight completions one can make 70 such groups; all of them, for
-# all problems: how many have any advantage, and what gradient is left at the log-probabilities?
+# The published run sampled groups of four. Eight completions form 70 such groups. Over all of them, for all
+# problems: how many have any advantage, and what gradient is left at the log-probabilities?
 
 # %%
 chosen = torch.tensor(list(combinations(range(row["n_samples"].astype(int)), 4)))
@@ -164,32 +166,33 @@ for name, rewards in both.items():
 pd.DataFrame(found).T
 
 # %% [markdown]
-# More rollouts would not have helped soon. A group of G with success rate p has something to compare with
-# probability 1 - pᴳ - (1 - p)ᴳ. Which p agrees with none right of n? (Wilson's 95 % bound, as if completions were
-# independent. The original later asked its 8B 50 problems 8 times: none of 400 was right, 1.75 % were Python.)
+# More rollouts would not have helped soon. A group of G with success rate p has variance with probability 1 -
+# pᴳ - (1 - p)ᴳ. Which p is consistent with none correct of n? (Wilson's 95 % bound, as if completions were
+# independent. The original later asked its 8B 50 problems 8 times: none of 400 was correct, 1.75 % were
+# Python.)
 
 # %%
 later = pd.read_csv(ROOT / "reports" / "published" / "mbpp_diagnosis.csv").iloc[0]
-asked = {"nano, here": tries, "8B, published": int(later["n_problems"] * later["k"])}
-bounds = {name: wilson_interval(0, n).hi for name, n in asked.items()}
+attempts = {"nano, here": tries, "8B, published": int(later["n_problems"] * later["k"])}
+bounds = {name: wilson_interval(0, n).hi for name, n in attempts.items()}
 p = torch.logspace(-4, 0, 200)
-fig, axes = new_figure("At rates this low a group of 4 has nothing to compare", size=(6.4, 3.0))
+fig, axes = new_figure("At rates this low a group of 4 has no variance", size=(6.4, 3.0))
 ax = axes[0, 0]
 for G, colour in ((4, RED), (8, ORANGE), (64, BLUE)):
     ax.plot(p, 1 - p**G - (1 - p) ** G, color=colour, label=f"groups of {G}")
 for (name, bound), style in zip(bounds.items(), ("--", ":")):
-    ax.axvline(bound, color="grey", linestyle=style, label=f"{name}: 0 of {asked[name]}, 95 % bound {bound:.2%}")
+    ax.axvline(bound, color="grey", linestyle=style, label=f"{name}: 0 of {attempts[name]}, 95 % bound {bound:.2%}")
 ax.axhline(diagnose.DEAD_BELOW, color="grey", linewidth=0.8)
 ax.set(xscale="log", ylim=(0, 1))
 finish(ax, x="share of completions that are right (log scale)", y="groups with a gradient")
 fig
 
 # %% [markdown]
-# ## Cause two: right answers were cut
+# ## Cause two: correct answers were cut
 #
 # Its sampler stopped at any token in the *set* of pieces of `<|end|>`: `<`, `|`, `end`, `>`. Suppose the
-# policy had been perfect and had written the reference programs of MBPP's 374 training problems, letter by
-# letter. This is what the reward would have seen:
+# policy had written exactly the reference programs of MBPP's 374 training problems. The reward would have
+# seen this:
 
 # %%
 print("stops at:", [gpt2.decode([token]) for token in sorted(STOP)])
@@ -206,14 +209,15 @@ for ax, column, name in ((axes[0, 0], "whole", "stop at the sequence <|end|>"), 
 fig
 
 # %% [markdown]
-# So the rule did not kill the run alone: most references survive it. It took part of what little there was.
+# So the stop rule alone does not explain the run: most references survive it. It removed part of the little
+# signal there was.
 #
-# ## Cause three: the KL term walks
+# ## Cause three: the KL term drifts
 #
-# With no reward the policy should have stayed where it was: it begins *at* the reference, where the KL
-# divergence is 0 and can only grow. But the gradient of k1 = log π - log π_ref in a loss is ∇ log π, whatever the
-# reference is: its mean over the policy's own samples is 0, a sample of it is not. And Adam divides a
-# gradient by its own size, so that noise makes full steps. A toy policy, reward 0 everywhere, one term at a time:
+# Without a reward the policy should not move: it starts *at* the reference, where the KL divergence is 0 and
+# can only grow. But the gradient of k1 = log π - log π_ref in a loss is ∇ log π, whatever the reference is:
+# its mean over the policy's own samples is 0, a sample of it is not. Adam divides a gradient by its own size,
+# so noise makes full steps. A toy policy with reward 0 everywhere, one term at a time:
 
 # %%
 shape, prompts = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=32, vocab_size=50), [[i] for i in range(16)]
@@ -261,9 +265,9 @@ walked = {name: train_on_kl(*term) for name, term in terms.items()}
 pd.DataFrame({name: {"last exact KL (nats per token)": path[-1], "largest change of a weight": change} for name, (path, change) in walked.items()}).T
 
 # %% [markdown]
-# Three of the four terms leave every weight exactly where it was: their gradient at the reference is 0, not
-# small. k1 in the loss walks off, as far with a tenth of the coefficient. The right panel is the gradient of that
-# first step over more and more samples: it falls as noise does, by the square root, and never turns anywhere.
+# Three of the four terms leave every weight unchanged: their gradient at the reference is exactly 0. k1 in
+# the loss drifts, as far with a tenth of the coefficient. The right panel shows the gradient of the first
+# step over more and more samples: it falls with the square root, as noise does.
 
 # %%
 sizes, norms = [4, 16, 64, 256], []
@@ -280,10 +284,10 @@ finish(axes[0, 1], x="completions (log scale)", y="norm (log scale)")
 fig
 
 # %% [markdown]
-# ## What would have said so
+# ## What would have reported it
 #
-# Before the first step, `diagnose` and `codechat passk` judge groups, and training on a DEAD task is refused.
-# While a run goes on, a sentinel counts steps in which under 5 % of the groups have variance:
+# Before the first step, `diagnose` and `codechat passk` judge groups, and training on a DEAD task does not
+# start. During a run, a sentinel counts steps in which under 5 % of the groups have variance:
 
 # %%
 sentinel = diagnose.Sentinel()
@@ -293,10 +297,10 @@ print(f"passk: {row['verdict']}: {row['remedy']}")
 print(f"a sentinel ends such a run after step {ended}: {ended * pace / 60:.0f} minutes at the published pace, not {415 * pace / 3600:.1f} hours")
 
 # %% [markdown]
-# Not shown: that a tiered reward would have *taught* MBPP to this model. A gradient towards programs that
-# parse and run is a gradient, not yet a solved problem; the remedy that `passk` names first is a stronger base.
+# Not shown: that a tiered reward would have *taught* this model MBPP. A gradient towards programs that parse
+# and run does not solve a problem yet; the first remedy that `passk` names is a stronger base model.
 #
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert (row["verdict"], tries, len(rates)) == ("DEAD", 512, 64) and row["pass@1"] == 0 == row["runnable_frac"]

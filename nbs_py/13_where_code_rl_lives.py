@@ -14,23 +14,24 @@
 # ---
 
 # %% [markdown]
-# # Code RL lives where some answers are right already: 6 points on known families, none on new ones
+# # Code RL works where some answers are already correct: 6 points on known families, none on new ones
 #
-# **Question.** On MBPP a model of this size has nothing to be rewarded for (notebook 12). Is there code on which
-# RL with the same rewards works, how much does it add on problems that it has not seen, and what does each
-# KL estimator do to such a policy?
+# **Question.** On MBPP a model of this size earns no reward (notebook 12). Are there code problems on which
+# RL with the same rewards works, how much does it add on unseen problems, and what does each KL estimator do
+# to such a policy?
 #
-# **Result.** On small problems of our own (`micro`) the SFT model is right in 0.436 [0.412, 0.461] of its attempts
-# (N=800 training problems; n=8, temperature 1, 95 % intervals throughout): LIVE, 524 problems are right sometimes.
-# GRPO on these takes pass@1 on 200 unseen problems from 0.443 [0.393, 0.494] to 0.517, 0.495 and 0.506 in three
-# seeds; paired, all seeds: +0.063 [+0.036, +0.091], no seed's interval with a 0. pass@8 does not follow (+0.018
-# [-0.023, +0.060]). On families that SFT never saw nothing is gained: 0.016, then +0.004 [-0.002, +0.011]. Calls,
-# not rewarded here, hardly move: pass@1 0.154, -0.004 [-0.014, +0.006]; pass@8 of one seed of three fell (-0.040
-# [-0.080, -0.007]). At three times the learning rate the policy falls apart (12 % right at the end of 20 steps,
-# from 58 % at the start); each of six KL terms leaves it nearer to the base, none saves it (14 to 29 %; one seed).
+# **Result.** On small problems of our own (`micro`) the SFT model solves 0.436 [0.412, 0.461] of its attempts
+# (N=800 training problems; n=8, temperature 1, 95 % intervals throughout): LIVE, 524 problems are solved
+# sometimes. GRPO on these takes pass@1 on 200 unseen problems from 0.443 [0.393, 0.494] to 0.517, 0.495 and
+# 0.506 in three seeds; paired, all seeds: +0.063 [+0.036, +0.091], no seed's interval with a 0. pass@8 does
+# not follow (+0.018 [-0.023, +0.060]). On families that SFT never saw nothing is gained: 0.016, then +0.004
+# [-0.002, +0.011]. Calls, not rewarded here, hardly move: pass@1 0.154, -0.004 [-0.014, +0.006]; pass@8 of
+# one seed of three fell (-0.040 [-0.080, -0.007]). At three times the learning rate the policy collapses (12
+# % correct after 20 steps, from 58 %); each of six KL terms keeps it nearer to the base, none prevents the
+# collapse (14 to 29 %; one seed).
 #
-# **Runs/needs.** Committed rows of twelve runs (`reports/frozen/micro`); the commands that made them stand below.
-# Seconds on one core.
+# **Runs/needs.** Committed rows of twelve runs (`reports/frozen/micro`); the commands are below. Seconds on
+# one core.
 
 # %% tags=["parameters"]
 freeze = False
@@ -56,9 +57,10 @@ ARMS = {"none": "no KL term", "k1": "k1 in the loss", "k2": "k2 in the loss", "k
 # %% [markdown]
 # ## Problems of our own
 #
-# `micro` has 98 families of small functions in five levels; a problem is a family with parameters, names, wording
-# and an example drawn. Parameters are dealt out once: SFT, RL's training problems, `select` and `test` have
-# different ones, and 12 families stand in `test_hard` only. One of each level, its hidden tests left out:
+# `micro` has 98 families of small functions in five levels; a problem is a family with sampled parameters,
+# names, wording and an example. Each parameter belongs to one split: SFT, RL's training problems, `select`
+# (validation) and `test` have different ones, and 12 families are in `test_hard` only. One of each level,
+# without its hidden tests:
 
 # %%
 shown = {p.meta["level"]: p for p in micro.problems("train", 200, seed=seed)}
@@ -99,8 +101,9 @@ for level, problem in sorted(shown.items()):
 #         --kl-coef 0.2 --kl-kind k1 --kl-in loss    # -k2, -k3; -k1r ... with --kl-in reward; -none: --kl-coef 1e-9
 #
 # (The machine was shared. At micro's limit of 1 s a test, 2 of 512 *reference* programs ran out of time under
-# load, and the gold gate refused to train; hence 4 s in all runs but `passk` and seed 0. The run without a
-# KL term went on for 30 steps, of which 20 are read here. Evaluations sample at most 64 tokens, the default.)
+# load, and the reference-solution check stopped training; hence 4 s in all runs but `passk` and seed 0. The
+# run without a KL term has 30 steps, of which 20 are read here. Evaluations sample at most 64 tokens, the
+# default.)
 
 # %%
 if freeze:
@@ -123,14 +126,14 @@ evals["checkpoint"] = evals["checkpoint"].str.partition("@")[0]
 # %% [markdown]
 # ## Before: is there something to learn from?
 #
-# `codechat passk` tries 800 training problems eight times. A group is of use where it is right sometimes: neither
-# never nor always. `codechat filter` keeps these.
+# `codechat passk` tries 800 training problems eight times. A group is useful if it is solved sometimes:
+# neither never nor always. `codechat filter` keeps these problems.
 
 # %%
 before = evals[evals["run"] == "nano/micro-rates"].iloc[0]
 tried = frames["rates"].set_index("c")["problems"].sort_index()
 useful = int(tried.loc[1:7].sum())
-fig, axes = new_figure(f"{before['verdict']}: {useful} of {tried.sum()} problems are right sometimes", cols=2, size=(6.8, 2.8))
+fig, axes = new_figure(f"{before['verdict']}: {useful} of {tried.sum()} problems are solved sometimes", cols=2, size=(6.8, 2.8))
 axes[0, 0].bar(tried.index, tried, color=[OKABE_ITO["sky"] if 0 < c < 8 else "#c0c0c0" for c in tried.index])
 finish(axes[0, 0], x="right completions of n=8", y="training problems", legend=False)
 axes[0, 1].barh(TIERS, [before[f"tier/{t}"] for t in TIERS], color=[OKABE_ITO["green"] if t == "all_passed" else OKABE_ITO["sky"] for t in TIERS])
@@ -141,11 +144,12 @@ fig
 # ## GRPO, three seeds
 #
 # Fifty steps of 16 problems x 8 completions, tiered reward, no KL term. Each curve is a seed, on training
-# problems, of which the last 17 steps see some for the second time: it climbs; whether it learned comes next.
+# problems (some occur a second time in the last 17 steps). The curves rise; whether the policy generalizes
+# comes next.
 
 # %%
 colours = dict(zip(SEEDS, (OKABE_ITO[c] for c in ("blue", "orange", "green"))))
-fig, axes = new_figure("On training problems more is right, and entropy falls", cols=2, size=(6.8, 2.9))
+fig, axes = new_figure("On training problems more is solved, and entropy falls", cols=2, size=(6.8, 2.9))
 for run, colour in colours.items():
     rows = metrics[metrics["run"] == run]
     for ax, y in zip(axes[0], ("exact_match", "entropy")):
@@ -156,11 +160,11 @@ fig
 
 
 # %% [markdown]
-# ## After: problems that it has not seen
+# ## After: unseen problems
 #
-# `test` has other parameters, `test_hard` other families. Every checkpoint answers the same problems with the same
-# random numbers, so the difference is taken problem by problem; intervals are over problems. The row of all
-# seeds takes each problem's mean over seeds: what GRPO gives here, not what one lucky run gives.
+# `test` has other parameters, `test_hard` other families. Every checkpoint answers the same problems with the
+# same random numbers, so the differences are paired by problem; intervals are over problems. The row of all
+# seeds uses each problem's mean over seeds: the effect of GRPO, not of one lucky run.
 
 # %%
 def passes(run, split, checkpoint, k):
@@ -203,9 +207,9 @@ gaps.astype(float).round(3).astype({"N": int})
 # %% [markdown]
 # ## More of the same, or something new?
 #
-# As with calls (notebook 08): does RL make right what was never right, or more frequent what was right at times?
-# Problems of `test` by what they were before. (Some of the rise of the first row and of the fall of the last is
-# chance: "never" means in eight draws.)
+# As with calls (notebook 08): does RL solve problems that were never solved, or more often those that were
+# solved sometimes? Problems of `test` by their state before RL. (Part of the rise of the first row and of the
+# fall of the last is chance: "never" means in eight samples.)
 
 # %%
 own = problems[(problems["run"] == "test") & (problems["split"] == "test")].copy()
@@ -228,7 +232,7 @@ finish(axes[0, 0], x="level", y="pass@1")
 fig
 
 # %% [markdown]
-# Read some: the same problem and the same draw, before and after.
+# Some samples: the same problem and sampling seed, before and after.
 
 # %%
 said = frames["samples"].assign(when=lambda t: t["run"].map({BASE: "before", SEEDS[0]: "after"}))
@@ -243,10 +247,10 @@ for which, chosen in (("GAINED", gained), ("LOST", lost)):
 # %% [markdown]
 # ## The KL estimators on this policy
 #
-# Seven short runs from the same base with the same seed and problems, at a learning rate three times as high, so
-# that there is something to hold: no term, and k1, k2, k3 with the weight 0.2 in the loss and in the reward. The
-# divergence drawn is k3's estimate of KL(policy || base) on the policy's own completions, in all runs, whatever
-# they are trained with.
+# Seven short runs from the same base with the same seed and problems, at three times the learning rate, so
+# that a KL term has something to hold: no term, and k1, k2, k3 with the weight 0.2 in the loss and in the
+# reward. The divergence drawn is k3's estimate of KL(policy || base) on the policy's own completions, in all
+# runs, whatever they are trained with.
 
 # %%
 short = metrics[metrics["run"].str.startswith("nano/micro-kl-") & (metrics["step"] <= 20)]
@@ -255,7 +259,7 @@ ends = tail.rename(index={f"nano/micro-kl-{arm}": label for arm, label in ARMS.i
 ends.rename(columns=lambda c: f"{c}, steps 16 to 20").round(3)
 
 # %%
-fig, axes = new_figure("k1 in the loss walks almost as far as no term", cols=2, size=(7.0, 3.4))
+fig, axes = new_figure("k1 in the loss drifts almost as far as no term", cols=2, size=(7.0, 3.4))
 palette = dict(zip(ARMS, [OKABE_ITO[c] for c in ("black", "vermilion", "blue", "green", "vermilion", "blue", "green")]))
 for ax, y in zip(axes[0], ("kl_ref", "exact_match")):
     for arm, label in ARMS.items():
@@ -267,13 +271,13 @@ fig
 
 
 # %% [markdown]
-# One seed each, so only the largest differences mean anything: a term of this weight slows the walk and does not
-# make steps of this size safe. What does is the learning rate of the three runs above.
+# One seed each, so only the largest differences mean anything: a term of this weight slows the drift and does
+# not make steps of this size safe. The lower learning rate of the three runs above does.
 #
-# Not shown: that RL beats more SFT for the same minutes; held-out families, of which the base solves next to none,
-# say that what was learned are these families, not programming.
+# Not shown: that RL beats more SFT in the same time. On held-out families the base solves almost nothing and
+# RL adds nothing: the policy learned these families, not programming.
 #
-# The last two cells hold the notebook to its Result.
+# The last two cells assert the Result.
 
 # %%
 def near(row, gain, lo, hi):

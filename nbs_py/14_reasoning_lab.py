@@ -14,19 +14,20 @@
 # ---
 
 # %% [markdown]
-# # SFT teaches the layout at once and sums slowly; twenty steps of RL teach no sums
+# # SFT teaches the layout at once and arithmetic slowly; twenty steps of RL teach no arithmetic
 #
 # **Question.** A small model has read Python and nothing else. Can it learn, on a CPU, to reason in a fixed
-# layout and to give right answers, and what do SFT, expert iteration and GRPO each bring?
+# layout and to answer correctly, and what do SFT, expert iteration and GRPO each add?
 #
-# **Result.** After 75 steps of SFT 87 % of completions are in the layout, after 300 steps 99.8 %, while pass@1 on
-# `select` goes from 0.07 to 0.22. On 200 test problems pass@1 is 0.193 [0.159, 0.229] (n=4, temperature 1), with
-# wordings that it never saw 0.065. Twenty steps of expert iteration or GRPO from there change nothing that can be
-# measured: -0.001 [-0.031, 0.029] and -0.005 [-0.034, 0.025], paired, one seed each. The two points of the reward that
-# pay for the layout had been earned before RL began; what is missing is not behaviour but facts. The first slip of a
-# solution is a sum that is not known in 66 % of cases, a number copied wrongly in 17 %, the wrong sign in 2 %. Only
-# 14 % of solutions are right throughout, yet 19 % end in the right answer: a reward of answers pays for lucky ones.
-# (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: LOG.md, 2026-11-21.)
+# **Result.** After 75 steps of SFT 87 % of completions are in the layout, after 300 steps 99.8 %, while
+# pass@1 on `select` goes from 0.07 to 0.22. On 200 test problems pass@1 is 0.193 [0.159, 0.229] (n=4,
+# temperature 1), with wordings that it never saw 0.065. Twenty steps of expert iteration or GRPO from there
+# change nothing measurable: -0.001 [-0.031, 0.029] and -0.005 [-0.034, 0.025], paired, one seed each. The two
+# points of the reward for the layout were already earned before RL; what is missing is not behaviour but
+# facts. The first error of a solution is an unknown sum in 66 % of cases, a number copied wrongly in 17 %,
+# the wrong sign in 2 %. Only 14 % of solutions are correct throughout, yet 19 % end in the correct answer: a
+# reward of answers also pays lucky ones. (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with
+# GRPO: LOG.md, 2026-11-21.)
 #
 # **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`); the commands are below. Seconds on one
 # core.
@@ -51,8 +52,8 @@ TERMS = ("correctness", "integer", "strict_format", "soft_format", "tags")
 # %% [markdown]
 # ## Problems of graded difficulty
 #
-# Our own, without a download: one step, then more; level 4 has a number that is of no use. The text of a
-# question decides whether it is for worked solutions, for RL, for choosing or for the test. `test_hard` has
+# Generated here, without a download: one step, then more; level 4 has an irrelevant number. The text of a
+# question decides whether it is for worked solutions, RL, validation (`select`) or the test. `test_hard` has
 # wordings that appear nowhere else.
 
 # %%
@@ -64,9 +65,9 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## A reward of five terms
 #
-# The system prompt asks for `<reasoning>` and `<answer>`. Correctness is worth 2, the layout and an integer as
-# answer another 2. The terms are logged apart: a policy can earn 2 of 4 without a single right answer, and the sum
-# alone would not show it.
+# The system prompt asks for `<reasoning>` and `<answer>`. Correctness is worth 2, the layout and an integer
+# as answer another 2. The terms are logged separately: a policy can earn 2 of 4 without a single correct
+# answer, and the sum alone would not show it.
 
 # %%
 problem = next(p for p in task.problems("test", 50) if p.meta["level"] == 3)
@@ -78,9 +79,10 @@ print(gold)
 pd.DataFrame({name: {**score.terms, "reward": score.reward, "outcome": score.tier} for name, score in scores.items()}).T
 
 # %% [markdown]
-# Published rewards of this kind have failed in four ways that are tests here: a gold answer that cannot be parsed pays
-# everybody; the strict pattern does not match a line end; a tail costs so much that a right answer is worth less
-# than none; an answer without its closing tag counts. And an answer is what it means, not how it is written:
+# Published rewards of this kind have failed in four ways that are tests here: a reference answer that cannot
+# be parsed rewards everything; the strict pattern does not match a line end; trailing text costs so much that
+# a correct answer is worth less than none; an answer without its closing tag counts. Answers are compared by
+# value, not by notation:
 
 # %%
 spellings = [("1,234", "1234"), ("$18.00", "18 dollars"), (r"\frac{1}{2}", "0.5"), (r"2\sqrt{3}", r"\sqrt{12}"), ("18 or 20", "18"), ("5 km", "5 m"), ("", "")]
@@ -99,24 +101,25 @@ pd.DataFrame([(a, b, equivalent(a, b)) for a, b in spellings], columns=["answer"
 #     codechat evaluate --ckpt reason/sft reason/expert reason/grpo --task reasoning --data-dir data/reasoning --split test test_hard \
 #         --limit 200 --n 4 --ks 1 4 --max-new-tokens 72 --run-name reason/evaluate
 #
-# `nano/pretrain` is that of commit 19387a6, before the recipe had norms on queries and keys. With `prefix="reason"` this notebook reads them and freezes their rows anew.
+# `nano/pretrain` is that of commit 19387a6, before the recipe normalized queries and keys. With
+# `prefix="reason"` this notebook reads the runs and freezes their rows again.
 
 # %%
 def first_slip(row):
     """What goes wrong first in a worked solution: "copied" numbers, "sign", "sum", the "number of steps", the "answer" behind them; or "nothing"."""
     steps = [line.split() for line in row["completion"].partition("<reasoning>")[2].partition("</reasoning>")[0].strip().split("\n")]
-    wanted = [line.split() for line in row["gold"].partition("<reasoning>")[2].partition("</reasoning>")[0].strip().split("\n")]
-    for ours, right in zip(steps, wanted):
+    reference = [line.split() for line in row["gold"].partition("<reasoning>")[2].partition("</reasoning>")[0].strip().split("\n")]
+    for ours, right in zip(steps, reference):
         if len(ours) != 5 or ours[3] != "=":
             return "layout"
         for slip, at in (("sign", (1,)), ("copied number", (0, 2)), ("sum", (4,))):
             if any(ours[i] != right[i] for i in at):
                 return slip
-    return "nothing" if row["correct"] else "number of steps" if len(steps) != len(wanted) else "answer"
+    return "nothing" if row["correct"] else "number of steps" if len(steps) != len(reference) else "answer"
 
 
 # %%
-if prefix:  # freeze anew
+if prefix:  # freeze again
     frames = run_frames.collect([f"{prefix}/{name}" for name in ("sft", "grpo", "expert", "steps", "evaluate")])
     frames["runs"] = frames["runs"].drop(columns="config")  # it names folders of this machine
     frames["per_problem"] = frames["per_problem"][frames["per_problem"]["run"] == f"{prefix}/evaluate"]
@@ -134,7 +137,7 @@ metrics, evals = frames["metrics"], frames["evals"]
 sft, expert, grpo = (next(c for c in evals["checkpoint"].dropna().unique() if f"/{name}@" in c and not c.endswith(("@75", "@150"))) for name in ("sft", "expert", "grpo"))
 
 # %% [markdown]
-# ## SFT: the layout first, the sums last
+# ## SFT: the layout first, arithmetic last
 #
 # Three checkpoints of the SFT run on problems of `select`.
 
@@ -145,9 +148,10 @@ steps[["format_rate", "pass@1", "pass@4", *(f"reward/{t}" for t in TERMS)]].roun
 # %% [markdown]
 # ## Expert iteration and GRPO, term by term
 #
-# Both sample 16 solutions of 8 problems a step. Expert iteration trains on the right ones as SFT would; GRPO
-# weighs each by how much better than its group it is. The first four batches are easier ones, for both alike: a
-# curve over 8 problems a step shows the problems as much as the policy, hence the table of the same 100 below it.
+# Both sample 16 solutions of 8 problems a step. Expert iteration trains on the correct ones as SFT would;
+# GRPO weights each by its advantage within its group. The first four batches are easier, for both: a curve
+# over 8 problems a step depends on the problems as much as on the policy, hence the table of the same 100
+# problems below it.
 
 # %%
 fig, axes = new_figure("The layout is learned before RL starts; correctness does not move", cols=2, sharey=True, size=(7.2, 3.3))
@@ -167,7 +171,7 @@ table = curve.pivot_table(index="step", columns="run", values=["pass@1", "format
 table
 
 # %% [markdown]
-# ## On problems that nobody trained on
+# ## On unseen problems
 
 # %%
 final = evals[evals["run"].str.endswith("/evaluate")].set_index(["split", "checkpoint"])
@@ -193,7 +197,7 @@ pd.Series({key: str(gap) for key, gap in gaps.items()}, name="difference in pass
 levels = {p.id: p.meta["level"] for p in task.problems("test", 500)}
 on_test = problems[problems["split"] == "test"].assign(level=lambda d: d["id"].map(levels), share=lambda d: d["c"] / d["n"])
 by_level = on_test.pivot_table(index="level", columns="checkpoint", values="share")[[sft, expert, grpo]]
-fig, axes = new_figure("One step: a quarter is right; three steps: a tenth", size=(6.4, 3.0))
+fig, axes = new_figure("One step: a quarter is correct; three steps: a tenth", size=(6.4, 3.0))
 for shift, (name, column) in zip((-0.25, 0, 0.25), by_level.items()):
     axes[0, 0].bar(by_level.index + shift, column, 0.25, color=OKABE_ITO[{sft: "orange", expert: "sky", grpo: "vermilion"}[name]], label=name)
 axes[0, 0].set_xticks(by_level.index)
@@ -203,8 +207,8 @@ fig
 # %% [markdown]
 # ## What goes wrong
 #
-# The first slip of each solution: a number copied wrongly from the question, the wrong sign, or a sum that is
-# not known. Solutions without any ("nothing") are fewer than right answers.
+# The first error of each solution: a number copied wrongly from the question, the wrong sign, or an unknown
+# sum. Solutions without any ("nothing") are fewer than correct answers.
 
 # %%
 slips = frames["slips"][frames["slips"]["split"] == "test"].pivot_table(index="slip", columns="checkpoint", values="n", fill_value=0)[[sft, expert, grpo]]
@@ -216,7 +220,7 @@ with pd.option_context("display.max_colwidth", None):
     display(samples.map(lambda text: text.replace("<reasoning>", "").replace("</reasoning>", "").replace("\n", "  ")))
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 rates = final.loc["test"]

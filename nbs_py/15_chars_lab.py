@@ -14,23 +14,23 @@
 # ---
 
 # %% [markdown]
-# # As pretraining, GRPO and PPO learn to be sure, not to know
+# # As pretraining, GRPO and PPO learn to be confident, not to predict
 #
-# **Question.** A reward of +1 for each right next character is as dense as a reward can be. Is GRPO or PPO on
-# it a way to pretrain, beside supervised learning and masked denoising, at equal tokens?
+# **Question.** A reward of +1 for each correct next character is as dense as a reward can be. Can GRPO or PPO
+# pretrain on it, compared with supervised learning and masked denoising at equal tokens?
 #
-# **Result.** No. Supervised learning ends at 1.7 nats per held-out character and a draw is right 0.42 of the time.
-# GRPO and PPO fed by the text get a third right, at 6 nats and more: worse than guessing among all characters
-# (4.6). They become sure of the likeliest character, their entropy falls below 0.1, and at 0.98 of the places
-# all eight draws are right or all are wrong, so nothing corrects them. A KL term to the bigram keeps a
-# distribution (2.8 nats, 0.36 right), still behind the bigram's own 2.3. Fed by its own characters, with the
-# original script's reward and KL settings, GRPO reads 0.09 epochs for the same tokens, and a draw is right no
-# more often than the bigram's (0.20 against 0.21). Denoising (at most 2.9 nats) is behind the bigram too: it learns
-# all orders, and 300,000 places are few.
+# **Result.** No. Supervised learning ends at 1.7 nats per held-out character, and 0.42 of its samples are
+# correct. GRPO and PPO fed by the text get a third correct, at 6 nats and more: worse than a uniform guess
+# (4.6). They become confident of the likeliest character, their entropy falls below 0.1, and at 0.98 of the
+# positions all eight samples are correct or all are wrong, so nothing corrects them. A KL term to the bigram
+# keeps a distribution (2.8 nats, 0.36 correct), still behind the bigram's own 2.3. Fed by its own characters,
+# with the original script's reward and KL settings, GRPO reads 0.09 epochs for the same tokens, and its
+# samples are correct no more often than the bigram's (0.20 against 0.21). Denoising (at most 2.9 nats) is
+# behind the bigram too: it learns all orders, and 300,000 positions are few.
 #
-# **Runs/needs.** Committed rows of `codechat chars` (`reports/frozen/chars`): six ways, each trained on 300,000
-# places of the embedded text (the help pages of Python), a minute or two each on one core; the one that feeds
-# itself some more. `fresh = True` trains them again.
+# **Runs/needs.** Committed rows of `codechat chars` (`reports/frozen/chars`): six ways, each trained on
+# 300,000 positions of the embedded text (the help pages of Python), a minute or two each on one core,
+# somewhat more for the one fed by its own characters. `fresh = True` trains them again.
 
 # %% tags=["parameters"]
 fresh = False
@@ -55,8 +55,9 @@ kept = ROOT / "reports" / "frozen" / "chars"
 # %% [markdown]
 # ## A reward for every character
 #
-# A window of text is a row of places. At each place the policy draws a character; it earns 1 where it is the
-# text's own. The group of GRPO is then the G draws of *one place*, and there is a signal wherever they differ.
+# A window of text is a row of positions. At each position the policy samples a character; the reward is 1 if
+# it equals the text's. GRPO's group is then the G samples of *one position*, and there is a signal where they
+# differ.
 
 # %%
 print(inspect.getsource(chars.dense_rewards))
@@ -67,15 +68,15 @@ print(text.tokenizer.decode(text.val[:300].tolist()))
 # %% [markdown]
 # ## What its gradient is
 #
-# Fed by the text, the expected reward of a place is p, the probability of the right character, and the policy
-# gradient is the gradient of p: that of log p, which supervised learning follows, *times p*. Over all
-# characters, so without sampling, on a small random model:
+# Fed by the text, the expected reward of a position is p, the probability of the correct character, and the
+# policy gradient is the gradient of p: that of log p, which supervised learning follows, *times p*. Summed
+# over all characters, without sampling, on a small random model:
 
 # %%
 rng = torch.Generator().manual_seed(0)
 small = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=text.tokenizer.n_vocab, n_tags=0), seed=0)
 windows, places, V = text.draw_windows(8, 9, rng), 8, small.cfg.owned
-every = torch.arange(V)[None, :, None].expand(8, V, places)  # each character drawn once at each place, weighed by its probability
+every = torch.arange(V)[None, :, None].expand(8, V, places)  # each character once at each position, weighted by its probability
 logprobs, _ = per_token_rewards.symbol_logprobs(small, windows[:, :-1], per_token_rewards.states(small, windows[:, :-1], places), every)
 rewards = chars.dense_rewards(every, windows[:, None, -places:])
 right = logprobs.gather(1, windows[:, None, -places:])
@@ -84,12 +85,13 @@ policy_gradient = torch.autograd.grad((logprobs.exp().detach() * rewards * logpr
 weighted = torch.autograd.grad((right.exp().detach() * right).sum(), weights, retain_graph=True)
 for a, b in zip(policy_gradient, weighted):
     torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
-print(f"p of the right character: {right.detach().exp().mean():.4f}, about 1 in {V}")
+print(f"p of the correct character: {right.detach().exp().mean():.4f}, about 1 in {V}")
 
 # %% [markdown]
-# So an untrained policy learns a hundredth as fast from a place as supervised learning does, and what maximises
-# the reward is to be sure of the likeliest character, not to know the distribution. And these are expectations:
-# of G = 8 draws none is right with probability (1 - p)^8, and then the place says nothing.
+# So an untrained policy learns a hundredth as fast from a position as supervised learning does, and the
+# reward is maximized by certainty about the likeliest character, not by the correct distribution. And these
+# are expectations: of G = 8 samples none is correct with probability (1 - p)^8, and then the position carries
+# no signal.
 
 # %%
 silent = float((1 - right.detach().exp()).pow(8).mean())
@@ -97,14 +99,14 @@ uniforms = torch.rand(256, 8, places, generator=rng, dtype=torch.float64)
 batch = per_token_rewards.draw_fed_by_text(small, text.draw_windows(256, 9, rng), places, 8, uniforms)
 drawn = per_token_rewards.place_advantages(chars.dense_rewards(batch.drawn, batch.truth), 8, "mean")
 flat = float((per_token_rewards.group_by_place(drawn, 8) == 0).all(1).float().mean())
-print(f"places without a gradient: {silent:.0%} expected, {flat:.0%} of {256 * places:,} drawn")
+print(f"positions without a gradient: {silent:.0%} expected, {flat:.0%} of {256 * places:,} sampled")
 
 # %% [markdown]
 # ## Six ways, equal tokens
 #
-# A token here is a place that goes through a backward pass. Fed by the text, eight draws share a place; fed by
-# its own characters, as the original script has it, the policy spends eight places on one character of text,
-# and after its first wrong character is compared with a text that it no longer sees. Partial credit and an
+# A token here is a position in a backward pass. Fed by the text, eight samples share a position. Fed by its
+# own characters, as in the original script, the policy spends eight positions on one character of text, and
+# after its first wrong character it is compared with a text that it no longer sees. Partial credit and an
 # annealed KL term to the bigram of the text are the original's settings; `grpo-kl` is a stronger KL term.
 
 # %%
@@ -124,7 +126,7 @@ SETTINGS = {
 
 # %%
 def settings(name: str, seed: int) -> lab.CharsConfig:
-    """Ten validations in each run, whatever its steps."""
+    """Ten validations per run, for any number of steps."""
     asked = COMMON | SETTINGS[name] | dict(seed=seed, run_name=f"chars/{name}-s{seed}" if seed else f"chars/{name}")
     steps = max_tokens // config.from_dict(lab.CharsConfig, asked).tokens_per_step()
     return config.from_dict(lab.CharsConfig, asked | dict(eval_every=steps // 10, log_every=max(1, steps // 60)))
@@ -153,11 +155,11 @@ print(f"uniform {levels['uniform']:.2f}, bigram {levels['bigram']:.2f} nats per 
 mean.round(3)
 
 # %% [markdown]
-# Held-out cross-entropy, and the chance that a draw is right, which is what the reward asks for:
+# Held-out cross-entropy, and the probability that a sample is correct, which the reward maximizes:
 
 # %%
 COLOURS = dict(zip(SETTINGS, ("black", "purple", "sky", "vermilion", "orange", "blue")))
-fig, axes = new_figure("Rewards raise the share of right characters, and not what is known of the rest", cols=2, size=(8.4, 3.6))
+fig, axes = new_figure("Rewards raise the share of correct characters and do not improve the rest of the distribution", cols=2, size=(8.4, 3.6))
 for name, chosen in ways.items():
     for i, run in enumerate(chosen):
         rows, colour = evals[evals["run"] == run], OKABE_ITO[COLOURS[name]]
@@ -171,11 +173,11 @@ finish(axes[0, 1], x="tokens", y=style.label_of("val_accuracy"), ncol=2)
 fig
 
 # %% [markdown]
-# Why: the entropy of the policy, and the places whose eight draws are all right or all wrong. A policy that is
-# sure draws the same character eight times, and the signal that could correct it is gone.
+# Why: the entropy of the policy, and the positions whose eight samples are all correct or all wrong. A
+# confident policy samples the same character eight times, and the signal that could correct it is gone.
 
 # %%
-fig, axes = new_figure("A policy that is sure of its character never learns that it is wrong", cols=2, size=(8.4, 3.2))
+fig, axes = new_figure("A confident policy gets no signal that it is wrong", cols=2, size=(8.4, 3.2))
 for name in ("grpo-own", "grpo-text", "grpo-kl", "ppo-text"):
     for i, run in enumerate(ways[name]):
         rows = metrics[metrics["run"] == run]
@@ -194,12 +196,12 @@ for name in SETTINGS:
     print(f"{name:<11}{samples[ways[name][0]]!r}")
 
 # %% [markdown]
-# Nothing here says that rewards cannot teach: it says what they ask for. The reward of a place is the
-# probability of one character, and the best answer to that is the likeliest one, always. Cross-entropy asks for the
-# whole distribution, from which anything else can be drawn. Learning rates were tried at 3e-4, 1e-3 and 3e-3 for
-# the rewarded runs (1e-3 was the best of them), and not tuned for the others.
+# This does not show that rewards cannot teach. It shows what they maximize: the expected reward of a position
+# is the probability of one character, and its maximum is always the likeliest one. Cross-entropy is minimized
+# by the whole distribution. Learning rates were tried at 3e-4, 1e-3 and 3e-3 for the rewarded runs (1e-3 was
+# the best of them), and not tuned for the others.
 #
-# The last cell holds the notebook to its Result, in every seed.
+# The last cell asserts the Result in every seed.
 
 # %%
 ends = {name: table.loc[ways[name]] for name in SETTINGS}

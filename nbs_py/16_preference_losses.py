@@ -14,22 +14,22 @@
 # ---
 
 # %% [markdown]
-# # All six preference losses push the rejected text down; not all lift the chosen one
+# # All six preference losses lower the rejected text; not all raise the chosen one
 #
-# **Question.** DPO, IPO, KTO, CPO, ORPO and SimPO are shown the same pairs. What does each do to the
-# log-probability of what was chosen and of what was rejected, and is the policy better for it?
+# **Question.** DPO, IPO, KTO, CPO, ORPO and SimPO train on the same pairs. What does each do to the
+# log-probability of the chosen and of the rejected text, and does the policy improve?
 #
-# **Result.** In a world of 31 texts, 200 pairs, 300 steps of the same optimiser: every loss takes the
-# rejected texts from -2.8 nats down, most of them without end (KTO -31, DPO -29, CPO -26); IPO stops near
-# -8, where its margin has reached its target. The chosen texts (-2.1 at the start) are at -1.4 with CPO and
-# ORPO, which teach them by an SFT term, and at -1.5 with KTO, which judges each text by itself. DPO lifts
-# them at first and then lets them fall back to -2.1; SimPO, which has no reference model, lets them fall to
-# -4.2. The margin grows all the while. And yet the policies that left the chosen texts behind earn more
-# (IPO 0.51, SimPO 0.43, DPO 0.40) than those that copied them (0.25): the most frequent chosen text, `a`, is
-# also the loser against `ab`, and only a loss of differences hears that. Neither the margin nor the chosen
-# log-probability measures how good a policy is.
+# **Result.** In a world of 31 texts, 200 pairs, 300 steps of the same optimizer: every loss lowers the
+# rejected texts from -2.8 nats, most of them without limit (KTO -31, DPO -29, CPO -26); IPO stops near -8,
+# where its margin has reached its target. The chosen texts (-2.1 at the start) are at -1.4 with CPO and ORPO,
+# which have an SFT term, and at -1.5 with KTO, which scores each text by itself. DPO raises them at first and
+# then lets them fall back to -2.1; SimPO, which has no reference model, lets them fall to -4.2. The margin
+# grows throughout. Yet the policies that moved away from the chosen texts earn more reward (IPO 0.51, SimPO
+# 0.43, DPO 0.40) than those that copied them (0.25): the most frequent chosen text, `a`, loses against `ab`,
+# and only a loss of differences sees that. Neither the margin nor the chosen log-probability measures how
+# good a policy is.
 #
-# **Runs/needs.** Nothing: no runs, no data, half a minute on one core.
+# **Runs/needs.** No runs and no data. Half a minute on one core.
 
 # %% tags=["parameters"]
 seed = 0
@@ -54,9 +54,9 @@ COLOURS = dict(zip(KINDS, ("blue", "sky", "green", "orange", "vermilion", "purpl
 # %% [markdown]
 # ## The same pairs for all
 #
-# Two texts are drawn from the reference policy; where their rewards differ, the better one is chosen. The
-# world is the one of the gradient microscope: texts of up to four letters, a policy that is a table, and
-# an expected reward that is a sum over all texts, so nothing about the outcome is estimated.
+# Two texts are sampled from the reference policy; if their rewards differ, the better one is chosen. The
+# world is that of notebook 09: texts of up to four letters, a tabular policy, and an expected reward that is
+# a sum over all texts, so the outcome is exact.
 
 # %%
 world = World()
@@ -75,10 +75,10 @@ show = pd.DataFrame({"chosen": [world.texts[i] or "(stop)" for i in chosen[:8]],
 show
 
 # %% [markdown]
-# ## What a loss asks for, at the start
+# ## The gradient of each loss at the start
 #
 # Each loss is a function of two numbers per pair, log π of the chosen and of the rejected text. Its
-# derivatives say how hard it pulls the one up and pushes the other down.
+# derivatives tell how strongly it raises the one and lowers the other.
 
 # %%
 print(inspect.getsource(pl.dpo_loss))
@@ -115,14 +115,14 @@ table = pd.DataFrame({kind: [x for moved in where.values() for x in pull(kind, *
 table.round(3)
 
 # %% [markdown]
-# A positive number lifts, a negative one pushes down. In DPO, IPO and SimPO the two are mirror images: the loss
-# knows only their difference, so both may fall together. (At equal lengths; SimPO divides each by its own.)
-# CPO and ORPO pull the chosen text up whatever the margin is. IPO turns around once its margin is reached.
+# A positive number raises, a negative one lowers. In DPO, IPO and SimPO the two are opposite: the loss
+# depends only on their difference, so both may fall together. (At equal lengths; SimPO divides each by its
+# own.) CPO and ORPO raise the chosen text at any margin. IPO reverses once its margin is reached.
 
 # %% [markdown]
 # ## Six policies
 #
-# The same start, the same pairs, the same optimiser (Adam), all pairs in every step.
+# The same start, the same pairs, the same optimizer (Adam), all pairs in every step.
 
 # %%
 rows, policies = [], {}
@@ -155,13 +155,13 @@ for ax, column in zip(axes[0], ("chosen", "rejected")):
 fig
 
 # %% [markdown]
-# The rejected texts have nowhere to stop: a probability of e⁻³⁰ can be halved again, and every halving widens
-# the margin a little. The chosen texts share prefixes with rejected ones. What pushes `ab` down pushes on
-# the road to `abba`, too, and without an SFT term nothing in the loss minds.
+# The rejected texts have no lower limit: a probability of e⁻³⁰ can be halved again, and every halving widens
+# the margin. The chosen texts share prefixes with rejected ones: lowering `ab` also lowers prefixes of
+# `abba`, and without an SFT term the loss does not resist.
 #
 # ## Better policies?
 #
-# The reward was never shown, only which of two texts earned more.
+# The losses never saw the reward, only which of two texts earned more.
 
 # %%
 end["margin"] = (end["chosen"] - end["rejected"]) - (start["chosen"] - start["rejected"])
@@ -179,8 +179,8 @@ finish(axes[0, 1], x="KL divergence from the reference, nats (exact)", y=None, l
 fig
 
 # %% [markdown]
-# CPO and ORPO end at what the chosen texts earn on average: they imitate them. DPO, IPO and SimPO go on beyond
-# that average. Where is the mass of each policy now?
+# CPO and ORPO end at the average reward of the chosen texts: they imitate them. DPO, IPO and SimPO exceed
+# that average. Where is the probability mass of each policy now?
 
 # %%
 won, lost = torch.bincount(chosen, minlength=len(world.texts)), torch.bincount(rejected, minlength=len(world.texts))
@@ -192,12 +192,12 @@ mass.insert(0, "reward", world.rewards)
 mass.sort_values("chosen in", ascending=False).head(8).round(2)
 
 # %% [markdown]
-# `a` is the text that was chosen most often, because it is frequent, and it is also the one that loses against
-# `ab`, `abb` and `abba`. Imitation hears the first, a loss of differences also the second: pairs are
-# transitive, and the mass goes to what loses least. Nothing in the loss made sure that it would be good.
+# `a` was chosen most often, because it is frequent, and it loses against `ab`, `abb` and `abba`. Imitation
+# sees only the first, a loss of differences also the second: pairs are transitive, and the mass moves to
+# texts that lose least. Nothing in the loss guarantees that they are good.
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert (end["rejected"] < start["rejected"] - 4).all()

@@ -14,16 +14,16 @@
 # ---
 
 # %% [markdown]
-# # Twelve functions are all that the algorithms differ in: write them yourself
+# # The algorithms differ in twelve functions: write them yourself
 #
 # **Question.** Policy gradients, GRPO, PPO, DPO and its relatives fill papers. How much of each is formula?
 #
-# **Result.** Twelve functions of one to seven lines. Each cell below has a function without a body; the cell under it
-# compares what you write with the library, values and gradients on six random cases, and tells the first
-# difference. As committed all twelve are empty, and the notebook runs all the same. The solutions are in
+# **Result.** Twelve functions of one to seven lines. Each cell below has a function without a body; the cell
+# below compares your function with the library, values and gradients on six random cases, and reports the
+# first difference. As committed all twelve are empty, and the notebook still runs. The solutions are in
 # notebook 18.
 #
-# **Runs/needs.** Nothing. Seconds on one core.
+# **Runs/needs.** No runs and no data. Seconds on one core.
 
 # %% tags=["parameters"]
 seed = 0
@@ -40,10 +40,10 @@ print(f"{len(EXERCISES)} exercises; torch {torch.__version__.split('+')[0]}, log
 
 
 # %% [markdown]
-# ## 1. The mean over what counts
+# ## 1. The masked mean
 #
 # A batch of completions has rows of different length; `mask` (B, T) is 1 on their tokens. The mean is over
-# all tokens of the batch, each as heavy as any other.
+# all tokens of the batch, with equal weights.
 
 # %%
 def masked_mean(x, mask):
@@ -90,7 +90,7 @@ found["group_advantages"] = check(group_advantages)
 # %% [markdown]
 # ## 4. The policy gradient
 #
-# REINFORCE: the gradient of the expected reward is the mean of A ∇ log π. An optimiser walks *down*: mind the
+# REINFORCE: the gradient of the expected reward is the mean of A ∇ log π. An optimizer *minimizes*: mind the
 # sign.
 
 # %%
@@ -122,7 +122,7 @@ found["clipped_policy_loss"] = check(clipped_policy_loss)
 # %% [markdown]
 # ## 6. An estimate of the KL divergence
 #
-# k3 (Schulman): with r = π_ref / π, r − 1 − log r: never negative, and right on average.
+# k3 (Schulman): with r = π_ref / π, r − 1 − log r: never negative, and unbiased.
 
 # %%
 def kl_k3(logprobs, ref_logprobs):
@@ -138,7 +138,7 @@ found["kl_k3"] = check(kl_k3)
 # ## 7. Generalised advantages
 #
 # PPO's credit (arXiv:1506.02438, eq. 16): δ_t = reward_t + γ V_{t+1} − V_t, and A_t = δ_t + γ λ A_{t+1}, from
-# the last token backwards. Behind the end V and A are 0.
+# the last token backwards. After the end V and A are 0.
 
 # %%
 def gae(rewards, values, gamma, lam):
@@ -233,5 +233,5 @@ found["kto_loss"] = check(kto_loss)
 
 # %%
 done = [name for name, said in found.items() if said == CORRECT]
-print(f"{len(done)} of {len(EXERCISES)} right: {', '.join(done) or 'none yet'}")
+print(f"{len(done)} of {len(EXERCISES)} correct: {', '.join(done) or 'none yet'}")
 assert found.keys() == EXERCISES.keys() and set(found.values()) <= {CORRECT, EMPTY}

@@ -14,14 +14,14 @@
 # ---
 
 # %% [markdown]
-# # Twelve functions are all that the algorithms differ in: the solutions
+# # The algorithms differ in twelve functions: the solutions
 #
 # **Question.** Policy gradients, GRPO, PPO, DPO and its relatives fill papers. How much of each is formula?
 #
 # **Result.** Twelve functions of one to seven lines. Each is compared with the library, values and gradients on six
 # random cases, and all twelve agree. Notebook 17 has the same cells without the bodies: try there first.
 #
-# **Runs/needs.** Nothing. Seconds on one core.
+# **Runs/needs.** No runs and no data. Seconds on one core.
 
 # %% tags=["parameters"]
 seed = 0
@@ -38,10 +38,10 @@ print(f"{len(EXERCISES)} exercises; torch {torch.__version__.split('+')[0]}, log
 
 
 # %% [markdown]
-# ## 1. The mean over what counts
+# ## 1. The masked mean
 #
 # A batch of completions has rows of different length; `mask` (B, T) is 1 on their tokens. The mean is over
-# all tokens of the batch, each as heavy as any other.
+# all tokens of the batch, with equal weights.
 
 # %%
 def masked_mean(x, mask):
@@ -90,7 +90,7 @@ found["group_advantages"] = check(group_advantages)
 # %% [markdown]
 # ## 4. The policy gradient
 #
-# REINFORCE: the gradient of the expected reward is the mean of A ∇ log π. An optimiser walks *down*: mind the
+# REINFORCE: the gradient of the expected reward is the mean of A ∇ log π. An optimizer *minimizes*: mind the
 # sign.
 
 # %%
@@ -124,7 +124,7 @@ found["clipped_policy_loss"] = check(clipped_policy_loss)
 # %% [markdown]
 # ## 6. An estimate of the KL divergence
 #
-# k3 (Schulman): with r = π_ref / π, r − 1 − log r: never negative, and right on average.
+# k3 (Schulman): with r = π_ref / π, r − 1 − log r: never negative, and unbiased.
 
 # %%
 def kl_k3(logprobs, ref_logprobs):
@@ -141,7 +141,7 @@ found["kl_k3"] = check(kl_k3)
 # ## 7. Generalised advantages
 #
 # PPO's credit (arXiv:1506.02438, eq. 16): δ_t = reward_t + γ V_{t+1} − V_t, and A_t = δ_t + γ λ A_{t+1}, from
-# the last token backwards. Behind the end V and A are 0.
+# the last token backwards. After the end V and A are 0.
 
 # %%
 def gae(rewards, values, gamma, lam):
@@ -243,7 +243,7 @@ def kto_loss(logprobs, ref_logprobs, liked, kl, beta):
 found["kto_loss"] = check(kto_loss)
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert found == dict.fromkeys(EXERCISES, CORRECT) and EMPTY not in found.values()

@@ -14,20 +14,21 @@
 # ---
 
 # %% [markdown]
-# # Museum: a loss mask that took the end tag for a set of tokens trained three tokens of every call
+# # Museum: a loss mask that treated the end tag as a set of tokens trained three tokens of every call
 #
-# **Question.** In the original, RL on function calls stayed within a point of where it began, and was reported
-# as saturated. Which tokens did its gradient reach?
+# **Question.** In the original, RL on function calls stayed within a point of its start and was reported as
+# saturated. Which tokens did its gradient reach?
 #
-# **Result.** Three of the 37 tokens of a call: `<`, `function` and `call`. On one step's rollouts, 48 answers to 6
-# requests, five groups open alike, and the broken mask leaves 1e-8 of their gradient, which is rounding: the
-# same three tokens with advantages that add up to 0. In the sixth group one answer of eight opens otherwise, and
-# the broken mask can teach just that: to open with a call. Of a right answer's gradient 97 % lies behind
-# `<functioncall>`, and the broken mask leaves 0 % there. In the five groups a step along the right gradient
-# makes answers 1.6 nats likelier per unit of advantage, one along the other 0.0. With reserved tags the same rule
-# has nothing to confuse.
+# **Result.** Three of the 37 tokens of a call: `<`, `function` and `call`. On one step's rollouts, 48 answers
+# to 6 requests, all answers of five groups begin alike, and the broken mask leaves 1e-8 of their gradient,
+# which is rounding: the same three tokens with advantages that add up to 0. In the sixth group one answer of
+# eight begins differently, and the broken mask can teach only that: to begin with a call. 97 % of a correct
+# answer's gradient lies after `<functioncall>`; the broken mask leaves 0 % there. In the five groups a step
+# along the correct gradient makes answers 1.6 nats likelier per unit of advantage, a step along the other
+# 0.0. With reserved tags the same rule causes no error.
 #
-# **Runs/needs.** Nothing. A policy with GPT-2's whole vocabulary is trained here for seconds on one core.
+# **Runs/needs.** No runs and no data. A policy with GPT-2's whole vocabulary is trained here for seconds on
+# one core.
 
 # %% tags=["parameters"]
 seed = 0
@@ -54,8 +55,9 @@ print(defects.DEFECTS["stop-set"].did)
 # %% [markdown]
 # ## The end tag in GPT-2's vocabulary
 #
-# `<|end|>` is no token there: it is five, of four kinds. A *sequence* of these five ends an answer. The
-# original asked for membership in the *set*, and so does every `<`, `>`, `|` and `end` of an ordinary text.
+# `<|end|>` is not one token there but five, of four kinds. The *sequence* of these five ends an answer. The
+# original tested membership in the *set*, which every `<`, `>`, `|` and `end` of an ordinary text also
+# passes.
 
 # %%
 end = chat.stop_sequences(tok, "text")[0]
@@ -64,8 +66,8 @@ print([tok.decode([i]) for i in end], "->", {i: tok.decode([i]) for i in sorted(
 print(inspect.getsource(defects.trained_by_the_set))
 
 # %% [markdown]
-# A call begins with `<functioncall>`, which holds a `<` and a `>`: the second piece is its fourth token. What
-# carries loss in the right mask (left of the arrow: nothing is missing) and in the broken one:
+# A call begins with `<functioncall>`, which contains a `<` and a `>`: the second piece is its fourth token.
+# The tokens with loss under the correct mask (all of them) and under the broken one:
 
 # %%
 call = chat.format_call("get_weather", {"location": "Paris", "unit": "celsius"})
@@ -75,11 +77,11 @@ display(HTML(xray_values(ids, [1.0] * len(ids), tok, "mask", ["answer"] * len(id
 HTML(xray_values(ids, [float(k) for k in kept], tok, "mask", ["answer"] * len(ids)).html())
 
 # %% [markdown]
-# ## A policy that opens every answer with a call
+# ## A policy that begins every answer with a call
 #
 # As in the original, RL starts from a model that was fine-tuned on calls. This one is tiny and trained for
 # seconds, but on all 50,257 tokens: it has learned that an answer begins with `<functioncall>`, and not yet
-# what to put in.
+# the contents.
 
 # %%
 problems = [p for p in toolbox.problems("train", 200, seed) if len(p.gold["arguments"]) == 1][:groups]
@@ -97,13 +99,13 @@ for step in range(sft_steps):
 print(f"loss {loss.item():.2f} nats per supervised token after {sft_steps} steps")
 
 # %% [markdown]
-# One step's rollouts, sampled once, and rewarded by the staircase. Everything below uses these same ones.
+# One step's rollouts, sampled once and scored by the staircase reward. Everything below uses these.
 
 # %%
 rollouts = rollout.collect(policy, task, problems, tok, "text", group_size=group_size, max_new_tokens=48, seed=seed + 1)
 advantage = advantages.group_advantages(rollouts.rewards, "mean")
 opens = torch.tensor([text.startswith("<functioncall>") for text in rollouts.texts]).view(groups, group_size)
-print(f"{opens.float().mean():.0%} of the answers open with a call; rewards {rollouts.rewards.min():.2f} to {rollouts.rewards.max():.2f}")
+print(f"{opens.float().mean():.0%} of the answers begin with a call; rewards {rollouts.rewards.min():.2f} to {rollouts.rewards.max():.2f}")
 with pd.option_context("display.max_colwidth", None):
     display(pd.DataFrame({"reward": rollouts.rewards[0], "answer": rollouts.texts[:group_size]}))
 
@@ -111,9 +113,10 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## See it happen: the gradient of v5's step
 #
-# REINFORCE with the group's mean as baseline, once with each mask. In a group in which all answers open alike
-# the broken mask trains the same three tokens after the same prompt, with advantages that add up to 0. The
-# prediction: nothing is left there. Where one answer opens otherwise, what is left can only teach the opening.
+# REINFORCE with the group mean as baseline, once with each mask. If all answers of a group begin alike, the
+# broken mask trains the same three tokens after the same prompt, with advantages that add up to 0. The
+# prediction: no gradient is left there. If one answer begins differently, the rest of the gradient can only
+# teach the beginning.
 
 # %%
 def gradient(batch, advantage, broken):
@@ -141,7 +144,7 @@ per_group
 # %%
 alike = per_group["opens with a call"] == group_size
 left = float((per_group["broken mask"] / per_group["right mask"])[alike].max())
-title = f"{alike.sum()} of {groups} groups open alike: the broken mask leaves {left:.0e} of their gradient"
+title = f"{alike.sum()} of {groups} groups begin alike: the broken mask leaves {left:.0e} of their gradient"
 fig, axes = new_figure(title, size=(6.4, 2.7))
 for shift, (name, colour) in zip((-0.2, 0.2), (("right mask", "green"), ("broken mask", "vermilion"))):
     axes[0, 0].bar(per_group.index + shift, per_group[name].clip(lower=1e-10), 0.4, color=OKABE_ITO[colour], label=name)
@@ -153,8 +156,8 @@ fig
 # %% [markdown]
 # ## See the instrument report it
 #
-# `xray` credits each token with its share of the gradient. Of a right answer, by the right mask the name and
-# the argument get most; by the broken one they get nothing.
+# `codechat xray` shows each token's share of the gradient. In a correct answer, the name and the argument get
+# most of it under the correct mask, and nothing under the broken one.
 
 # %%
 prompt, right = rollouts.prompts[0], chat.completion_ids(task.gold(problems[0]), tok, "text")
@@ -172,8 +175,8 @@ print("share of the gradient behind <functioncall>:", {name: f"{value:.0%}" for 
 # %% [markdown]
 # ## Flip the fix
 #
-# One step of the same rate along each gradient: by how much more likely does an answer become, against its
-# advantage? Learning is a slope. The answers that open alike are drawn: what these groups learn.
+# One step with the same learning rate along each gradient: the change of an answer's log-probability against
+# its advantage. Learning shows as a slope. Only answers that begin alike are plotted.
 
 # %%
 def likelihood():
@@ -195,7 +198,7 @@ for name, step in (("right mask", whole), ("broken mask", lost)):
 drawn = opens.all(1)[:, None].expand_as(opens).flatten()
 pushed = advantage.flatten()[drawn]
 gain = {name: float((change[drawn] * pushed).sum() / pushed.square().sum()) for name, change in moved.items()}
-title = f"Nats per unit of advantage: {gain['right mask']:.2f} by the right mask, {abs(gain['broken mask']):.2f} by the broken one"
+title = f"Nats per unit of advantage: {gain['right mask']:.2f} with the correct mask, {abs(gain['broken mask']):.2f} with the broken one"
 fig, axes = new_figure(title, size=(6.4, 2.8))
 for name, colour in (("right mask", "green"), ("broken mask", "vermilion")):
     axes[0, 0].scatter(pushed, moved[name][drawn], s=18, color=OKABE_ITO[colour], label=name, alpha=0.8)
@@ -203,8 +206,9 @@ finish(axes[0, 0], x="advantage of the answer", y="log-probability (change, nats
 fig
 
 # %% [markdown]
-# Whether RL on this task saturates was never measured there. The remedy here is structural: one object knows
-# the layout (`chat`), a stop is a sequence, and with reserved tags the end is one id that no text can hold:
+# So the original never measured whether RL on this task saturates. The remedy here is structural: one module
+# knows the layout (`chat`), a stop is a sequence, and with reserved tags the end is one id that no text
+# contains:
 
 # %%
 reserved = chat.stop_sequences(tok)[0]
@@ -213,7 +217,7 @@ n_reserved = sum(defects.trained_by_the_set(in_reserved, frozenset(reserved)))
 print(f"reserved: the end tag is {reserved}; the same rule keeps {n_reserved} of {len(in_reserved)} tokens")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert defects.on() == () and sorted(pieces) == [27, 29, 91, 437]

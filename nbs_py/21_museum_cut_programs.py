@@ -14,19 +14,19 @@
 # ---
 
 # %% [markdown]
-# # Museum: a sampler that stopped at pieces of its end tag cut the programs that it was to judge
+# # Museum: a sampler that stopped at pieces of its end tag cut the programs that it evaluated
 #
-# **Question.** After four tokens the original ended an answer at the first token that is a piece of `<|end|>`:
-# a bare `<`, `|`, `end` or `>`. Its pass@k, and the diagnosis "1.75 % parseable", were measured on what was
-# left. What is left of programs that are right?
+# **Question.** After four tokens the original ended an answer at the first token that is a piece of
+# `<|end|>`: a bare `<`, `|`, `end` or `>`. Its pass@k, and the diagnosis "1.75 % parseable", were measured on
+# the rest. What is left of correct programs?
 #
-# **Result.** Of 300 right programs in GPT-2's vocabulary, each in a fence, 3.7 % are cut inside the program and
-# pass no more. Written without a fence nearly all are lost to a reader that takes an answer as it is: the stop
-# leaves a bare `<` of the end tag behind the program, and 1 % still parses. Our sampler keeps all 300, and our
-# reader forgives the `<`. So a share of parseable programs below 2 % says little about a model that was sampled
-# so; how many of the original's answers had a fence is not published.
+# **Result.** Of 300 correct programs in GPT-2's vocabulary, each in a code fence, 3.7 % are cut inside the
+# program and no longer pass. Without a fence nearly all are lost to a reader that takes an answer literally:
+# the stop leaves a bare `<` of the end tag after the program, and 1 % still parses. Our sampler keeps all
+# 300, and our reader drops the `<`. So a share of parseable programs below 2 % says little about a model
+# sampled this way; how many of the original's answers had a fence is not published.
 #
-# **Runs/needs.** Nothing but the sandbox (Linux on x86-64). A model of toy size is trained here for seconds.
+# **Runs/needs.** The sandbox (Linux on x86-64). A model of toy size is trained here for seconds.
 
 # %% tags=["parameters"]
 seed = 0
@@ -53,8 +53,8 @@ print(defects.DEFECTS["stop-set"].did)
 # %% [markdown]
 # ## See it happen, in the library's own sampler
 #
-# A tiny model that knows four answers by heart, so that what it would write is known. Sampled greedily, once
-# with the sequence as the stop and once with the set.
+# A tiny model that memorized four answers, so that its output is known. Sampled greedily, once with the
+# sequence as the stop and once with the set.
 
 # %%
 ANSWERS = {
@@ -94,14 +94,14 @@ with pd.option_context("display.max_colwidth", None):
 
 
 # %% [markdown]
-# Three are cut in the middle. The fourth is cut as well, at the first piece of the end tag itself: a bare `<`
-# stays behind the program, and where no fence closes it off, no Python is left.
+# Three are cut in the middle. The fourth is cut at the first piece of the end tag itself: a bare `<` remains
+# after the program, and without a closing fence the text is not Python.
 #
-# ## On programs that are right
+# ## On correct programs
 #
 # The reference solutions of small problems, in GPT-2's vocabulary, as if a policy had written exactly these.
-# Bare, and in a fence as the original's prompt asks for. An answer is what precedes the stop; the program is
-# what is between fences, or all of it.
+# Bare, and in a fence as the original's prompt requests. The answer is the text before the stop; the program
+# is the text between fences, or all of it.
 
 # %%
 def until_stop(text, by):
@@ -135,7 +135,7 @@ found = pd.DataFrame(rows).set_index(["layout", "stop"]) / n_programs
 found.map("{:.1%}".format)
 
 # %%
-fig, axes = new_figure("The same right programs, judged after two ways to stop", cols=2, sharey=True, size=(6.6, 2.8))
+fig, axes = new_figure("The same correct programs, evaluated after two stop rules", cols=2, sharey=True, size=(6.6, 2.8))
 for ax, layout in zip(axes[0], ("bare", "in a fence")):
     for shift, (by, colour) in zip((-0.2, 0.2), (("sequence", "green"), ("set", "vermilion"))):
         bars = ax.bar([i + shift for i in range(2)], found.loc[(layout, by), ["parses", "passes"]], 0.4, color=OKABE_ITO[colour], label=f"stop: {by}")
@@ -146,10 +146,10 @@ for ax, layout in zip(axes[0], ("bare", "in a fence")):
 fig
 
 # %% [markdown]
-# Our reader of programs drops what follows a program, so it forgives the bare `<`; the original's did not.
-# What is cut inside a fence is lost for both.
+# Our reader drops text after a program, including the bare `<`; the original's did not. A program that is cut
+# inside a fence is lost for both.
 #
-# Which pieces cut, and in what:
+# Which pieces cut, and where:
 
 # %%
 cuts = pd.Series([until_stop(f"```python\n{task.gold(p)}\n```", "set") for p in problems])
@@ -160,7 +160,7 @@ print(*inside.head(3), sep="\n\n---\n")
 # %% [markdown]
 # ## See the instrument report it
 #
-# The gold gate asks what a right answer scores; with a sampler in between it is this table. And
+# The reference-solution check scores correct answers; with a sampler in between it gives this table. And
 # `truncated_frac` counts answers that ended without the whole stop sequence:
 
 # %%
@@ -178,18 +178,18 @@ print("answers that ended without the end tag:", ended)
 # %% [markdown]
 # ## Flip the fix
 #
-# The sampler matches sequences, and refuses bare ids, which would read as a set:
+# The sampler matches sequences, and raises on bare ids, which would mean a set:
 
 # %%
 try:
     generate.sample(model, [prompts["a pipe"]], max_new_tokens=4, stop=sorted(pieces))
-    refused = ""
+    message = ""
 except ConfigError as error:
-    refused = f"{type(error).__name__}: {error}"
-print(refused)
+    message = f"{type(error).__name__}: {error}"
+print(message)
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert defects.on() == () and by_sequence["text"].to_list() == list(ANSWERS.values())
@@ -197,4 +197,4 @@ assert by_set["last token"].to_list() == ["<", "end", "|", "<"] and ended == {"s
 assert (found.xs("sequence", level="stop")[["parses", "passes"]] == 1).all().all()
 bare, fenced = found.loc[("bare", "set")].round(3), found.loc[("in a fence", "set")].round(3)
 assert bare["parses"] == 0.01 and bare["passes"] == 0.967 and fenced["cut"] == 0.037 and fenced["passes"] == 0.963
-assert len(inside) == 11 and "token sequences" in refused
+assert len(inside) == 11 and message.startswith("ConfigError")

@@ -17,16 +17,16 @@
 # # Museum: without float32 masters a small learning rate changes almost no weight
 #
 # **Question.** The original kept its weights in bfloat16 only, and fine-tuned at learning rates down to 5e-7.
-# A bfloat16 has 8 bits of mantissa: an update smaller than half of its last bit rounds to nothing. How much of
-# an update arrives, and does it matter for learning?
+# A bfloat16 has 8 bits of mantissa: an update smaller than half of its last bit rounds to nothing. How much
+# of an update is applied, and does it matter for learning?
 #
-# **Result.** One step of 5e-7 changes 1.0 % of weights with standard deviation 0.02, of 1e-5 16 %, of 3e-5 30 %,
-# and never a norm gain. A hundred steps of 5e-7 in one direction arrive at 1 % of what they ask for. A toy model
-# that is fine-tuned for 150 steps at 3e-5 keeps 23 % of the improvement that float32 masters bring: 5 % of its
-# matrices' weights move at all (99 % with masters), and none of its gains (all). `weights_changed_bf16` says so
-# while it runs: 2.7 % per step, against 7.5 % with masters.
+# **Result.** One step of 5e-7 changes 1.0 % of weights with standard deviation 0.02, of 1e-5 16 %, of 3e-5 30
+# %, and never a norm gain. A hundred steps of 5e-7 in one direction move a weight 1 % of the way. A toy model
+# that is fine-tuned for 150 steps at 3e-5 keeps 23 % of the improvement that float32 masters bring: 5 % of
+# its matrices' weights move at all (99 % with masters), and none of its gains (all). `weights_changed_bf16`
+# reports it during the run: 2.7 % per step, against 7.5 % with masters.
 #
-# **Runs/needs.** Nothing: a model of toy size and the interpreter's own text.
+# **Runs/needs.** No runs and no data: a model of toy size and the interpreter's help texts.
 
 # %% tags=["parameters"]
 seed = 0
@@ -48,7 +48,7 @@ tok = tokenizer.load("bytes")
 print(defects.DEFECTS["bf16-weights"].did)
 
 # %% [markdown]
-# ## One step, on weights as a model has them
+# ## One step on typical weights
 #
 # A million weights of standard deviation 0.02 and a thousand norm gains of 1. Adam's step is about the
 # learning rate, whatever the gradient's size. How many of the stored values does one step change?
@@ -80,8 +80,8 @@ fig
 # %% [markdown]
 # ## See it happen: the same training, with and without masters
 #
-# A small model is trained on half of Python's own help texts at a high rate, then goes on at a low one on the
-# other half, as fine-tuning does. The batches are the same; only what is stored differs.
+# A small model is trained on half of Python's own help texts at a high rate, then continues at a low rate on
+# the other half, as fine-tuning does. The batches are the same; only the stored precision differs.
 
 # %%
 text = "\n".join(pydoc_data.topics.topics.values())
@@ -126,7 +126,7 @@ def held_out(model):
 print(f"first half: loss {warm['loss'].iloc[0]:.2f} to {warm['loss'].iloc[-5:].mean():.2f}; second half before fine-tuning {held_out(base):.3f}")
 
 # %% [markdown]
-# Both begin at the same weights, those of bfloat16. `moved`: the share of weights that are not where they began.
+# Both start from the same bfloat16 weights. `moved`: the share of weights that differ from their start.
 
 # %%
 start = {name: p.detach().bfloat16().float() for name, p in base.named_parameters()}
@@ -163,8 +163,8 @@ fig
 # ## See the instrument report it
 #
 # `weights_changed_bf16` is logged by every training loop: the share of weights whose *bfloat16* value a step
-# changed. With masters a small value is harmless: what did not arrive in this step is still in the master and
-# arrives later. Without them the same number is all that will ever arrive.
+# changed. With masters a small value is harmless: the rest of the update stays in the master and takes effect
+# later. Without them it is lost.
 
 # %%
 share = {name: rows["changed"].mean() for name, rows in results.items()}
@@ -173,8 +173,8 @@ print("changed per step:", {k: f"{v:.1%}" for k, v in share.items()})
 # %% [markdown]
 # ## Flip the fix
 #
-# Masters are float32 always; there is no setting that takes them away. A hundred steps of 5e-7 in the same
-# direction, which is what a consistent gradient asks for, should move a weight by 5e-5:
+# Masters are always float32; no setting removes them. A hundred steps of 5e-7 in the same direction, as under
+# a consistent gradient, should move a weight by 5e-5:
 
 # %%
 asked = {}
@@ -189,10 +189,10 @@ for name, block in (("float32 masters", contextlib.nullcontext()), ("bfloat16 on
             layer.weight.grad = torch.ones_like(layer.weight)
             adam.step()
     asked[name] = float((begin - layer.weight.detach()).mean() / 5e-5)
-print("share of the asked-for movement that arrived:", {k: f"{v:.0%}" for k, v in asked.items()})
+print("share of the requested movement that was applied:", {k: f"{v:.0%}" for k, v in asked.items()})
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert defects.on() == ()

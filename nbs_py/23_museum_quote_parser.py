@@ -14,20 +14,20 @@
 # ---
 
 # %% [markdown]
-# # Museum: a parser that swapped quotes threw away the data that it could not read, and scored the rest
+# # Museum: a parser that swapped quotes dropped the data that it could not read, and scored the rest
 #
-# **Question.** glaive's rows write a call's arguments as JSON in single quotes:
-# `"arguments": '{"location": "Paris"}'`. The original's reward, when that was no JSON, replaced every `'` by
-# `"` and tried again. What does this do to the reward, and to the set of problems that is built with the same
-# parser?
+# **Question.** glaive's rows write a call's arguments as JSON in single quotes: `"arguments": '{"location":
+# "Paris"}'`. When that was not JSON, the original's reward replaced every `'` by `"` and tried again. What
+# does this do to the reward, and to the set of problems built with the same parser?
 #
-# **Result.** Of 600 right calls in the data's own form the swapping parser reads the 60 that have no arguments
-# and calls the other 90 % `bad_json`: reward 0.15 instead of 1. Built with it, the RL set is those 60, and a
-# policy that never writes an argument scores 1.00 on it (0.10 on all rows). The gold gate and the ledger both
-# refuse, with the reason. Our reader keeps all 600. The published set kept 2,389 of 112,960 dialogues, and
-# 86.4 % was measured on 122 of them: the 95 % interval is 79 % to 91 %.
+# **Result.** Of 600 correct calls in the format of the data the swapping parser reads the 60 without
+# arguments and scores the other 90 % as `bad_json`: reward 0.15 instead of 1. The RL set built with it is
+# those 60, and a policy that never writes an argument scores 1.00 on it (0.10 on all rows). The
+# reference-solution check and the ledger of the data reader both raise, with the reason. Our parser keeps all
+# 600. The published set kept 2,389 of 112,960 dialogues, and 86.4 % was measured on 122 of them: the 95 %
+# interval is 79 % to 91 %.
 #
-# **Runs/needs.** Nothing: the rows are made here from our own tools, in glaive's layout.
+# **Runs/needs.** No runs and no data: the rows are generated from our own tools, in glaive's layout.
 
 # %% tags=["parameters"]
 seed = 0
@@ -51,10 +51,10 @@ print(defects.DEFECTS["quote-parser"].did)
 
 
 # %% [markdown]
-# ## Rows as glaive has them
+# ## Rows in glaive's format
 #
-# Requests and calls of our tools, written the way that data set writes them. A tenth of the calls has no
-# arguments, as in real catalogues (`get_random_quote()`).
+# Requests and calls of our tools in the format of that data set. A tenth of the calls have no arguments, as
+# in real catalogues (`get_random_quote()`).
 
 # %%
 def glaive_row(request, name, arguments):
@@ -72,8 +72,7 @@ print(rows[0]["chat"])
 # %% [markdown]
 # ## See it happen
 #
-# One right call, and what the reward of training says about it. The prediction: the same text, once 1 and
-# once `bad_json`.
+# One correct call and its training reward. The prediction: the same text scores 1 once, and `bad_json` once.
 
 # %%
 text, gold = glaive.turns(rows[0]["chat"])[-1]["content"], asked[0].gold
@@ -86,7 +85,7 @@ pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tie
 
 
 # %% [markdown]
-# Over all rows: what each reader makes of the gold calls.
+# Over all rows: how each parser scores the reference calls.
 
 # %%
 def read(rows):
@@ -115,10 +114,10 @@ finish(axes[0, 0], x="arguments of the right call", y="rows")
 fig
 
 # %% [markdown]
-# ## The easy residue
+# ## The easy rest
 #
-# An RL set built with that parser holds what the parser reads. A policy that writes the right name and never
-# an argument looks perfect on it.
+# An RL set built with that parser holds only what the parser reads. A policy that writes the correct name and
+# never an argument scores perfectly on it.
 
 # %%
 golds = [p.gold for p in asked] + [{"name": "get_random_quote", "arguments": {}}] * without_arguments
@@ -128,8 +127,8 @@ lazy_score = {"rows that the parser kept": lazy[kept].mean(), "all rows": lazy.m
 print("exact match of a policy that never writes an argument:", {k: round(float(v), 2) for k, v in lazy_score.items()})
 
 # %% [markdown]
-# The published figure: 86.4 % on the 122 problems that were kept for evaluation. Whatever they stand for,
-# 122 draws do not carry a decimal (Wilson's 95 % interval):
+# The published figure: 86.4 % on the 122 problems that were kept for evaluation. 122 samples do not justify a
+# decimal (Wilson's 95 % interval):
 
 # %%
 p, n, z = 0.864, 122, 1.96
@@ -140,8 +139,9 @@ print(f"published: {p:.1%} of {n}; 95 % interval {interval[0]:.0%} to {interval[
 # %% [markdown]
 # ## What reports it
 #
-# Two instruments, before any training. The ledger of the data reader counts what is lost by reason and
-# refuses above 5 %; the gold gate asks that every gold answer, in the source's own words, scores the maximum.
+# Two instruments, before any training. The ledger of the data reader counts lost rows by reason and raises
+# above 5 %; the reference-solution check requires that every reference answer, in the source's format, scores
+# the maximum.
 
 # %%
 path = Path(tempfile.mkdtemp()) / "glaive.jsonl"
@@ -160,17 +160,17 @@ print(*[r.replace(str(path.parent), ".") for r in refusals], sep="\n\n")
 # %% [markdown]
 # ## Flip the fix
 #
-# The reader in `calls.py` knows the forms that real data holds and says which one it met; what it writes has
-# one form only.
+# The parser (`text.tool_calls`) accepts the formats of real data and reports which one it found; calls are
+# always written in one format.
 
 # %%
 forms = pd.Series([chat.parse_calls(glaive.turns(row["chat"])[-1]["content"])[0].form for row in rows]).value_counts()
 gate = gold_gate(task, problems)
-print(f"gold gate: {gate.passed} of {gate.n}; forms met: {forms.to_dict()}")
+print(f"reference solutions: {gate.passed} of {gate.n}; formats found: {forms.to_dict()}")
 print("written as:", chat.format_call(gold["name"], gold["arguments"]))
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 assert defects.on() == () and (honest.reward, broken.reward, broken.tier) == (1.0, 0.15, "bad_json")

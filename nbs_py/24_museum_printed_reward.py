@@ -17,15 +17,15 @@
 # # Museum: a reward that was read from the program's own output could be printed
 #
 # **Question.** The original ran a program and its tests in one script and read the reward from the last line
-# `REWARD x` on its stdout. What earns that reward, what does it refuse, and what would RL have learned?
+# `REWARD x` on its stdout. What earns that reward, what does it reject, and what would RL have learned?
 #
-# **Result.** Five programs that solve nothing are each paid 1.0, and a right program is paid 0 as soon as a
-# test has two lines. In a group of eight with one of each kind, the five forgeries and the two right answers
-# share the same advantage, so that 71 % of the upward gradient goes to forging. The sandbox pays the two right
-# ones only, in both cases, and says why it refuses the others.
+# **Result.** Five programs that solve nothing each earn 1.0, and a correct program earns 0 as soon as a test
+# has two lines. In a group of eight, the five forgeries and the two correct answers share the same advantage,
+# so that 71 % of the positive advantage goes to forging. The sandbox rewards only the two correct ones, in
+# both cases, and gives a reason for each of the others.
 #
-# **Runs/needs.** Nothing but Linux on x86-64 with namespaces or Landlock. Also with the defect on, programs
-# run behind the sandbox's walls: what they forge is the verdict, not the machine.
+# **Runs/needs.** Linux on x86-64 with namespaces or Landlock. Even with the defect on, programs run inside
+# the sandbox's isolation: they forge the verdict and cannot harm the machine.
 
 # %% tags=["parameters"]
 isolation = "auto"
@@ -47,7 +47,7 @@ print(defects.DEFECTS["printed-reward"].did)
 # %% [markdown]
 # ## Eight answers to one problem
 #
-# The task: `add(a, b)`, two tests. Two answers are right, one is honestly wrong, five cheat: they print the
+# The task: `add(a, b)`, two tests. Two answers are correct, one is honestly wrong, five cheat: they print the
 # line and leave, exit after printing it, count for the harness, return an object that equals everything, or
 # let the function print and end the process.
 
@@ -79,8 +79,8 @@ two_lines = problem("total = add(20, 3)\nassert total == 23", "assert add(5, 5) 
 # %% [markdown]
 # ## See it happen
 #
-# The harness that the defect puts around a program: each test is pasted into a `try`, a counter goes up, the
-# last line prints it.
+# The defect's harness: each test is pasted into a `try` block, a counter is incremented, and the last line
+# prints it.
 
 # %%
 print(inspect.getsource(defects._printing), defects._TEST, sep="\n")
@@ -100,7 +100,7 @@ table = pd.concat({"printed reward": printed, "sandbox": judged}, axis=1)
 table
 
 # %%
-fig, axes = new_figure(f"Printed: {int(printed.loc[FORGED].iloc[:, 0].sum())} of 5 forgeries are paid. Judged: {int(judged.loc[FORGED].iloc[:, 0].sum())}",
+fig, axes = new_figure(f"Printed: {int(printed.loc[FORGED].iloc[:, 0].sum())} of 5 forgeries earn the reward. Sandbox: {int(judged.loc[FORGED].iloc[:, 0].sum())}",
                        cols=2, sharey=True, size=(6.6, 3.0))
 colours = [OKABE_ITO["vermilion" if name in FORGED else "green"] for name in ANSWERS]
 for ax, (name, found) in zip(axes[0], (("reward, printed", printed), ("reward, sandbox", judged))):
@@ -113,21 +113,21 @@ fig
 # %% [markdown]
 # ## What RL would have learned
 #
-# A group with these eight answers: reward minus mean is what each is pushed by.
+# A group of these eight answers: each has the advantage reward minus mean.
 
 # %%
 pushed = pd.DataFrame({name: advantages.group_advantages(torch.tensor([list(found["tests of one line"])], dtype=torch.float32))[0].tolist()
                        for name, found in (("printed", printed), ("sandbox", judged))}, index=list(ANSWERS))
 up = pushed.clip(lower=0)
 forging = (up.loc[FORGED].sum() / up.sum()).fillna(0)
-print("share of the upward push that goes to forging:", {k: f"{v:.0%}" for k, v in forging.items()})
+print("share of the positive advantage that goes to forging:", {k: f"{v:.0%}" for k, v in forging.items()})
 pushed.round(3)
 
 # %% [markdown]
 # ## See the instrument report it
 #
-# A verdict says for each test why it failed, and how far the program came. Nothing that the program prints is
-# part of it.
+# A verdict gives the reason for each failed test, and how far the program got. Nothing that the program
+# prints is part of it.
 
 # %%
 pool = Pool(1, isolation=isolation)
@@ -140,8 +140,8 @@ with pd.option_context("display.max_colwidth", 90):
 # %% [markdown]
 # ## Flip the fix
 #
-# Tests and program in two processes; the judge asks for values and compares them itself (notebook 11 has the
-# walls, and 21 attacks). Flipping it back is one name:
+# Tests and program in two processes; the judge requests values and compares them itself (notebook 11 shows
+# the isolation and 21 attacks). The defect is switched on by its name:
 
 # %%
 with defects.switched_on("printed-reward"):
@@ -150,7 +150,7 @@ honest_again = task.score(one_line, ANSWERS["prints the line, leaves"])
 print(f"defect on: {forged_again.reward} ({forged_again.tier}); off: {honest_again.reward} ({honest_again.tier}); on now: {defects.on()}")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 RIGHT, ONE, TWO = ["right", "right, another way"], "tests of one line", "a test of two lines"

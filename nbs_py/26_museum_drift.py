@@ -17,17 +17,17 @@
 # # Museum: with no reward at all, a KL penalty in the loss still moved the policy
 #
 # **Question.** The original's first RL run had reward 0 in all of its 415 steps, and after 16.7 hours its
-# policy was 1.5 nats per token away from where it began. Its loss held two terms: the policy gradient, which
-# is 0 where every reward is equal, and the penalty `logprob - ref_logprob`, known as k1, which is meant to
-# *hold* the policy. What moved it?
+# policy was 1.5 nats per token away from its start. Its loss held two terms: the policy gradient, which is 0
+# if all rewards are equal, and the penalty `logprob - ref_logprob`, known as k1, which is meant to *hold* the
+# policy. What moved it?
 #
-# **Result.** The penalty itself. Where the policy still is its reference, k1's gradient has an exact mean of 0,
-# but that of one group of four has the length 0.58: noise, which Adam scales to full steps. With reward 0 in
-# every step the policy is 0.08 nats per token away after 40 steps. With the right code no bit of any weight
-# changes. `diagnose` says DEAD before the first step, and the sentinel ends the drifting run at step 20: after
-# 0.8 of the 16.7 hours.
+# **Result.** The penalty itself. While the policy equals its reference, k1's gradient has a mean of exactly
+# 0, but that of one group of four has norm 0.58: noise, which Adam scales to full steps. With reward 0 in
+# every step the policy is 0.08 nats per token away after 40 steps. With the correct code no bit of any weight
+# changes. `diagnose` says DEAD before the first step, and the sentinel ends the drifting run at step 20:
+# after 0.8 of the 16.7 hours.
 #
-# **Runs/needs.** Nothing. Toy runs of some seconds, in a folder of their own.
+# **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
 
 # %% tags=["parameters"]
 seed = 0
@@ -50,15 +50,15 @@ from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks.toy import ToyTask
 
 # %%
-run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are thrown away
+run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary
 print(defects.DEFECTS["k1-drift"].did)
 
 # %% [markdown]
 # ## The exact gradient of the penalty
 #
-# In a world of 31 texts all expectations are sums (notebook 9). The mean of k1's gradient over the policy's own
-# texts is zero: it does not hold anything. But the gradient of a single group is not zero. A quantity of mean
-# zero that is added up step by step is a random walk, and Adam scales each step to the learning rate.
+# In a world of 31 texts all expectations are sums (notebook 9). The mean of k1's gradient over the policy's
+# own texts is zero: it does not pull towards the reference. But the gradient of a single group is not zero.
+# Steps of mean zero add up to a random walk, and Adam scales each step to the learning rate.
 
 # %%
 world = exact_gradients.World()
@@ -76,9 +76,9 @@ sizes.map("{:.2e}".format)
 # %% [markdown]
 # ## See it happen
 #
-# GRPO on a task that pays nothing, whatever is written. The reference is the starting policy. The right code
-# makes no update without an advantage; the defect makes it, with k1 in the loss. `kl_ref` measures the
-# distance by k3, in nats per token.
+# GRPO on a task whose reward is always 0. The reference is the starting policy. The correct code skips
+# updates without an advantage; the defect makes them, with k1 in the loss. `kl_ref` measures the distance by
+# k3, in nats per token.
 
 # %%
 class NothingPays(ToyTask):
@@ -120,8 +120,8 @@ fig
 # %% [markdown]
 # ## See the instruments report it
 #
-# Three of them would have: `diagnose` before the first step, the sentinel of DEAD steps while it runs, and
-# `kl_ref` beside a reward that stands still.
+# Three instruments report it: `diagnose` before the first step, the sentinel of DEAD steps during the run,
+# and `kl_ref` rising while the reward does not.
 
 # %%
 verdict = diagnose.judge(torch.zeros(64, 4), torch.zeros(64, 4, dtype=torch.bool))
@@ -132,24 +132,23 @@ hours = 16.7 * dead_patience / 415
 print(f"at the published 145 s a step: stopped after {hours:.1f} of 16.7 hours")
 
 # %% [markdown]
-# And the gold gate: where even the right answer earns nothing, no training begins.
+# And the reference-solution check: if even the correct answer earns nothing, training does not start.
 
 # %%
 try:
     with contextlib.redirect_stderr(io.StringIO()):
         task = NothingPays()
         tasks.gold_gate(task, task.problems("train")).require()
-    refused = ""
+    message = ""
 except errors.DataError as error:
-    refused = str(error)
-print(refused)
+    message = str(error)
+print(message)
 
 # %% [markdown]
 # ## Flip the fix
 #
-# The guard is one line: an update that no completion has an advantage in is not made. As a penalty k3 or k2
-# would at least pull back; at the reference their gradient is 0 (the table above). As a *reward* k1 is right
-# (notebook 9).
+# The guard is one line: an update without any advantage is skipped. As a penalty, k3 or k2 would at least
+# pull back; at the reference their gradient is 0 (table above). As a *reward*, k1 is correct (notebook 9).
 
 # %%
 values = torch.tensor([[-1.0, -2.0]], requires_grad=True)
@@ -159,7 +158,7 @@ for kind in ("k1", "k3"):
 print("slope of the penalty at the reference, per token:", {kind: slope[0].tolist() for kind, slope in slopes.items()})
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 drift, right, stopped = curves.values()
@@ -169,4 +168,4 @@ assert (sizes.loc[["k2", "k3"]] < 1e-12).all().all() and slopes["k1"].tolist() =
 assert 0.04 < last["defect: k1, no guard"] < 0.16 and (drift["grad_norm"] > 0).all()
 assert (right["weights_changed_bf16"] == 0).all() and right["kl_ref"].abs().max() == 0
 assert len(stopped) == dead_patience and status["status"] == "stopped" and status["reason"].startswith("DEAD")
-assert verdict.verdict == "DEAD" and "do not score the maximum" in refused and round(hours, 1) == 0.8
+assert verdict.verdict == "DEAD" and message and round(hours, 1) == 0.8

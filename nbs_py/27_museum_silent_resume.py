@@ -17,16 +17,16 @@
 # # Museum: a resume that could not load its checkpoint started from scratch and went on
 #
 # **Question.** In the original, `--resume` caught any error in loading, printed a warning, and began again
-# with new weights. Checkpoints were written in place, so that a kill during a write left one that could not be
-# loaded. What does such a night cost, and what happens here?
+# with new weights. Checkpoints were written in place, so that a kill during a write left one that could not
+# be loaded. What does this cost, and what happens here?
 #
 # **Result.** A run of 30 steps is cut at step 20 with its newest checkpoint damaged. Resumed with the defect,
-# all 20 steps are gone: reward falls from 0.16 back to 0.09, 50 steps are paid for 30, and the run directory says
-# nothing of it. Without it the resume is refused with the file's name and nothing is lost; continued from the
-# checkpoint before it, the 30 steps are bitwise those of a run that nobody cut. A write that breaks in the
-# middle leaves the former checkpoint in force.
+# all 20 steps are gone: reward falls from 0.16 back to 0.09, 50 steps are computed for 30, and the run
+# directory does not show it. Without the defect the resume raises with the file's name and nothing is lost;
+# continued from the previous checkpoint, the 30 steps are bitwise those of an uninterrupted run. An
+# interrupted write leaves the previous checkpoint in force.
 #
-# **Runs/needs.** Nothing. Toy runs of some seconds, in a folder of their own.
+# **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
 
 # %% tags=["parameters"]
 seed = 0
@@ -46,14 +46,14 @@ import torch
 from codechat import CheckpointError, checkpoint, config, defects, paths, reinforce, run
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
-run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are thrown away
+run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary
 print(defects.DEFECTS["silent-resume"].did)
 
 # %% [markdown]
-# ## A run, and the same run cut short
+# ## A run, and the same run interrupted
 #
-# REINFORCE on the toy task, a checkpoint every five steps. The second run dies at step 20, after its
-# checkpoint: like a machine that is taken away.
+# REINFORCE on the toy task, a checkpoint every five steps. The second run is killed at step 20, after its
+# checkpoint.
 
 # %%
 cfg = config.resolve(reinforce.ReinforceConfig, "toy", presets=reinforce.RUN_PRESETS, overrides=dict(
@@ -63,7 +63,7 @@ saved = checkpoint.save
 
 
 def die_after(path, step, **what):
-    """Save, then end the run as a lost machine would."""
+    """Save, then end the run as a kill would."""
     done = saved(path, step, **what)
     if step == cut_at:
         checkpoint.settle()
@@ -97,7 +97,8 @@ print(f"{whole.name}: {len(whole.metrics())} steps; {lost.name}: {lost.status['s
 # %% [markdown]
 # ## See it happen
 #
-# Resume the cut run with the defect on. The prediction: a warning in the log, and a curve that begins again.
+# Resume the interrupted run with the defect on. The prediction: a warning in the log, and a curve that starts
+# again.
 
 # %%
 before, said = lost.metrics(), io.StringIO()
@@ -109,20 +110,20 @@ print(warning)
 print(f"status: {lost.status['status']}; its env.json knows of a resume: {'resumed' in lost.env}")
 
 # %% [markdown]
-# ## See it refused
+# ## See the error
 #
-# With the defect off the same resume stops before it writes anything, and says which file is damaged and what
-# to do. The weights of the checkpoint before it are whole: pointing `latest` there is all that is needed.
+# With the defect off the same resume raises before it writes anything, and names the damaged file and the
+# remedy. The previous checkpoint is intact: pointing `latest` to it is enough.
 
 # %%
 rows_before = len(kept.metrics())
 try:
     with quiet:
         reinforce.train(replace(cfg, run_name="kept", resume=True))
-    refused = ""
+    message = ""
 except CheckpointError as error:
-    refused = str(error).replace(str(paths.ROOT), ".")
-print(refused)
+    message = str(error).replace(str(paths.ROOT), ".")
+print(message)
 print(f"rows before {rows_before}, after {len(kept.metrics())}")
 
 # %%
@@ -137,11 +138,11 @@ same_weights = all(torch.equal(states[0][name], states[1][name]) for name in sta
 print(f"continued from step {cut_at - 5}: the same curve {same_curve}, the same weights {same_weights}")
 
 # %% [markdown]
-# The three curves by the time that was paid for: steps done in all, whether or not they were kept.
+# The three curves over all computed steps, kept or not.
 
 # %%
-fig, axes = new_figure(f"The silent resume pays for {cut_at + steps} steps and has the {steps} of the others", size=(6.4, 3.0))
-curves = {"whole": (whole.metrics(), 0, "blue", "-"), "refused, then continued": (kept.metrics(), 0, "green", "--"),
+fig, axes = new_figure(f"The silent resume computes {cut_at + steps} steps for the {steps} of the others", size=(6.4, 3.0))
+curves = {"whole": (whole.metrics(), 0, "blue", "-"), "error, then continued": (kept.metrics(), 0, "green", "--"),
           "silent: before": (before, 0, "vermilion", "-"), "silent: after": (after, cut_at, "vermilion", ":")}
 for name, (rows, shift, colour, dash) in curves.items():
     rows = rows.sort_values("step")
@@ -152,10 +153,10 @@ finish(axes[0, 0], x="steps paid for", y="reward_mean")
 fig
 
 # %% [markdown]
-# ## Why nothing is ever half written
+# ## Why nothing is half written
 #
-# A step is written beside its place, synced, and renamed; `latest` follows. So a kill inside a write leaves a
-# folder that nobody looks at. Here the write breaks in the middle:
+# A checkpoint is written to a temporary folder, synced, and renamed; then `latest` is updated. So a kill
+# during a write leaves a folder that is never read. Here the write is interrupted:
 
 # %%
 newest = checkpoint.resolve("whole").name
@@ -163,7 +164,7 @@ model = torch.nn.Linear(2, 2)
 
 
 class Cut(Exception):
-    """The machine goes away."""
+    """The process is killed."""
 
 
 class DiesInTheMiddle:
@@ -183,14 +184,14 @@ in_force = checkpoint.resolve("whole").name
 print(f"in force before {newest}, after the cut {in_force}; steps that can be loaded: {whole.checkpoints()}")
 
 # %% [markdown]
-# The last cell holds the notebook to its Result.
+# The last cell asserts the Result.
 
 # %%
 at_cut, at_next = before.sort_values("step")["reward_mean"].iloc[-3:].mean(), after.sort_values("step")["reward_mean"].iloc[:1].mean()
 print(f"reward of the last three steps before the cut {at_cut:.2f}, of the next step after the silent resume {at_next:.2f}")
 assert defects.on() == () and "starting from scratch" in warning and "resumed" not in lost.env
 assert list(after.sort_values("step")["step"]) == list(range(1, steps + 1)) and after["time"].min() > before["time"].max()
-assert "model.pt" in refused and "step_000020" in refused and rows_before == cut_at
+assert "model.pt" in message and "step_000020" in message and rows_before == cut_at
 assert same_curve and same_weights and len(kept.env["resumed"]) == 2
 assert 0.1 < at_cut < 0.25 and at_next < 0.13
 assert in_force == newest and steps + 5 not in whole.checkpoints()

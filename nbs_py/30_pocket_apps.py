@@ -14,19 +14,21 @@
 # ---
 
 # %% [markdown]
-# # Pocket apps: the reward looks at what has changed, never at what was said
+# # Pocket apps: the reward depends on the changed state, never on what was said
 #
-# **Question.** A model that calls tools works in a world that keeps state, over several turns. What does one episode
-# of that look like, turn by turn and token by token, what is rewarded in it, and can the reward be had without doing the task?
+# **Question.** A model that calls tools works in a world that keeps state, over several turns. What does one
+# episode look like, turn by turn and token by token, what is rewarded, and can the reward be earned without
+# doing the task?
 #
-# **Result.** Six apps, 76 tools and two that close an episode. The scripted experts solve all of 60 problems of five
-# levels; of six ways to score without doing the task none succeeds once on the 48 that can be done. What nobody
-# asked for is named and more than halves the reward. In an episode's ids the mask covers exactly what the policy wrote, as
-# in fine-tuning on the same conversation; what the environment said is read, never learned. A nano model does 0.357 [0.306,
-# 0.409] of the requests of levels 1 and 2 after SFT on 1,000 expert episodes; REINFORCE raises that in each of three seeds,
-# to 0.436, 0.445 and 0.460, paired +0.090 [+0.062, +0.120] over all (N=200, n=8, temperature 1, 95 % intervals over problems).
+# **Result.** Six apps, 76 tools and two that close an episode. The scripted experts solve all of 60 problems
+# of five levels; of six ways to score without doing the task none succeeds once on the 48 feasible ones. An
+# unrequested change is named and more than halves the reward. In an episode's ids the mask covers exactly
+# what the policy wrote, as in fine-tuning on the same conversation; the environment's text is input only. A
+# nano model solves 0.357 [0.306, 0.409] of the requests of levels 1 and 2 after SFT on 1,000 expert episodes;
+# REINFORCE raises that in each of three seeds, to 0.436, 0.445 and 0.460, paired +0.090 [+0.062, +0.120] over
+# all (N=200, n=8, temperature 1, 95 % intervals over problems).
 #
-# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); the commands that made them stand below. Seconds on one
+# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); the commands are below. Seconds on one
 # core.
 
 # %% tags=["parameters"]
@@ -54,16 +56,18 @@ task = apps.AppsTask()
 # %% [markdown]
 # ## Apps, tools, requests
 #
-# Mail, calendar, contacts, notes, shop and files share one in-memory database per episode. A tool is a method; its
-# type hints and docstring are its JSON schema. `task_answer` and `task_decline` belong to no app: they end an episode.
+# Mail, calendar, contacts, notes, shop and files share one in-memory database per episode. A tool is a
+# method; its type hints and docstring are its JSON schema. `task_answer` and `task_decline` belong to no app;
+# they end an episode.
 
 # %%
 print(dict(Counter(tool.app for tool in apps.TOOLS.values())))
 print(chat.tools_prompt([apps.TOOLS[name].schema for name in ("mail_move", "calendar_add", "shop_add_to_cart", "task_answer", "task_decline")]))
 
 # %% [markdown]
-# Requests come in five levels: one call; look up, then act; across apps; with distractors; impossible, to be declined.
-# A problem brings its own world, and a scripted expert has solved it once: what the expert changed is what is required.
+# Requests come in five levels: one call; look up, then act; across apps; with distractors; impossible, to be
+# declined. A problem has its own world, and a scripted expert has solved it once: the expert's changes are
+# what is required.
 
 # %%
 problems = {level: apps.problems("test", per_level, seed, [level]) for level in apps.LEVELS}
@@ -77,7 +81,8 @@ for level, (problem, *_) in problems.items():
 # %% [markdown]
 # ## Turn by turn
 #
-# The expert of a problem across apps, replayed. Nothing is rewarded until the state moves; the last words earn nothing.
+# The expert's episode of a problem across apps, replayed. Nothing is rewarded until the state changes; the
+# final message earns nothing.
 
 # %%
 def turns_of(episode):
@@ -95,8 +100,8 @@ with pd.option_context("display.max_colwidth", None):
 # %% [markdown]
 # ## Collateral damage has a name
 #
-# The same episode by somebody who tidies up on the way. All that had to change did, and yet it is no success. (The
-# tool for the harm is offered here besides.)
+# The same episode by a policy that also deletes something. Every required change was made, and yet it is not
+# a success. (The tool for the damage is offered here in addition.)
 
 # %%
 offered = across.meta["tools"] + ["contacts_delete", "notes_add"]
@@ -110,8 +115,9 @@ print(careless.score.tier, careless.score.reward, careless.score.parts)
 # %% [markdown]
 # ## Token by token
 #
-# The ids of an episode are what was sampled, with what the environment said in between; earlier turns are never
-# tokenised again. Green is what the policy wrote: it has a log-probability, an advantage and a place in every mean.
+# The ids of an episode are the sampled ids with the environment's text in between; earlier turns are never
+# tokenized again. Green is what the policy wrote: it has a log-probability and an advantage, and counts in
+# every mean.
 
 # %%
 short = next(p for p in problems[2] if len(p.gold["calls"]) == 2)
@@ -120,7 +126,7 @@ ids, mask = played.completion.ids, played.completion.written
 token_view.picture("mask", ids, [float(on) for on in mask], tok, ["assistant" if on else "function" for on in mask])
 
 # %% [markdown]
-# Fine-tuning on the expert's conversation supervises the same ids, and the conversation as it is rendered at once has
+# Fine-tuning on the expert's conversation supervises the same ids, and the conversation rendered at once has
 # the same ids as the episode that grew turn by turn.
 
 # %%
@@ -130,10 +136,10 @@ same_mask = [i for i, on in zip(rendered.ids, rendered.loss_mask) if on] == [i f
 print(f"{len(ids)} ids, {sum(mask)} written by the policy; same ids: {same_ids}; same mask: {same_mask}")
 
 # %% [markdown]
-# ## Can the reward be had without doing the task?
+# ## Can the reward be earned without doing the task?
 #
-# Six ways to try, on every problem, beside the expert. Prediction: on what can be done nobody but the expert
-# succeeds; declining is right on level 5, and only there.
+# Six ways to try, on every problem, beside the expert. Prediction: on feasible problems only the expert
+# succeeds; declining is correct on level 5, and only there.
 
 # %%
 TRICKS = {
@@ -154,7 +160,7 @@ table.style.format("{:.0%}")
 
 # %%
 means = doable.groupby("way", sort=False)["reward"].mean()
-fig, axes = new_figure("On what can be done, only doing it pays", size=(6.4, 2.8))
+fig, axes = new_figure("On feasible problems, only doing the task is rewarded", size=(6.4, 2.8))
 axes[0, 0].barh(list(means.index), means, color=[OKABE_ITO["green"] if way == "the expert" else OKABE_ITO["sky"] for way in means.index])
 axes[0, 0].invert_yaxis()
 axes[0, 0].set_xlim(0, 1)
@@ -162,16 +168,17 @@ finish(axes[0, 0], x=f"mean reward, levels 1 to 4 (N={len(doable) // len(TRICKS)
 fig
 
 # %% [markdown]
-# Doing it and declining it keeps what "everything, and one change too many" is worth, a quarter (less where the answer is
-# itself the task); it counts as a success nowhere.
+# Doing the task and declining it earns the same quarter as "all changes, and one too many" (less if the
+# answer is itself the task); it never counts as a success.
 
 # %% [markdown]
 # ## A nano model in it
 #
-# The nano model (2.6 M parameters, vocabulary gpt2:4096, SFT on toolbox calls), fine-tuned on 1,000 experts' episodes of
-# levels 1 and 2 with its old drills mixed in, then REINFORCE on 2,000 other problems: 60 steps of 16 problems, 16 episodes each,
-# success or nothing (a part of the changes is worth a part). About four minutes of SFT and twenty of RL a seed
-# (`nano/sft` of commit 19387a6, before the recipe had norms on queries and keys):
+# The nano model (2.6 M parameters, vocabulary gpt2:4096, SFT on toolbox calls), fine-tuned on 1,000 experts'
+# episodes of levels 1 and 2 with its earlier copying drills mixed in, then REINFORCE on 2,000 other problems:
+# 60 steps of 16 problems, 16 episodes each, rewarded for success, and partly for a part of the changes. About
+# four minutes of SFT and twenty of RL a seed (`nano/sft` of commit 19387a6, before the recipe normalized
+# queries and keys):
 #
 #     codechat data calls --levels 1 1 1 2 3 --tokenizer gpt2:4096 --out data/apps
 #     codechat data apps --levels 1 2 --max-examples 1000 --tokenizer gpt2:4096 --out data/apps
@@ -205,15 +212,16 @@ tens = metrics.assign(steps=lambda t: (t["step"] - 1) // 10 * 10)
 tens.pivot_table(index="steps", columns="run", values="exact_match").style.format("{:.2f}")
 
 # %%
-fig, axes = new_figure("Success in training: what the episodes of each step did", size=(6.4, 3))
+fig, axes = new_figure("Success of the training episodes of each step", size=(6.4, 3))
 for run, steps in metrics.groupby("run", sort=False):
     draw_smoothed(axes[0, 0], steps["step"], steps["exact_match"], colour=colour_of(run), label=run, dash=dash_of(run))
 finish(axes[0, 0], x="step", y="share of 256 episodes")
 fig
 
 # %% [markdown]
-# On problems of `test` (n=8, temperature 1), paired problem by problem with the policy before. Short requests occur twice: "Pin note
-# 17." of a test problem may stand in the training data too, in another world with other tools. *new* leaves these out.
+# On problems of `test` (n=8, temperature 1), paired by problem with the policy before RL. Short requests
+# occur twice: "Pin note 17." of a test problem may be in the training data too, in another world with other
+# tools. *new* excludes these.
 
 # %%
 known = {p.id: p for p in apps.problems("test", len(rows), 0, [1, 2])}
@@ -236,18 +244,19 @@ print("pass@8:", ", ".join(f"{run} {share:.3f}" for run, share in tries.items())
 display(scores, gaps.round(3))
 
 # %% [markdown]
-# Both levels gain, and so do the requests that stand nowhere in the training data. pass@8 hardly moves (0.615 before; 0.590,
-# 0.630, 0.675): the policy does more often what it could do in eight tries. A smaller start had failed (LOG.md): after a sixth of
-# this SFT, with 1.25 of 6 groups a step that had variance, REINFORCE at a higher rate lost 0.075. Here 9.3 of 16 have it.
+# Both levels gain, and so do the requests that are not in the training data. pass@8 hardly moves (0.615
+# before; 0.590, 0.630, 0.675): the policy does more often what it could already do in eight tries. A weaker
+# start had failed (LOG.md): after a sixth of this SFT, with 1.25 of 6 groups a step that had variance,
+# REINFORCE at a higher rate lost 0.075. Here 9.3 of 16 have it.
 #
-# What the policies wrote is kept with their turns. The environment is deterministic: replayed, every recorded episode has the
-# reward that it had. One of them, as it went:
+# The policies' episodes are stored with their turns. The environment is deterministic: every recorded
+# episode, replayed, earns its recorded reward. One of them:
 
 # %%
 replayed = [episodes.replay(task, known[r["problem"]], [t["text"] for t in r["turns"]], tok) for _, r in samples.iterrows()]
 agree = sum(e.score.reward == reward and e.score.tier == tier for e, reward, tier in zip(replayed, samples["reward"], samples["tier"]))
 longest = max((e for e in replayed if e.score.correct), key=lambda e: (len(e.problem.gold["calls"]), -len(e.turns)))
-print(f"{agree} of {len(samples)} replayed episodes have the reward and tier that were recorded\n{longest.problem.messages[-1]['content']}")
+print(f"{agree} of {len(samples)} replayed episodes have the recorded reward and tier\n{longest.problem.messages[-1]['content']}")
 display(turns_of(longest).style.set_properties(**{"text-align": "left", "white-space": "pre-wrap"}).format({"reward": "{:.2f}"}))
 
 # %%

@@ -37,8 +37,8 @@ from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import DEFAULT, TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")
-wanted = [*(f"{runs}/{stage}" for stage in stages), *run_frames.seeds_of(f"{runs}/evaluate")]
-frames = run_frames.gather(wanted, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure asks for these, and they take most room
+names = [*(f"{runs}/{stage}" for stage in stages), *run_frames.seeds_of(f"{runs}/evaluate")]
+frames = run_frames.gather(names, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure uses these, and they are the largest
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
 seeds = [run for stage, run in name.items() if stage.startswith("evaluate")]
 name = {stage: name[stage] for stage in (*stages, "evaluate")}
@@ -70,7 +70,7 @@ plots.save(plots.lr_and_throughput({name[s]: metrics[s] for s in ("pretrain", "s
 plots.save(plots.heldout_losses(name["sft"], evals["sft"]), "held_out", figures)
 
 # %% [markdown]
-# A call should be made in one cell of the matrix only: a tool is asked for, and tools are there.
+# A call is expected in one cell of the matrix only: a tool is requested, and it is offered.
 
 # %%
 plots.save(plots.behaviour_over_training(name["sft"], evals["sft"]), "behaviour", figures)
@@ -78,7 +78,8 @@ plots.save(plots.behaviour_over_training(name["sft"], evals["sft"]), "behaviour"
 # %% [markdown]
 # ## Is there a gradient for RL?
 #
-# The staircase rewards partly right calls, so groups of completions can differ before any of them is right.
+# The staircase rewards partly correct calls, so groups of completions can differ before any of them is
+# correct.
 
 # %%
 fixed = {t: (getattr(DEFAULT, t),) * 2 for t in TIERS if t != "partial"}
@@ -93,7 +94,7 @@ plots.save(plots.tier_histogram(verdict, TIERS), "diagnosis", figures)
 # %% [markdown]
 # ## REINFORCE
 #
-# Reward is what is optimised, exact match what is wanted; points are problems that no rollout was drawn from.
+# The reward is optimized; exact match is the goal. Points are held-out problems.
 
 # %% tags=["thumbnail"]
 plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figures)
@@ -102,7 +103,8 @@ plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figu
 plots.save(plots.tier_flow(name["rl"], metrics["rl"], TIERS), "tiers", figures)
 
 # %% [markdown]
-# A group whose rewards are all equal teaches nothing, and a step that moves no bf16 value would be lost at low precision.
+# A group with equal rewards has no gradient, and a step that changes no bf16 value would be lost at low
+# precision.
 
 # %%
 plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
@@ -110,7 +112,8 @@ plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
 # %% [markdown]
 # ## Did it learn?
 #
-# `test` holds unseen argument values, `test_hard` also unseen tools and phrasings. The checkpoint was chosen on `select`.
+# `test` holds unseen argument values, `test_hard` also unseen tools and phrasings. The checkpoint was chosen
+# on `select`, the validation split.
 
 # %% tags=["thumbnail"]
 ks = [k for k in (1, 8) if f"pass@{k}" in evals["evaluate"]]
@@ -122,7 +125,7 @@ probed = {row["checkpoint"]: row for row in test.to_dict("records") if "probe/to
 plots.save(plots.behaviour_heatmap(probed), "matrix", figures) if probed else print("no behaviour probes")
 
 # %% [markdown]
-# Completions of the last checkpoint, as sampled, from all over the test problems:
+# Sampled completions of the last checkpoint, evenly spread over the test problems:
 
 # %%
 samples = run_frames.rows_of(frames["samples"], name["evaluate"])
@@ -132,7 +135,7 @@ Markdown(run_frames.markdown_table(last, ["tier", "request", "completion"], rows
 # %% [markdown]
 # ## The numbers
 #
-# RL minus SFT compares the same problems in pairs; every seed has its own SFT and RL run over one pretraining.
+# RL minus SFT is paired by problem; every seed has its own SFT and RL run from one pretraining run.
 
 # %% tags=["headline"]
 gains = []

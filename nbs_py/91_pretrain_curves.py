@@ -14,7 +14,7 @@
 # ---
 
 # %% [markdown]
-# # Pretraining: our curves beside the published ones, and what a law of size and tokens can be trusted with
+# # Pretraining: our curves beside the published ones, and what a scaling law of size and tokens can predict
 #
 # **Question.** How does a nano pretraining run look next to the published 2B and 8B runs, and what do ten small runs at two equal budgets
 # of compute say about loss, size and tokens?
@@ -56,8 +56,8 @@ plots.pretraining(run, metrics, evals)
 # %% [markdown]
 # ## Rates
 #
-# The learning rate warms up, stays, and decays over the last two fifths. MFU is over the peak that this machine reached in a matrix product when the run began, with
-# whatever else ran beside it.
+# The learning rate warms up, stays constant, and decays over the last two fifths. MFU is relative to the peak
+# that this machine reached in a matrix product when the run started, under the load of that moment.
 
 # %%
 plots.training_panels(run, metrics)
@@ -65,8 +65,9 @@ plots.training_panels(run, metrics)
 # %% [markdown]
 # ## Beside the published runs
 #
-# Another corpus and another tokenizer: the shapes can be compared (fast, then slow, no plateau), the levels cannot. A published point is one step of one
-# rank, so it jumps by a tenth of a nat. Bits per byte, and throughput over time, were not published.
+# Another corpus and another tokenizer: the shapes can be compared (fast, then slow, no plateau), the levels
+# cannot. A published point is one step of one rank, so its noise is a tenth of a nat. Bits per byte, and
+# throughput over time, were not published.
 
 # %%
 runs, losses = run_frames.published("runs"), run_frames.published("pretrain_loss")
@@ -77,8 +78,8 @@ drawn = {label: (rows["step (published)"] * batch[label], rows["loss (published)
 plots.beside_published(run, metrics, drawn, f"{metrics['tokens'].max() / 1e6:.1f}M tokens measured; published runs saw over 1,000 times as many")
 
 # %% [markdown]
-# What was published, in a table of its own. The last column is computed from it: FLOPs of the preset of that size at 2,048 tokens, times the published
-# throughput, over the 312 TFLOP/s of each A800.
+# The published figures, in a separate table. The last column is computed from it: FLOPs of the preset of that
+# size at 2,048 tokens, times the published throughput, over the 312 TFLOP/s of each A800.
 
 # %%
 flops = {"codechat_2b": ("2b", 1), "codechat_8b": ("8b", 8)}
@@ -114,15 +115,17 @@ where = ", ".join(f"at {budget:.0e} FLOPs {name} is best" for budget, name in zi
 plots.iso_flops(points, law, where)
 
 # %% [markdown]
-# The law is fitted by a search over its exponents and its floor; `region` is what the points do not tell from the best fit (95 %). A parameter whose range
-# ends only where the search ends is not identified, and its value should not be quoted.
+# The law is fitted by a search over its exponents and its floor; `region` holds the fits that are not
+# significantly worse than the best (95 %). A parameter whose range reaches the end of the search is not
+# identified, and its value should not be quoted.
 
 # %%
 table = pd.DataFrame({p: {"fitted": getattr(law, p), "from": law.region[p][0], "to": law.region[p][1], "identified": p in law.identified} for p in "EAaBb"}).T
 table
 
 # %% [markdown]
-# Leaving each point out and predicting it by a law through the others tells whether five parameters are too many for these points:
+# Predicting each point by a law through the others shows whether five parameters are too many for these
+# points:
 
 # %%
 pd.Series(errors, name="root mean squared error of left-out points (nats/token)").to_frame()
@@ -134,8 +137,8 @@ plots.law_residuals(points, {"fitted": law.residuals, "left out": missed["E + A/
 # %% [markdown]
 # ## A point far outside
 #
-# nano's own pretraining spent many times the larger budget, with a batch four times as large. It was measured on the validation text of the series and was
-# not fitted.
+# nano's own pretraining spent many times the larger budget, with a batch four times as large. It was measured
+# on the validation text of the series and is not part of the fit.
 
 # %%
 config = json.loads(frames["runs"]["config"].iloc[0])

@@ -14,10 +14,11 @@
 # ---
 
 # %% [markdown]
-# # The staircase: what a graded reward teaches, what the original's mask, parser and precision took away, and whether RL saturates
+# # The staircase: what a graded reward teaches, what the original's mask, parser and precision cost, and whether RL saturates
 #
-# **Question.** On the same rollouts, what do a binary, a fractional, a tiered and the staircase reward let a group learn from? What did the original's loss
-# mask, parser and bfloat16 weights cost? And with all three right, does function-calling RL saturate?
+# **Question.** On the same rollouts, how much signal do a binary, a fractional, a tiered and the staircase
+# reward give? What did the original's loss mask, parser and bfloat16 weights cost? And with all three
+# correct, does function-calling RL saturate?
 #
 # **Result.** The last cell prints and asserts it.
 #
@@ -42,8 +43,8 @@ from codechat.tasks.funcall.staircase import TIERS
 # %%
 data, few = ROOT / out / "data", dict(drop={"per_problem": ["tiers", "reward_mean"]}, keep={"samples": ""})
 seeds = run_frames.seeds_of(f"{recipe}/rl")
-wanted = [run.replace("/rl", f"/{stage}") for stage in ("rl", "choose", "evaluate") for run in seeds]
-frames = run_frames.gather(wanted, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
+names = [run.replace("/rl", f"/{stage}") for stage in ("rl", "choose", "evaluate") for run in seeds]
+frames = run_frames.gather(names, data, frozen, drop=few["drop"], keep={"samples": "", "per_problem": "split in ('select', 'test')"})
 rows = run_frames.gather([anatomy], data / "anatomy", frozen, **few)["evals"]
 spelled = run_frames.gather([text], data / "text", frozen, **few)["evals"]
 stages = {stage: [r for r in frames["runs"]["run"] if r.rpartition("/")[2].startswith(stage)] for stage in ("rl", "choose", "evaluate")}
@@ -51,9 +52,10 @@ metrics, evals = ({run: run_frames.rows_of(frames[t], run) for run in stages["rl
 frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
 
 # %% [markdown]
-# ## Where rollouts stand, step by step
+# ## Tiers of the rollouts, step by step
 #
-# A rung that empties has been climbed from. If RL worked on exact calls alone, the rungs between would not move.
+# A tier that shrinks has been improved on. If RL worked on exact calls alone, the tiers in between would not
+# change.
 
 # %%
 ends = {run: frame[[f"tier/{t}" for t in TIERS]].fillna(0).rolling(10).mean().iloc[[9, -1]] for run, frame in metrics.items()}
@@ -63,43 +65,47 @@ plots.tier_flow_panels(metrics, TIERS, f"exact calls among rollouts, first and l
 # %% [markdown]
 # ## Four shapes of the reward, the same rollouts
 #
-# A group whose rewards are all equal teaches nothing. The shapes see the same completions; only what they pay differs.
+# A group with equal rewards has no gradient. The shapes score the same completions; only the rewards differ.
 
 # %% tags=["thumbnail"]
 shaped = rows[rows["what"] == "shape"].dropna(axis="columns", how="all")
 start = shaped[shaped["checkpoint"] == shaped["checkpoint"].iloc[0]].set_index("shape")
 live = (start["effective_groups"] / start["n_problems"]).to_dict()
-plots.reward_shapes(shaped, "groups that teach, after SFT: " + ", ".join(f"{name} {share:.0%}" for name, share in live.items()))
+plots.reward_shapes(shaped, "groups with variance, after SFT: " + ", ".join(f"{name} {share:.0%}" for name, share in live.items()))
 
 # %%
 shaped.set_index(["checkpoint", "shape"])[["reward_mean", "effective_groups", "n_problems", "group_variance", "adv_abs_mean"]]
 
 # %% [markdown]
-# Which rungs are pushed up and which down: only the staircase rewards a right name without arguments over a wrong name.
+# Which tiers are pushed up and which down: only the staircase rewards a correct name without arguments over a
+# wrong name.
 
 # %%
 plots.tier_advantages(start.reset_index(), TIERS, f"after SFT, binary pays {start.loc['binary', 'pull/full']:.0%} of its advantage to exact calls, "
                                                f"the staircase {start.loc['staircase', 'pull/full']:.0%}")
 
 # %% [markdown]
-# ## What each rung teaches
+# ## The gradient of each tier
 #
-# The gradient of each rung by the part of the call on which it falls (norm at the last layer, credited to the token that is predicted there). A wrong name
-# should be felt in the name, a partly right call in the arguments.
+# The gradient of each tier by the part of the call on which it falls (norm at the last layer, credited to the
+# token predicted there). For a wrong name it should fall on the name, for a partly correct call on the
+# arguments.
 
 # %%
 tiers = rows[(rows["what"] == "tier") & (rows["checkpoint"] == start["checkpoint"].iloc[0])]
 by_tier = {f"{r['tier']} ({r['share']:.0%} of the gradient, {int(r['completions'])} rollouts)": r for r in tiers.to_dict("records")}
 found = {r["tier"]: r for r in tiers.to_dict("records")}
 named, argued = found["wrong_name"].get("part/name", 0), found["partial"].get("part/arguments", 0)
-plots.call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name, partial calls {argued:.0%} on arguments", "share of the rung's gradient")
+plots.call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name, partial calls {argued:.0%} on arguments", "share of the tier's gradient")
 
 # %% [markdown]
 # ## The mask that closed at the second piece of the end tag
 #
-# The original's tags are plain text, and its mask took any piece of `<|end|>` for the end. On the same rollouts of a checkpoint with tags in text, this is
-# where the gradient falls under the right mask and under that one. What the broken one leaves is mostly the beginning of the tag, of which the checkpoint is
-# certain already, so that hardly any update is left. Tags with reserved ids have no pieces: there the two masks are the same.
+# The original's tags are plain text, and its mask treated any piece of `<|end|>` as the end. On the same
+# rollouts of a checkpoint with text tags, this is where the gradient falls under the correct mask and under
+# that one. The broken mask leaves mostly the beginning of the tag, which the checkpoint already predicts with
+# certainty, so that hardly any update is left. Tags with reserved ids have no pieces: there the two masks are
+# equal.
 
 # %%
 masks = spelled[spelled["what"] == "mask"].set_index("mask")
@@ -114,7 +120,8 @@ both.set_index(["checkpoint", "tags", "mask"])[["trained_share", "cosine", "size
 # %% [markdown]
 # ## The parser that swapped quotes
 #
-# The data write arguments as JSON in single quotes. Our parser reads them; the original's turned every quote round and then could not.
+# The data has arguments as JSON in single quotes. Our parser reads them; the original's replaced every quote
+# and then could not.
 
 # %%
 parsers = rows[rows["what"] == "parser"].set_index("parser").dropna(axis="columns", how="all")
@@ -147,8 +154,8 @@ drawn = {name: (g["step (published)"], g["pass_at_1 (published)"]) for name, g i
 plots.published_points(drawn, "RL step", "pass@1 (share)", "published: v5 and v6 stand still from the first evaluation on")
 
 # %%
-rungs = run_frames.published("funcall_tiers")
-rungs[["run_name (published)", "checkpoint (published)", "tier (published)", "share (published)", "unit (published)"]]
+tiers_published = run_frames.published("funcall_tiers")
+tiers_published[["run_name (published)", "checkpoint (published)", "tier (published)", "share (published)", "unit (published)"]]
 
 # %% [markdown]
 # ## With mask, parser and precision right: does it saturate?
@@ -176,7 +183,7 @@ table.set_index("name").round(4)
 
 # %% tags=["headline"]
 shares = ", ".join(f"{s} {v:.0%}" for s, v in live.items())
-print(f"groups that teach after SFT: {shares} of {int(start['n_problems'].iloc[0])} (n = {int(start['n_samples'].iloc[0])})")
+print(f"groups with variance after SFT: {shares} of {int(start['n_problems'].iloc[0])} (n = {int(start['n_samples'].iloc[0])})")
 print(f"broken mask: {masks.loc['broken', 'trained_share']:.1%} of tokens trained; its update has {masks.loc['broken', 'size']:.0e} of the right one's size and a "
       f"cosine of {masks.loc['broken', 'cosine']:.2f} with it ({int(masks['n_groups'].iloc[0])} groups)")
 gold, kept = parsers["gold_reward"], parsers["rows_kept"].astype(int)

@@ -14,15 +14,17 @@
 # ---
 
 # %% [markdown]
-# # The specialist: a model that answers every request with a call, what made it, and what brings it back
+# # The specialist: a model that answers every request with a call, what caused it, and what repairs it
 #
-# **Question.** v5 was fine-tuned on calls alone and calls a function whatever is asked. What does it do in each cell of (tool or code asked) x (tools there or
-# not), does it read its prompt at all, and which later change repaired it: v6's joint rows, v7's balanced mix, neutral prompts or negatives, or RL?
+# **Question.** v5 was fine-tuned on calls alone and calls a function whatever is asked. What does it do in
+# each cell of (tool or code requested) x (tools offered or not), does it read its prompt at all, and which
+# later change repaired it: v6's joint rows, v7's balanced mix, neutral prompts or negatives, or RL?
 #
 # **Result.** The last cell prints and asserts it.
 #
-# **Runs/needs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` ...) and ours, the parts of v7, `codechat swaps` over all of them, and
-# a count of supervised tokens (`python -m codechat.data.supervised_tokens`). A version that is not there is named as missing. Nothing is trained here.
+# **Runs/needs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` ...) and ours, the parts of v7,
+# `codechat swaps` over all of them, and a count of supervised tokens (`python -m
+# codechat.data.supervised_tokens`). A missing version is named. Nothing is trained here.
 
 # %% tags=["parameters"]
 versions = ["v5", "v6", "v7"]
@@ -62,12 +64,13 @@ frames["runs"][["run", "kind", "parent", "seconds", "commit", "dirty"]].fillna("
 # %% [markdown]
 # ## The matrix at the end of training
 #
-# A call is right in the first cell only. All were judged on the same test prompts with the same settings; intervals are 95 % (Wilson).
+# A call is correct in the first cell only. All were evaluated on the same test prompts with the same
+# settings; intervals are 95 % (Wilson).
 
 # %% tags=["thumbnail"]
 rows = {row["checkpoint"].partition("@")[0]: row for row in tested.to_dict("records")}
 calling = {name: wilson_interval(*wrong_calls(row)) for name, row in rows.items()}
-plots.behaviour_table(rows, "calls where no call is right: " + ", ".join(f"{n.rpartition('/')[2]} {i.value:.0%}" for n, i in calling.items() if "sft" in n))
+plots.behaviour_table(rows, "calls where no call is correct: " + ", ".join(f"{n.rpartition('/')[2]} {i.value:.0%}" for n, i in calling.items() if "sft" in n))
 
 # %% [markdown]
 # ## Over training
@@ -76,30 +79,30 @@ plots.behaviour_table(rows, "calls where no call is right: " + ", ".join(f"{n.rp
 
 # %%
 during = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("sft")}
-plots.behaviour_of_runs(during, "SFT: wanted behaviour by cell, n = 32 prompts a point")
+plots.behaviour_of_runs(during, "SFT: expected behaviour by cell, n = 32 prompts a point")
 
 # %% [markdown]
-# Then RL on calls, whose requests all want one. If RL brought other behaviour back, the lines would rise.
+# Then RL on calls, whose requests all require one. If RL restored other behaviour, the lines would rise.
 
 # %%
 later = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("-rl")}
-if over is not None:  # our RL run logs no probes: its checkpoints were asked afterwards, the SFT one as step 0
+if over is not None:  # our RL run logs no probes: its checkpoints were probed afterwards, the SFT one as step 0
     later["nano/rl"] = over.assign(step=over["step"].where(over["checkpoint"].str.contains("/rl@"), 0))
-plots.behaviour_of_runs(later, "RL on calls: wanted behaviour by cell, n = 32 prompts a point")
+plots.behaviour_of_runs(later, "RL on calls: expected behaviour by cell, n = 32 prompts a point")
 
 # %% [markdown]
 # ## What the mixes were made of
 #
-# Conversations and supervised tokens that each SFT run drew, counted by its own loader: a conversation with calls supervises fewer tokens than a
-# function that is written out, so that rows as 5.6 : 1 are tokens as 2.4 : 1.
+# Conversations and supervised tokens that each SFT run read, counted by its own loader: a conversation with
+# calls has fewer supervised tokens than a function, so that 5.6 : 1 in rows is 2.4 : 1 in tokens.
 
 # %%
 mixes = frames["drawn"].assign(tokens_each=lambda f: f["supervised_tokens"] / f["conversations"])
 mixes.set_index(["run", "domain"]).round(3)
 
 # %% [markdown]
-# The published imbalance of v6 (28 : 1 by supervised tokens) is an estimate of 7,500 tokens a row, but rows were cut at 2,049. Published figures, in a table of
-# their own:
+# The published imbalance of v6 (28 : 1 by supervised tokens) assumes 7,500 tokens a row, but rows were cut at
+# 2,049. Published figures, in a separate table:
 
 # %%
 theirs = run_frames.published("data_mix")
@@ -131,8 +134,9 @@ plots.domain_losses(rows, domains, "heldout_nats", "held-out loss (nats/conversa
 # %% [markdown]
 # ## Does it read its prompt?
 #
-# One thing of a prompt is changed and the greedy answer read again. Only cases that were answered as wanted before count; n says how many those are.
-# Neither v6 nor v7 was ever shown a request for a tool that is not there (v7's neutral prompts and negatives go with code), and both call all the same.
+# One part of a prompt is changed and the greedy answer compared. Only cases with the expected answer before
+# the change count; n is their number. Neither v6 nor v7 was trained on a request for a missing tool (v7's
+# neutral prompts and negatives go with code), and both still call.
 
 # %%
 flips = swapped["evals"].assign(checkpoint=lambda f: f["checkpoint"].str.partition("@")[0])
@@ -147,10 +151,11 @@ flips.set_index(["swap", "checkpoint"])[["asked", "n", "follows", "follows/lo", 
 pd.DataFrame(swapped["samples"]).query("outcome == 'ignores'").groupby(["checkpoint", "swap"]).head(1)[["checkpoint", "swap", "request", "before", "after"]].head(12)
 
 # %% [markdown]
-# ## What each ingredient of v7 buys
+# ## What each ingredient of v7 adds
 #
-# From v6's rows to v7's balance by supervised tokens, then with neutral system prompts, with negatives, with both: behaviour at the end of SFT on select (n = 32
-# a cell), and the differences against v6, 95 % (Newcombe). One seed each.
+# From v6's rows to v7's balance by supervised tokens, then with neutral system prompts, with negatives, with
+# both: behaviour at the end of SFT on `select`, the validation split (n = 32 a cell), and the differences
+# against v6, 95 % (Newcombe). One seed each.
 
 # %%
 chain = {run: evals[run].iloc[-1].to_dict() for run in ("nano/v6-sft", *parts, *(f"nano/{v}-sft" for v in versions if v == "v7"))}
@@ -167,9 +172,9 @@ losses = {run: {name.partition("/")[2]: value for name, value in row.items() if 
 pd.DataFrame(losses).round(3)
 
 # %% [markdown]
-# ## Does RL bring it back?
+# ## Does RL recover it?
 #
-# Calls where none is right, after RL minus before.
+# Calls where none is correct, after RL minus before.
 
 # %%
 pairs = [(f"nano/{v}-sft", f"nano/{v}-rl") for v in versions] + [("nano/sft", "nano/rl")]
@@ -185,7 +190,7 @@ plots.differences(pd.DataFrame([dict(name=n, value=i.value, lo=i.lo, hi=i.hi) fo
 for name, interval in calling.items():
     c, n = expected_behaviour(rows[name], "tool_with_tools")
     k, m = expected_behaviour(rows[name], "code_without_tools")
-    print(f"{name}: calls where none is right {interval.value:.2f} [{interval.lo:.2f}, {interval.hi:.2f}]; a call where one is {c / n:.2f}, code where it is asked "
+    print(f"{name}: calls where none is correct {interval.value:.2f} [{interval.lo:.2f}, {interval.hi:.2f}]; a call where one is {c / n:.2f}, code where it is asked "
           f"{k / m:.2f} (n={n} each); exact calls {rows[name]['pass@1']:.3f} [{rows[name]['pass@1/lo']:.3f}, {rows[name]['pass@1/hi']:.3f}]")
 v6 = mixes[mixes["run"] == "nano/v6-sft"].set_index("domain")["supervised_tokens"]
 print(f"v7's parts against v6, cells that changed beyond their interval: {', '.join(sure) or 'none'} (n = 32 a cell, {len(steps) * len(CELLS)} comparisons)")
@@ -197,7 +202,7 @@ assert ratio[1] < 28 and sample["most"] <= 2048
 
 # %% tags=["headline"]
 back = [n for n, i in changes.items() if i.hi < 0]
-print(f"does RL bring it back? wrong calls fall in {len(back)} of {len(changes)} runs{': ' + ', '.join(back) if back else ''}; missing here: {', '.join(missing) or 'nothing'}")
+print(f"does RL recover other behaviour? wrong calls fall in {len(back)} of {len(changes)} runs{': ' + ', '.join(back) if back else ''}; missing here: {', '.join(missing) or 'nothing'}")
 
 # %%
 numbers = {f"wrong_{n}": i.value for n, i in calling.items()} | {f"code_{n}": r["heldout_nats/code"] for n, r in rows.items()} | dict(ratio=ratio[1], ours=v6["calls"] / v6["programs"])

@@ -5,8 +5,8 @@
     codechat bench quality --path python.parquet
     codechat bench sample --json figures.json   also write the figures as json, with a description of the machine
 
-Peers are timed in the same minutes: ratios carry over to other machines, rates do not. transformers and trl are installed by
-pip install -e '.[bench]'; without them pass --vs plain, or --vs without a value for none.
+Peers are timed in the same minutes: ratios carry over to other machines, rates do not. transformers and trl are
+installed by pip install -e '.[bench]'; without them pass --vs plain, or --vs without a value for none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Many plain HTTP clients in a process of their own: reads one order (json) per line from stdin, writes one result per line to stdout.
+"""Many plain HTTP clients in a process of their own: reads one order (json) per line from stdin, writes one result per
+line to stdout.
 
 Standard library only, so that the clients use as little of the machine as possible beside the measured server.
 """

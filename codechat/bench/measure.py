@@ -1,8 +1,8 @@
 """Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
-`race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds` times in turn. A rate is the
-median over rounds. A ratio to the first contestant is the median of the rounds' ratios, so that a slow minute of the machine cancels out.
-`peak_memory` runs one contestant alone in a new process.
+`race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds` times
+in turn. A rate is the median over rounds. A ratio to the first contestant is the median of the rounds' ratios, so that
+a slow minute of the machine cancels out. `peak_memory` runs one contestant alone in a new process.
 
 Left out: statistics beyond median and range, which a handful of rounds does not support.
 """
@@ -44,7 +44,8 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Timing:
-    """One contestant's figures. rate: units per second, median over rounds. ratio: the first contestant's rate over this one's."""
+    """One contestant's figures. rate: units per second, median over rounds. ratio: the first contestant's rate over
+    this one's."""
 
     name: str
     rate: float
@@ -93,8 +94,8 @@ def _wait() -> None:
 
 
 def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, float]:
-    """{"before", "peak"} in bytes: peak resident memory of a process after it built the contestant, and after it ran it twice. On a GPU, of
-    CUDA's allocator."""
+    """{"before", "peak"} in bytes: peak resident memory of a process after it built the contestant, and after it ran it
+    twice. On a GPU, of CUDA's allocator."""
     words = [sys.executable, "-m", "codechat.bench.measure", module, json.dumps(config), name]
     done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:

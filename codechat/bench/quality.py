@@ -3,10 +3,11 @@
     codechat bench quality                                    300 s each on the embedded corpus
     codechat bench quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
-Every 50th document is held out. Evaluations do not count as training time. The learning-rate schedule follows the clock, so that each contestant
-ends its schedule with its time. codechat: the pretraining of recipe `nano` with the vocabulary that scored best here (LOG.md explains why the recipe
-keeps another). plain: nanoGPT's settings: 4 x 256, T 256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across
-vocabularies; `python:N` was trained on the standard library, which is part of the embedded corpus, so compare it on --path.
+Every 50th document is held out. Evaluations do not count as training time. The learning-rate schedule follows the
+clock, so that each contestant ends its schedule with its time. codechat: the pretraining of recipe `nano` with the
+vocabulary that scored best here (LOG.md explains why the recipe keeps another). plain: nanoGPT's settings: 4 x 256, T
+256, B 16, AdamW, learning rate 1e-3, warm-up, cosine. Bits per byte compare across vocabularies; `python:N` was trained
+on the standard library, which is part of the embedded corpus, so compare it on --path.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     codechat bench rl                           8 problems x 8 completions of 64 tokens
     codechat bench rl --vs                      codechat alone
 
-Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first steps warm up.
+Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first
+steps warm up.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""Masked denoising: a bidirectional model fills in masked symbols, and so writes a text in any order, several symbols at a time.
+"""Masked denoising: a bidirectional model fills in masked symbols, and so writes a text in any order, several symbols
+at a time.
 
-Training masks m of a window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T: order-agnostic autoregression
-(Hoogeboom et al., arXiv:2110.02037, eq. 4), which is masked diffusion with its noise level integrated out (LLaDA, arXiv:2502.09992, eq. 14).
-Its mean over m and positions is an upper bound on the negative log-likelihood, comparable with a causal model's cross-entropy. The first P
-symbols of a window are the prompt and are never masked.
+Training masks m of a window's T symbols, m uniform in 1..T, and multiplies their mean cross-entropy by T:
+order-agnostic autoregression (Hoogeboom et al., arXiv:2110.02037, eq. 4), which is masked diffusion with its noise
+level integrated out (LLaDA, arXiv:2502.09992, eq. 14). Its mean over m and positions is an upper bound on the negative
+log-likelihood, comparable with a causal model's cross-entropy. The first P symbols of a window are the prompt and are
+never masked.
 
-Sampling starts from masks only and fills positions in random order. With as many passes as symbols it samples from the model's own distribution;
-with fewer, the symbols of one pass do not see each other.
+Sampling starts from masks only and fills positions in random order. With as many passes as symbols it samples from the
+model's own distribution; with fewer, the symbols of one pass do not see each other.
 
-Left out: remasking, sampling by confidence (it narrows the distribution), time conditioning (the model can count its masks).
+Left out: remasking, sampling by confidence (it narrows the distribution), time conditioning (the model can count its
+masks).
 
-Shapes: W windows of P + T symbols, V used rows of the vocabulary. The mask is the last used id: `GPTConfig(causal=False, n_tags=1)`.
+Shapes: W windows of P + T symbols, V used rows of the vocabulary. The mask is the last used id:
+`GPTConfig(causal=False, n_tags=1)`.
 """
 
 from __future__ import annotations
@@ -36,9 +40,11 @@ def mask_id(cfg: GPTConfig) -> int:
 
 
 def mask_counts(numbers: Tensor, total: int, places: int, offset: float) -> Tensor:
-    """(W,) number of masked symbols, 1..places, of the windows with index `numbers` out of `total`, evenly spread from `offset` in [0, 1).
+    """(W,) number of masked symbols, 1..places, of the windows with index `numbers` out of `total`, evenly spread from
+    `offset` in [0, 1).
 
-    For a uniform offset every count is equally likely; the even spread lowers the variance of a batch (arXiv:2107.00630, appendix I.1)."""
+    For a uniform offset every count is equally likely; the even spread lowers the variance of a batch
+    (arXiv:2107.00630, appendix I.1)."""
     level = (offset + numbers.double() / total) % 1
     return 1 + (level * places).long()
 
@@ -49,14 +55,16 @@ def random_ranks(count: int, places: int, rng: torch.Generator) -> Tensor:
 
 
 def mask_symbols(windows: Tensor, counts: Tensor, ranks: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (W, P + T): of the last T symbols those with a rank below counts (W,) are masked; only they are targets (others -100)."""
+    """Inputs and targets (W, P + T): of the last T symbols those with a rank below counts (W,) are masked; only they
+    are targets (others -100)."""
     masked = ranks < counts[:, None]  # (W, T)
     masked = torch.cat((masked.new_zeros(len(windows), windows.shape[1] - ranks.shape[1]), masked), dim=1)
     return windows.masked_fill(masked, mask), windows.masked_fill(~masked, IGNORE)
 
 
 def bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) -> Tensor:
-    """(W,) nats of each window's T symbols: T x the mean cross-entropy of the masked ones. Its mean over counts and ranks is an upper bound on -log p."""
+    """(W,) nats of each window's T symbols: T x the mean cross-entropy of the masked ones. Its mean over counts and
+    ranks is an upper bound on -log p."""
     inputs, targets = mask_symbols(windows, counts, ranks, mask_id(model.cfg))
     return model.loss(inputs, targets, reduction="none").sum(1) * (ranks.shape[1] / counts)
 
@@ -65,7 +73,8 @@ def bound(model: GPT, windows: Tensor, counts: Tensor, ranks: Tensor) -> Tensor:
 def fill_in(
     model: GPT, prompts: Tensor, places: int, *, passes: int, rng: torch.Generator, temperature: float = 1.0
 ) -> Tensor:
-    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), sampled in random order in `passes` passes of nearly equal size.
+    """(W, P + T) ids: T = `places` symbols after each prompt (W, P), sampled in random order in `passes` passes of
+    nearly equal size.
 
     ConfigError for passes outside 1..T, and for a window longer than the model's block."""
     mask, W, P = mask_id(model.cfg), *prompts.shape

@@ -1,9 +1,9 @@
 """Exact policy gradients in a world small enough to enumerate, to measure the bias and variance of every estimator.
 
-A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of logits per prefix, so the
-probability of every text is known and expectations are sums over all texts. An estimator takes groups of texts, as a training step does, and
-returns the gradient of the library's own loss for each group. Its mean over *all* groups, weighted by their probabilities, minus the true
-gradient is its bias, up to rounding.
+A text has up to `length` letters and ends with the stop symbol, or at full length. The policy is a table with a row of
+logits per prefix, so the probability of every text is known and expectations are sums over all texts. An estimator
+takes groups of texts, as a training step does, and returns the gradient of the library's own loss for each group. Its
+mean over *all* groups, weighted by their probabilities, minus the true gradient is its bias, up to rounding.
 
     world = World()
     theta = world.policy(seed=0)
@@ -13,7 +13,8 @@ gradient is its bias, up to rounding.
 
 Left out: function approximation (a table has no interference), several prompts, truncated sampling.
 
-Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. Everything is float64.
+Shapes: S texts, T tokens, K prefixes, V symbols (0 = stop), D = K x V parameters; N groups of G texts. Everything is
+float64.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ LARGEST = 5_000_000  # groups x texts that an expectation may enumerate
 
 
 def staircase(text: str, target: str = "abba") -> float:
-    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give it."""
+    """0.2 for each correct letter from the start, 1 for the target itself: partial credit, as a task's tiers give
+    it."""
     correct = next((i for i, (a, b) in enumerate(zip(text, target)) if a != b), min(len(text), len(target)))
     return 1.0 if text == target else 0.2 * correct
 
@@ -103,8 +105,8 @@ class World:
         return _gradient(lambda x: self.kl(x, other), theta)
 
     def next_token_kl_gradient(self, theta: Tensor, other: Tensor, *, reverse: bool = False) -> Tensor:
-        """(D,) gradient of the next token's KL(theta || other) (reverse: KL(other || theta)), summed over prefixes weighted by how often theta
-        visits them. The visits are held constant: a loss over tokens cannot see them."""
+        """(D,) gradient of the next token's KL(theta || other) (reverse: KL(other || theta)), summed over prefixes
+        weighted by how often theta visits them. The visits are held constant: a loss over tokens cannot see them."""
         visits = torch.zeros(self.n_states, dtype=torch.float64)
         visits.index_add_(0, self.states[self.mask], self.probabilities(theta)[:, None].expand_as(self.mask)[self.mask])
 
@@ -149,7 +151,8 @@ def _gradient(f: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """The input of a loss: N groups of G texts, flattened to B = N x G rows. All (B, T) except rewards (N, G) and lengths (B,)."""
+    """The input of a loss: N groups of G texts, flattened to B = N x G rows. All (B, T) except rewards (N, G) and
+    lengths (B,)."""
 
     world: World
     theta: Tensor
@@ -179,7 +182,8 @@ Loss = Callable[[Groups, Tensor], Tensor]
 def group_loss(
     *, baseline: Baseline, aggregation: str, level: str = "token", clip_eps: tuple[float, float] = (1e9, 1e9)
 ) -> Loss:
-    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step of its own."""
+    """The family of REINFORCE and GRPO: a group baseline, a loss aggregation, a clipped ratio. Each group is a step of
+    its own."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         N, G = groups.at.shape
@@ -234,7 +238,8 @@ ESTIMATORS: Mapping[str, Loss] = {
 
 
 def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL estimate as a loss over tokens; its negative gradient estimates that of the KL divergence from the reference."""
+    """The KL estimate as a loss over tokens; its negative gradient estimates that of the KL divergence from the
+    reference."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         return -losses.kl_estimate(logprobs, groups.rows(groups.world.logprobs(reference)), kind) / groups.at.shape[1]
@@ -243,7 +248,8 @@ def kl_in_loss(kind: losses.KLKind, reference: Tensor) -> Loss:
 
 
 def kl_in_reward(kind: losses.KLKind, reference: Tensor) -> Loss:
-    """The KL estimate as a reward of the whole text, without a gradient through it, minus the mean of the other texts of the group."""
+    """The KL estimate as a reward of the whole text, without a gradient through it, minus the mean of the other texts
+    of the group."""
 
     def loss(groups: Groups, logprobs: Tensor) -> Tensor:
         world = groups.world
@@ -301,10 +307,10 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """Each estimator on the same groups `at` (N, G), compared with the true gradient (default: of the expected reward).
 
-    scale: projection of its mean on the true gradient (1 = the correct size). bias: the part of its mean that is not along the true gradient, over
-    the norm of the mean. noise: root mean squared distance of a group's gradient from the mean, over the norm of the mean. cosine: of the mean with
-    the true gradient. cosine_one: of one group's gradient, averaged. The mean is over the given groups: for N groups its error is
-    noise / sqrt(N)."""
+    scale: projection of its mean on the true gradient (1 = the correct size). bias: the part of its mean that is not
+    along the true gradient, over the norm of the mean. noise: root mean squared distance of a group's gradient from the
+    mean, over the norm of the mean. cosine: of the mean with the true gradient. cosine_one: of one group's gradient,
+    averaged. The mean is over the given groups: for N groups its error is noise / sqrt(N)."""
     truth = world.gradient(theta) if truth is None else truth
     rows = {}
     for name, loss in estimators.items():

@@ -1,6 +1,8 @@
-"""Reward ablation: the same rollouts under other reward shapes, another loss mask, another parser, and another precision of the weights.
+"""Reward ablation: the same rollouts under other reward shapes, another loss mask, another parser, and another
+precision of the weights.
 
-The result is a run directory, which a report can trace. For each checkpoint groups of calls are sampled once; then rows are logged, with `what`:
+The result is a run directory, which a report can trace. For each checkpoint groups of calls are sampled once; then rows
+are logged, with `what`:
 
     shape     groups with variance, and the advantage of each tier, if the reward were binary, fractional, tiered or the staircase
     tier      the parts of the call on which the gradient of each tier falls: tag, name, arguments
@@ -8,7 +10,8 @@ The result is a run directory, which a report can trace. For each checkpoint gro
     parser    reference answers, rollouts and a file of conversations read by another parser
     weights   bfloat16 values that a few updates change, with float32 masters and without
 
-The caller provides the alternatives: `dissect` takes a context manager for each (the recipe `reward_ablation` brings those of the original system).
+The caller provides the alternatives: `dissect` takes a context manager for each (the recipe `reward_ablation` brings
+those of the original system).
 
 Left out: tasks other than function calls (the parts are those of a call), and optimizer moments in bfloat16.
 
@@ -95,8 +98,9 @@ class AnatomyConfig:
 def reshaped(score: Score, shape: str) -> float:
     """The reward of a scored call under a shape.
 
-    binary: 1 for the exact call, else 0. fractional: the share of arguments that match if the name is correct. tiered: as for programs, 0.05 for a
-    call that cannot be parsed, 0.15 for one that parses and is wrong, 0.15 + 0.85 f for a share f of its arguments. staircase: the task's score."""
+    binary: 1 for the exact call, else 0. fractional: the share of arguments that match if the name is correct. tiered:
+    as for programs, 0.05 for a call that cannot be parsed, 0.15 for one that parses and is wrong, 0.15 + 0.85 f for a
+    share f of its arguments. staircase: the task's score."""
     if shape == "staircase":
         return score.reward
     f = 1.0 if score.correct else min(0.99, score.parts.get("f", 0.0))
@@ -112,7 +116,8 @@ def reshaped(score: Score, shape: str) -> float:
 
 
 def shape_rows(batch: RolloutBatch) -> Iterator[dict[str, Any]]:
-    """Statistics of the rollouts per shape. pull/TIER: the tier's summed advantage over the sum of all absolute advantages."""
+    """Statistics of the rollouts per shape. pull/TIER: the tier's summed advantage over the sum of all absolute
+    advantages."""
     tiers = [s.tier for s in batch.scores]
     for shape in SHAPES:
         rewards = torch.tensor([reshaped(s, shape) for s in batch.scores], dtype=torch.float64).view_as(batch.rewards)
@@ -139,7 +144,8 @@ def shape_rows(batch: RolloutBatch) -> Iterator[dict[str, Any]]:
 
 
 def parts_of(ids: Sequence[int], loaded: LoadedModel) -> list[str]:
-    """The one of PARTS that each token of a completion belongs to, by its first visible character. form: braces, quotes and keys of the call."""
+    """The one of PARTS that each token of a completion belongs to, by its first visible character. form: braces, quotes
+    and keys of the call."""
     pieces = [chat.decode([i], loaded.tokenizer) for i in ids]
     text, n_end = "".join(pieces), len(chat.stop_sequences(loaded.tokenizer, loaded.tags)[0])
     closed = list(ids[-n_end:]) == list(chat.stop_sequences(loaded.tokenizer, loaded.tags)[0])
@@ -160,7 +166,8 @@ def parts_of(ids: Sequence[int], loaded: LoadedModel) -> list[str]:
 
 
 def token_gradients(model: GPT, batch: RolloutBatch, advantages: Tensor) -> Tensor:
-    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for tokens without loss."""
+    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for
+    tokens without loss."""
     device = model.wte.weight.device
     norms = torch.zeros(batch.mask().shape)
     for packed in rollout.pack(batch, advantages, row_tokens=ROW_TOKENS, rows=ROWS):
@@ -248,7 +255,8 @@ def quoted(gold: Mapping[str, Any]) -> str:
 def parser_rows(
     task: tasks.Task, problems: Sequence[Problem], batch: RolloutBatch, path: str | None, broken: Switch
 ) -> Iterator[dict[str, Any]]:
-    """Mean reward of reference answers in single quotes and of the rollouts, and how many conversations with calls of a file can be used."""
+    """Mean reward of reference answers in single quotes and of the rollouts, and how many conversations with calls of a
+    file can be used."""
     with_calls = [p for p in problems if p.gold is not None]
     rows = [r for r in read_rows(Path(path)) if chat.CALL_TAG in str(r.get("chat"))] if path else []
     for name, switch in (("ours", nullcontext), ("broken", broken)):
@@ -273,7 +281,8 @@ def parser_rows(
 def weight_rows(
     loaded: LoadedModel, batch: RolloutBatch, broken: Switch, cfg: AnatomyConfig
 ) -> Iterator[dict[str, Any]]:
-    """Share of bfloat16 values that differ after cfg.updates AdamW steps on the same rollouts, and the distance in weight space."""
+    """Share of bfloat16 values that differ after cfg.updates AdamW steps on the same rollouts, and the distance in
+    weight space."""
     few = batch.take(range(min(cfg.learned, len(batch.problems))))
     advantages, start = group_advantages(few.rewards), _flat(loaded.model)
     for lr in cfg.lrs:
@@ -303,8 +312,9 @@ def _flat(model: GPT) -> Tensor:
 
 
 def dissect(cfg: AnatomyConfig, broken: Broken | None = None) -> Run:
-    """Sample rollouts of each checkpoint and log all rows; mask, parser and weights only if `broken` has them, the last two for the first
-    checkpoint only. Raises UserError before anything is written if a checkpoint is missing or a reference solution fails."""
+    """Sample rollouts of each checkpoint and log all rows; mask, parser and weights only if `broken` has them, the last
+    two for the first checkpoint only. Raises UserError before anything is written if a checkpoint is missing or a
+    reference solution fails."""
     if cfg.conversations and not Path(cfg.conversations).is_file():
         raise MissingFile(
             f"{cfg.conversations} does not exist; pass a jsonl file of rows {{system, chat}}, or omit --conversations"

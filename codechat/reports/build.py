@@ -5,9 +5,10 @@
     codechat report staircase --frozen         the same from the committed rows, without any run
     codechat report nano --out runs/nano/report    write elsewhere; the recipe does so and leaves the repository unchanged
 
-A report is a template `nbs_py/9x_NAME.py` executed with the parameters of `reports/NAME.yaml`. It reads run directories and nothing else
-(`run_frames`), rejects runs that fail `run_checks`, and draws from the rows that it froze. If none of its runs is on this machine, it draws
-from the committed rows. `reports/index.html` (not committed) shows every report on this machine.
+A report is a template `nbs_py/9x_NAME.py` executed with the parameters of `reports/NAME.yaml`. It reads run directories
+and nothing else (`run_frames`), rejects runs that fail `run_checks`, and draws from the rows that it froze. If none of
+its runs is on this machine, it draws from the committed rows. `reports/index.html` (not committed) shows every report
+on this machine.
 
 Left out: training. A report names the runs that it lacks.
 """
@@ -58,7 +59,8 @@ def template_of(name: str) -> str:
 def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, frozen: bool = False) -> Path:
     """Execute the template of report `name` into OUT/NAME.ipynb and render its page; returns the page's path.
 
-    parameters override those of reports/NAME.yaml. RunError names the cell that failed and the reason; the notebook up to there is kept."""
+    parameters override those of reports/NAME.yaml. RunError names the cell that failed and the reason; the notebook up
+    to there is kept."""
     template, source = template_of(name), paths.ROOT / "reports" / f"{name}.yaml"
     if not source.is_file():
         raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
@@ -73,7 +75,8 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, fro
 
 
 def index(out: Path | None = None) -> Path:
-    """Write reports/index.html over the executed reports below reports/ and runs/, and the notebooks executed on runs."""
+    """Write reports/index.html over the executed reports below reports/ and runs/, and the notebooks executed on
+    runs."""
     root = paths.ROOT
     reports = [*(root / "reports").glob("*.ipynb"), *(root / "runs").glob("*/report/*.ipynb")]
     copies = sorted((root / "runs").glob("*/notebooks/*.ipynb"))
@@ -89,7 +92,8 @@ def show_list() -> None:
 
 
 def write(cfg: ReportConfig) -> Path | None:
-    """Build the reports and the index and print their paths; without a name, print the list. An unknown name raises before any is built."""
+    """Build the reports and the index and print their paths; without a name, print the list. An unknown name raises
+    before any is built."""
     if not cfg.names:
         return show_list()
     for name in cfg.names:

@@ -1,4 +1,5 @@
-"""What reports compute from their frames: paired gains, means over seeds, behaviour in counts, data mixes, points of a scaling law.
+"""What reports compute from their frames: paired gains, means over seeds, behaviour in counts, data mixes, points of a
+scaling law.
 
 Pure functions over the frames of `run_frames`; the figures are in `plots`.
 """
@@ -26,7 +27,8 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Studen
 
 
 def paired_gains(frames: Frames, runs: Sequence[str], split: str, k: int = 1) -> list[Interval]:
-    """For each evaluation run: pass@k of its last checkpoint minus that of its first, paired by problem, on one split."""
+    """For each evaluation run: pass@k of its last checkpoint minus that of its first, paired by problem, on one
+    split."""
     gains = []
     for run in runs:
         rows = rows_of(frames["per_problem"], run).query("split == @split")
@@ -37,7 +39,8 @@ def paired_gains(frames: Frames, runs: Sequence[str], split: str, k: int = 1) ->
 
 
 def mean_over_seeds(gains: Sequence[Interval]) -> Interval:
-    """The mean over seeds with Student's 95 % interval from their scatter. DataError for fewer than 2 or more than 5 seeds."""
+    """The mean over seeds with Student's 95 % interval from their scatter. DataError for fewer than 2 or more than 5
+    seeds."""
     if len(gains) not in STUDENT:
         raise DataError(f"{len(gains)} seeds; required 2 to 5 for an interval of their mean")
     values = np.array([g.value for g in gains])
@@ -55,7 +58,8 @@ def gain_table(gains: Mapping[str, Sequence[Interval]]) -> pd.DataFrame:
 
 
 def expected_behaviour(row: Row, cell: str) -> tuple[int, int]:
-    """(completions with the expected behaviour, all completions) of a cell of the behaviour matrix; (0, 0) if it was not probed."""
+    """(completions with the expected behaviour, all completions) of a cell of the behaviour matrix; (0, 0) if it was
+    not probed."""
     n = row.get(f"probe/{cell}/n", 0)
     return (round(row[f"probe/{cell}/{WANTED[cell]}"] * n), int(n)) if n > 0 else (0, 0)
 
@@ -68,8 +72,8 @@ def wrong_calls(row: Row) -> tuple[int, int]:
 
 
 def sft_mix(runs: Sequence[str]) -> pd.DataFrame:
-    """run, domain, conversations, supervised_tokens and share of what each SFT run drew from its data, from the loader state of its last
-    checkpoint; the few conversations that still waited for a row are counted."""
+    """run, domain, conversations, supervised_tokens and share of what each SFT run drew from its data, from the loader
+    state of its last checkpoint; the few conversations that still waited for a row are counted."""
     rows = []
     for run in runs:
         loader = checkpoint.load(run, optimizer=False, mmap=True).extra["loader"]
@@ -82,7 +86,8 @@ def sft_mix(runs: Sequence[str]) -> pd.DataFrame:
 
 
 def scaling_points(frames: Frames, runs: Sequence[str]) -> pd.DataFrame:
-    """run, n (parameters), d (tokens), flops, budget (flops to one digit), loss and bpb of pretraining runs at their last validation."""
+    """run, n (parameters), d (tokens), flops, budget (flops to one digit), loss and bpb of pretraining runs at their
+    last validation."""
     points, configs = [], frames["runs"].set_index("run")["config"]
     for run in runs:
         config = json.loads(configs[run])

@@ -2,8 +2,9 @@
 
     python -m codechat.reports.frozen_rows nano       freeze the finished runs of recipe nano under reports/frozen/
 
-A walk-through reads the rows of a stage from a source. Source "frozen" is what is committed, so that its numbers hold on any machine. Any
-other source is the prefix of run names (`nano` for runs/nano/sft), so that a copy shows the runs just made. Both give the same frames.
+A walk-through reads the rows of a stage from a source. Source "frozen" is what is committed, so that its numbers hold
+on any machine. Any other source is the prefix of run names (`nano` for runs/nano/sft), so that a copy shows the runs
+just made. Both give the same frames.
 
 Left out: weights and training text, which are too large to commit; notebooks show what needs them at toy size.
 """
@@ -65,7 +66,8 @@ def _of_stage(frame: pd.DataFrame, stage: str) -> pd.DataFrame:
 
 
 def seeds(source: str) -> pd.DataFrame:
-    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in pass@1."""
+    """A row per evaluated seed and comparison of two checkpoints: value, lo, hi and N of the paired difference in
+    pass@1."""
     if source == FROZEN:
         found = run_frames.load_frozen(frozen_dir())["runs"]
     else:
@@ -83,7 +85,8 @@ def seeds(source: str) -> pd.DataFrame:
 def freeze(recipe: str = "nano", directory: Path | str | None = None) -> Frames:
     """Write the rows of the recipe's finished runs below `directory` (reports/frozen); returns them as read back.
 
-    Raises MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB; nothing is written then."""
+    Raises MissingFile for a missing run, RunError for an unfinished one, ConfigError above 1 MB; nothing is written
+    then."""
     frames = _frames([f"{recipe}/{stage}" for stage in STAGES])
     for table, stages in READ.items():
         frames[table] = frames[table][frames[table]["run"].isin([f"{recipe}/{s}" for s in stages])]

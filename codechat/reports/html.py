@@ -1,9 +1,11 @@
 """Executed notebooks as web pages: one self-contained file each, and an index of them.
 
-A page reads on a phone, follows the reader's dark or light setting, loads nothing from the network, and folds the code away.
+A page reads on a phone, follows the reader's dark or light setting, loads nothing from the network, and folds the code
+away.
 
-Left out: interactive elements. nbconvert is not used: its pages are twice as long, show progress bars from stderr, and pass HTML within
-Markdown on to the browser, which a completion of a model may hold; its `lab` template loads scripts from the network.
+Left out: interactive elements. nbconvert is not used: its pages are twice as long, show progress bars from stderr, and
+pass HTML within Markdown on to the browser, which a completion of a model may hold; its `lab` template loads scripts
+from the network.
 """
 
 from __future__ import annotations
@@ -44,13 +46,15 @@ def write_page(notebook_path: Path) -> Path:
 
 
 def render(notebook: NotebookNode) -> str:
-    """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after the first cell."""
+    """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after
+    the first cell."""
     cells = [cell for cell in notebook.cells if cell.source.strip()]
     return _fill("notebook.html", title=title(notebook), headline=headline(notebook), cells=cells)
 
 
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its headline and thumbnails, and a list of other executed notebooks.
+    """Write the page `out` over executed reports, each with its headline and thumbnails, and a list of other executed
+    notebooks.
 
     Every notebook is rendered beside its file and linked."""
     cards, links = ([_card(path, write_page(path), out.parent) for path in group] for group in (reports, notebooks))

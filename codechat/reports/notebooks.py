@@ -3,14 +3,16 @@
     python -m codechat.reports.notebooks build [NAME ...]
     python -m codechat.reports.notebooks check [NAME ...]
 
-`nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens.
-`build` writes the second from the first: it reads the source (jupytext), executes it (nbclient) in an empty folder, so that a path that depends
-on the folder fails here and not on a reader's machine, removes what differs between executions, and stamps the sha256 of the code cells.
-`check` finds pairs that differ and outputs older than their code. `execute_copies` injects parameters (papermill) and prints which claims held:
-a walk-through claims what its last code cell asserts. Names that begin with 9 are report templates: committed without outputs.
+`nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens. `build`
+writes the second from the first: it reads the source (jupytext), executes it (nbclient) in an empty folder, so that a
+path that depends on the folder fails here and not on a reader's machine, removes what differs between executions, and
+stamps the sha256 of the code cells. `check` finds pairs that differ and outputs older than their code. `execute_copies`
+injects parameters (papermill) and prints which claims held: a walk-through claims what its last code cell asserts.
+Names that begin with 9 are report templates: committed without outputs.
 
-Left out: `jupytext --sync`, which takes the newer file as the source, and after a clone both are equally new (in JupyterLab the pairing of
-jupytext.toml keeps both files equal while they are edited); papermill's own executor, which writes times and paths of the machine into the file.
+Left out: `jupytext --sync`, which takes the newer file as the source, and after a clone both are equally new (in
+JupyterLab the pairing of jupytext.toml keeps both files equal while they are edited); papermill's own executor, which
+writes times and paths of the machine into the file.
 """
 
 from __future__ import annotations
@@ -125,8 +127,8 @@ def execute_copies(
 ) -> list[NotebookResult]:
     """Execute copies of the chosen walk-throughs (or all) into `out_dir`; print which claims held.
 
-    Each receives those of `parameters` that its parameters cell defines; DataError for a parameter that no notebook defines.
-    A copy that fails is saved with its outputs up to the error; the others still run."""
+    Each receives those of `parameters` that its parameters cell defines; DataError for a parameter that no notebook
+    defines. A copy that fails is saved with its outputs up to the error; the others still run."""
     chosen = [name for name in names(chosen, root=root) if not is_template(name)]
     notebooks = {name: _source(name, root) for name in chosen}
     defined = {name: parameter_names(notebook) for name, notebook in notebooks.items()}
@@ -154,9 +156,11 @@ class CopiesConfig:
 
 
 def run_copies(cfg: CopiesConfig) -> list[NotebookResult]:
-    """Execute the walk-throughs that read runs on those of cfg.source; a claim that does not hold there is printed, not raised.
+    """Execute the walk-throughs that read runs on those of cfg.source; a claim that does not hold there is printed, not
+    raised.
 
-    The others give the same result on every machine: `make notebooks` executes them, which takes longer than the recipe has."""
+    The others give the same result on every machine: `make notebooks` executes them, which takes longer than the recipe
+    has."""
     reading = [name for name in names() if not is_template(name) and "source" in parameter_names(_source(name, ROOT))]
     return execute_copies(reading, ROOT / cfg.out, {"source": cfg.source})
 
@@ -309,7 +313,8 @@ def _cells(notebook: NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in one step, and only if its text changed: a build of unchanged sources leaves the times of files alone."""
+    """Write a file in one step, and only if its text changed: a build of unchanged sources leaves the times of files
+    alone."""
     if not (path.exists() and path.read_text(encoding="utf-8") == text):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)

@@ -1,7 +1,8 @@
 """Every figure of runs and reports: functions from DataFrames to a `Figure`, by subject.
 
-A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()` returns.
-A title states the finding; most functions derive one from the data when none is given. `style` defines how figures look.
+A metrics frame is what `Run.metrics()` returns (a row per logged step); an evaluation frame is what `Run.evals()`
+returns. A title states the finding; most functions derive one from the data when none is given. `style` defines how
+figures look.
 
 Left out: interactive figures, and bands over many seeds.
 """
@@ -74,7 +75,8 @@ def curves(
     log_y: bool = False,
     title: str | None = None,
 ) -> Plot:
-    """One metric of one or more runs {run: metrics}. Evaluations of `eval_y` (default y) are points; baseline = (label, value)."""
+    """One metric of one or more runs {run: metrics}. Evaluations of `eval_y` (default y) are points; baseline = (label,
+    value)."""
     first = next(iter(metrics))
     fig, axes = new_figure(title or f"{first}: {change(metrics[first], y, 3)}")
     ax, point_y = axes[0, 0], eval_y or y
@@ -179,7 +181,8 @@ def domain_losses(
 def beside_published(
     run: str, metrics: pd.DataFrame, published: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str
 ) -> Plot:
-    """Training loss of a run over tokens, and published points {label: (tokens, loss)}: shapes compare, levels do not."""
+    """Training loss of a run over tokens, and published points {label: (tokens, loss)}: shapes compare, levels do
+    not."""
     fig, axes = new_figure(title)
     ax = axes[0, 0]
     draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label=f"{run}, measured")
@@ -243,7 +246,7 @@ def law_residuals(points: pd.DataFrame, residuals: Mapping[str, Sequence[float]]
 
 def staircase(rewards: Mapping[str, tuple[float, float]], title: str | None = None) -> Plot:
     """Reward of each tier, (lowest, highest), from worst to best: a step for a fixed reward, a block for a range."""
-    fig, axes = new_figure(title or f"a reward for each of {len(rewards)} rungs: partly right answers differ")
+    fig, axes = new_figure(title or f"a reward for each of {len(rewards)} tiers: partly correct answers differ")
     ax, colours = axes[0, 0], tier_colours(len(rewards))
     for i, (lo, hi) in enumerate(rewards.values()):
         ax.bar(i, hi, color=colours[i], width=0.9, alpha=0.35 if hi > lo else 1)
@@ -295,7 +298,7 @@ def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | No
     shares = [float(row[f"tier/{t}"]) for t in tiers]
     counts = f"N={int(row['n_problems'])}, n={int(row['n_samples'])}, temperature {row['temperature']:g}"
     verdict = f"{row['verdict']}: " if isinstance(row.get("verdict"), str) else ""
-    fig, axes = new_figure(title or f"{verdict}{shares[-1]:.0%} of completions are right, {counts}")
+    fig, axes = new_figure(title or f"{verdict}{shares[-1]:.0%} of completions are correct, {counts}")
     ax = axes[0, 0]
     ax.barh(range(len(tiers)), shares, color=tier_colours(len(tiers)), height=0.8)
     for i, share in enumerate(shares):
@@ -308,7 +311,8 @@ def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | No
 
 
 def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
-    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of each."""
+    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of
+    each."""
     fig, axes = new_figure(title, cols=2)
     names, labels = (
         list(dict.fromkeys(rows["checkpoint"])),
@@ -327,7 +331,8 @@ def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
 
 
 def tier_advantages(rows: pd.DataFrame, tiers: Sequence[str], title: str) -> Plot:
-    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute advantages.
+    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute
+    advantages.
 
     rows: those of one checkpoint."""
     fig, axes = new_figure(title)
@@ -337,7 +342,7 @@ def tier_advantages(rows: pd.DataFrame, tiers: Sequence[str], title: str) -> Plo
         ax.bar(at + (i - 1.5) * 0.2, [mine[f"pull/{t}"] for t in tiers], 0.2, color=colour, label=shape)
     ax.axhline(0, color=GREY, linewidth=0.9)
     ax.set_xticks(range(len(tiers)), [f"{t}\n{row[f'tier/{t}']:.0%}" for t in tiers])
-    finish(ax, x="rung, and its share of the rollouts", y="share of all advantage", loc="upper left")
+    finish(ax, x="tier, and its share of the rollouts", y="share of all advantage", loc="upper left")
     return fig
 
 
@@ -392,7 +397,7 @@ def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
     fig, axes = new_figure(title or default, cols=2, sharey=True)
     for ax, y, eval_y in zip(axes[0], ("reward_mean", "exact_match"), ("reward_mean", "pass@1")):
         draw_smoothed(ax, metrics["step"], metrics[y], colour=colour_of(run), label="rollouts")
-        draw_points(ax, evals, eval_y, colour=OKABE_ITO["black"], label="select")
+        draw_points(ax, evals, eval_y, colour=OKABE_ITO["black"], label="validation")
         ax.set_ylim(0, 1)
         finish(ax, x="step", y=label_of(y), loc="lower right")
     add_note(axes[0, 1], seeds_note([run]))
@@ -400,7 +405,8 @@ def rl_progress(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
 
 
 def group_signal(run: str, metrics: pd.DataFrame, title: str | None = None) -> Plot:
-    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16 value changed."""
+    """Does the optimizer receive a signal? Left: share of groups with variance. Right: share of weights whose bf16
+    value changed."""
     live = metrics.assign(live=1 - metrics["frac_zero_std_groups"])
     moved = metrics["weights_changed_bf16"].median()
     default = f"{run}: {live['live'].mean():.0%} of groups have a gradient, a step moves {moved:.1%} of weights"
@@ -429,7 +435,7 @@ def rl_saturation(metrics: Mapping[str, pd.DataFrame], evals: Mapping[str, pd.Da
         live, how = 1 - frame["frac_zero_std_groups"], dict(colour=colour_of(run), dash=dash_of(run))
         draw_smoothed(right, frame["step"], live, label=run, **how)
     left.set_ylim(0, 1)
-    finish(left, x="step", y="pass@1 on select (share)", loc="lower right")
+    finish(left, x="step", y="pass@1 on validation (share)", loc="lower right")
     finish(right, x="step", y="groups with variance (share)", note=seeds_note(metrics), legend=False)
     return fig
 
@@ -493,7 +499,8 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
 
 
 def counterfactual_outcomes(rows: pd.DataFrame, changes: Sequence[str], title: str) -> Plot:
-    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it the number n of cases."""
+    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it
+    the number n of cases."""
     names = list(dict.fromkeys(rows["checkpoint"]))
     fig, axes = new_figure(title, cols=len(changes), size=(8.6, 1.6 + 0.3 * len(names)), sharey=True)
     for ax, name in zip(axes[0], changes):
@@ -527,12 +534,13 @@ _SHORT = {
 
 
 def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
-    """Shares of call, code and neither over the steps with Wilson bands, a small chart per cell (asked x tools present)."""
+    """Shares of call, code and neither over the steps with Wilson bands, a small chart per cell (asked x tools
+    present)."""
     default = f"{run}: {_behaviour_finding(evals)}"
     fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
     for cell in CELLS:
         _draw_cell(axes[_GRID[cell]], evals, cell)
-        axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {WANTED[cell]} wanted", fontsize=7.5, loc="left")
+        axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {WANTED[cell]} expected", fontsize=7.5, loc="left")
     axes[1, 1].set_axis_off()
     axes[0, 0].set_ylim(-0.03, 1.03)
     for ax in axes[:, 0]:
@@ -572,15 +580,16 @@ def _behaviour_finding(evals: pd.DataFrame) -> str:
     if not shares:
         return "no behaviour probes"
     worst = min(shares, key=lambda c: shares[c].iloc[-1])
-    return f"wanted behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {_in_words(worst)}"
+    return f"expected behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {_in_words(worst)}"
 
 
 def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
-    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions with the expected behaviour, its interval and n.
+    """The behaviour matrix of each checkpoint {name: evaluation row}: share of completions with the expected behaviour,
+    its interval and n.
 
     A cell that was not probed stays empty."""
     size = (6.4, 0.7 + 1.7 * len(rows))
-    fig, axes = new_figure(title or "share of completions that behave as wanted", rows=len(rows), size=size)
+    fig, axes = new_figure(title or "share of completions with the expected behaviour", rows=len(rows), size=size)
     for ax, (name, row) in zip(axes[:, 0], rows.items()):
         share = np.full((2, 3), np.nan)
         for cell, at in _GRID.items():
@@ -595,20 +604,22 @@ def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None
 
 
 def behaviour_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
-    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not probed stays empty."""
+    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not
+    probed stays empty."""
     fig, axes = new_figure(title, size=(7.2, 1.3 + 0.42 * len(rows)))
     ax, share = axes[0, 0], np.full((len(rows), len(CELLS)), np.nan)
     for i, row in enumerate(rows.values()):
         for j, cell in enumerate(CELLS):
             share[i, j] = _write_share(ax, row, cell, (i, j), "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
     _finish_heat(ax, share)
-    ax.set_xticks(range(len(CELLS)), [f"{_SHORT[c]}:\n{WANTED[c]} wanted" for c in CELLS], fontsize=7)
+    ax.set_xticks(range(len(CELLS)), [f"{_SHORT[c]}:\n{WANTED[c]} expected" for c in CELLS], fontsize=7)
     ax.set_yticks(range(len(rows)), list(rows))
     return fig
 
 
 def _write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
-    """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not probed."""
+    """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not
+    probed."""
     if not row.get(f"probe/{cell}/n", 0) > 0:
         return np.nan
     n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{WANTED[cell]}"]
@@ -632,7 +643,7 @@ def behaviour_of_runs(evals: Mapping[str, pd.DataFrame], title: str) -> Plot:
             name = f"probe/{cell}/{WANTED[cell]}"
             rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
             ax.plot(rows["step"], rows[name], "o-", color=colour_of(run), markersize=3, linewidth=1.3, label=run)
-        ax.set_title(f"{_SHORT[cell]}: {WANTED[cell]} wanted".replace("\n", " "), fontsize=7, loc="left")
+        ax.set_title(f"{_SHORT[cell]}: {WANTED[cell]} expected".replace("\n", " "), fontsize=7, loc="left")
         finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
     axes[0, 0].set_ylim(-0.03, 1.03)
     axes[1, 2].set_axis_off()

@@ -27,8 +27,8 @@ QUOTED = {"test", "test_hard"}  # splits whose scores are quoted: no checkpoint 
 
 
 def check(runs: Sequence[Run]) -> None:
-    """RunError if a run is not finished, evaluated weights that were trained again since, or uses a checkpoint chosen on a test split, or if two
-    runs of one kind were evaluated with different settings."""
+    """RunError if a run is not finished, evaluated weights that were trained again since, or uses a checkpoint chosen
+    on a test split, or if two runs of one kind were evaluated with different settings."""
     for run in runs:
         require_finished(run)
         require_current(run)
@@ -94,7 +94,8 @@ def _choosers(name: str) -> list[Run]:
 
 
 def require_same_settings(runs: Sequence[Run]) -> None:
-    """Runs of one kind have the same evaluation settings; evaluations that choose a checkpoint are a kind of their own."""
+    """Runs of one kind have the same evaluation settings; evaluations that choose a checkpoint are a kind of their
+    own."""
     first: dict[tuple[str, bool], Run] = {}
     for run in runs:
         kind = run.status["kind"]

@@ -3,8 +3,9 @@
     frames = run_frames.gather(["nano/sft", "nano/rl"], "reports/nano/data")    # from the runs, or from the frozen rows
     metrics = run_frames.rows_of(frames["metrics"], "nano/rl")
 
-`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from committed bytes.
-Runs that `run_checks` rejects raise. Columns of published tables end in "(published)", so that they never join measured ones.
+`gather` writes the rows it read below `data` and returns them as read back, so that a figure can be redrawn from
+committed bytes. Runs that `run_checks` rejects raise. Columns of published tables end in "(published)", so that they
+never join measured ones.
 """
 
 from __future__ import annotations
@@ -92,11 +93,12 @@ def gather(
     keep: Mapping[str, str] | None = None,
     more: Callable[[], Frames] | None = None,
 ) -> Frames:
-    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with `frozen` or where this
-    machine has none of the runs.
+    """The frames that a report draws from: those of its runs, frozen into `data`; or those already frozen there, with
+    `frozen` or where this machine has none of the runs.
 
-    drop: {table: columns that no figure uses}. keep: {table: pandas query on its rows, "" = none}. more: returns frames that no run holds; they
-    are frozen with the rest. Raises what `collect` and `freeze` raise, and MissingFile where there are neither runs nor frozen rows."""
+    drop: {table: columns that no figure uses}. keep: {table: pandas query on its rows, "" = none}. more: returns frames
+    that no run holds; they are frozen with the rest. Raises what `collect` and `freeze` raise, and MissingFile where
+    there are neither runs nor frozen rows."""
     here = any(paths.exists(run) for run in runs)
     if frozen or (not here and (Path(data) / "runs.csv").is_file()):
         frames = load_frozen(data)
@@ -125,7 +127,8 @@ def name_of(ref: str | Path) -> str:
 
 
 def seeds_of(run: str) -> list[str]:
-    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not on this machine."""
+    """The run and its finished siblings RUN-s1, RUN-s2, ... in the order of the seeds; the run alone if it is not on
+    this machine."""
     if not paths.exists(run):
         return [run]
     path = paths.find_run(run)
@@ -153,7 +156,8 @@ def _cell(value: Any) -> str:
 
 
 def freeze(frames: Frames, directory: Path | str) -> Frames:
-    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen` reads them.
+    """Write the frames below `directory` as csv and jsonl with 8 significant digits; returns them as `load_frozen`
+    reads them.
 
     Raises ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
@@ -199,7 +203,8 @@ def load_frozen(directory: Path | str) -> Frames:
 
 
 def headline(numbers: Mapping[str, float], data: Path | str) -> None:
-    """Store the numbers that a report prints beside its frozen rows; if they are stored already, compare to four digits.
+    """Store the numbers that a report prints beside its frozen rows; if they are stored already, compare to four
+    digits.
 
     A report drawn from frozen rows so asserts its headline. RunError names the numbers that differ."""
     path, found = Path(data) / NUMBERS, {name: float(f"{value:.4g}") for name, value in numbers.items()}

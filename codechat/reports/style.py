@@ -1,8 +1,8 @@
 """How figures look: size, colours, labels, and the parts that several figures share. No global state.
 
-Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ by dashes.
-Raw values are pale under their moving average, whose span is in the legend. Evaluations are points with 95 % intervals and n.
-With fewer than three seeds each curve is drawn, and a note states the number of seeds.
+Axis labels come from METRICS, so a unit cannot be mistyped. A run name has one colour in every figure; its seeds differ
+by dashes. Raw values are pale under their moving average, whose span is in the legend. Evaluations are points with 95 %
+intervals and n. With fewer than three seeds each curve is drawn, and a note states the number of seeds.
 
 Left out: the figures themselves (`plots`).
 """

@@ -4,8 +4,8 @@
     codechat xray --tokenizer gpt2 --data data/nano/calls.train.jsonl --row 3 --html row.html
     codechat xray --ckpt nano/sft --messages chat.json --gradient        each token's share of the gradient
 
-An `XRay` displays as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It shows what training uses: the mask is that
-of `chat.render`, the gradient that of the loss.
+An `XRay` displays as HTML in notebooks, as colours in a terminal, and otherwise as plain text. It shows what training
+uses: the mask is that of `chat.render`, the gradient that of the loss.
 
 Left out: attention maps, and gradients of single weights.
 """
@@ -70,12 +70,14 @@ def gradient_share(
     advantages: Sequence[float] | None = None,
     at: At = "hidden",
 ) -> list[float]:
-    """(T,) each token's share of the gradient of the training loss on one sequence of T ids: gradient norms over their sum.
+    """(T,) each token's share of the gradient of the training loss on one sequence of T ids: gradient norms over their
+    sum.
 
-    loss_mask (T,): cross-entropy of the marked tokens. advantages (T,), 0 outside completions: the policy-gradient loss. With both, the mask
-    decides which tokens count. at="hidden": the gradient at the last norm's output, credited to the token predicted there. at="embedding": the
-    gradient at the input embedding; 0 from the last supervised token on, which no prediction reads. All zeros if nothing is supervised or every
-    advantage is 0. The weights' own gradients are left unchanged. Raises ConfigError for a sequence longer than the block, or without mask and
+    loss_mask (T,): cross-entropy of the marked tokens. advantages (T,), 0 outside completions: the policy-gradient
+    loss. With both, the mask decides which tokens count. at="hidden": the gradient at the last norm's output, credited
+    to the token predicted there. at="embedding": the gradient at the input embedding; 0 from the last supervised token
+    on, which no prediction reads. All zeros if nothing is supervised or every advantage is 0. The weights' own
+    gradients are left unchanged. Raises ConfigError for a sequence longer than the block, or without mask and
     advantages."""
     if loss_mask is None and advantages is None:
         raise ConfigError("gradient_share got neither loss_mask nor advantages; give one of them")

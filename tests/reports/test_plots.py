@@ -229,7 +229,7 @@ def test_seeds_are_counted() -> None:
 
 def test_a_notebook_shows_a_figure_with_its_title_as_text() -> None:
     png, about = plots.staircase({"none": (0, 0), "full": (1, 1)})._repr_png_()
-    assert png.startswith(b"\x89PNG") and about["alt"].startswith("a reward for each of 2 rungs")
+    assert png.startswith(b"\x89PNG") and about["alt"].startswith("a reward for each of 2 tiers")
 
 
 # ---------------------------------------------------------------- reports
