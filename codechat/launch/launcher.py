@@ -133,7 +133,7 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
     Replaces a planned run; any other one only with `overwrite`. RunError for a run that is alive."""
     paths.check_name(name)
     path, there = runs_dir() / name, paths.exists(name)
-    if there and not (overwrite or planned.is_planned(path)):
+    if there and not (overwrite or paths.is_planned(path)):
         raise RunError(f"run name {name!r} is in use ({read_status(path)['status']}); "
                        "write the launch with overwrite=True (--overwrite) to replace it, or choose another --run-name")  # fmt: skip
     if there:
