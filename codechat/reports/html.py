@@ -19,7 +19,6 @@ from typing import Any
 import nbformat
 from jinja2 import Environment, FileSystemLoader
 from markdown_it import MarkdownIt
-from markupsafe import Markup
 from nbformat import NotebookNode
 
 from codechat.core.atomic_files import write_atomic
@@ -84,9 +83,9 @@ def title(notebook: NotebookNode) -> str:
     return "untitled"
 
 
-def prose(markdown: str) -> Markup:
+def prose(markdown: str) -> str:
     """Markdown as HTML; HTML within it stays text."""
-    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown))
+    return MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
 
 
 def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
@@ -95,16 +94,9 @@ def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     return [output for cell in cells for output in cell.outputs]
 
 
-def _image(output: NotebookNode) -> Markup:
-    """The image of an output; its alternative text is the title of the figure."""
-    alt = output.get("metadata", {}).get("image/png", {}).get("alt", "figure")
-    data = output.data["image/png"].replace("\n", "")
-    return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, alt)
-
-
 def _fill(template: str, **values: Any) -> str:
-    """A whole HTML file; every value that is not marked as HTML is escaped."""
+    """A whole HTML file; the templates escape every value that they do not mark as safe."""
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= dict(markdown=prose, image=_image)
-    css = Markup((TEMPLATES / "page.css").read_text(encoding="utf-8"))
+    pages.filters["markdown"] = prose
+    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     return pages.get_template(template).render(css=css, **values)
