@@ -27,8 +27,7 @@ from codechat import distributed, evaluation, rl, runs, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.tasks.reasoning import LORA_RUN
-from codechat.tasks.toy import TOY_RUN
+from codechat.tasks.presets import LORA_RUN, TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
@@ -40,17 +39,32 @@ if TYPE_CHECKING:
 PAPER = "; none = as --variant has it"
 VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": dict(
-        baseline="zscore", weighing="sequence", ratio="token", clip_eps_low=0.2, clip_eps_high=0.2, resample_rounds=0
+        baseline="zscore",
+        loss_aggregation="sequence",
+        ratio="token",
+        clip_eps_low=0.2,
+        clip_eps_high=0.2,
+        resample_rounds=0,
     ),
     "dr_grpo": dict(
-        baseline="mean", weighing="constant", ratio="token", clip_eps_low=0.2, clip_eps_high=0.2, resample_rounds=0
+        baseline="mean",
+        loss_aggregation="constant",
+        ratio="token",
+        clip_eps_low=0.2,
+        clip_eps_high=0.2,
+        resample_rounds=0,
     ),
     "dapo": dict(
-        baseline="zscore", weighing="token", ratio="token", clip_eps_low=0.2, clip_eps_high=0.28, resample_rounds=4
+        baseline="zscore",
+        loss_aggregation="token",
+        ratio="token",
+        clip_eps_low=0.2,
+        clip_eps_high=0.28,
+        resample_rounds=4,
     ),
     "gspo": dict(
         baseline="zscore",
-        weighing="sequence",
+        loss_aggregation="sequence",
         ratio="sequence",
         clip_eps_low=3e-4,
         clip_eps_high=4e-4,
@@ -70,8 +84,10 @@ class GRPOConfig(MinibatchSettings, RLSettings):
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] | None = opt(
         None, "what is subtracted from a reward" + PAPER
     )
-    weighing: Literal["sequence", "token", "constant"] | None = opt(
-        None, "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens" + PAPER
+    loss_aggregation: Literal["sequence", "token", "constant"] | None = opt(
+        None,
+        "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens" + PAPER,
+        hashed_as="weighing",
     )
     ratio: Literal["token", "sequence"] | None = opt(None, "one ratio per token, or one per completion" + PAPER)
     clip_eps_low: float | None = opt(
@@ -114,7 +130,7 @@ class GRPOConfig(MinibatchSettings, RLSettings):
         return replace(self, **missing)
 
 
-RUN_PRESETS = run_presets(toy=TOY_RUN, lora=LORA_RUN)
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN)
 
 
 def resample_flat_groups(
@@ -244,7 +260,7 @@ def train(cfg: GRPOConfig) -> Run:
                             token_loss = token_loss - cfg.entropy_coef * packed.unpack(entropy)
                         weights = rl.losses.token_weights(
                             mask.sum(1),
-                            cfg.weighing,
+                            cfg.loss_aggregation,
                             n_sequences=n_sequences,
                             n_tokens=n_tokens,
                             max_tokens=cfg.max_new_tokens,

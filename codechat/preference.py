@@ -21,7 +21,7 @@ from codechat import distributed, evaluation, models, rl, runs, tasks, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.tasks.toy import TOY_RUN
+from codechat.tasks.presets import TOY_RUN
 from codechat.training.settings import LearningSettings, PolicySettings, run_presets
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from codechat import distributed, evaluation, rl, runs, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
-from codechat.tasks.toy import TOY_RUN
+from codechat.tasks.presets import TOY_ONE_UPDATE
 from codechat.training.settings import RLSettings, run_presets
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ReinforceConfig(RLSettings):
             self.needs_groups(f"baseline {self.baseline!r}: the advantage is always 0")
 
 
-RUN_PRESETS = run_presets(toy=TOY_RUN)
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 
 def train(cfg: ReinforceConfig) -> Run:

@@ -163,7 +163,7 @@ def quoted(name, arguments):
 
 # %%
 problems = task.problems("train", 400, seed)
-assert tasks.gold_gate(task, problems).ok
+assert tasks.check_reference_solutions(task, problems).ok
 calls = [p.gold for p in problems if p.gold]
 tried = {"with arguments": calls, "without arguments": [call | {"arguments": {}} for call in calls]}
 reads = {}

@@ -44,7 +44,7 @@ import pandas as pd
 
 from codechat import DataError, chat, defects, glaive
 from codechat.reports.style import OKABE_ITO, finish, new_figure
-from codechat.tasks import gold_gate, load, toolbox
+from codechat.tasks import check_reference_solutions, load, toolbox
 from codechat.tasks.funcall import staircase
 
 print(defects.DEFECTS["quote-parser"].did)
@@ -150,7 +150,7 @@ task = load("funcall", source=str(path))
 problems = [q for split in ("train", "select", "test") for q in task.problems(split)]
 refusals = []
 with defects.switched_on("quote-parser"):
-    for check in (lambda: load("funcall", source=str(path)), lambda: gold_gate(task, problems).require()):
+    for check in (lambda: load("funcall", source=str(path)), lambda: check_reference_solutions(task, problems).require()):
         try:
             check()
         except DataError as error:
@@ -165,7 +165,7 @@ print(*[r.replace(str(path.parent), ".") for r in refusals], sep="\n\n")
 
 # %%
 forms = pd.Series([chat.parse_calls(glaive.turns(row["chat"])[-1]["content"])[0].form for row in rows]).value_counts()
-gate = gold_gate(task, problems)
+gate = check_reference_solutions(task, problems)
 print(f"reference solutions: {gate.passed} of {gate.n}; formats found: {forms.to_dict()}")
 print("written as:", chat.format_call(gold["name"], gold["arguments"]))
 

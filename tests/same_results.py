@@ -165,22 +165,37 @@ def _toy() -> Iterator[Job]:
         "--probe-examples 2 --log-every 3 --seed 1",
         needs=("data",),
     )
-    yield _job("toy/reinforce-0", f"reinforce {rl} --seed 0")
+    as_before = "--group-size 16 --schedule constant"  # what the toy presets were; they have other defaults now
+    yield _job("toy/reinforce-0", f"reinforce {rl} {as_before} --seed 0")
     yield _job(
         "toy/reinforce-1",
-        f"reinforce {rl} --seed 1 --entropy-coef 0.01 --baseline leave_one_out --optimizer muon --schedule cosine",
+        f"reinforce {rl} --group-size 16 --seed 1 --entropy-coef 0.01 --baseline leave_one_out --optimizer muon --schedule cosine",
     )
-    yield _job("toy/reinforce-lora", f"reinforce {rl} --lora-rank 4")
-    yield _job("toy/reinforce-2-ranks", f"reinforce {rl} --device-batch-size 2", ranks=2)
-    yield _job("toy/grpo-0", f"grpo {rl} --variant grpo --seed 0 {several}")
-    yield _job("toy/grpo-1", f"grpo {rl} --variant grpo --seed 1 {several} --old-logprobs trainer --importance-cap 2")
-    yield _job("toy/grpo-kl", f"grpo {rl} --variant grpo {several} --kl-coef 0.05")
-    yield _job("toy/dapo-0", f"grpo {rl} --variant dapo --seed 0 {several} --group-size 4")
-    yield _job("toy/dapo-1", f"grpo {rl} --variant dapo --seed 1 {several} --kl-coef 0.05 --kl-kind k1 --kl-in reward")
-    yield _job("toy/gspo-1", f"grpo {rl} --variant gspo --seed 1 {several}")
-    yield _job("toy/ppo-0", f"ppo {rl} --seed 0")
-    yield _job("toy/ppo-1", f"ppo {rl} --seed 1 --kl-coef 0.05 --whiten true --entropy-coef 0.01 --gamma 0.99")
-    yield _job("toy/ppo-resumed", f"ppo {rl} --seed 0 --resume", needs=("toy/ppo-0",), rewind=("toy/ppo-0", 6))
+    yield _job("toy/reinforce-lora", f"reinforce {rl} {as_before} --lora-rank 4")
+    yield _job("toy/reinforce-2-ranks", f"reinforce {rl} {as_before} --device-batch-size 2", ranks=2)
+    yield _job("toy/grpo-0", f"grpo {rl} {as_before} --variant grpo --seed 0 {several}")
+    yield _job(
+        "toy/grpo-1",
+        f"grpo {rl} {as_before} --variant grpo --seed 1 {several} --old-logprobs trainer --importance-cap 2",
+    )
+    yield _job("toy/grpo-kl", f"grpo {rl} {as_before} --variant grpo {several} --kl-coef 0.05")
+    yield _job("toy/dapo-0", f"grpo {rl} --schedule constant --variant dapo --seed 0 {several} --group-size 4")
+    yield _job(
+        "toy/dapo-1",
+        f"grpo {rl} {as_before} --variant dapo --seed 1 {several} --kl-coef 0.05 --kl-kind k1 --kl-in reward",
+    )
+    yield _job("toy/gspo-1", f"grpo {rl} {as_before} --variant gspo --seed 1 {several}")
+    yield _job("toy/ppo-0", f"ppo {rl} --lr 2e-3 --schedule constant --seed 0")
+    yield _job(
+        "toy/ppo-1",
+        f"ppo {rl} --lr 2e-3 --schedule constant --seed 1 --kl-coef 0.05 --whiten true --entropy-coef 0.01 --gamma 0.99",
+    )
+    yield _job(
+        "toy/ppo-resumed",
+        f"ppo {rl} --lr 2e-3 --schedule constant --seed 0 --resume",
+        needs=("toy/ppo-0",),
+        rewind=("toy/ppo-0", 6),
+    )
     yield _job("toy/expert-0", f"expert {rl} --seed 0")
     yield _job("toy/expert-1", f"expert {rl} --seed 1 {several} --lora-rank 4")
     yield _job("toy/preference-0", f"preference {often} --seed 0 --loss dpo")

@@ -34,7 +34,7 @@ IMPORTED_AS = {
     "pyyaml": "yaml",
 }
 # Brought by the packages that pyproject names, in step with them.
-BROUGHT_ALONG = {"jupyter_client", "markdown_it"}
+BROUGHT_ALONG = {"jupyter_client", "markdown_it", "markupsafe"}
 TEXT = {
     ".py",
     ".md",

@@ -100,7 +100,7 @@ def run_passk(cfg: PasskConfig) -> Run:
     reference solutions."""
     task = load_task(cfg.task, cfg.data_dir)
     problems = problems_of(task, cfg)
-    check = tasks.gold_gate(task, problems).require()
+    check = tasks.check_reference_solutions(task, problems).require()
     path = find_checkpoint(cfg.ckpt)
     run = Run.create(cfg.run_name, cfg, kind="passk", parent=cfg.ckpt, overwrite=cfg.overwrite)
     with dist.session() as world, run:

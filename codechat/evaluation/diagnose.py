@@ -196,7 +196,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     UserError before anything is written if a reference solution fails or the task has too few problems."""
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
-    check = tasks.gold_gate(task, problems[: cfg.gold_examples]).require()
+    check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
     loaded = loading.load_model(cfg.ckpt, device=dist.device())
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")

@@ -248,7 +248,7 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
     for items in problems.values():
-        tasks.gold_gate(task, items).require()
+        tasks.check_reference_solutions(task, items).require()
     paths = _checkpoints(cfg)
     with (
         dist.session(cfg) as world,

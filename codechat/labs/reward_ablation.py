@@ -321,7 +321,7 @@ def dissect(cfg: AnatomyConfig, broken: Broken | None = None) -> Run:
         )
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.problems, 64), seed=cfg.seed)
-    tasks.gold_gate(task, problems).require()
+    tasks.check_reference_solutions(task, problems).require()
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
     run = Run.create(cfg.run_name, cfg, kind="anatomy", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
     with run:

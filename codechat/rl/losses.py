@@ -19,7 +19,7 @@ from torch import Tensor
 from codechat.core.errors import ConfigError
 
 KLKind = Literal["k1", "k2", "k3"]
-Weighing = Literal["sequence", "token", "constant"]
+Aggregation = Literal["sequence", "token", "constant"]
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) ->
     return masked_sum(x, mask) / (mask.sum().clamp(min=1) if count is None else count)
 
 
-def token_weights(lengths: Tensor, how: Weighing, *, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
+def token_weights(lengths: Tensor, how: Aggregation, *, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
     """Loss aggregation as (B, 1) weights of the tokens of sequences of `lengths` (B,) tokens; n_sequences and n_tokens are those of the whole
     optimizer step.
 

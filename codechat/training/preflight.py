@@ -20,7 +20,7 @@ def check(cfg: Any, task: Task, problems: list[Problem], model: GPT, engine: Eng
     reward, and for one that diagnose calls DEAD, unless --allow-dead. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return
-    tasks.gold_gate(task, problems[:REFERENCE_SOLUTIONS]).require()
+    tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     engine.push(model, 0)
     batch = sample(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
     found = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))

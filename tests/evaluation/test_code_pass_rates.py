@@ -117,7 +117,7 @@ def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.Cap
     assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == ["6", "4", "1", "1"]
     kept = tasks.load("micro", source=str(target))
     assert [p.id for p in kept.problems("train")] == [rows[1]["id"]] and len(kept.problems("select")) == 500
-    assert tasks.gold_gate(kept, kept.problems("train")).ok
+    assert tasks.check_reference_solutions(kept, kept.problems("train")).ok
 
     rows[1]["id"] = "micro-gone"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))

@@ -339,7 +339,7 @@ class Echo:
         return tasks.Score(1.0, "full", {}, True)
 
 
-class Episodes(tasks.TASKS["toy"]):
+class Episodes(tasks.task_class("toy")):
     tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
 
 

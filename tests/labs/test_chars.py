@@ -146,7 +146,7 @@ def test_texts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not UTF-8"):
         chars.load(str(tmp_path / "latin.txt"), "chars")
     (tmp_path / "short.txt").write_text("ab\n" * 20)
-    with pytest.raises(DataError, match="a window takes 70"):
+    with pytest.raises(DataError, match="70"):
         chars.load(str(tmp_path / "short.txt"), "chars").draw_windows(1, 70, torch.Generator())
     verse = chars.load(str(tmp_path / "short.txt"), "chars").tokenizer
     with pytest.raises(DataError, match="'x' is not among"):

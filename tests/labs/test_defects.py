@@ -318,7 +318,7 @@ def test_swapping_quotes_fails_on_the_datas_own_form_and_the_gold_gate_says_so()
         Problem(str(i), [{"role": "user", "content": "?"}], gold, "train", {"gold_text": QUOTED}) for i in range(3)
     ]
     task = tasks.load("funcall")
-    assert task.score(problems[0], QUOTED).reward == 1.0 and tasks.gold_gate(task, problems).ok
+    assert task.score(problems[0], QUOTED).reward == 1.0 and tasks.check_reference_solutions(task, problems).ok
     with switched_on("quote-parser"):
         score = task.score(problems[0], QUOTED)
         assert (score.reward, score.tier) == (0.15, "bad_json")
@@ -327,7 +327,7 @@ def test_swapping_quotes_fails_on_the_datas_own_form_and_the_gold_gate_says_so()
             "why calls without arguments survived"
         )
         with pytest.raises(DataError, match="bad_json: 3"):
-            tasks.gold_gate(task, problems).require()
+            tasks.check_reference_solutions(task, problems).require()
 
 
 def test_a_data_set_in_single_quotes_is_lost_to_it() -> None:

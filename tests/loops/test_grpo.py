@@ -187,8 +187,10 @@ def test_the_first_update_per_batch_is_reinforce_with_a_group_baseline(home: Pat
 
     Three steps: AdamW's first updates divide by gradients near 0, and blow up what two orders of summation differ by."""
     plain = reinforce.train(settings(reinforce.ReinforceConfig, run_name="plain", baseline="mean", max_steps=3))
-    ours = grpo.train(settings(run_name="ours", baseline="mean", weighing="token", minibatches=1, max_steps=3))
-    other = grpo.train(settings(run_name="other", baseline="zscore", weighing="token", minibatches=1, max_steps=3))
+    ours = grpo.train(settings(run_name="ours", baseline="mean", loss_aggregation="token", minibatches=1, max_steps=3))
+    other = grpo.train(
+        settings(run_name="other", baseline="zscore", loss_aggregation="token", minibatches=1, max_steps=3)
+    )
     assert [r for _, r in curve(plain, "reward_mean")] == [r for _, r in curve(ours, "reward_mean")]
     for (_, a), (_, b) in zip(curve(plain, "grad_norm"), curve(ours, "grad_norm"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
@@ -344,9 +346,14 @@ def test_settings_that_cannot_be_are_refused(changes: dict, message: str) -> Non
 
 def test_variants_fill_only_what_is_not_set(home: Path) -> None:
     found = settings(variant="dapo", clip_eps_high=0.5).resolved()
-    assert (found.clip_eps_low, found.clip_eps_high, found.weighing, found.resample_rounds) == (0.2, 0.5, "token", 4)
+    assert (found.clip_eps_low, found.clip_eps_high, found.loss_aggregation, found.resample_rounds) == (
+        0.2,
+        0.5,
+        "token",
+        4,
+    )
     made = grpo.train(settings(variant="dr_grpo", max_steps=1, run_name="kept"))
-    assert made.config["baseline"] == "mean" and made.config["weighing"] == "constant"
+    assert made.config["baseline"] == "mean" and made.config["loss_aggregation"] == "constant"
 
 
 @pytest.mark.slow
