@@ -56,8 +56,8 @@ STOPPED = """
 import pathlib, sys, time
 from codechat import config, paths, pretrain
 paths.ROOT = pathlib.Path(sys.argv[1])
-learn = pretrain.optim.set_lr
-pretrain.optim.set_lr = lambda *a: (time.sleep(0.3), learn(*a))  # steps long enough to be interrupted
+set_rate = pretrain.training.set_rate
+pretrain.training.set_rate = lambda *a: time.sleep(0.3) or set_rate(*a)  # steps long enough to be interrupted
 print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
 """
 
@@ -70,7 +70,8 @@ def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
     )
     ranks = start(2, STOPPED, home, str(home), written(home, "stopped", cfg))
     metrics, deadline = paths.runs_dir() / "stopped" / "metrics.jsonl", time.time() + 300
-    while not (metrics.is_file() and metrics.read_text().count("\n") >= 2) and time.time() < deadline:
+    while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
+        assert ranks.poll() is None and time.time() < deadline, finish(ranks)[-3000:]
         time.sleep(0.1)
     ranks.send_signal(signal.SIGTERM)
     out = finish(ranks)
