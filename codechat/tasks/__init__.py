@@ -43,8 +43,6 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
 }
 NAMES = tuple(TASKS)
 
-check_reference_solutions = check_reference_solutions  # the name of earlier versions
-
 __getattr__, _, _modules = attach(
     __name__,
     ["appworld", "apps", "bfcl", "chars", "coding", "funcall", "micro", "presets", "reasoning", "toolbox", "toy"],

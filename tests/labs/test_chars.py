@@ -149,7 +149,7 @@ def test_texts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="70"):
         chars.load(str(tmp_path / "short.txt"), "chars").draw_windows(1, 70, torch.Generator())
     verse = chars.load(str(tmp_path / "short.txt"), "chars").tokenizer
-    with pytest.raises(DataError, match="'x' is not among"):
+    with pytest.raises(DataError, match="'x'"):
         (tmp_path / "other.txt").write_text("x\n" * 20)
         chars.load(str(tmp_path / "other.txt"), verse)
 
