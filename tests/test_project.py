@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import fnmatch
+import itertools
 import os
 import re
 import shlex
@@ -260,11 +261,11 @@ def test_documented_command_and_its_flags_exist(command: str, capsys: pytest.Cap
 
 
 def assert_flags_exist(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [word for word in words if word.startswith("--")]
-    command_words = words[: words.index(flags[0])] if flags else words
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    command_words = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
     with contextlib.suppress(SystemExit):
         assert cli.main([*command_words, "--help"]) == 0, capsys.readouterr().err
-    known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+    known = set(re.findall(r"--[a-z][a-z-]*(?:\.[a-z-]+)*", capsys.readouterr().out))
     known |= {"--" + alias.replace("_", "-") for alias in config.ALIASES}
     assert set(flags) <= known
 
