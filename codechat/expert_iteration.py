@@ -60,14 +60,11 @@ def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
 def train(cfg: ExpertConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     cfg, parent, tok = training.load_parent(cfg)
-    task, problems, held_out = training.load_task(cfg)
-    probes = training.read_probes(cfg)
+    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
-        engine = rl.engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
-        sample = training.rollout_sampler(cfg, engine, model, task, problems, tok)
-        training.preflight.check(cfg, task, problems, model, engine, sample)
+        engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "expert", parent, task=cfg.task, data_dir=cfg.data_dir)
         sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("expert", cfg, model, optimizers)
@@ -85,7 +82,7 @@ def train(cfg: ExpertConfig) -> Run:
             for step in range(start, cfg.max_steps + 1):
                 turn = training.turn(cfg, step, start, run, stopping=interrupt.requested or dead)
                 if turn.evaluate:
-                    run.log_eval(step, training.evaluate_policy(cfg, model, tok, task, held_out, probes))
+                    run.log_eval(step, evaluate(model))
                 if turn.save:
                     save(step, wait=turn.last)
                 if turn.last:
@@ -103,14 +100,14 @@ def train(cfg: ExpertConfig) -> Run:
                         save(step, wait=True)
                     break
                 cursor += world.size * cfg.device_batch_size
-                meter.rolled_out()
+                meter.rolled_out(model)
 
                 # credit: 1 for what is kept, 0 for the rest
                 kept = kept_completions(batch, cfg.keep)  # (P, G)
 
                 # learn: each minibatch is one update, its loss divided by the kept tokens of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
-                before, grad_norm = evaluation.diagnose.bf16_snapshot(model), 0.0
+                grad_norm = 0.0
                 parts = training.minibatches(batch, cfg.minibatches)
                 counts = training.totals([[int(part.mask()[kept[g].flatten()].sum())] for g, part in parts])
                 for update in range(cfg.inner_epochs * cfg.minibatches):
@@ -130,11 +127,8 @@ def train(cfg: ExpertConfig) -> Run:
 
                 # log
                 row = meter.row(cfg, batch, task, kept_frac=kept.float().mean(), **engine.metrics(step))
-                dead = sentinel.update(1.0 - row["frac_zero_std_groups"])
-                row |= dict(lr=lr, grad_norm=grad_norm, dead_steps=sentinel.dead_steps)
-                row |= dict(weights_changed_bf16=evaluation.diagnose.weights_changed_bf16(before, model))
-                run.log(step + 1, row | meter.rates(sum(n for (n,) in counts)))
-                training.log_rollouts(run, bar, cfg, step, row, batch)
+                row |= dict(lr=lr, grad_norm=grad_norm, **meter.rates(sum(n for (n,) in counts)))
+                dead = training.log_step(run, bar, cfg, step, row, batch, sentinel)
             training.stop(run, step, interrupted=turn.stopping, dead=sentinel if dead else None, lost=lost)
     return run
 

@@ -101,16 +101,13 @@ def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     cfg, parent, tok = training.load_parent(cfg)
-    task, problems, held_out = training.load_task(cfg)
-    probes = training.read_probes(cfg)
+    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
         model = training.build_policy(cfg, parent)
         reference = training.build_model(cfg, parent) if cfg.kl_coef else None
         head = training.ValueHead(cfg.model.n_embd).to(world.device)
         optimizers = training.build_optimizers(cfg, model) + head.optimizers(cfg.value_lr)
-        engine = rl.engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
-        sample = training.rollout_sampler(cfg, engine, model, task, problems, tok)
-        training.preflight.check(cfg, task, problems, model, engine, sample)
+        engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "ppo", parent, task=cfg.task, data_dir=cfg.data_dir)
         sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("ppo", cfg, model, optimizers)
@@ -129,7 +126,7 @@ def train(cfg: PPOConfig) -> Run:
             for step in range(start, cfg.max_steps + 1):
                 turn = training.turn(cfg, step, start, run, stopping=interrupt.requested or dead)
                 if turn.evaluate:
-                    run.log_eval(step, training.evaluate_policy(cfg, model, tok, task, held_out, probes))
+                    run.log_eval(step, evaluate(model))
                 if turn.save:
                     save(step, wait=turn.last)
                 if turn.last:
@@ -163,11 +160,11 @@ def train(cfg: PPOConfig) -> Run:
                 )
                 if cfg.whiten:
                     advantage = training.whiten(advantage, mask)
-                meter.rolled_out()
+                meter.rolled_out(model)
 
                 # learn: each minibatch is one update, its loss divided by the tokens of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
-                before, grad_norm = evaluation.diagnose.bf16_snapshot(model), 0.0
+                grad_norm = 0.0
                 parts = training.minibatches(batch, cfg.minibatches)
                 live = rl.rollout_metrics.rank_metrics(batch, task.tiers, paid).sums["effective_groups"]
                 counts = training.totals([[part.n_tokens, live] for _, part in parts])
@@ -208,11 +205,10 @@ def train(cfg: PPOConfig) -> Run:
 
                 # log
                 row = meter.row(cfg, batch, task, paid, adv_abs_mean=adv_abs_mean, **engine.metrics(step))
-                dead = sentinel.update(1.0 - row["frac_zero_std_groups"])
-                row |= dict(lr=lr, grad_norm=grad_norm, dead_steps=sentinel.dead_steps, explained_variance=explained)
-                row |= dict(weights_changed_bf16=evaluation.diagnose.weights_changed_bf16(before, model))
-                run.log(step + 1, row | meter.rates(sum(n for n, _ in counts)))
-                training.log_rollouts(run, bar, cfg, step, row, batch)
+                row |= dict(
+                    lr=lr, grad_norm=grad_norm, explained_variance=explained, **meter.rates(sum(n for n, _ in counts))
+                )
+                dead = training.log_step(run, bar, cfg, step, row, batch, sentinel)
             training.stop(run, step, interrupted=turn.stopping, dead=sentinel if dead else None, lost=lost)
     return run
 

@@ -49,14 +49,11 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 def train(cfg: ReinforceConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
     cfg, parent, tok = training.load_parent(cfg)
-    task, problems, held_out = training.load_task(cfg)
-    probes = training.read_probes(cfg)
+    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
-        engine = rl.engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
-        sample = training.rollout_sampler(cfg, engine, model, task, problems, tok)
-        training.preflight.check(cfg, task, problems, model, engine, sample)
+        engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "reinforce", parent, task=cfg.task, data_dir=cfg.data_dir)
         sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("reinforce", cfg, model, optimizers)
@@ -74,7 +71,7 @@ def train(cfg: ReinforceConfig) -> Run:
             for step in range(start, cfg.max_steps + 1):
                 turn = training.turn(cfg, step, start, run, stopping=interrupt.requested or dead)
                 if turn.evaluate:
-                    run.log_eval(step, training.evaluate_policy(cfg, model, tok, task, held_out, probes))
+                    run.log_eval(step, evaluate(model))
                 if turn.save:
                     save(step, wait=turn.last)
                 if turn.last:
@@ -92,14 +89,13 @@ def train(cfg: ReinforceConfig) -> Run:
                     if step > start:
                         save(step, wait=True)
                     break
-                meter.rolled_out()
+                meter.rolled_out(model)
 
                 # credit: a completion's reward above its group's baseline
                 advantage = rl.advantages.group_advantages(batch.rewards, cfg.baseline)  # (P, G)
 
                 # learn: one step on the ids that were sampled, divided by the tokens of all completions of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
-                before = evaluation.diagnose.bf16_snapshot(model)
                 ((n_tokens,),) = training.totals([[batch.n_tokens]])
                 for packed in training.packs(cfg, model, batch, advantage, skip_zero=not cfg.entropy_coef):
                     mask = packed.targets >= 0  # (R, T)
@@ -118,11 +114,8 @@ def train(cfg: ReinforceConfig) -> Run:
 
                 # log
                 row = meter.row(cfg, batch, task, adv_abs_mean=advantage.abs().mean(), **engine.metrics(step))
-                dead = sentinel.update(1.0 - row["frac_zero_std_groups"])
-                row |= dict(lr=lr, grad_norm=grad_norm, dead_steps=sentinel.dead_steps)
-                row |= dict(weights_changed_bf16=evaluation.diagnose.weights_changed_bf16(before, model))
-                run.log(step + 1, row | meter.rates(n_tokens))
-                training.log_rollouts(run, bar, cfg, step, row, batch)
+                row |= dict(lr=lr, grad_norm=grad_norm, **meter.rates(n_tokens))
+                dead = training.log_step(run, bar, cfg, step, row, batch, sentinel)
             training.stop(run, step, interrupted=turn.stopping, dead=sentinel if dead else None, lost=lost)
     return run
 

@@ -68,13 +68,20 @@ def running(run: Run, start: int, max_steps: int) -> Iterator[tqdm]:
             yield bar
 
 
-def log_rollouts(run: Run, bar: tqdm, cfg: Any, step: int, row: dict[str, float], batch: RolloutBatch) -> None:
-    """The best and worst rollouts of some groups for people, every --log-rollouts-every steps; and the progress bar, one step on."""
+def log_step(
+    run: Run, bar: tqdm, cfg: Any, step: int, row: dict[str, float], batch: RolloutBatch, sentinel: Sentinel
+) -> bool:
+    """Write the metrics of a step of RL, and every --log-rollouts-every steps its best and worst rollouts for people; move the progress bar.
+
+    Returns whether the sentinel ends the run: too many DEAD steps in a row."""
+    dead = sentinel.update(1.0 - row["frac_zero_std_groups"])
+    run.log(step + 1, {**row, "dead_steps": sentinel.dead_steps})
     if cfg.log_rollouts_every and step % cfg.log_rollouts_every == 0 and dist.is_main():
         run.log_samples(step + 1, batch.best_and_worst(groups=4))
     bar.update(1)
     reward, exact, groups = (row[name] for name in ("reward_mean", "exact_match", "effective_groups"))
     bar.set_postfix(reward=f"{reward:.3f}", exact=f"{exact:.2f}", groups=f"{groups:.0f}")
+    return dead
 
 
 def stop(

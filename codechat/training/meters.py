@@ -7,10 +7,11 @@ import time
 from collections import Counter
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
+from codechat.evaluation import diagnose
 from codechat.rl.rollout import RolloutBatch
 from codechat.rl.rollout_metrics import rollout_metrics
 from codechat.tasks.base import Task
@@ -29,9 +30,10 @@ class Meter:
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
 
-    def rolled_out(self) -> None:
-        """Sampling ends here and learning begins."""
+    def rolled_out(self, model: nn.Module) -> None:
+        """Sampling ends here and learning begins, with the weights as they are."""
         self.sampled = time.perf_counter()
+        self.model, self.before = model, diagnose.bf16_snapshot(model)
 
     def loss(self, loss: Tensor, trained: int) -> None:
         self.policy_loss += loss.item()
@@ -69,6 +71,7 @@ class Meter:
             maxima=self.maxima,
             ratios={name: (value, tokens) for name, value in self.sums.items() if name != "tokens"},
         )
+        row["weights_changed_bf16"] = diagnose.weights_changed_bf16(self.before, self.model)
         if "kl_old" in row:
             row["approx_kl"] = row.pop("kl_old")
             row["clip_frac"] = row["clipped_low"] + row["clipped_high"]

@@ -15,13 +15,16 @@ from codechat.evaluation import evaluate
 from codechat.models import lora, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import rollout
+from codechat.rl import engines, rollout
 from codechat.rl.engines import Engine
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
+from codechat.runs.run import StopSignal
 from codechat.tasks.base import Problem, Task
 from codechat.text import tokenizer
 from codechat.text.tokenizer import Tokenizer
+from codechat.training import preflight
+from codechat.training.cadence import evaluate_policy
 
 C = TypeVar("C")
 
@@ -60,10 +63,12 @@ def lineage(cfg: Any, kind: str, parent: Checkpoint | None, **trained_on: Any) -
     return [*former, {"run": cfg.run_name, "kind": kind, **trained_on}]
 
 
-def load_task(cfg: Any) -> tuple[Task, list[Problem], list[Problem]]:
-    """(task, its training problems, the validation problems of evaluations)."""
+def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[GPT], dict[str, Any]]]:
+    """(task, its training problems, evaluate). evaluate(model) gives a row of eval.jsonl: `cadence.evaluate_policy` on validation problems."""
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
-    return task, task.problems("train", seed=cfg.seed), task.problems("select", limit=cfg.eval_examples)
+    held_out, probes = task.problems("select", limit=cfg.eval_examples), read_probes(cfg)
+    training_problems = task.problems("train", seed=cfg.seed)
+    return task, training_problems, lambda model: evaluate_policy(cfg, model, tok, task, held_out, probes)
 
 
 def read_probes(cfg: Any) -> list[Any]:
@@ -100,6 +105,16 @@ def rollout_sampler(
             )
 
     return sample
+
+
+def open_rollouts(
+    cfg: Any, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer, interrupt: StopSignal
+) -> tuple[Engine, Sample]:
+    """(engine, `rollout_sampler`), after the checks of `preflight`. An engine that is waited for gives up when the run is interrupted."""
+    engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+    sample = rollout_sampler(cfg, engine, model, task, problems, tok)
+    preflight.check(cfg, task, problems, model, engine, sample)
+    return engine, sample
 
 
 def step_seed(cfg: Any, step: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from codechat import tasks
@@ -9,13 +10,15 @@ from codechat.core.errors import RunError
 from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
 from codechat.rl.engines import Engine
+from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Task
-from codechat.training.opening import Sample
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored
 
 
-def check(cfg: Any, task: Task, problems: list[Problem], model: GPT, engine: Engine, sample: Sample) -> None:
+def check(
+    cfg: Any, task: Task, problems: list[Problem], model: GPT, engine: Engine, sample: Callable[..., RolloutBatch]
+) -> None:
     """Nothing where --diagnose-groups is 0 or the run is resumed. RunError for a task whose reference solutions are not correct at the full
     reward, and for one that diagnose calls DEAD, unless --allow-dead. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
