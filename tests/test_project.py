@@ -236,15 +236,15 @@ def test_ci_ends_in_the_closing_line_of_pytest(tmp_path: Path, output: str, code
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (code, closing)
 
 
-# --- README and the pages it links to
+# --- README and the pages beside it
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+TOP_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*TOP_PAGES, ROOT / "GLOSSARY.md", ROOT / "data" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def documented() -> list[str]:
-    """Commands of the shell blocks of all pages, each once, continuation lines joined and comments removed."""
-    blocks = [b for page in PAGES for b in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)]
+    """Commands of the shell blocks of README and CONTRIBUTING, each once, continuation lines joined and comments removed."""
+    blocks = [b for page in TOP_PAGES for b in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return list(dict.fromkeys(c for line in lines if (c := line.split("  #")[0].split("# ")[0].strip())))
 
