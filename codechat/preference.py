@@ -21,6 +21,7 @@ from codechat import distributed, evaluation, models, rl, runs, tasks, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
+from codechat.tasks import NAMES
 from codechat.tasks.presets import TOY_RUN
 from codechat.training.settings import LearningSettings, PolicySettings, run_presets
 
@@ -41,7 +42,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     run_name: str = default("preference")
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
-    task: str | None = opt(None, "task to sample pairs on, and to evaluate on: funcall, toy")
+    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     sample_groups: int = opt(256, "groups to sample where pairs come from rollouts")
     group_size: int = opt(8, "completions per group")

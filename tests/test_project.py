@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import fnmatch
-import itertools
 import os
 import re
-import shlex
 import shutil
 import stat
 import subprocess
@@ -19,9 +16,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from codechat import cli
-from codechat.core import config
-from codechat.core.registry import COMMANDS
 from codechat.reports import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -234,66 +228,6 @@ def test_ci_ends_in_the_closing_line_of_pytest(tmp_path: Path, output: str, code
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     ran = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (code, closing)
-
-
-# --- README and the pages beside it
-
-TOP_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-PAGES = [*TOP_PAGES, ROOT / "GLOSSARY.md", ROOT / "data" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def documented() -> list[str]:
-    """Commands of the shell blocks of README and CONTRIBUTING, each once, continuation lines joined and comments removed."""
-    blocks = [b for page in TOP_PAGES for b in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)]
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return list(dict.fromkeys(c for line in lines if (c := line.split("  #")[0].split("# ")[0].strip())))
-
-
-@pytest.mark.parametrize("command", [line for line in documented() if "codechat" in line])
-def test_documented_command_and_its_flags_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(command.replace("-m codechat.", "codechat "))
-    words = words[[word.endswith("codechat") for word in words].index(True) + 1 :]
-    if "--" in words:  # what follows are settings of the loop that is launched
-        at = words.index("--")
-        assert_flags_exist([words[1], *words[at + 1 :]], capsys)
-        words = words[:at]
-    assert_flags_exist(words, capsys)
-
-
-def assert_flags_exist(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    command_words = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
-    with contextlib.suppress(SystemExit):
-        assert cli.main([*command_words, "--help"]) == 0, capsys.readouterr().err
-    known = set(re.findall(r"--[a-z][a-z-]*(?:\.[a-z-]+)*", capsys.readouterr().out))
-    known |= {"--" + alias.replace("_", "-") for alias in config.ALIASES}
-    assert set(flags) <= known
-
-
-def test_documented_make_targets_exist() -> None:
-    targets = {line.split()[1] for line in documented() if line.startswith("make ")}
-    assert targets and targets <= set(TARGETS)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
-    targets = [(page.parent / path if path else page, anchor) for path, _, anchor in links]
-    assert not [str(target) for target, _ in targets if not target.exists()]
-    assert not [
-        f"{target}#{anchor}" for target, anchor in targets if target.suffix == ".md" and anchor not in anchors(target)
-    ]
-
-
-def anchors(page: Path) -> set[str]:
-    """Anchors of the headings as GitHub makes them, and ""."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
-    return {"", *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)}
-
-
-def test_every_command_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert not [name for name in COMMANDS if f"`{name}`" not in text]
 
 
 # --- what is committed

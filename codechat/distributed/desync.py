@@ -54,7 +54,7 @@ def join_store(timeout_s: float) -> tuple[td.Store, int, int]:
 
     The store still holds the keys of an attempt before a restart, or of an earlier session of this process; reading them
     again hangs the group, so each session has its own prefix. Over several hosts the number of restarts differs between
-    hosts: there torchrun's own rendezvous must be new (README)."""
+    hosts: there torchrun's own rendezvous must be new (docs/distributed.md)."""
     global _sessions
     store, rank, size = next(iter(td.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]

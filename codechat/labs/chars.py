@@ -6,7 +6,7 @@
     torchrun --standalone --nproc-per-node 2 -m codechat.labs.chars --objective denoise
 
 GRPO and PPO are used as a pretraining objective: the policy draws symbols and each earns a reward where it is the text's own (tasks/chars.py,
-dense.py). GRPO compares the draws of one place with each other, PPO with a learned value. The weight of a KL term rises from 0 to --kl-coef over
+rl/per_token_rewards.py). GRPO compares the draws of one place with each other, PPO with a learned value. The weight of a KL term rises from 0 to --kl-coef over
 --kl-warmup-tokens; its reference is the text's bigram, or the starting weights. Supervised learning and denoising (denoise.py) read the same windows.
 
 `tokens` counts places that went through a backward pass, all ranks and epochs; --max-tokens ends every objective at the same count. `epoch` counts

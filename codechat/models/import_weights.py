@@ -2,7 +2,7 @@
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct --out qwen
     codechat import qwen --run-name qwen
-    codechat talk --ckpt qwen --user "write quicksort"
+    codechat chat --ckpt qwen --user "write quicksort"
     codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
     codechat import old/latest.pt --run-name old
 

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from codechat.core.config import Settings, default, opt
 from codechat.core.errors import ConfigError
-from codechat.core.http_client import check_url
+from codechat.models import lora_settings
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.rl import engine_settings
+from codechat.tasks import NAMES
 
-LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
-TASKS = "task whose reward is optimised; `codechat evaluate --help` names them"
+TASKS = f"task whose reward is optimised: {', '.join(NAMES)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class MinibatchSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Group):
-    engine: Literal["local", "http", "vllm"] = opt(
+    engine: engine_settings.Kind = opt(
         "local", "who samples rollouts: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
     )
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", identity=False)
@@ -118,26 +119,7 @@ class EngineSettings(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.importance_cap and not 1 <= self.importance_cap < math.inf:
-            raise ConfigError(
-                f"importance_cap {self.importance_cap}; it must be 0 (no weights) or at least 1, the weight where both agree"
-            )
-        if self.max_off_policy < 0 or not self.engine_patience_s > 0:
-            raise ConfigError(
-                f"max_off_policy {self.max_off_policy} must not be negative, engine_patience_s {self.engine_patience_s} must be above 0"
-            )
-        if self.engine == "local":
-            if self.max_off_policy:
-                raise ConfigError(
-                    f"max_off_policy {self.max_off_policy}, but --engine local samples from the newest weights; "
-                    "set 0, or another --engine"
-                )
-            return
-        check_url(self.engine_url, "--engine-url")
-        if self.engine_dir is None:
-            raise ConfigError(
-                f"--engine {self.engine} needs --engine-dir, which the server sees too: its --reload-from, or where vLLM's hf lies"
-            )
+        engine_settings.check(self)
 
     def no_importance_weights(self, why: str) -> None:
         if self.importance_cap:
@@ -146,18 +128,17 @@ class EngineSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class LoRASettings(Group):
-    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True)
-    lora_alpha: float = opt(16.0, "their scale is alpha / rank", late=True)
-    lora_targets: tuple[str, ...] = opt(("qkv", "out"), f"matrices that get one: {' '.join(LORA_TARGETS)}", late=True)
+    lora_rank: int = opt(
+        lora_settings.RANK, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True
+    )
+    lora_alpha: float = opt(lora_settings.ALPHA, "their scale is alpha / rank", late=True)
+    lora_targets: tuple[str, ...] = opt(
+        lora_settings.CHOSEN, f"matrices that get one: {' '.join(lora_settings.TARGETS)}", late=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lora_rank < 0 or (self.lora_rank and self.lora_alpha <= 0):
-            raise ConfigError(
-                f"lora_rank {self.lora_rank}, lora_alpha {self.lora_alpha}; the rank must be at least 1 (0 = off) and alpha above 0"
-            )
-        if unknown := [t for t in self.lora_targets if t not in LORA_TARGETS]:
-            raise ConfigError(f"lora_targets {unknown[0]!r}; targets are {', '.join(LORA_TARGETS)}")
+        lora_settings.check(self.lora_rank, self.lora_alpha, self.lora_targets)
 
 
 @dataclass(frozen=True, kw_only=True)

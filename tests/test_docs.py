@@ -1,0 +1,134 @@
+"""The written documentation: links lead somewhere, functions that it names exist, its commands are valid."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat import cli
+from codechat.core import config
+from codechat.core.registry import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "data/README.md")]
+PAGES += sorted(DOCS.glob("*.md"))
+CODE = re.compile(r"^```.*?^```", re.M | re.S)
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+MENTION = re.compile(r"`([\w/]+\.py): ([\w., ]+)`")  # the label of a link: "file: name, name"
+
+
+def title(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+# --- links
+
+
+def links(page: Path) -> list[tuple[str, Path, str]]:
+    """(label, target, anchor) of the relative links outside code blocks."""
+    found = LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
+    parts = [(label, *link.partition("#")) for label, link in found if "://" not in link]
+    return [(label, page.parent / path if path else page, anchor) for label, path, _, anchor in parts]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings as GitHub makes them, and ""."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {"", *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [(target, anchor) for _, target, anchor in links(page)]
+    assert not [str(target) for target, _ in targets if not target.exists()]
+    assert not [
+        f"{target}#{anchor}" for target, anchor in targets if target.suffix == ".md" and anchor not in anchors(target)
+    ]
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = {target.name for _, target, _ in links(DOCS / "index.md")}
+    assert listed >= {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+
+
+# --- names of functions
+
+
+def defined(module: Path) -> set[str]:
+    """Functions and classes of a module, and Class.method."""
+    found: set[str] = set()
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{part.name}" for part in node.body if hasattr(part, "name")}
+    return found
+
+
+def test_the_walk_names_functions_that_exist() -> None:
+    page = DOCS / "a-step-and-a-request.md"
+    mentions = [(*found.groups(), target) for label, target, _ in links(page) if (found := MENTION.fullmatch(label))]
+    assert len(mentions) > 90, "the labels have another form than `file: function`"
+    for file, names, target in mentions:
+        assert target.resolve() == ROOT / "codechat" / file, f"the label {file} links to {target}"
+        missing = set(names.split(", ")) - defined(target)
+        assert not missing, f"{file} does not define {missing}"
+
+
+# --- commands
+
+
+class Parsed(Exception):
+    """A command has read its words and would begin."""
+
+
+def shell_lines(page: Path) -> list[list[str]]:
+    """The words of each line of the page's shell blocks, continuation lines joined and comments removed."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").replace("-m codechat.", "codechat ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words after `codechat`. What follows a lone -- are the settings of the loop that is launched: one more command."""
+    found = [
+        words[at + 1 :]
+        for words in shell_lines(page)
+        if (at := next((i for i, word in enumerate(words) if re.fullmatch(r"(.*/)?codechat", word)), None)) is not None
+    ]
+    return found + [[words[1], *words[words.index("--") + 1 :]] for words in found if "--" in words]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=title)
+def test_commands_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has flags and values that exist and fit together, up to where it would begin. Files are not looked for."""
+    parse = config.parse
+
+    def parse_only(*args: Any, **options: Any) -> None:
+        parse(*args, **options)
+        raise Parsed
+
+    monkeypatch.setattr(config, "parse", parse_only)
+    monkeypatch.setattr(config, "read_json", lambda path: {})  # --config FILE
+    for words in commands(page):
+        try:
+            code = cli.main(words)
+        except Parsed:
+            continue
+        raise AssertionError(f"codechat {shlex.join(words)}: exit code {code}, {capsys.readouterr().err}")
+
+
+def test_make_targets_exist() -> None:
+    used = {words[1] for page in PAGES for words in shell_lines(page) if words[0] == "make"}
+    assert used and used <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_every_command_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS if f"`{name}`" not in text]
