@@ -38,11 +38,11 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
 	.venv/bin/codechat run nano $(ARGS)
 
-test: venv  ## every test, quick and slow
-	$(PY) -m pytest -q $(ARGS)
+test: venv  ## every test, quick and slow, one process a core; ARGS="-n 0" for one process
+	$(PY) -m pytest -q -n auto $(ARGS)
 
 test-quick: venv  ## the tests that take less than five seconds each
-	$(PY) -m pytest -q -m "not slow" $(ARGS)
+	$(PY) -m pytest -q -n auto -m "not slow" $(ARGS)
 
 notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; ARGS="04_pretraining" for one
 	$(PY) -m codechat.reports.notebooks build $(ARGS)

@@ -1,4 +1,4 @@
-"""What all tests share: two threads, skips with a reason, the folder of real samples."""
+"""What all tests share: the threads of a process, skips with a reason, the folder of real samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # Before torch is imported, and for the processes that tests start: a test run leaves the machine usable.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 # The tolerances are those of float32; a processor with native bfloat16 would compute in that. Tests of other types set it themselves.
 os.environ.setdefault("CODECHAT_DTYPE", "float32")
 
