@@ -135,13 +135,8 @@ def train(cfg: PretrainConfig) -> Run:
                 bar.update(1)
 
                 # log
-                if (step + 1) % cfg.log_every == 0 or step + 1 == cfg.max_steps:
-                    ((train_loss,),) = training.totals([[float(nats)]])
-                    rates = pace.rates(step + 1, tokens_per_step, cfg.model.flops_per_token(cfg.length))
-                    row = dict(tokens=(step + 1) * tokens_per_step, train_loss=train_loss, lr=lr, grad_norm=grad_norm)
-                    run.log(step + 1, row | rates)
-                    bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rates['tok_per_s']:,.0f}")
-                    training.check_finite(step + 1, loss=train_loss)
+                row = dict(lr=lr, grad_norm=grad_norm)
+                training.log_supervised(run, bar, cfg, step, nats, pace, tokens_per_step, **row)
             training.stop(run, step, interrupted=turn.stopping)
     return run
 

@@ -172,13 +172,8 @@ def train(cfg: SFTConfig) -> Run:
                 bar.update(1)
 
                 # log
-                if (step + 1) % cfg.log_every == 0 or step + 1 == cfg.max_steps:
-                    ((train_loss,),) = training.totals([[float(nats)]])
-                    rates = pace.rates(step + 1, tokens_per_step, cfg.model.flops_per_token(cfg.length))
-                    row = dict(tokens=(step + 1) * tokens_per_step, supervised_tokens=supervised, train_loss=train_loss)
-                    run.log(step + 1, row | dict(lr=lr, grad_norm=grad_norm) | rates)
-                    bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rates['tok_per_s']:,.0f}")
-                    training.check_finite(step + 1, loss=train_loss)
+                row = dict(supervised_tokens=supervised, lr=lr, grad_norm=grad_norm)
+                training.log_supervised(run, bar, cfg, step, nats, pace, tokens_per_step, **row)
             why = f"{regression[0]} rose three evaluations in a row" if regression else ""
             training.stop(run, step, interrupted=turn.stopping, why=why)
     return run

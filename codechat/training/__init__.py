@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = attach(
             "step_seed",
         ],
         "cadence": ["evaluate_policy", "turn"],
-        "continuation": ["open_run", "save", "running", "log_step", "stop"],
+        "continuation": ["open_run", "save", "running", "log_step", "log_supervised", "stop"],
         "updates": [
             "set_rate",
             "apply_gradients",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from codechat.distributed import dist
@@ -18,6 +19,8 @@ from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import Run
 from codechat.text.tokenizer import Tokenizer
+from codechat.training.meters import Pace, check_finite
+from codechat.training.updates import totals
 
 
 def open_run(
@@ -82,6 +85,21 @@ def log_step(
     reward, exact, groups = (row[name] for name in ("reward_mean", "exact_match", "effective_groups"))
     bar.set_postfix(reward=f"{reward:.3f}", exact=f"{exact:.2f}", groups=f"{groups:.0f}")
     return dead
+
+
+def log_supervised(
+    run: Run, bar: tqdm, cfg: Any, step: int, nats: Tensor, pace: Pace, tokens_per_step: int, **row: float
+) -> None:
+    """Every --log-every steps the row of a step that learned from given tokens; RunError where its loss is not finite.
+
+    nats: this rank's part of the mean loss of the step; `train_loss` is that of all ranks. A collective in the steps that are logged."""
+    if (step + 1) % cfg.log_every and step + 1 != cfg.max_steps:
+        return
+    ((train_loss,),) = totals([[float(nats)]])
+    rates = pace.rates(step + 1, tokens_per_step, cfg.model.flops_per_token(cfg.length))
+    run.log(step + 1, dict(tokens=(step + 1) * tokens_per_step, train_loss=train_loss, **row, **rates))
+    bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rates['tok_per_s']:,.0f}")
+    check_finite(step + 1, loss=train_loss)
 
 
 def stop(
