@@ -71,11 +71,11 @@ def test_only_data_leaves_the_sandbox() -> None:
         "open('/etc/passwd').read()",
         "import socket\nsocket.create_connection(('127.0.0.1', 80))",
         "import subprocess\nsubprocess.run(['ls'])",
-        f"import os\nos.kill({os.getpid()}, 9)",
+        "import os\nos.kill(PID, 9)",
     ],
 )
 def test_the_isolation_holds(source: str) -> None:
-    assert errand(source)[1]
+    assert errand(source.replace("PID", str(os.getpid())))[1]
 
 
 def test_experts_solve_their_problems_in_code() -> None:
