@@ -51,7 +51,7 @@ __getattr__, __dir__, __all__ = attach(
         "models": ["GPT", "GPTConfig", "PRESETS", "generate", "gpt", "lora", "optim"],
         "data": ["conversations", "corpus", "glaive", "sources", "synthetic"],
         "distributed": ["dist", "gpu_specs", "hardware"],
-        "evaluation": ["behaviour_probes", "contamination", "diagnose", "evaluate", "intervals"],
+        "evaluation": ["behaviour_probes", "contamination", "diagnose", "evaluate", "intervals", "results"],
         "rl": ["advantages", "episodes", "losses", "per_token_rewards", "preference_losses", "rollout"],
         "labs": ["chars", "defects", "exact_gradients", "scaling_law"],
         "runs": ["Run", "checkpoint", "metrics", "paths", "run"],

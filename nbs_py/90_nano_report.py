@@ -32,7 +32,7 @@ frozen = False
 # %%
 from IPython.display import Markdown
 
-from codechat import evaluate, plots, run_frames
+from codechat import plots, results, run_frames
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import DEFAULT, TIERS
 
@@ -143,7 +143,7 @@ for seed in seeds:
     rows, counts = run_frames.rows_of(frames["evals"], seed), run_frames.rows_of(frames["per_problem"], seed)
     rows, counts = rows[rows["split"] == "test"], counts[counts["split"] == "test"]
     sft, rl = (counts[counts["checkpoint"] == c].to_dict("records") for c in rows["checkpoint"].iloc[[0, -1]])
-    gain = evaluate.paired_difference(sft, rl)
+    gain = results.paired_difference(sft, rl)
     gains.append(gain)
     before, after = rows["pass@1"].iloc[[0, -1]]
     print(f"{seed}: pass@1 on test {before:.3f} after SFT, {after:.3f} after RL; RL - SFT {gain.value:+.3f} "
