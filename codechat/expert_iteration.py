@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from codechat import distributed, evaluation, rl, runs, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
-from codechat.tasks.presets import TOY_RUN
+from codechat.tasks.presets import TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class ExpertConfig(MinibatchSettings, RLSettings):
         self.no_importance_weights("expert iteration learns by the likelihood alone, without weights")
 
 
-RUN_PRESETS = run_presets(toy=TOY_RUN)
+# it learns from the best alone, and so more slowly than from all completions
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE | {"max_steps": 260})
 
 
 def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:

@@ -51,10 +51,11 @@ def weights(found: run.Run) -> dict[str, torch.Tensor]:
 def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
     module = LOOPS.get(loop, (reinforce,))[0]
     rewards = (
-        module.train(settings(loop, run_name="toy", max_steps=120, seed=seed))
+        module.train(settings(loop, run_name="toy", max_steps=260 if loop == "expert" else 120, seed=seed))
         .metrics()
         .sort_values("step")["reward_mean"]
     )
+    # expert: 1.0 and 0.987 of seeds 0 and 1
     # ppo: 20 of 20 seeds end above 0.96 (AVX-512, 1 thread), worst 0.967
     return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
 
