@@ -25,6 +25,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import sys
 import textwrap
 import types
@@ -92,7 +93,7 @@ class Settings:
     """Base of settings groups: frozen keyword-only dataclasses that a configuration inherits, several at once.
 
         @dataclass(frozen=True, kw_only=True)
-        class SFTConfig(RunSettings, OptimizerSettings): ...
+        class SFTConfig(OptimizerSettings, RunSettings): ...  # --help shows RunSettings first
 
     A `__post_init__` of a group or configuration checks its own fields and calls `super().__post_init__()`; this
     class ends the chain. Groups take no slots=True: Python cannot inherit from two classes with slots.
@@ -116,10 +117,10 @@ class Field(NamedTuple):
 
 
 def _names(cls: type) -> list[str]:
-    """Fields as --help lists them: groups in the order in which a class inherits them, then its own."""
+    """Fields as --help lists them: groups from the last base to the first, as dataclasses do, then the class's own."""
     if not dataclasses.is_dataclass(cls):
         return []
-    inherited = [name for base in cls.__bases__ for name in _names(base)]
+    inherited = [name for base in reversed(cls.__bases__) for name in _names(base)]
     return list(dict.fromkeys([*inherited, *(f.name for f in dataclasses.fields(cls))]))
 
 
@@ -501,20 +502,39 @@ def _default_text(value: Any) -> str:
 def format_help(
     cls: type, *, presets: Mapping[str, Any] | None = None, prog: str | None = None, epilog: str | None = None
 ) -> str:
-    """The text of --help: one entry for each field, from its `opt` text."""
+    """The text of --help: one entry for each field, from its `opt` text, under the group that declares it."""
     bare = [name.upper() for name, f in leaves_of(cls).items() if f.meta.get("positional")]
     rows = [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
     if presets:
         rows.insert(0, ("--preset NAME", f"start from one of: {', '.join(presets)}"))
-    for name, f in leaves_of(cls).items():
-        if not f.nested and not (name == "preset" and presets):
-            flag = f"--{name.replace('_', '-')} {type_name(f.type)}"
-            rows.append((flag, f.meta.get("help", "") + _default_text(f.default)))
     lines = [" ".join([f"usage: {prog or Path(sys.argv[0]).name}", *bare, "[--setting value ...]"])]
-    for flag, text in rows:
-        first = f"  {flag:<30}  "
-        lines.append(textwrap.fill(text, 110, initial_indent=first, subsequent_indent=" " * 34, break_on_hyphens=False))
+    lines += [_help_entry(*row) for row in rows]
+    leaves = {n: f for n, f in leaves_of(cls).items() if not f.nested and not (n == "preset" and presets)}
+    groups = {name: _group_of(cls, name.partition(".")[0]) for name in leaves}
+    heading = cls
+    for name, f in leaves.items():
+        if groups[name] is not heading:
+            heading = groups[name]
+            lines.append(f"\n{_title(heading)}:")
+        flag = f"--{name.replace('_', '-')} {type_name(f.type)}"
+        lines.append(_help_entry(flag, f.meta.get("help", "") + _default_text(f.default)))
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
+
+
+def _group_of(cls: type, name: str) -> type:
+    """The class that declares a field with `opt`: the last of the bases that have it."""
+    return [base for base in cls.__mro__ if name in base.__dict__.get("__annotations__", {})][-1]
+
+
+def _title(group: type) -> str:
+    """RolloutSettings: Rollout. GRPOConfig: GRPO."""
+    name = group.__name__.removesuffix("Settings").removesuffix("Config")
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name)
+
+
+def _help_entry(flag: str, text: str) -> str:
+    first = f"  {flag:<30}  "
+    return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=" " * 34, break_on_hyphens=False)
 
 
 def parse(

@@ -29,9 +29,12 @@ from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import SamplingSettings
 from codechat.models import loading
+from codechat.models.loading import LoadedModel
 from codechat.rl import rollout
 from codechat.rl.advantages import zero_variance
+from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
+from codechat.tasks.base import Problem, Task
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
@@ -190,6 +193,22 @@ class DiagnoseConfig(SamplingSettings):
             raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
 
 
+def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any) -> RolloutBatch:
+    """group_size completions of each problem; cfg: the settings of `SamplingSettings`, and group_size."""
+    return rollout.collect(
+        loaded.model,
+        task,
+        problems,
+        loaded.tokenizer,
+        loaded.tags,
+        group_size=cfg.group_size,
+        max_new_tokens=cfg.max_new_tokens,
+        temperature=cfg.temperature,
+        top_k=cfg.top_k,
+        seed=cfg.seed,
+    )
+
+
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory.
 
@@ -201,18 +220,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         with torch.no_grad(), dist.autocast(dist.device()):
-            batch = rollout.collect(
-                loaded.model,
-                task,
-                problems[: cfg.groups],
-                loaded.tokenizer,
-                loaded.tags,
-                group_size=cfg.group_size,
-                max_new_tokens=cfg.max_new_tokens,
-                temperature=cfg.temperature,
-                top_k=cfg.top_k,
-                seed=cfg.seed,
-            )
+            batch = sample_groups(loaded, task, problems[: cfg.groups], cfg)
         found, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
         shares = {k: v for k, v in tiers.items() if k.startswith("tier/")}
         print(format_diagnosis(found, shares, temperature=cfg.temperature))

@@ -327,18 +327,7 @@ def dissect(cfg: AnatomyConfig, broken: Broken | None = None) -> Run:
     with run:
         for number, (ref, loaded) in enumerate(zip(cfg.ckpt, models, strict=True)):
             with torch.no_grad():
-                batch = rollout.collect(
-                    loaded.model,
-                    task,
-                    problems[: cfg.problems],
-                    loaded.tokenizer,
-                    loaded.tags,
-                    group_size=cfg.group_size,
-                    max_new_tokens=cfg.max_new_tokens,
-                    temperature=cfg.temperature,
-                    top_k=cfg.top_k,
-                    seed=cfg.seed,
-                )
+                batch = diagnose.sample_groups(loaded, task, problems[: cfg.problems], cfg)
             for row in _rows(cfg, loaded, task, problems, batch, broken or {}, first=number == 0):
                 run.log_eval(int(loaded.meta["step"]), dict(row, checkpoint=ref))
                 print(ref, {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items() if v})

@@ -262,7 +262,7 @@ class Plain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped(RunSettings, OptimizerSettings, Plain):
+class Grouped(OptimizerSettings, RunSettings, Plain):
     lr: float = default(5e-5)
     seed: int = default(7, identity=False)
     warmup_steps: int = opt(3, "of our own")
@@ -290,6 +290,14 @@ def test_settings_groups_are_inherited_and_listed_in_order() -> None:
     assert parse(Grouped, ["--learning-rate", "1", "--seed", "2"]) == Grouped(lr=1.0, seed=2)
     assert from_dict(Grouped, to_dict(Grouped(lr=0.5))) == Grouped(lr=0.5)
     assert (Further().lr, describe(Further)[2].help) == (1e-4, "peak learning rate")
+
+
+def test_help_names_the_group_that_declares_a_setting() -> None:
+    lines = format_help(Grouped).splitlines()
+    headings = {line for line in lines if line.endswith(":") and not line.startswith(" ")}
+    assert headings == {"Run:", "Optimizer:", "Grouped:"}
+    lr = next(i for i, line in enumerate(lines) if "--lr " in line)
+    assert lines.index("Optimizer:") < lr < lines.index("Grouped:"), "another default leaves a setting in its group"
 
 
 def test_a_new_default_keeps_what_decides_the_hash() -> None:
