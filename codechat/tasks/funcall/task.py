@@ -33,6 +33,7 @@ class FuncallTask:
 
     name = "funcall"
     tiers = TIERS
+    grouped_by = ""  # the key of a problem's meta by which evaluations group scores
 
     def __init__(
         self,
@@ -52,6 +53,8 @@ class FuncallTask:
         self._rows: list[Problem] | None = None
         if str(source) != "toolbox":
             self._rows, self.ledger = sources.read(Path(source), tools_style)
+            if any("stratum" in row.meta for row in self._rows):
+                self.grouped_by = "stratum"
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. Without a limit: DEFAULT_LIMIT generated ones, or all of a

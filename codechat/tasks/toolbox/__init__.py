@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = attach(
         "money",
         "names",
     ]
-    + ["prepare", "statistics", "text", "tool", "units", "values"],
+    + ["generated", "prepare", "reading", "statistics", "text", "tool", "units", "values"],
     {
         "catalogue": ["FAMILIES", "THEMES", "TOOLS", "execute", "family", "respond"],
         "conversations": ["dialogues", "neutral_system", "probes", "problems", "tools_system"],

@@ -58,10 +58,14 @@ def execute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def respond(name: str, arguments: Mapping[str, Any]) -> str:
     """The content of a function response: {"result": ...} or {"error": message} as JSON text."""
     try:
-        response = execute(name, arguments)
+        return response(execute(name, arguments)["result"])
     except ToolError as error:
-        response = {"error": str(error)}
-    return json.dumps(response, ensure_ascii=False)
+        return json.dumps({"error": str(error)}, ensure_ascii=False)
+
+
+def response(result: Any) -> str:
+    """The content of a function response that holds a result."""
+    return json.dumps({"result": result}, ensure_ascii=False)
 
 
 def family(name: str) -> frozenset[str]:

@@ -78,7 +78,7 @@ def dialogues(
 
     meta: tools_present, asked ("tool" or "chat"), tools (names on offer), level (0 for negatives), hard, and kind
     ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
-    rng = _generator("dialogues", split, seed, levels)
+    rng = generator("dialogues", split, seed, levels)
     for i in range(n):
         draw = rng.random()
         if draw < negatives_share:
@@ -96,7 +96,7 @@ def problems(
     split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVELS, negatives_share: float = 0.0
 ) -> list[Problem]:
     """n single requests. gold: {"name", "arguments"}, or None where no call is correct."""
-    rng = _generator("problems", split, seed, levels)
+    rng = generator("problems", split, seed, levels)
     made = []
     for i in range(n):
         if rng.random() < negatives_share:
@@ -114,7 +114,7 @@ def problems(
 def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
     """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in
     turn. A call is correct only where the fitting tool is on offer."""
-    rng = _generator("probes", split, seed, LEVELS)
+    rng = generator("probes", split, seed, LEVELS)
     if n and not code_requests:
         raise ConfigError("probes got 0 code requests; at least one is required; pass some")
     rows = []
@@ -122,11 +122,11 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
         asked, tools = CELLS[i % len(CELLS)]
         request, offered, messages = _positive(rng, split, LEVELS)
         if asked == "code":
-            offered, messages[1] = _pool(split == "test_hard"), _message("user", rng.choice(code_requests))
+            offered, messages[1] = pool(split == "test_hard"), message("user", rng.choice(code_requests))
             offered = rng.sample(offered, rng.randint(1, 1 + MAX_DISTRACTORS))
         elif tools == "other":
-            offered = _others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
-        messages[0] = _message("system", neutral_system(rng) if tools == "none" else _offer(offered))
+            offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
+        messages[0] = message("system", neutral_system(rng) if tools == "none" else _offer(offered))
         rows.append(
             {
                 "messages": messages,
@@ -140,8 +140,7 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
 
 def tools_system(rng: random.Random, k: int | None = None, split: str = "train") -> str:
     """A system prompt that offers k tools of the split. Default: 1 to 4 tools."""
-    pool = _pool(split == "test_hard")
-    return _offer(rng.sample(pool, k or rng.randint(1, 1 + MAX_DISTRACTORS)))
+    return _offer(rng.sample(pool(split == "test_hard"), k or rng.randint(1, 1 + MAX_DISTRACTORS)))
 
 
 def neutral_system(rng: random.Random) -> str:
@@ -149,46 +148,54 @@ def neutral_system(rng: random.Random) -> str:
     return rng.choice(NEUTRAL)
 
 
-def _generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> random.Random:
+def generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> random.Random:
     check_split(split)
     check_levels(levels, LEVELS)
     return random.Random(f"{purpose} {split} {seed}")
 
 
 @lru_cache
-def _pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple[Tool, ...]:
+def pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple[Tool, ...]:
     """Tools of a level. hard: held-out tools too. held_out: held-out tools alone."""
     tools = (t for t in TOOLS.values() if level in (None, t.level))
     return tuple(t for t in tools if (t.held_out if held_out else hard or not t.held_out))
 
 
-def _request(rng: random.Random, split: str, levels: Sequence[int], pool: Sequence[Tool] | None = None) -> Request:
-    """In test_hard half of the requests need held-out tools, half ask for a known tool in new phrasings."""
-    hard, level = None, rng.choice(levels)
-    if split == "test_hard":
+def draw_request(
+    rng: random.Random,
+    split: str,
+    levels: Sequence[int],
+    among: Sequence[Tool] | None = None,
+    hard: str | None = None,
+) -> Request:
+    """A request for one of the tools `among` (default: of the split's).
+
+    hard: "tool" needs a held-out tool, "phrasing" asks for a known one in new words; default in test_hard: either."""
+    level = rng.choice(levels)
+    if split == "test_hard" and hard is None:
         hard = rng.choice(("tool", "phrasing"))
-    tool = rng.choice(pool or _pool(False, level, hard == "tool"))
+    tool = rng.choice(among or pool(False, level, hard == "tool"))
     arguments = tool.sample(rng, split)
     return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
 
 
 def _positive(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
     """A request, the tools on offer, and the prompt."""
-    request = _request(rng, split, levels)
-    offered = [request.tool, *_others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
+    request = draw_request(rng, split, levels)
+    offered = [request.tool, *others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
     rng.shuffle(offered)
-    return request, offered, [_message("system", _offer(offered)), _message("user", request.text)]
+    return request, offered, [message("system", _offer(offered)), message("user", request.text)]
 
 
-def _others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> list[Tool]:
+def others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> list[Tool]:
     """k tools that could not serve a request for any of `tools`, nor for one another."""
-    taken, others = set().union(*(family(t.name) for t in tools)), []
-    while len(others) < k:
-        other = rng.choice(_pool(split == "test_hard"))
+    taken, found = set().union(*(family(t.name) for t in tools)), []
+    while len(found) < k:
+        other = rng.choice(pool(split == "test_hard"))
         if other.name not in taken:
-            others.append(other)
+            found.append(other)
             taken |= family(other.name)
-    return others
+    return found
 
 
 def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
@@ -197,25 +204,25 @@ def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[
     meta = _meta(offered, request, "multi_turn")
     messages += _served(request)
     if rng.random() < SECOND_REQUEST_SHARE:
-        pool = offered if split != "test_hard" else [request.tool]
-        second = _request(rng, split, levels, pool)
-        messages += [_message("user", second.text), *_served(second)]
+        among = offered if split != "test_hard" else [request.tool]
+        second = draw_request(rng, split, levels, among)
+        messages += [message("user", second.text), *_served(second)]
     return messages, meta
 
 
 def _negative(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
     """A conversation in which no call is correct."""
     kind, offered = rng.choice(NEGATIVES), []
-    request = _request(rng, split, levels)
+    request = draw_request(rng, split, levels)
     text, answer = request.text, rng.choice(NO_FUNCTION)
     if kind == "absent":
         system, answer = neutral_system(rng), rng.choice(NO_TOOLS)
     else:
-        offered = _others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
+        offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
         system = _offer(offered)
     if kind == "chat":
         text, answer = rng.choice(SMALL_TALK)
-    messages = [_message("system", system), _message("user", text), _message("assistant", answer)]
+    messages = [message("system", system), message("user", text), message("assistant", answer)]
     meta = {
         "tools_present": bool(offered),
         "asked": "chat" if kind == "chat" else "tool",
@@ -233,20 +240,20 @@ def _served(request: Request) -> list[Message]:
     result = execute(name, arguments)["result"]
     return [
         _call(request),
-        _message("function", respond(name, arguments)),
-        _message("assistant", request.tool.report(arguments, result)),
+        message("function", respond(name, arguments)),
+        message("assistant", request.tool.report(arguments, result)),
     ]
 
 
 def _call(request: Request) -> Message:
-    return _message("assistant", chat.format_call(request.tool.name, request.arguments))
+    return message("assistant", chat.format_call(request.tool.name, request.arguments))
 
 
 def _offer(tools: Sequence[Tool]) -> str:
     return chat.tools_prompt([t.schema for t in tools], "compact")
 
 
-def _message(role: str, content: str) -> Message:
+def message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 

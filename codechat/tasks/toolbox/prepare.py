@@ -20,6 +20,7 @@ from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
 from codechat.tasks.preparation import checked_ledgers
+from codechat.tasks.toolbox import reading
 
 Row = dict[str, Any]
 CALLS_HUB = "glaiveai/glaive-function-calling-v2"
@@ -47,6 +48,11 @@ class CallsConfig:
     tools_style: str = opt("compact", "how a system prompt lists tools read from a file: compact or json")
     probes: int = opt(64, "behaviour probes of each cell")
     seed: int = opt(0, "seed of the toolbox")
+    reading: reading.Mix | None = opt(
+        None,
+        "shares of conversations that only reading the tools solves; none = each tool under its one name",
+        late=True,
+    )
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
@@ -72,14 +78,32 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
     shares = {"multi_turn_share": cfg.multi_turn_share, "negatives_share": cfg.negatives_share}
     conversations = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
     for split, n in {"train": conversations, **held_out}.items():
-        made = toolbox.dialogues(split, n, cfg.seed, levels=cfg.levels, **shares)
+        if cfg.reading:
+            made = reading.dialogues(split, n, cfg.seed, mix=cfg.reading, levels=cfg.levels)
+        else:
+            made = toolbox.dialogues(split, n, cfg.seed, levels=cfg.levels, **shares)
         files[f"calls.{split}"] = list(ledger.counted(made))
     if cfg.copies:
         for split, n in {"train": cfg.copies, **held_out}.items():
             files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
+    if cfg.reading:
+        return files | _reading_problems(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
     files["funcall.train"] = _training_problems(cfg)
     for split, n in {**held_out, "test_hard": cfg.eval_examples}.items():
         files[f"funcall.{split}"] = list(map(row_of, toolbox.problems(split, n, cfg.seed, levels=cfg.levels)))
+    return files
+
+
+def _reading_problems(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, list[Row]]:
+    """Problems of every split by strata. Only the training problems have renamed, composed and invented tools beside the trained ones."""
+    shares = {split: reading.SHARES[split].get("code", 0) for split in counts}
+    requests = _code_requests({split: round(share * counts[split]) for split, share in shares.items() if share})
+    files = {}
+    for split, n in counts.items():
+        mix = cfg.reading if split == "train" else None
+        made = reading.problems(split, n, cfg.seed, mix=mix, levels=cfg.levels, code_requests=requests.get(split, ()))
+        files[f"funcall.{split}"] = list(map(row_of, made))
+    random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
 
 

@@ -1,0 +1,406 @@
+"""Conversations and problems that can only be solved by reading the list of tools.
+
+`conversations` offers each tool under its one name, so a model may remember names. Here a share of the conversations renames its tools and
+arguments, some tools are composed or invented (`generated`), every request with an unfitting list has a twin whose list fits, and some
+requests need two calls, the second with the first one's result.
+
+Problems have a stratum in `meta["stratum"]`, by which evaluations group scores:
+
+    call       a trained tool, values that training never has
+    unfitting  the request of a call problem (its twin), whose tool is replaced by others: no call is correct
+    no_tools   a request without any list: no call is correct
+    code       a request for Python code, with or without tools: no call is correct
+    chain_1    the first call of a request that needs two
+    chain_2    the second, after the first and its response
+    tool       test_hard: a tool that training never has
+    phrasing   test_hard: a trained tool, in words that training never has
+    renamed    test_hard: the request of a call problem of `test`, whose tools have other names
+
+Left out: chains of three calls; calls in parallel.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.tasks.base import Message, Problem
+from codechat.tasks.toolbox import conversations as plain
+from codechat.tasks.toolbox import generated
+from codechat.tasks.toolbox.catalogue import execute, family, response
+from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError
+from codechat.tasks.toolbox.values import COMMON, allowed, invent
+from codechat.text import chat
+
+RENAMED_TOOL, RENAMED_ARGUMENT = 0.7, 0.35  # shares of the tools and arguments of a renamed conversation
+CHAIN = ("{first} Then: {second}", "{first} Then take the result. {second}", "{first} After that: {second}")
+RESULT = ("the result", "that", "the answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """Shares of the conversations. What remains is single calls."""
+
+    multi_turn: float = opt(0.2, "share of conversations that continue after the call")
+    chained: float = opt(
+        0.0, "share of conversations whose request needs two calls, the second with the first's result"
+    )
+    unfitting: float = opt(0.1, "share of conversations whose tools do not fit the request")
+    no_tools: float = opt(0.05, "share of conversations that ask for a tool where none is offered")
+    small_talk: float = opt(0.05, "share of conversations that only chat while tools are offered")
+    renamed: float = opt(0.0, "share of conversations whose tools and arguments have other names")
+    composed: float = opt(0.0, "share of requests for composed tools")
+    invented: float = opt(0.0, "share of requests for invented tools")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not 0 <= getattr(self, f.name) <= 1:
+                raise ConfigError(f"{f.name} is {getattr(self, f.name)}; it must be a share from 0 to 1")
+        kinds = self.multi_turn + self.chained + self.unfitting + self.no_tools + self.small_talk
+        for what, total in (
+            ("kinds of conversations", kinds),
+            ("composed and invented", self.composed + self.invented),
+        ):
+            if total > 1:
+                raise ConfigError(f"the shares of {what} add up to {total:g}; they must be at most 1")
+
+
+# ---------------------------------------------------------------- names
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names under which one conversation offers its tools; a tool that is not in it keeps its own.
+
+    tools: own name -> name on offer. arguments: (tool's own name, argument) -> name on offer."""
+
+    tools: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def schema(self, tool: Tool) -> dict[str, Any]:
+        """The tool's schema under its names on offer."""
+        shown = {key: self.arguments.get((tool.name, key), key) for key in tool.slots}
+        parameters = tool.schema["parameters"]
+        properties = {shown[key]: schema for key, schema in parameters["properties"].items()}
+        return tool.schema | {
+            "name": self.tools.get(tool.name, tool.name),
+            "parameters": parameters | {"properties": properties, "required": list(properties)},
+        }
+
+    def call(self, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """{"name", "arguments"} of a call, under the names on offer."""
+        given = {self.arguments.get((tool.name, key), key): value for key, value in arguments.items()}
+        return {"name": self.tools.get(tool.name, tool.name), "arguments": given}
+
+
+def drawn_names(
+    rng: random.Random, split: str, tools: Sequence[Tool], every: bool = False, description_share: float = 0.3
+) -> Names:
+    """New names for some of the tools (all: `every`) and of their arguments: one to three common words, or an invented one of this split."""
+    taken = {t.name for t in tools}
+
+    def fresh(words: Sequence[str]) -> str:
+        while True:
+            draw = rng.random()
+            if draw < description_share:
+                found = "_".join(rng.sample(words, min(len(words), rng.choice((1, 2)))))
+            elif draw < 0.7:
+                found = "_".join(rng.choices(COMMON, k=rng.choice((1, 1, 2, 2, 3))))
+            else:
+                found = invent(rng)
+            if found not in taken and allowed(found, split):
+                taken.add(found)
+                return found
+
+    names, arguments = {}, {}
+    for tool in tools:
+        words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or list(COMMON)
+        if every or rng.random() < RENAMED_TOOL:
+            names[tool.name] = fresh(words)
+        for key in tool.slots:
+            if rng.random() < RENAMED_ARGUMENT:
+                arguments[tool.name, key] = rng.choice(COMMON)
+        shown = [arguments.get((tool.name, key), key) for key in tool.slots]
+        if len(set(shown)) < len(shown):  # two arguments of one name: keep the tool's own
+            arguments = {at: new for at, new in arguments.items() if at[0] != tool.name}
+    return Names(names, arguments)
+
+
+# ---------------------------------------------------------------- one conversation
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A request, the tools on offer (the fitting ones first), and their names."""
+
+    request: plain.Request
+    offered: list[Tool]
+    names: Names
+    second: plain.Request | None = None
+
+    def system(self, rng: random.Random) -> Message:
+        order = rng.sample(self.offered, len(self.offered))
+        return plain.message("system", chat.tools_prompt([self.names.schema(t) for t in order], "compact"))
+
+    def calls(self) -> list[dict[str, Any]]:
+        requests = [self.request, *([self.second] if self.second else [])]
+        return [self.names.call(r.tool, r.arguments) for r in requests]
+
+    def meta(self, kind: str) -> dict[str, Any]:
+        tools = [self.names.tools.get(t.name, t.name) for t in self.offered]
+        tool = self.request.tool
+        return {"tools_present": bool(tools), "asked": "tool", "tools": tools, "level": tool.level, "kind": kind} | {
+            "hard": self.request.hard,
+            "tool": tool.name,
+            "renamed": bool(self.names.tools),
+        }
+
+
+def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], *, fits: bool = True) -> Scene:
+    """A request with 1 to 4 tools. fits: the requested tool is among them."""
+    draw = rng.random()
+    if draw < mix.invented:
+        tool, *others = generated.invented_offer(rng, split, rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS))
+    elif draw < mix.invented + mix.composed:
+        tool, *others = rng.sample(generated.composed(), rng.randint(1 if fits else 2, 1 + plain.MAX_DISTRACTORS))
+    else:
+        request = plain.draw_request(rng, split, levels)
+        others = plain.others(rng, split, [request.tool], rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS))
+        return _named(rng, split, mix, request, [request.tool, *others] if fits else others)
+    arguments = tool.sample(rng, split)
+    request = plain.Request(tool, arguments, tool.ask(rng, arguments), None)
+    return _named(rng, split, mix, request, [tool, *others] if fits else others)
+
+
+def _named(
+    rng: random.Random, split: str, mix: Mix, request: plain.Request, offered: list[Tool], second: Any = None
+) -> Scene:
+    known = list({t.name: t for t in (*offered, request.tool)}.values())
+    names = drawn_names(rng, split, known) if rng.random() < mix.renamed else Names()
+    return Scene(request, offered, names, second)
+
+
+def chain(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> Scene:
+    """A request that needs two calls: the second tool takes the result of the first."""
+    while True:
+        first = plain.draw_request(rng, split, levels)
+        result = execute(first.tool.name, first.arguments)["result"]
+        second = _following(rng, split, first.tool, result)
+        if second is not None:
+            break
+    text = rng.choice(CHAIN).format(first=first.text, second=second.text)
+    both = [first.tool, second.tool]
+    others = plain.others(rng, split, both, rng.randint(0, plain.MAX_DISTRACTORS - 1))
+    request = plain.Request(first.tool, first.arguments, text, first.hard)
+    return _named(rng, split, mix, request, [*both, *others], second)
+
+
+def _following(rng: random.Random, split: str, first: Tool, result: Any) -> plain.Request | None:
+    """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such value."""
+    tool = rng.choice(plain.pool(False))
+    kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
+    free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
+    if not free or tool.name in family(first.name):
+        return None
+    key, arguments = rng.choice(free), tool.sample(rng, split)
+    arguments[key] = result
+    try:
+        tool.call(arguments)
+    except ToolError:
+        return None
+    spoken = {k: tool.slots[k].say(rng, v) for k, v in arguments.items()} | {key: rng.choice(RESULT)}
+    return plain.Request(tool, arguments, rng.choice(tool.asks).format(**spoken), None)
+
+
+# ---------------------------------------------------------------- many
+
+
+def dialogues(
+    split: str, n: int, seed: int = 0, *, mix: Mix | None = None, levels: Sequence[int] = LEVELS
+) -> Iterator[dict[str, Any]]:
+    """n rows {"id", "messages", "domain": "calls", "meta"}; meta: as of `conversations.dialogues`, and renamed.
+
+    An unfitting conversation is followed by its twin: the same request with a list that fits."""
+    mix, rng, twin = mix or Mix(), plain.generator("reading", split, seed, levels), None
+    for i in range(n):
+        if twin:
+            messages, meta, twin = *twin, None
+        else:
+            messages, meta, twin = _conversation(rng, split, mix, levels)
+        yield {"id": f"reading-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
+
+
+Row = tuple[list[Message], dict[str, Any]]
+
+
+def _conversation(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> tuple[*Row, Row | None]:
+    kinds = {k: getattr(mix, k) for k in ("multi_turn", "chained", "unfitting", "no_tools", "small_talk")}
+    kind = rng.choices([*kinds, "call"], [*kinds.values(), 1 - sum(kinds.values())])[0]
+    if kind == "chained":
+        made = chain(rng, split, mix, levels)
+        return _served(rng, made), made.meta(kind), None
+    made = scene(rng, split, mix, levels, fits=kind != "unfitting")
+    user = plain.message("user", made.request.text)
+    if kind in ("call", "multi_turn"):
+        messages = _served(rng, made) if kind == "multi_turn" else [made.system(rng), user, _call(made.calls()[0])]
+        return messages, made.meta(kind), None
+    if kind == "small_talk":
+        asked, answer = rng.choice(plain.SMALL_TALK)
+        messages = [made.system(rng), plain.message("user", asked), plain.message("assistant", answer)]
+        return messages, made.meta("chat") | {"asked": "chat"}, None
+    if kind == "no_tools":
+        system, answer = plain.message("system", plain.neutral_system(rng)), rng.choice(plain.NO_TOOLS)
+        meta = made.meta("absent") | {"tools_present": False, "tools": []}
+        return [system, user, plain.message("assistant", answer)], meta, None
+    answer = plain.message("assistant", rng.choice(plain.NO_FUNCTION))
+    fitting = _with_the_fitting_tool(rng, made)
+    twin = [fitting.system(rng), user, _call(fitting.calls()[0])], fitting.meta("call")
+    return [made.system(rng), user, answer], made.meta("unsuitable"), twin
+
+
+def _with_the_fitting_tool(rng: random.Random, made: Scene) -> Scene:
+    """The same scene, with one of its tools replaced by the requested one."""
+    offered = [made.request.tool, *made.offered[1:]]
+    return Scene(made.request, offered, made.names)
+
+
+def _served(rng: random.Random, made: Scene) -> list[Message]:
+    """The request, its calls with the tools' responses, and the answer."""
+    messages = [made.system(rng), plain.message("user", made.request.text)]
+    requests = [made.request, *([made.second] if made.second else [])]
+    for request, call in zip(requests, made.calls(), strict=True):
+        result = request.tool.call(request.arguments)
+        messages += [_call(call), plain.message("function", response(result))]
+    return [*messages, plain.message("assistant", requests[-1].tool.report(requests[-1].arguments, result))]
+
+
+def _call(call: Mapping[str, Any]) -> Message:
+    return plain.message("assistant", chat.format_call(call["name"], call["arguments"]))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What decides a problem: its number in the split and seed, and what training problems may have."""
+
+    split: str
+    seed: int
+    number: int
+    levels: Sequence[int] = LEVELS
+    mix: Mix = Mix()
+    code_requests: Sequence[str] = ()
+
+    def rng(self, what: str, split: str | None = None) -> random.Random:
+        return plain.generator(f"{what} {self.number}", split or self.split, self.seed, self.levels)
+
+
+Made = Iterator[tuple[str, list[Message], dict[str, Any] | None, dict[str, Any]]]
+
+
+def _single(kind: str, rng: random.Random, made: Scene, gold: bool = True) -> Made:
+    messages = [made.system(rng), plain.message("user", made.request.text)]
+    yield kind, messages, made.calls()[0] if gold else None, made.meta("call" if gold else "unsuitable")
+
+
+def _call_problem(draw: Draw) -> Made:
+    rng = draw.rng("call")
+    return _single("call", rng, scene(rng, draw.split, draw.mix, draw.levels))
+
+
+def _unfitting(draw: Draw) -> Made:
+    rng = draw.rng("call")
+    made = scene(rng, draw.split, draw.mix, draw.levels)
+    tool, *rest = made.offered
+    other = next(t for t in plain.others(rng, draw.split, [tool], 4) if t not in rest)
+    return _single("unfitting", rng, Scene(made.request, [other, *rest], made.names), gold=False)
+
+
+def _renamed(draw: Draw) -> Made:
+    rng = draw.rng("call", "test")
+    made = scene(rng, "test", Mix(), draw.levels)
+    names = drawn_names(rng, draw.split, made.offered, every=True)
+    return _single("renamed", rng, Scene(made.request, made.offered, names))
+
+
+def _hard(kind: str) -> Callable[[Draw], Made]:
+    def make(draw: Draw) -> Made:
+        rng = draw.rng(kind)
+        request = plain.draw_request(rng, draw.split, draw.levels, hard=kind)
+        others = plain.others(rng, draw.split, [request.tool], rng.randint(0, plain.MAX_DISTRACTORS))
+        return _single(kind, rng, Scene(request, [request.tool, *others], Names()))
+
+    return make
+
+
+def _no_tools(draw: Draw) -> Made:
+    rng = draw.rng("no_tools")
+    request = plain.draw_request(rng, draw.split, draw.levels)
+    messages = [plain.message("system", plain.neutral_system(rng)), plain.message("user", request.text)]
+    yield "no_tools", messages, None, {"tools_present": False, "asked": "tool", "tools": [], "kind": "absent"}
+
+
+def _code(draw: Draw) -> Made:
+    rng, present = draw.rng("code"), draw.number % 2 == 0
+    system = plain.tools_system(rng, split=draw.split) if present else plain.neutral_system(rng)
+    asked = draw.code_requests[draw.number % len(draw.code_requests)]
+    messages = [plain.message("system", system), plain.message("user", asked)]
+    yield "code", messages, None, {"tools_present": present, "asked": "code", "kind": "code"}
+
+
+def _chain(draw: Draw) -> Made:
+    rng = draw.rng("chain")
+    made = chain(rng, draw.split, draw.mix, draw.levels)
+    messages = _served(rng, made)
+    for at, gold in enumerate(made.calls()):
+        yield f"chain_{at + 1}", messages[: 2 + 2 * at], gold, made.meta("chained") | {"chain": draw.number}
+
+
+STRATA: dict[str, Callable[[Draw], Made]] = {
+    "call": _call_problem,
+    "unfitting": _unfitting,
+    "no_tools": _no_tools,
+    "code": _code,
+    "chain": _chain,
+    "tool": _hard("tool"),
+    "phrasing": _hard("phrasing"),
+    "renamed": _renamed,
+}
+SHARES = {  # of the problems of a split
+    "train": dict(call=0.55, unfitting=0.2, no_tools=0.05, code=0.1, chain=0.1),
+    "select": dict(call=0.4, unfitting=0.2, no_tools=0.1, code=0.1, chain=0.2),
+    "test": dict(call=0.4, unfitting=0.2, no_tools=0.1, code=0.1, chain=0.2),
+    "test_hard": dict(tool=0.4, phrasing=0.3, renamed=0.3),
+}
+
+
+def problems(
+    split: str,
+    n: int,
+    seed: int = 0,
+    *,
+    shares: Mapping[str, float] | None = None,
+    mix: Mix | None = None,
+    levels: Sequence[int] = LEVELS,
+    code_requests: Sequence[str] = (),
+) -> list[Problem]:
+    """n problems, those of a stratum together. gold: {"name", "arguments"}, or None where no call is correct.
+
+    shares: stratum -> share, by default `SHARES` of the split; "chain" gives chain_1 and chain_2. mix: renamed, composed and invented tools of
+    the strata call, unfitting and chain. ConfigError for an unknown stratum, and for code without `code_requests`."""
+    shares = shares or SHARES[split]
+    if unknown := sorted(shares.keys() - STRATA.keys()):
+        raise ConfigError(f"strata {', '.join(unknown)}; required: some of {', '.join(STRATA)}")
+    if "code" in shares and not code_requests:
+        raise ConfigError("stratum code got 0 requests for code; at least one is required; pass some")
+    made = []
+    for stratum, share in shares.items():
+        rows = round(share / sum(shares.values()) * n)
+        for number in range(rows // 2 if stratum == "chain" else rows):
+            draw = Draw(split, seed, number, levels, mix or Mix(), code_requests)
+            for kind, messages, gold, meta in STRATA[stratum](draw):
+                id = f"reading-{split}-{seed}-{kind}-{number}"
+                made.append(Problem(id, messages, gold, split, meta | {"stratum": kind}))
+    return made

@@ -1,0 +1,154 @@
+"""Conversations and problems that only reading the list of tools solves."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from codechat.core.errors import ConfigError
+from codechat.tasks.funcall import FuncallTask
+from codechat.tasks.toolbox import TOOLS, generated, reading
+from codechat.text import chat
+
+MIX = reading.Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
+REQUESTS = ("Write a Python function `f(x)` that doubles x.",)
+
+
+def offered(messages: list[dict[str, str]]) -> dict[str, list[str]]:
+    """{name on offer: its arguments} of a system prompt's lines `name(a: type, b: type) - description`."""
+    lines = [line for line in messages[0]["content"].splitlines() if "(" in line]
+    return {
+        line.partition("(")[0]: [
+            part.partition(":")[0].strip() for part in line[line.index("(") + 1 : line.index(")")].split(",")
+        ]
+        for line in lines
+    }
+
+
+def made(split: str, **shares: int) -> dict[str, list]:
+    """{stratum: problems} of a hundred problems of each share's weight."""
+    found: dict[str, list] = {}
+    for problem in reading.problems(split, 40 * sum(shares.values()), shares=shares, code_requests=REQUESTS):
+        found.setdefault(problem.meta["stratum"], []).append(problem)
+    return found
+
+
+def test_every_call_names_an_offered_tool_with_exactly_its_arguments() -> None:
+    for row in reading.dialogues("train", 600, mix=MIX):
+        tools = offered(row["messages"])
+        for message in row["messages"]:
+            for call in chat.parse_calls(message["content"]) if message["role"] == "assistant" else ():
+                assert list(call.arguments) == tools[call.name], row["id"]
+                assert row["meta"]["kind"] in ("call", "multi_turn", "chained")
+
+
+def test_kinds_and_names_have_their_shares() -> None:
+    rows = list(reading.dialogues("train", 3000, mix=MIX))
+    kinds = Counter(row["meta"]["kind"] for row in rows)
+    assert 0.12 < kinds["unsuitable"] / 3000 < 0.16, "0.15 of the draws, each followed by its twin"
+    assert 0.14 < kinds["chained"] / 3000 < 0.21
+    assert 0.4 < sum(row["meta"].get("renamed", False) for row in rows) / 3000 < 0.5
+    assert not any(row["meta"].get("renamed") for row in reading.dialogues("train", 300, mix=reading.Mix()))
+
+
+def test_an_unfitting_conversation_is_followed_by_its_twin() -> None:
+    rows = list(reading.dialogues("train", 600, mix=MIX))
+    pairs = [(a, b) for a, b in zip(rows, rows[1:]) if a["meta"]["kind"] == "unsuitable"]
+    assert len(pairs) > 50
+    for negative, positive in pairs:
+        assert negative["messages"][1] == positive["messages"][1]
+        assert not chat.parse_calls(negative["messages"][2]["content"])
+        (call,) = chat.parse_calls(positive["messages"][2]["content"])
+        assert call.name in offered(positive["messages"]) and call.name not in offered(negative["messages"])
+
+
+def test_unfitting_problems_are_call_problems_without_their_tool() -> None:
+    found = made("test", call=1, unfitting=1)
+    for call, unfitting in zip(found["call"], found["unfitting"], strict=True):
+        assert call.messages[1] == unfitting.messages[1] and unfitting.gold is None
+        assert call.gold["name"] in offered(call.messages) and call.gold["name"] not in offered(unfitting.messages)
+        assert len(offered(call.messages)) == len(offered(unfitting.messages))
+
+
+def test_renamed_problems_are_the_call_problems_of_test_under_names_that_training_never_has() -> None:
+    known, renamed = made("test", call=1)["call"], made("test_hard", renamed=1)["renamed"]
+    for a, b in zip(known, renamed, strict=True):
+        assert a.messages[1] == b.messages[1] and list(a.gold["arguments"].values()) == list(
+            b.gold["arguments"].values()
+        )
+        assert not offered(a.messages).keys() & offered(b.messages).keys()
+    trained = {name for row in reading.dialogues("train", 4000, mix=MIX) for name in offered(row["messages"])}
+    assert not trained & {name for problem in renamed for name in offered(problem.messages)}
+
+
+def test_the_second_call_of_a_chain_takes_the_result_of_the_first() -> None:
+    found = made("test", chain=2)
+    assert len(found["chain_1"]) == len(found["chain_2"]) == 40
+    for first, second in zip(found["chain_1"], found["chain_2"], strict=True):
+        result = json.loads(second.messages[-1]["content"])["result"]
+        assert second.messages[:2] == first.messages and len(second.messages) == 4
+        assert chat.parse_calls(second.messages[2]["content"])[0].arguments == first.gold["arguments"]
+        assert TOOLS[first.gold["name"]].call(first.gold["arguments"]) == result
+        assert (
+            result in second.gold["arguments"].values()
+            and TOOLS[second.gold["name"]].call(second.gold["arguments"]) is not None
+        )
+
+
+def test_reference_solutions_are_correct_and_a_shorter_list_is_the_start_of_a_longer_one() -> None:
+    task = FuncallTask()
+    for split in ("train", "test", "test_hard"):
+        few = reading.problems(split, 100, mix=MIX, code_requests=REQUESTS)
+        assert all(task.score(p, task.gold(p)).correct for p in few)
+        many = {p.id: p for p in reading.problems(split, 200, mix=MIX, code_requests=REQUESTS)}
+        assert all(many[p.id] == p for p in few) and len(many) == 200
+
+
+def test_strata_have_the_shares_of_their_split() -> None:
+    for split, shares in reading.SHARES.items():
+        counts = Counter(
+            p.meta["stratum"].partition("_")[0] for p in reading.problems(split, 200, code_requests=REQUESTS)
+        )
+        total = sum(shares.values())
+        assert counts == {k.partition("_")[0]: round(200 * share / total) for k, share in shares.items()}
+
+
+def test_composed_tools_run_and_have_names_of_their_own() -> None:
+    tools, rng = generated.composed(), random.Random(0)
+    assert len({t.name for t in tools} | TOOLS.keys()) == len(tools) + len(TOOLS) > 300
+    for tool in tools:
+        arguments = tool.sample(rng, "train")
+        assert all(str(v) in tool.ask(rng, arguments) for v in arguments.values())
+        assert tool.call(arguments) is not None
+    by_name = {t.name: t for t in tools}
+    assert by_name["feet_to_metres"].call({"x": 10}) == 3.048 and by_name["times_seven"].call({"x": 6}) == 42
+    assert by_name["over_eight"].call({"x": 2}) == 0.25 and by_name["without_a"].call({"word": "banana"}) == "bnn"
+
+
+def test_an_invented_tool_is_told_from_the_others_by_its_description() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        tools = generated.invented_offer(rng, "train", 3)
+        assert len({t.name for t in tools}) == len({t.description.lower() for t in tools}) == 4
+        text = tools[0].ask(rng, tools[0].sample(rng, "train")).lower()
+        verb, thing = generated.words_of(tools[0])
+        assert verb in text and thing in text
+        assert all(generated.words_of(t) != (verb, thing) for t in tools[1:])
+
+
+@pytest.mark.parametrize(
+    "shares", [dict(renamed=1.5), dict(chained=0.6, unfitting=0.6), dict(composed=0.7, invented=0.7)]
+)
+def test_impossible_shares_are_an_error(shares: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        reading.Mix(**shares)
+
+
+def test_unknown_strata_and_missing_code_requests_are_errors() -> None:
+    with pytest.raises(ConfigError):
+        reading.problems("test", 10, shares={"nonsense": 1.0})
+    with pytest.raises(ConfigError):
+        reading.problems("test", 10, shares={"code": 1.0})
