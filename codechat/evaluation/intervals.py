@@ -1,9 +1,12 @@
-"""Estimates with 95 % intervals: pass@k, bootstrap over problems, Wilson.
+"""Estimates with 95 % intervals: pass@k, bootstrap over problems, over seeds and problems, Wilson.
 
 Pure functions over counts and per-problem values. The bootstrap resamples problems, not completions, because completions of one problem are
 not independent.
 
-Left out: corrections for multiple comparisons; clustered problems.
+Several seeds are one estimate with one interval: `hierarchical_interval` resamples seeds and problems. Where problems share a tool, the tools
+are resampled with all their problems.
+
+Left out: corrections for multiple comparisons.
 """
 
 from __future__ import annotations
@@ -80,6 +83,41 @@ def paired_bootstrap(
         )
     found = bootstrap_interval(y - x, seed=seed, resamples=resamples)
     return found.value, found.lo, found.hi
+
+
+def hierarchical_interval(
+    values: Sequence[Sequence[float]] | np.ndarray,
+    *,
+    clusters: Sequence[object] | None = None,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Mean of values (seeds, problems) with the 95 % percentile interval of a bootstrap over both.
+
+    All seeds have the same problems in the same order, so a resample draws seeds and, for all of them together, problems. For a paired
+    difference the values are differences. clusters: one per problem, such as its tool; clusters are then drawn instead of problems. One seed
+    gives the bootstrap over problems. With S seeds the spread over seeds is estimated from S values: with three it is rough.
+    ConfigError for values that are no table, or clusters of another length."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 2 or not x.size or (clusters is not None and len(clusters) != x.shape[1]):
+        raise ConfigError(
+            f"values of shape {x.shape} and {len(clusters or ())} clusters; "
+            "required: (seeds, problems), the same problems for each seed, and one cluster per problem"
+        )
+    groups = (
+        np.unique(list(map(str, clusters)), return_inverse=True)[1] if clusters is not None else np.arange(x.shape[1])
+    )
+    n_groups, rng = int(groups.max()) + 1, np.random.default_rng(seed)
+    sums = np.stack([np.bincount(groups, row, n_groups) for row in x])  # (seeds, groups)
+    sizes = np.bincount(groups, minlength=n_groups)  # (groups,)
+    means, rows = [], max(1, 2_000_000 // n_groups)
+    for at in range(0, resamples, rows):
+        r = min(rows, resamples - at)
+        of_seeds = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), r)  # (r, seeds) times that each is drawn
+        of_groups = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), r)  # (r, groups)
+        means.append(((of_seeds @ sums) * of_groups).sum(1) / (len(x) * (of_groups @ sizes)))
+    lo, hi = np.percentile(np.concatenate(means), (2.5, 97.5))
+    return Interval(float(x.mean()), float(lo), float(hi))
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:

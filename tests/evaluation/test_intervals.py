@@ -1,0 +1,46 @@
+"""The bootstrap over seeds and problems."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codechat.core.errors import ConfigError
+from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval
+
+
+def half(found) -> float:
+    return (found.hi - found.lo) / 2
+
+
+def test_one_seed_gives_the_bootstrap_over_problems() -> None:
+    x = np.random.default_rng(0).integers(0, 2, 300)
+    one, plain = hierarchical_interval([x]), bootstrap_interval(x)
+    assert one.value == pytest.approx(plain.value) and half(one) == pytest.approx(half(plain), rel=0.05)
+
+
+def test_it_covers_the_spread_of_problems_and_of_seeds() -> None:
+    """Var = var(seed effects) / S + var(problem effects) / N; the bootstrap over S seeds sees (S - 1) / S of the first."""
+    rng = np.random.default_rng(0)
+    seeds, problems = rng.normal(0, 0.3, (40, 1)), rng.normal(0, 1, (1, 400))
+    of_seeds, of_problems = seeds.var() / 40, problems.var() / 400
+    both = hierarchical_interval(seeds + problems)
+    assert half(both) == pytest.approx(1.96 * np.sqrt(of_seeds + of_problems), rel=0.05)
+    assert half(hierarchical_interval(seeds + 0 * problems)) == pytest.approx(1.96 * np.sqrt(of_seeds), rel=0.05)
+    same = hierarchical_interval(np.repeat(problems, 3, axis=0))
+    assert half(same) == pytest.approx(1.96 * np.sqrt(of_problems), rel=0.05), "equal seeds add nothing"
+
+
+def test_problems_of_one_tool_are_drawn_together() -> None:
+    tools = np.repeat(np.arange(20), 30)
+    x = np.repeat(np.random.default_rng(0).integers(0, 2, 20), 30)  # a tool is always right or always wrong
+    alone, together = hierarchical_interval([x]), hierarchical_interval([x], clusters=list(tools))
+    assert half(together) == pytest.approx(half(alone) * np.sqrt(30), rel=0.1)
+    unequal = hierarchical_interval([[1.0] * 90 + [0.0] * 10], clusters=["a"] * 90 + ["b"] * 10)
+    assert unequal.value == pytest.approx(0.9) and (unequal.lo, unequal.hi) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("values, clusters", [([], None), ([1.0, 2.0], None), ([[1.0, 2.0]], ["a"])])
+def test_other_shapes_are_an_error(values: list, clusters: list | None) -> None:
+    with pytest.raises(ConfigError):
+        hierarchical_interval(values, clusters=clusters)
