@@ -4,7 +4,10 @@
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --split select --all-checkpoints --run-name choice
     codechat evaluate --ckpt nano/sft --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 128
 
-Every pass@k is printed with k, n, N and temperature. Sampling depends on the problem's id, not on the other problems, so two checkpoints are
+    codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
+
+Every pass@k is printed with k, n, N and temperature. A gain by RL may be a lower temperature, or fewer answers without a call: the last
+command also reports greedy decoding, T = 0.5, and completions whose call tag is given. Sampling depends on the problem's id, not on the other problems, so two checkpoints are
 compared under common random numbers. A checkpoint is chosen on the validation split (`select`), by pass@1, then by the largest k; the second
 command does so and writes the run's checkpoints/best. The run directory keeps `per_problem.jsonl`, the counts for a paired test, and
 `examples.jsonl`, every completion with its score. A task with groups (bfcl: categories) also gets a score per group.
@@ -17,6 +20,7 @@ pass@1 of clean and of exposed problems is printed beside the score of all.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +49,7 @@ from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
+from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
@@ -69,9 +74,12 @@ def evaluate_task(
     ks: Sequence[int] = (1,),
     seed: int = 0,
     batch_size: int | None = None,
+    begin: Sequence[int] = (),
     progress: str | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`.
+
+    begin: ids with which every completion begins, such as the call tag.
 
     With several ranks a collective: each rank takes every W-th problem, and all return the whole result. batch_size: completions sampled
     at a time. progress: title of a progress bar, none = no bar. A prompt that fills the model's block counts as failed, and `outcomes`
@@ -102,7 +110,7 @@ def evaluate_task(
                     top_k=top_k,
                     seed=seed,
                     keys=[p.id for p in chunk],
-                    sampler=partial(_sample_those_that_fit, batch_size=batch_size),
+                    sampler=partial(_sample_those_that_fit, batch_size=batch_size, begin=begin),
                 )
             own_rows += _rows(task, batch)
             bar.update(len(chunk))
@@ -128,13 +136,25 @@ def evaluate_task(
 
 
 def _sample_those_that_fit(
-    model: GPT, prompts: Sequence[Sequence[int]], *, samples_per_prompt: int = 1, keys: Sequence[Any], **how: Any
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    samples_per_prompt: int = 1,
+    keys: Sequence[Any],
+    begin: Sequence[int] = (),
+    **how: Any,
 ) -> list[generate.Completion]:
-    """`generate.sample`, with an empty completion for each prompt that leaves no room in the model's block."""
-    fits = [len(ids) < model.cfg.block_size for ids in prompts]
+    """`generate.sample` after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
+    given, zeros = list(begin), [0.0] * len(begin)
+    fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
     how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
-    sampled = iter(generate.sample(model, list(compress(prompts, fits)), **how))
-    return [next(sampled) if fit else NOT_BEGUN for fit in fits for _ in range(samples_per_prompt)]
+    room = [[*ids, *given] for ids in compress(prompts, fits)]
+    sampled = iter(generate.sample(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how))
+    out = [next(sampled) if fit else NOT_BEGUN for fit in fits for _ in range(samples_per_prompt)]
+    return [
+        replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given and c is not NOT_BEGUN else c for c in out
+    ]
 
 
 def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int) -> list[dict[str, Any]]:
@@ -215,6 +235,12 @@ class EvaluateConfig(SamplingSettings):
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
     temperature: float = opt(1.0, "sampling temperature; 0 = greedy, with n = 1")
+    temperatures: tuple[float, ...] = opt(
+        (), "further temperatures, each with a row of its own; 0 = greedy, one completion a problem", late=True
+    )
+    forced_call: bool = opt(
+        False, "a further row with the call tag given: what is left of a gain beyond calling more often", late=True
+    )
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
@@ -226,7 +252,8 @@ class EvaluateConfig(SamplingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_sampling(self.n, self.ks, self.temperature)
+        for sampling in samplings(self):
+            _check_sampling(sampling.n, sampling.ks, sampling.temperature)
         if 1 not in self.ks:
             raise ConfigError(f"ks {list(self.ks)} without 1; pass@1 ranks checkpoints and pairs them; add 1 to --ks")
         if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
@@ -240,6 +267,27 @@ class EvaluateConfig(SamplingSettings):
                 f"--all-checkpoints with {len(self.ckpt)} --ckpt on {', '.join(self.split)}: it chooses a checkpoint of one run "
                 "on the validation split; set one --ckpt and --split select"
             )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled for one row of the results. forced_call: each begins with the call tag."""
+
+    temperature: float
+    n: int
+    ks: tuple[int, ...]
+    forced_call: bool = False
+
+    def __str__(self) -> str:
+        name = "greedy" if self.temperature == 0 else f"T={self.temperature:g}"
+        return f"{name}, call given" if self.forced_call else name
+
+
+def samplings(cfg: Any) -> list[Sampling]:
+    """Those of an evaluation; the first is what checkpoints are chosen by."""
+    first = Sampling(cfg.temperature, cfg.n, cfg.ks)
+    others = [Sampling(t, cfg.n, cfg.ks) if t else Sampling(0.0, 1, (1,)) for t in cfg.temperatures]
+    return [first, *others] + ([replace(first, forced_call=True)] if cfg.forced_call else [])
 
 
 def run_evaluation(cfg: EvaluateConfig) -> Run:
@@ -281,6 +329,8 @@ def evaluate_split(
     split: str,
     n: int,
     ks: Sequence[int],
+    temperature: float | None = None,
+    forced_call: bool = False,
 ) -> TaskResult:
     """`evaluate_task` with the sampling settings of a configuration."""
     return evaluate_task(
@@ -290,12 +340,13 @@ def evaluate_split(
         task,
         problems,
         n=n,
-        temperature=cfg.temperature,
+        temperature=cfg.temperature if temperature is None else temperature,
         top_k=cfg.top_k,
         max_new_tokens=cfg.max_new_tokens,
         ks=ks,
         seed=cfg.seed,
         batch_size=cfg.device_batch_size,
+        begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if forced_call else (),
         progress=f"{label(loaded.path)} on {split}",
     )
 
@@ -320,10 +371,9 @@ def _evaluate_checkpoint(
     step, name, rows = int(loaded.meta["step"]), label(path), {}
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():
-        result = evaluate_split(cfg, loaded, task, items, split, cfg.n, cfg.ks)
-        row = result.row()
-        if world.is_main:
-            print(f"{name} on {cfg.task} {split}: {result}", f"  {result.outcomes()}", *result.group_lines(), sep="\n")
+        first, *others = samplings(cfg)
+        result = _evaluate_sampling(cfg, run, loaded, task, items, split, first, world)
+        row = result.row() | dict(sampling=str(first))
         if report is not None:
             row |= results.clean_and_exposed(result, report.how, seed=cfg.seed)
         if cfg.heldout_examples:
@@ -333,14 +383,37 @@ def _evaluate_checkpoint(
             row |= matrix.metrics()
             if world.is_main:
                 print(matrix)
-        which = dict(checkpoint=name, split=split)
-        run.log_eval(step, dict(row, **which, task=cfg.task))
-        run.log_samples(step, [dict(s, **which) for s in result.samples])
-        if world.is_main:
-            results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
-            results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
+        run.log_eval(step, row | dict(checkpoint=name, split=split, task=cfg.task))
+        for sampling in others:
+            found = _evaluate_sampling(cfg, run, loaded, task, items, split, sampling, world).row()
+            run.log_eval(step, found | dict(sampling=str(sampling), checkpoint=name, split=split, task=cfg.task))
         rows[split] = row
     return rows
+
+
+def _evaluate_sampling(
+    cfg: EvaluateConfig,
+    run: Run,
+    loaded: loading.LoadedModel,
+    task: Task,
+    problems: Sequence[Problem],
+    split: str,
+    sampling: Sampling,
+    world: dist.World,
+) -> TaskResult:
+    """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
+    how = dict(n=sampling.n, ks=sampling.ks, temperature=sampling.temperature, forced_call=sampling.forced_call)
+    result = evaluate_split(cfg, loaded, task, problems, split, **how)
+    which = dict(checkpoint=label(loaded.path), split=split, sampling=str(sampling))
+    if world.is_main:
+        title = f"{which['checkpoint']} on {cfg.task} {split}" + (
+            ", the call tag given" if sampling.forced_call else ""
+        )
+        print(f"{title}: {result}", f"  {result.outcomes()}", *result.group_lines(), sep="\n")
+        results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
+        results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
+    run.log_samples(int(loaded.meta["step"]), [dict(s, **which) for s in result.samples])
+    return result
 
 
 def _probes(cfg: EvaluateConfig, split: str) -> list[dict[str, Any]]:
@@ -361,20 +434,19 @@ def choose(rows: Mapping[Path, Mapping[str, float]], k: int) -> Path:
 
 
 def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
-    """pass@1 of each later checkpoint minus the first's, by split, printed and returned."""
-    by_name: dict[str, list[dict[str, Any]]] = {}
+    """pass@1 of each later checkpoint minus the first's, by split and sampling, printed and returned."""
+    parts: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in results.read_per_problem(run):
-        by_name.setdefault(row["checkpoint"], []).append(row)
-    first, *others = by_name
+        parts.setdefault((row["checkpoint"], row["split"], row["sampling"]), []).append(row)
+    first, *others = dict.fromkeys(checkpoint for checkpoint, _, _ in parts)
+    main, *_ = ways = list(map(str, samplings(cfg)))
     summary = {}
-    for split in cfg.split:
-        parts = {name: [r for r in rows if r["split"] == split] for name, rows in by_name.items()}
-        for name in others:
-            gap, N = results.paired_difference(parts[first], parts[name], seed=cfg.seed), len(parts[name])
-            print(
-                f"{name} minus {first} on {split}: pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] (paired, N={N})"
-            )
-            summary[f"{split}: {name} - {first}"] = dict(value=gap.value, lo=gap.lo, hi=gap.hi, N=N)
+    for split, way, name in itertools.product(cfg.split, ways, others):
+        a, b = parts[first, split, way], parts[name, split, way]
+        gap, where = results.paired_difference(a, b, seed=cfg.seed), split if way == main else f"{split}, {way}"
+        shown = f"pass@1 {gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}] (paired, N={len(b)}, {way})"
+        print(f"{name} minus {first} on {split}: {shown}")
+        summary[f"{where}: {name} - {first}"] = dict(value=gap.value, lo=gap.lo, hi=gap.hi, N=len(b))
     return summary
 
 

@@ -137,6 +137,11 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     return _body(content, "assistant", tokenizer, layout) + layout.line_end + layout.end_tag
 
 
+def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
+    """The ids of the tag with which an answer that is a call begins."""
+    return tokenizer.encode_special(CALL_TAG)[0] if tags == TEMPLATE else list(_layout(tokenizer, tags).call_tag)
+
+
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
     """The id sequences that end a completion: that of <|end|>, or of what closes an answer in the model's own template."""
     if tags == TEMPLATE:

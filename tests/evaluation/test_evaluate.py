@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from codechat import tasks
+from codechat.core.atomic_files import read_rows
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data import conversations
@@ -247,11 +248,32 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
     assert set(rows["n_samples"]) == {4} and set(rows["n_problems"]) == {8} and set(rows["temperature"]) == {1.0}
     per_problem = results.read_per_problem(run)
     assert len(per_problem) == 32 and {tuple(r) for r in per_problem} == {
-        ("checkpoint", "split", "id", "n", "c", "reward_mean", "tiers")
+        ("checkpoint", "split", "sampling", "id", "n", "c", "reward_mean", "tiers")
     }
     assert run.status["status"] == "finished" and len(run.status["summary"]) == 2
     out = capsys.readouterr().out
     assert "n=4, N=8, temperature=1" in out and "toy@2 minus toy@1 on test" in out
+
+
+def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run: Run) -> None:
+    words = ["--ckpt", "toy@1", "toy@2", "--temperatures", "0", "0.5", "--forced-call", "true", "--run-name", "ways"]
+    evaluate.main([*TOY, *words])
+    run, ways = Run.open("ways"), ["T=1", "greedy", "T=0.5", "T=1, call given"]
+    rows = run.evals()
+    assert list(zip(rows["checkpoint"], rows["sampling"])) == [(c, w) for c in ("toy@1", "toy@2") for w in ways]
+    assert list(rows["temperature"][:4]) == [1, 0, 0.5, 1] and list(rows["n_samples"][:4]) == [4, 1, 4, 4]
+    assert set(run.status["summary"]) == {
+        f"{where}: toy@2 - toy@1" for where in ("test", "test, greedy", "test, T=0.5", "test, T=1, call given")
+    }
+    greedy = ["--task", "toy", "--max-new-tokens", "8", "--limit", "8", "--temperature", "0", "--n", "1", "--ks", "1"]
+    evaluate.main([*greedy, "--ckpt", "toy@1", "--run-name", "greedy"])
+    alone = [r["c"] for r in results.read_per_problem(Run.open("greedy"))]
+    assert [
+        r["c"] for r in results.read_per_problem(run) if (r["checkpoint"], r["sampling"]) == ("toy@1", "greedy")
+    ] == alone
+    given = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"].endswith("call given")]
+    others = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"] == "T=1"]
+    assert all(text.startswith("<functioncall>") for text in given) and not any(map("<functioncall>".__eq__, others))
 
 
 def test_all_checkpoints_chooses_on_select_and_writes_best(toy_run: Run) -> None:

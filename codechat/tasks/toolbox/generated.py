@@ -175,7 +175,7 @@ def invented(rng: random.Random, split: str, verb: str | None = None, thing: str
     """A tool for one conversation: what it does is said by two words of its description; half of the names say it too. Names belong to splits, as values do."""
     verb, thing = verb or rng.choice(VERBS), thing or rng.choice(THINGS)
     slots = dict((key, make()) for key, make in rng.sample(ARGUMENTS, rng.choice((1, 1, 1, 2, 2, 3))))
-    values = ", ".join(f"{{{key}}}" if rng.random() < 0.5 or len(slots) == 1 else f"{key} {{{key}}}" for key in slots)
+    values = ", ".join(f"{{{key}}}" for key in slots)  # in the order of the list: names may differ
     title = ""
     while not allowed(title, split) or not title:
         title = rng.choice((f"{verb}_{thing}", f"{thing}_{verb}")) if rng.random() < 0.5 else invent(rng)

@@ -46,6 +46,9 @@ class Mix:
     """Shares of the conversations. What remains is single calls."""
 
     multi_turn: float = opt(0.2, "share of conversations that continue after the call")
+    series: float = opt(
+        0.0, "share of conversations with several requests, each for another tool of one list or for none"
+    )
     chained: float = opt(
         0.0, "share of conversations whose request needs two calls, the second with the first's result"
     )
@@ -60,7 +63,7 @@ class Mix:
         for f in fields(self):
             if not 0 <= getattr(self, f.name) <= 1:
                 raise ConfigError(f"{f.name} is {getattr(self, f.name)}; it must be a share from 0 to 1")
-        kinds = self.multi_turn + self.chained + self.unfitting + self.no_tools + self.small_talk
+        kinds = self.multi_turn + self.series + self.chained + self.unfitting + self.no_tools + self.small_talk
         for what, total in (
             ("kinds of conversations", kinds),
             ("composed and invented", self.composed + self.invented),
@@ -199,6 +202,35 @@ def chain(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> Sc
     return _named(rng, split, mix, request, [*both, *others], second)
 
 
+def series(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+    """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them.
+
+    Only the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
+    tools = _tools(rng, split, mix, levels, rng.randint(3, 5))
+    missing = tools.pop()
+    names = drawn_names(rng, split, [*tools, missing]) if rng.random() < mix.renamed else Names()
+    order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < 0.5 else [])
+    made = Scene(plain.Request(order[0], {}, "", None), tools, names)
+    messages = [made.system(rng)]
+    for tool in rng.sample(order, len(order)):
+        arguments = tool.sample(rng, split)
+        messages.append(plain.message("user", tool.ask(rng, arguments)))
+        none = plain.message("assistant", rng.choice(plain.NO_FUNCTION))
+        messages.append(none if tool is missing else _call(names.call(tool, arguments)))
+    return messages, made.meta("series") | {"level": 0}
+
+
+def _tools(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], k: int) -> list[Tool]:
+    """k tools of one kind, none of which could serve another's request."""
+    draw = rng.random()
+    if draw < mix.invented:
+        return generated.invented_offer(rng, split, k - 1)
+    if draw < mix.invented + mix.composed:
+        return rng.sample(generated.composed(), k)
+    first = rng.choice(plain.pool(False, rng.choice(levels)))
+    return [first, *plain.others(rng, split, [first], k - 1)]
+
+
 def _following(rng: random.Random, split: str, first: Tool, result: Any) -> plain.Request | None:
     """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such value."""
     tool = rng.choice(plain.pool(False))
@@ -238,8 +270,10 @@ Row = tuple[list[Message], dict[str, Any]]
 
 
 def _conversation(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> tuple[*Row, Row | None]:
-    kinds = {k: getattr(mix, k) for k in ("multi_turn", "chained", "unfitting", "no_tools", "small_talk")}
+    kinds = {k: getattr(mix, k) for k in ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")}
     kind = rng.choices([*kinds, "call"], [*kinds.values(), 1 - sum(kinds.values())])[0]
+    if kind == "series":
+        return *series(rng, split, mix, levels), None
     if kind == "chained":
         made = chain(rng, split, mix, levels)
         return _served(rng, made), made.meta(kind), None
