@@ -84,7 +84,7 @@ def test_files_are_named_for_what_they_hold(path: Path) -> None:
 HELP_WITHOUT_TORCH = (
     *(entry.command for entry in LOOPS.values()),
     *("", "run", "data", "plan", "launch", "chat", "tools", "serve", "appworld", "sandbox", "runs", "report"),
-    *("download", "bench"),
+    *("download", "bench", "natural"),
 )
 
 

@@ -77,6 +77,7 @@ STAGES = {entry.id: entry for entry in (
     _stage("evaluate", "evaluation.evaluate", "EvaluateConfig", "run_evaluation", "evaluate", "pass@k of a checkpoint on a task, with intervals"),
     _stage("passk", "evaluation.code_pass_rates", "PasskConfig", "run_passk", "passk", "how often code problems are solved, and whether RL would stall"),
     _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "filter", "keep the training problems that are solved sometimes but not always"),
+    _stage("natural", "evaluation.natural", "NaturalConfig", "run_natural", "natural", "fixed prompts as people type them: calls, abstention, code, chat"),
     _stage("notebooks", "reports.notebooks", "CopiesConfig", "run_copies", "notebooks", "execute copies of the walk-throughs on fresh runs"),
     _stage("report", "reports.build", "ReportConfig", "write", "report", "execute a report over finished runs"),
 )}  # fmt: skip
@@ -103,6 +104,7 @@ COMMANDS: dict[str, Command | Entry] = {
     **_command("passk"),
     **_command("filter"),
     **_command("evaluate"),
+    **_command("natural"),
     "swaps": Command("codechat.evaluation.counterfactuals", "counterfactual evaluation: change one thing of a prompt"),
     "appworld": Command("codechat.inference.play_appworld", "AppWorld episodes, scored by its own evaluation"),
     "plan": Command("codechat.launch.planner", "memory, hours and cost of a configuration on GPUs"),

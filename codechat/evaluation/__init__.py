@@ -1,4 +1,4 @@
-"""Scores with intervals (pass@k), diagnosis of the training signal, behaviour probes, contamination search, counterfactual (minimal-pair) prompts.
+"""Scores with intervals (pass@k), diagnosis of the training signal, behaviour probes, contamination search, counterfactual (minimal-pair) prompts, natural requests.
 
 Every score comes from the task's own `score`. Not here: how scores are plotted and reported (`reports`).
 """
@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = attach(
         "domain_loss",
         "evaluate",
         "intervals",
+        "natural",
         "results",
         "settings",
         "training_texts",

@@ -120,7 +120,7 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     name, lines = problem.gold["name"], problem.messages[0]["content"].splitlines()
     at = _line_of(name, lines)
     taken = {n for n in toolbox.TOOLS if _line_of(n, lines) is not None} | toolbox.family(name)
-    others = [n for n in toolbox.TOOLS if n not in taken]
+    others = [t.name for t in toolbox.tools_of() if t.name not in taken]
     if at is None or not others:
         return None
     lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema]).splitlines()[-1]

@@ -21,8 +21,7 @@ from codechat.tasks.toolbox.tool import check
 from codechat.tasks.toolbox.values import is_shared
 from codechat.text import chat, tokenizer
 
-SEEN = [t for t in TOOLS.values() if not t.held_out]
-HELD_OUT = [t for t in TOOLS.values() if t.held_out]
+SEEN, HELD_OUT = toolbox.tools_of(held_out=False), toolbox.tools_of(held_out=True)
 
 
 def could_ask(name, text):

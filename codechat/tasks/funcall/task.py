@@ -28,8 +28,8 @@ NO_CALL = "I have no function for that."
 class FuncallTask:
     """source: "toolbox", or a file for `sources.read` (MissingFile, DataError). weights: the staircase.
 
-    levels, negatives_share: the mix of toolbox problems. tools_style: how prompts list the tools of a file. ledger:
-    counts of a file's rows, or None."""
+    levels, negatives_share: the mix of toolbox problems. edition: which tools they have. tools_style: how prompts list
+    the tools of a file. ledger: counts of a file's rows, or None."""
 
     name = "funcall"
     tiers = TIERS
@@ -42,13 +42,15 @@ class FuncallTask:
         levels: Sequence[int] = toolbox.LEVELS,
         negatives_share: float = 0.0,
         tools_style: str = "compact",
+        edition: int = 1,
     ) -> None:
         if not 0 <= negatives_share <= 1:
             raise ConfigError(f"negatives_share {negatives_share}; it must be a share from 0 to 1")
         given = isinstance(weights, Staircase)
         self.weights = weights if given else config.from_dict(Staircase, weights or {})
         self.max_reward = self.weights.full
-        self.levels, self.negatives_share = tuple(levels), negatives_share
+        toolbox.tools_of(edition)  # an unknown edition is an error
+        self.levels, self.negatives_share, self.edition = tuple(levels), negatives_share, edition
         self.ledger: Ledger | None = None
         self._rows: list[Problem] | None = None
         if str(source) != "toolbox":
@@ -62,7 +64,8 @@ class FuncallTask:
         check_split(split)
         if self._rows is None:
             n = DEFAULT_LIMIT if limit is None else limit
-            return toolbox.problems(split, n, seed, levels=self.levels, negatives_share=self.negatives_share)
+            mix = {"levels": self.levels, "negatives_share": self.negatives_share, "edition": self.edition}
+            return toolbox.problems(split, n, seed, **mix)
         return shuffled((p for p in self._rows if p.split == split), limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:

@@ -2,7 +2,8 @@
 
 Tools are small and deterministic. The policy has to learn to pick one and to copy its arguments out of the request, so
 values are invented and no split uses another split's values (`values`). Some tools and some phrasings occur in
-`test_hard` only. Function responses come from running the tool. `prepare` writes the data of `codechat data calls`.
+`test_hard` only; the edition of the catalogue says which tools. Function responses come from running the tool.
+`prepare` writes the data of `codechat data calls`.
 
 Left out: tools with side effects or a network, and optional parameters, which would make the correct call ambiguous.
 """
@@ -23,9 +24,9 @@ __getattr__, __dir__, __all__ = attach(
         "money",
         "names",
     ]
-    + ["generated", "prepare", "reading", "statistics", "text", "tool", "units", "values"],
+    + ["generated", "prepare", "reading", "statistics", "text", "tool", "units", "unseen", "values"],
     {
-        "catalogue": ["FAMILIES", "THEMES", "TOOLS", "execute", "family", "respond"],
+        "catalogue": ["EDITIONS", "FAMILIES", "THEMES", "TOOLS", "execute", "family", "respond", "tools_of"],
         "conversations": ["dialogues", "neutral_system", "probes", "problems", "tools_system"],
         "copying": ["copy_dialogues"],
         "tool": ["LEVELS", "Tool", "ToolError"],

@@ -1,11 +1,17 @@
-"""All tools by name, how to run one, and which of them could serve the same request."""
+"""All tools by name, the editions of the catalogue, how to run a tool, and which tools could serve the same request.
+
+An edition is a pool of tools and says which of them it holds out. A tool flagged `held_out` is held out by the edition
+that adds it; later editions train on it. So data of an older edition stays the same when tools are added.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+from codechat.core.errors import ConfigError
 from codechat.tasks.toolbox import (
     arithmetic,
     colours,
@@ -19,9 +25,18 @@ from codechat.tasks.toolbox import (
     units,
 )
 from codechat.tasks.toolbox.tool import Tool, ToolError
+from codechat.tasks.toolbox.unseen import household, leisure, public, science
 
 THEMES = (arithmetic, units, dates, text, statistics, geometry, colours, encodings, money, names)
-TOOLS: dict[str, Tool] = {t.name: t for theme in THEMES for t in vars(theme).values() if isinstance(t, Tool)}
+UNSEEN_THEMES = (science, leisure, household, public)
+# Edition -> the tools that it adds.
+_ADDED: dict[int, dict[str, Tool]] = {
+    edition: {t.name: t for theme in themes for t in vars(theme).values() if isinstance(t, Tool)}
+    for edition, themes in {1: THEMES, 2: UNSEEN_THEMES}.items()
+}
+EDITIONS = tuple(_ADDED)
+# Of all editions.
+TOOLS: dict[str, Tool] = {name: t for added in _ADDED.values() for name, t in added.items()}
 # Tools that could serve the same request are never offered together: the correct call would be ambiguous.
 FAMILIES: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
@@ -44,8 +59,19 @@ FAMILIES: tuple[frozenset[str], ...] = tuple(
         "circle_area circumference",
         "user_name email_for",
         "is_leap_year month_days",
+        "back_bearing compass_rose",
     )
 )
+
+
+@lru_cache
+def tools_of(edition: int = 1, held_out: bool | None = None) -> tuple[Tool, ...]:
+    """The tools of an edition. held_out: only those that it holds out (True) or trains on (False). ConfigError for an
+    unknown edition."""
+    if edition not in EDITIONS:
+        raise ConfigError(f"edition {edition} of the toolbox; it must be one of {', '.join(map(str, EDITIONS))}")
+    pool = (t for number in EDITIONS if number <= edition for t in _ADDED[number].values())
+    return tuple(t for t in pool if held_out in (None, t.held_out and t.name in _ADDED[edition]))
 
 
 def execute(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

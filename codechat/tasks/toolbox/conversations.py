@@ -18,7 +18,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import Message, Problem, check_levels, check_split
-from codechat.tasks.toolbox.catalogue import TOOLS, execute, family, respond
+from codechat.tasks.toolbox.catalogue import execute, family, respond, tools_of
 from codechat.tasks.toolbox.tool import LEVELS, Tool
 from codechat.text import chat
 
@@ -73,45 +73,52 @@ def dialogues(
     multi_turn_share: float = 0.25,
     negatives_share: float = 0.15,
     levels: Sequence[int] = LEVELS,
+    edition: int = 1,
 ) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain", "meta"}. A repeated level is sampled more often.
 
     meta: tools_present, asked ("tool" or "chat"), tools (names on offer), level (0 for negatives), hard, and kind
-    ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split or level."""
+    ("call", "multi_turn" or one of NEGATIVES). ConfigError for an unknown split, level or edition."""
     rng = generator("dialogues", split, seed, levels)
     for i in range(n):
         draw = rng.random()
         if draw < negatives_share:
-            messages, meta = _negative(rng, split, levels)
+            messages, meta = _negative(rng, split, levels, edition)
         elif draw < negatives_share + multi_turn_share * (1 - negatives_share):
-            messages, meta = _multi_turn(rng, split, levels)
+            messages, meta = _multi_turn(rng, split, levels, edition)
         else:
-            request, offered, messages = _positive(rng, split, levels)
+            request, offered, messages = _positive(rng, split, levels, edition)
             messages.append(_call(request))
             meta = _meta(offered, request, "call")
         yield {"id": f"toolbox-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
 
 
 def problems(
-    split: str, n: int, seed: int = 0, *, levels: Sequence[int] = LEVELS, negatives_share: float = 0.0
+    split: str,
+    n: int,
+    seed: int = 0,
+    *,
+    levels: Sequence[int] = LEVELS,
+    negatives_share: float = 0.0,
+    edition: int = 1,
 ) -> list[Problem]:
     """n single requests. gold: {"name", "arguments"}, or None where no call is correct."""
     rng = generator("problems", split, seed, levels)
     made = []
     for i in range(n):
         if rng.random() < negatives_share:
-            messages, meta = _negative(rng, split, levels)
+            messages, meta = _negative(rng, split, levels, edition)
             gold = None
             messages = messages[:-1]
         else:
-            request, offered, messages = _positive(rng, split, levels)
+            request, offered, messages = _positive(rng, split, levels, edition)
             gold = {"name": request.tool.name, "arguments": request.arguments}
             meta = _meta(offered, request, "call")
         made.append(Problem(f"toolbox-{split}-{seed}-p{i}", messages, gold, split, meta))
     return made
 
 
-def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[dict[str, Any]]:
+def probes(split: str, n: int, seed: int, code_requests: Sequence[str], edition: int = 1) -> list[dict[str, Any]]:
     """n prompts {"messages", "asked": "tool" | "code", "tools_present": bool, "suitable": bool}, the cells of CELLS in
     turn. A call is correct only where the fitting tool is on offer."""
     rng = generator("probes", split, seed, LEVELS)
@@ -120,12 +127,12 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
     rows = []
     for i in range(n):
         asked, tools = CELLS[i % len(CELLS)]
-        request, offered, messages = _positive(rng, split, LEVELS)
+        request, offered, messages = _positive(rng, split, LEVELS, edition)
         if asked == "code":
-            offered, messages[1] = pool(split == "test_hard"), message("user", rng.choice(code_requests))
-            offered = rng.sample(offered, rng.randint(1, 1 + MAX_DISTRACTORS))
+            messages[1] = message("user", rng.choice(code_requests))
+            offered = rng.sample(pool(split == "test_hard", edition=edition), rng.randint(1, 1 + MAX_DISTRACTORS))
         elif tools == "other":
-            offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
+            offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS), edition)
         messages[0] = message("system", neutral_system(rng) if tools == "none" else _offer(offered))
         rows.append(
             {
@@ -138,9 +145,10 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str]) -> list[
     return rows
 
 
-def tools_system(rng: random.Random, k: int | None = None, split: str = "train") -> str:
+def tools_system(rng: random.Random, k: int | None = None, split: str = "train", edition: int = 1) -> str:
     """A system prompt that offers k tools of the split. Default: 1 to 4 tools."""
-    return _offer(rng.sample(pool(split == "test_hard"), k or rng.randint(1, 1 + MAX_DISTRACTORS)))
+    known = pool(split == "test_hard", edition=edition)
+    return _offer(rng.sample(known, k or rng.randint(1, 1 + MAX_DISTRACTORS)))
 
 
 def neutral_system(rng: random.Random) -> str:
@@ -155,16 +163,17 @@ def generator(purpose: str, split: str, seed: int, levels: Sequence[int]) -> ran
 
 
 @lru_cache
-def pool(hard: bool, level: int | None = None, held_out: bool = False) -> tuple[Tool, ...]:
+def pool(hard: bool, level: int | None = None, held_out: bool = False, edition: int = 1) -> tuple[Tool, ...]:
     """Tools of a level. hard: held-out tools too. held_out: held-out tools alone."""
-    tools = (t for t in TOOLS.values() if level in (None, t.level))
-    return tuple(t for t in tools if (t.held_out if held_out else hard or not t.held_out))
+    tools = tools_of(edition, True if held_out else None if hard else False)
+    return tuple(t for t in tools if level in (None, t.level))
 
 
 def draw_request(
     rng: random.Random,
     split: str,
     levels: Sequence[int],
+    edition: int,
     among: Sequence[Tool] | None = None,
     hard: str | None = None,
 ) -> Request:
@@ -174,51 +183,57 @@ def draw_request(
     level = rng.choice(levels)
     if split == "test_hard" and hard is None:
         hard = rng.choice(("tool", "phrasing"))
-    tool = rng.choice(among or pool(False, level, hard == "tool"))
+    tool = rng.choice(among or pool(False, level, hard == "tool", edition))
     arguments = tool.sample(rng, split)
     return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
 
 
-def _positive(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[Request, list[Tool], list[Message]]:
+def _positive(
+    rng: random.Random, split: str, levels: Sequence[int], edition: int
+) -> tuple[Request, list[Tool], list[Message]]:
     """A request, the tools on offer, and the prompt."""
-    request = draw_request(rng, split, levels)
-    offered = [request.tool, *others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS))]
+    request = draw_request(rng, split, levels, edition)
+    offered = [request.tool, *others(rng, split, [request.tool], rng.randint(0, MAX_DISTRACTORS), edition)]
     rng.shuffle(offered)
     return request, offered, [message("system", _offer(offered)), message("user", request.text)]
 
 
-def others(rng: random.Random, split: str, tools: Sequence[Tool], k: int) -> list[Tool]:
+def others(rng: random.Random, split: str, tools: Sequence[Tool], k: int, edition: int) -> list[Tool]:
     """k tools that could not serve a request for any of `tools`, nor for one another."""
     taken, found = set().union(*(family(t.name) for t in tools)), []
     while len(found) < k:
-        other = rng.choice(pool(split == "test_hard"))
+        other = rng.choice(pool(split == "test_hard", edition=edition))
         if other.name not in taken:
             found.append(other)
             taken |= family(other.name)
     return found
 
 
-def _multi_turn(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+def _multi_turn(
+    rng: random.Random, split: str, levels: Sequence[int], edition: int
+) -> tuple[list[Message], dict[str, Any]]:
     """Request, call, response, answer; sometimes a second request for a tool on offer."""
-    request, offered, messages = _positive(rng, split, levels)
+    request, offered, messages = _positive(rng, split, levels, edition)
     meta = _meta(offered, request, "multi_turn")
     messages += _served(request)
     if rng.random() < SECOND_REQUEST_SHARE:
         among = offered if split != "test_hard" else [request.tool]
-        second = draw_request(rng, split, levels, among)
+        second = draw_request(rng, split, levels, edition, among)
         messages += [message("user", second.text), *_served(second)]
     return messages, meta
 
 
-def _negative(rng: random.Random, split: str, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+def _negative(
+    rng: random.Random, split: str, levels: Sequence[int], edition: int
+) -> tuple[list[Message], dict[str, Any]]:
     """A conversation in which no call is correct."""
     kind, offered = rng.choice(NEGATIVES), []
-    request = draw_request(rng, split, levels)
+    request = draw_request(rng, split, levels, edition)
     text, answer = request.text, rng.choice(NO_FUNCTION)
     if kind == "absent":
         system, answer = neutral_system(rng), rng.choice(NO_TOOLS)
     else:
-        offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS))
+        offered = others(rng, split, [request.tool], rng.randint(1, MAX_DISTRACTORS), edition)
         system = _offer(offered)
     if kind == "chat":
         text, answer = rng.choice(SMALL_TALK)

@@ -45,6 +45,7 @@ class CallsConfig:
     multi_turn_share: float = opt(0.25, "share of the toolbox conversations that continue after the call")
     negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is correct")
     levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to sample it more often")
+    edition: int = opt(1, "edition of the toolbox: which tools there are, and which of them are held out", late=True)
     tools_style: str = opt("compact", "how a system prompt lists tools read from a file: compact or json")
     probes: int = opt(64, "behaviour probes of each cell")
     seed: int = opt(0, "seed of the toolbox")
@@ -57,6 +58,7 @@ class CallsConfig:
 
     def __post_init__(self) -> None:
         check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost")
+        toolbox.tools_of(self.edition)  # an unknown edition is an error
         if self.tools_style not in ("compact", "json"):
             raise ConfigError(f"tools_style is {self.tools_style!r}; required: compact or json")
 
@@ -78,10 +80,11 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
     shares = {"multi_turn_share": cfg.multi_turn_share, "negatives_share": cfg.negatives_share}
     conversations = TOOLBOX_CALLS if cfg.max_examples is None else cfg.max_examples
     for split, n in {"train": conversations, **held_out}.items():
+        known = dict(levels=cfg.levels, edition=cfg.edition)
         if cfg.reading:
-            made = reading.dialogues(split, n, cfg.seed, mix=cfg.reading, levels=cfg.levels)
+            made = reading.dialogues(split, n, cfg.seed, mix=cfg.reading, **known)
         else:
-            made = toolbox.dialogues(split, n, cfg.seed, levels=cfg.levels, **shares)
+            made = toolbox.dialogues(split, n, cfg.seed, **known, **shares)
         files[f"calls.{split}"] = list(ledger.counted(made))
     if cfg.copies:
         for split, n in {"train": cfg.copies, **held_out}.items():
@@ -90,7 +93,8 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
         return files | _reading_problems(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
     files["funcall.train"] = _training_problems(cfg)
     for split, n in {**held_out, "test_hard": cfg.eval_examples}.items():
-        files[f"funcall.{split}"] = list(map(row_of, toolbox.problems(split, n, cfg.seed, levels=cfg.levels)))
+        made = toolbox.problems(split, n, cfg.seed, levels=cfg.levels, edition=cfg.edition)
+        files[f"funcall.{split}"] = list(map(row_of, made))
     return files
 
 
@@ -101,8 +105,8 @@ def _reading_problems(cfg: CallsConfig, counts: Mapping[str, int]) -> dict[str, 
     files = {}
     for split, n in counts.items():
         mix = cfg.reading if split == "train" else None
-        made = reading.problems(split, n, cfg.seed, mix=mix, levels=cfg.levels, code_requests=requests.get(split, ()))
-        files[f"funcall.{split}"] = list(map(row_of, made))
+        how = dict(levels=cfg.levels, edition=cfg.edition, code_requests=requests.get(split, ()))
+        files[f"funcall.{split}"] = list(map(row_of, reading.problems(split, n, cfg.seed, mix=mix, **how)))
     random.Random(f"training problems {cfg.seed}").shuffle(files["funcall.train"])
     return files
 
@@ -112,11 +116,12 @@ def _training_problems(cfg: CallsConfig) -> list[Row]:
     call."""
     n_code = round(0.4 * cfg.no_call_share * cfg.problems)
     no_tool_share = 0.6 * cfg.no_call_share / (1 - 0.4 * cfg.no_call_share)
-    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, levels=cfg.levels, negatives_share=no_tool_share)
+    mix = {"levels": cfg.levels, "negatives_share": no_tool_share, "edition": cfg.edition}
+    calls = toolbox.problems("train", cfg.problems - n_code, cfg.seed, **mix)
     rng, rows = random.Random(f"training problems {cfg.seed}"), list(map(row_of, calls))
     for i, request in enumerate(_code_requests({"train": n_code})["train"]):
         present = rng.random() < 0.5
-        system = toolbox.tools_system(rng) if present else toolbox.neutral_system(rng)
+        system = toolbox.tools_system(rng, edition=cfg.edition) if present else toolbox.neutral_system(rng)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": request}]
         rows.append(
             {
@@ -163,5 +168,6 @@ def _probe_files(cfg: CallsConfig) -> dict[str, list[Row]]:
         return {}
     requests = _code_requests({"select": cfg.probes, "test": cfg.probes})
     return {
-        f"probes.{split}": toolbox.probes(split, 5 * cfg.probes, cfg.seed, found) for split, found in requests.items()
+        f"probes.{split}": toolbox.probes(split, 5 * cfg.probes, cfg.seed, found, cfg.edition)
+        for split, found in requests.items()
     }

@@ -163,7 +163,7 @@ class Scene:
         }
 
 
-def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], *, fits: bool = True) -> Scene:
+def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int, *, fits: bool = True) -> Scene:
     """A request with 1 to 4 tools. fits: the requested tool is among them."""
     draw = rng.random()
     if draw < mix.invented:
@@ -171,8 +171,8 @@ def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], *, fi
     elif draw < mix.invented + mix.composed:
         tool, *others = rng.sample(generated.composed(), rng.randint(1 if fits else 2, 1 + plain.MAX_DISTRACTORS))
     else:
-        request = plain.draw_request(rng, split, levels)
-        others = plain.others(rng, split, [request.tool], rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS))
+        request = plain.draw_request(rng, split, levels, edition)
+        others = plain.others(rng, split, [request.tool], rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS), edition)
         return _named(rng, split, mix, request, [request.tool, *others] if fits else others)
     arguments = tool.sample(rng, split)
     request = plain.Request(tool, arguments, tool.ask(rng, arguments), None)
@@ -187,26 +187,28 @@ def _named(
     return Scene(request, offered, names, second)
 
 
-def chain(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> Scene:
+def chain(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int) -> Scene:
     """A request that needs two calls: the second tool takes the result of the first."""
     while True:
-        first = plain.draw_request(rng, split, levels)
+        first = plain.draw_request(rng, split, levels, edition)
         result = execute(first.tool.name, first.arguments)["result"]
-        second = _following(rng, split, first.tool, result)
+        second = _following(rng, split, edition, first.tool, result)
         if second is not None:
             break
     text = rng.choice(CHAIN).format(first=first.text, second=second.text)
     both = [first.tool, second.tool]
-    others = plain.others(rng, split, both, rng.randint(0, plain.MAX_DISTRACTORS - 1))
+    others = plain.others(rng, split, both, rng.randint(0, plain.MAX_DISTRACTORS - 1), edition)
     request = plain.Request(first.tool, first.arguments, text, first.hard)
     return _named(rng, split, mix, request, [*both, *others], second)
 
 
-def series(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> tuple[list[Message], dict[str, Any]]:
+def series(
+    rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int
+) -> tuple[list[Message], dict[str, Any]]:
     """One list, and a request for each of its tools in turn, in any order; among them, requests for none of them.
 
     Only the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
-    tools = _tools(rng, split, mix, levels, rng.randint(3, 5))
+    tools = _tools(rng, split, mix, levels, edition, rng.randint(3, 5))
     missing = tools.pop()
     names = drawn_names(rng, split, [*tools, missing]) if rng.random() < mix.renamed else Names()
     order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < 0.5 else [])
@@ -220,20 +222,20 @@ def series(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> t
     return messages, made.meta("series") | {"level": 0}
 
 
-def _tools(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], k: int) -> list[Tool]:
+def _tools(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int, k: int) -> list[Tool]:
     """k tools of one kind, none of which could serve another's request."""
     draw = rng.random()
     if draw < mix.invented:
         return generated.invented_offer(rng, split, k - 1)
     if draw < mix.invented + mix.composed:
         return rng.sample(generated.composed(), k)
-    first = rng.choice(plain.pool(False, rng.choice(levels)))
-    return [first, *plain.others(rng, split, [first], k - 1)]
+    first = rng.choice(plain.pool(False, rng.choice(levels), edition=edition))
+    return [first, *plain.others(rng, split, [first], k - 1, edition)]
 
 
-def _following(rng: random.Random, split: str, first: Tool, result: Any) -> plain.Request | None:
+def _following(rng: random.Random, split: str, edition: int, first: Tool, result: Any) -> plain.Request | None:
     """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such value."""
-    tool = rng.choice(plain.pool(False))
+    tool = rng.choice(plain.pool(False, edition=edition))
     kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
     free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
     if not free or tool.name in family(first.name):
@@ -252,7 +254,7 @@ def _following(rng: random.Random, split: str, first: Tool, result: Any) -> plai
 
 
 def dialogues(
-    split: str, n: int, seed: int = 0, *, mix: Mix | None = None, levels: Sequence[int] = LEVELS
+    split: str, n: int, seed: int = 0, *, mix: Mix | None = None, levels: Sequence[int] = LEVELS, edition: int = 1
 ) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "calls", "meta"}; meta: as of `conversations.dialogues`, and renamed.
 
@@ -262,22 +264,24 @@ def dialogues(
         if twin:
             messages, meta, twin = *twin, None
         else:
-            messages, meta, twin = _conversation(rng, split, mix, levels)
+            messages, meta, twin = _conversation(rng, split, mix, levels, edition)
         yield {"id": f"reading-{split}-{seed}-{i}", "messages": messages, "domain": "calls", "meta": meta}
 
 
 Row = tuple[list[Message], dict[str, Any]]
 
 
-def _conversation(rng: random.Random, split: str, mix: Mix, levels: Sequence[int]) -> tuple[*Row, Row | None]:
+def _conversation(
+    rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int
+) -> tuple[*Row, Row | None]:
     kinds = {k: getattr(mix, k) for k in ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")}
     kind = rng.choices([*kinds, "call"], [*kinds.values(), 1 - sum(kinds.values())])[0]
     if kind == "series":
-        return *series(rng, split, mix, levels), None
+        return *series(rng, split, mix, levels, edition), None
     if kind == "chained":
-        made = chain(rng, split, mix, levels)
+        made = chain(rng, split, mix, levels, edition)
         return _served(rng, made), made.meta(kind), None
-    made = scene(rng, split, mix, levels, fits=kind != "unfitting")
+    made = scene(rng, split, mix, levels, edition, fits=kind != "unfitting")
     user = plain.message("user", made.request.text)
     if kind in ("call", "multi_turn"):
         messages = _served(rng, made) if kind == "multi_turn" else [made.system(rng), user, _call(made.calls()[0])]
@@ -324,6 +328,7 @@ class Draw:
     seed: int
     number: int
     levels: Sequence[int] = LEVELS
+    edition: int = 1
     mix: Mix = Mix()
     code_requests: Sequence[str] = ()
 
@@ -341,20 +346,20 @@ def _single(kind: str, rng: random.Random, made: Scene, gold: bool = True) -> Ma
 
 def _call_problem(draw: Draw) -> Made:
     rng = draw.rng("call")
-    return _single("call", rng, scene(rng, draw.split, draw.mix, draw.levels))
+    return _single("call", rng, scene(rng, draw.split, draw.mix, draw.levels, draw.edition))
 
 
 def _unfitting(draw: Draw) -> Made:
     rng = draw.rng("call")
-    made = scene(rng, draw.split, draw.mix, draw.levels)
+    made = scene(rng, draw.split, draw.mix, draw.levels, draw.edition)
     tool, *rest = made.offered
-    other = next(t for t in plain.others(rng, draw.split, [tool], 4) if t not in rest)
+    other = next(t for t in plain.others(rng, draw.split, [tool], 4, draw.edition) if t not in rest)
     return _single("unfitting", rng, Scene(made.request, [other, *rest], made.names), gold=False)
 
 
 def _renamed(draw: Draw) -> Made:
     rng = draw.rng("call", "test")
-    made = scene(rng, "test", Mix(), draw.levels)
+    made = scene(rng, "test", Mix(), draw.levels, draw.edition)
     names = drawn_names(rng, draw.split, made.offered, every=True)
     return _single("renamed", rng, Scene(made.request, made.offered, names))
 
@@ -362,8 +367,8 @@ def _renamed(draw: Draw) -> Made:
 def _hard(kind: str) -> Callable[[Draw], Made]:
     def make(draw: Draw) -> Made:
         rng = draw.rng(kind)
-        request = plain.draw_request(rng, draw.split, draw.levels, hard=kind)
-        others = plain.others(rng, draw.split, [request.tool], rng.randint(0, plain.MAX_DISTRACTORS))
+        request = plain.draw_request(rng, draw.split, draw.levels, draw.edition, hard=kind)
+        others = plain.others(rng, draw.split, [request.tool], rng.randint(0, plain.MAX_DISTRACTORS), draw.edition)
         return _single(kind, rng, Scene(request, [request.tool, *others], Names()))
 
     return make
@@ -371,14 +376,14 @@ def _hard(kind: str) -> Callable[[Draw], Made]:
 
 def _no_tools(draw: Draw) -> Made:
     rng = draw.rng("no_tools")
-    request = plain.draw_request(rng, draw.split, draw.levels)
+    request = plain.draw_request(rng, draw.split, draw.levels, draw.edition)
     messages = [plain.message("system", plain.neutral_system(rng)), plain.message("user", request.text)]
     yield "no_tools", messages, None, {"tools_present": False, "asked": "tool", "tools": [], "kind": "absent"}
 
 
 def _code(draw: Draw) -> Made:
     rng, present = draw.rng("code"), draw.number % 2 == 0
-    system = plain.tools_system(rng, split=draw.split) if present else plain.neutral_system(rng)
+    system = plain.tools_system(rng, split=draw.split, edition=draw.edition) if present else plain.neutral_system(rng)
     asked = draw.code_requests[draw.number % len(draw.code_requests)]
     messages = [plain.message("system", system), plain.message("user", asked)]
     yield "code", messages, None, {"tools_present": present, "asked": "code", "kind": "code"}
@@ -386,7 +391,7 @@ def _code(draw: Draw) -> Made:
 
 def _chain(draw: Draw) -> Made:
     rng = draw.rng("chain")
-    made = chain(rng, draw.split, draw.mix, draw.levels)
+    made = chain(rng, draw.split, draw.mix, draw.levels, draw.edition)
     messages = _served(rng, made)
     for at, gold in enumerate(made.calls()):
         yield f"chain_{at + 1}", messages[: 2 + 2 * at], gold, made.meta("chained") | {"chain": draw.number}
@@ -418,6 +423,7 @@ def problems(
     shares: Mapping[str, float] | None = None,
     mix: Mix | None = None,
     levels: Sequence[int] = LEVELS,
+    edition: int = 1,
     code_requests: Sequence[str] = (),
 ) -> list[Problem]:
     """n problems, those of a stratum together. gold: {"name", "arguments"}, or None where no call is correct.
@@ -433,7 +439,7 @@ def problems(
     for stratum, share in shares.items():
         rows = round(share / sum(shares.values()) * n)
         for number in range(rows // 2 if stratum == "chain" else rows):
-            draw = Draw(split, seed, number, levels, mix or Mix(), code_requests)
+            draw = Draw(split, seed, number, levels, edition, mix or Mix(), code_requests)
             for kind, messages, gold, meta in STRATA[stratum](draw):
                 id = f"reading-{split}-{seed}-{kind}-{number}"
                 made.append(Problem(id, messages, gold, split, meta | {"stratum": kind}))

@@ -29,8 +29,9 @@ class ToolError(ValueError):
 @dataclass(frozen=True)
 class Tool:
     """asks, hard_asks: request templates over the slots (hard_asks only in test_hard). answer: a template that also
-    knows {result}. held_out: the tool occurs in test_hard only, not even as a distractor elsewhere. adjust: (rng,
-    arguments) -> arguments that depend on one another."""
+    knows {result}. held_out: in the edition that adds the tool it occurs in test_hard only, not even as a distractor
+    elsewhere; later editions train on it (`catalogue.tools_of`). adjust: (rng, arguments) -> arguments that depend
+    on one another."""
 
     name: str
     description: str
@@ -128,6 +129,13 @@ def neat(value: float, digits: int = 4) -> int | float:
         raise ToolError("the result is not a finite number")
     rounded = round(value, digits)
     return int(rounded) if rounded == int(rounded) else rounded
+
+
+def need_within(low: float, high: float, **values: float) -> None:
+    """ToolError for a value that is not between the bounds."""
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise ToolError(f"{name} must be between {low} and {high}")
 
 
 def say(value: Any) -> str:

@@ -176,6 +176,25 @@ def colour() -> Slot:
     return Slot({"type": "string"}, lambda rng: "#" + "".join(rng.choices("0123456789abcdef", k=3)), say_plainly)
 
 
+def formula() -> Slot:
+    """A molecule of carbon, hydrogen and oxygen, such as C12H22O4."""
+
+    def draw(rng: random.Random) -> str:
+        return f"C{rng.randint(2, 30)}H{rng.randint(2, 60)}O{rng.randint(2, 9)}"
+
+    return Slot({"type": "string"}, draw, say_plainly)
+
+
+def strand() -> Slot:
+    """Six to nine bases of DNA."""
+    return Slot({"type": "string"}, lambda rng: "".join(rng.choices("ACGT", k=rng.randint(6, 9))), say_plainly)
+
+
+def chess_field() -> Slot:
+    """A field of a chess board, such as e4."""
+    return Slot({"type": "string"}, lambda rng: rng.choice("abcdefgh") + rng.choice("12345678"), say_plainly)
+
+
 def choice(options: Mapping[Any, str]) -> Slot:
     """An enumeration: value -> its wordings, separated by `|`. Shared by all splits."""
     values, kind = list(options), type(next(iter(options)))

@@ -1,0 +1,418 @@
+"""Natural requests: 120 fixed prompts as a person types them, answered by checkpoints, scored where a score is possible.
+
+    codechat natural --ckpt nano/sft nano/rl@best
+    codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm --out reports/natural
+
+    toolbox     60 requests for trained tools in words that no template has: is the call to the right tool, with the right arguments?
+    unfitting   20 requests that none of the offered tools serves: does the answer call nothing? (as in `funcall`, silence counts)
+    code        20 requests for functions: is the answer Python, does it pass hidden tests in the sandbox?
+    chat        20 greetings and simple questions: shown, not scored
+
+The prompts are in natural_requests.jsonl. They have the form of the training conversations: offered tools stand in a compact system prompt, the
+rest has no system prompt. Calls are compared as in the task `funcall`, programs are judged as in `coding`. A request for code that names no
+function ("write quicksort") may be answered under any name.
+
+The run directory gets `natural.jsonl`, a row for each answer, and `natural.md`, tables for people; --out writes copies. What a checkpoint was
+trained on is also reported apart: the rows that the file marks, and those whose wording or function is found in the data of its lineage.
+
+Left out: several samples of a request (pass@k is `evaluate`), and training data that teaches the same function under another name.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codechat import distributed, evaluation, models, runs  # these import torch: only when a model is used
+from codechat.core import config
+from codechat.core.atomic_files import write_atomic
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.data.synthetic import parsed
+from codechat.tasks import toolbox
+from codechat.tasks.base import Message, Problem, Score
+from codechat.tasks.coding import rewards
+from codechat.tasks.coding.answer_text import extract
+from codechat.tasks.coding.task import CodingTask
+from codechat.tasks.funcall import staircase
+from codechat.tasks.funcall.task import NO_CALL
+from codechat.text import chat
+
+if TYPE_CHECKING:
+    from codechat.runs.run import Run
+
+Row = dict[str, Any]
+REQUESTS = Path(__file__).with_name("natural_requests.jsonl")
+KINDS = ("toolbox", "unfitting", "code", "chat")
+SHOWN, SHORTCUT = "shown", "shortcut"
+NOT_OFFERED = "calls a name that was not offered"
+_DEFINITION = re.compile(r"\bdef\s+(\w+)\s*\(")
+_STRIPPED = str.maketrans("", "", "_")
+
+VERDICTS = {
+    "no_tag": "no call",
+    "bad_json": "unreadable call",
+    "no_name": "call without a name",
+    "name_only": "right tool, wrong arguments",
+    "partial": "right tool, some arguments right",
+    "full": "right",
+    "empty": "no code",
+    "unparseable": "not Python",
+    "raises": "raises",
+    "none_passed": "runs, passes no test",
+    "some_passed": "passes some tests",
+    "all_passed": "passes all tests",
+    SHORTCUT: "passes by what the request excludes",
+    SHOWN: "shown",
+}
+RIGHT_TOOL = ("name_only", "partial", "full")
+PARSES = (*rewards.PARSEABLE, SHORTCUT)
+
+
+# ---------------------------------------------------------------- requests
+
+
+def read_requests(path: Path = REQUESTS) -> list[Problem]:
+    """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on)."""
+    return [_problem(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _problem(row: Row) -> Problem:
+    gold, messages = row["expected"], row["messages"]
+    if row["tools"]:
+        messages = [{"role": "system", "content": _offer(row["tools"])}, *messages]
+    if row["kind"] == "code":
+        gold = gold | {"names": [gold["function"]]}
+    meta = {"kind": row["kind"], "tools": row["tools"], "trained": row.get("trained", False)}
+    return Problem(row["id"], messages, gold, "test", meta)
+
+
+def _offer(names: Sequence[str]) -> str:
+    return chat.tools_prompt([toolbox.TOOLS[name].schema for name in names], "compact")
+
+
+# ---------------------------------------------------------------- scores
+
+
+class NaturalTask:
+    """The requests as a task. tiers: those of `funcall`, those of `coding`, shortcut (tests pass by a name that the request excludes), shown."""
+
+    name = "natural"
+    tiers = (*staircase.TIERS, *rewards.TIERS, SHORTCUT, SHOWN)
+    max_reward = 1.0
+
+    def __init__(self, isolation: str = "auto") -> None:
+        self.coding = CodingTask(self.name, [], isolation=isolation)
+
+    def problems(self, split: str = "test", limit: int | None = None, seed: int = 0) -> list[Problem]:
+        return read_requests()[:limit]
+
+    def prompt(self, problem: Problem) -> list[Message]:
+        return problem.messages
+
+    def gold(self, problem: Problem) -> str:
+        """The expected call, or the function that the hidden tests call."""
+        if problem.meta["kind"] == "toolbox":
+            return chat.format_call(problem.gold["name"], problem.gold["arguments"])
+        return {"unfitting": NO_CALL, "code": (problem.gold or {}).get("function", "")}.get(problem.meta["kind"], "")
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        return next(self.scores([(problem, completion)]))
+
+    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
+        """Scores in the order of the pairs; programs are judged in parallel."""
+        programs = [(p, as_requested(text, p.gold)) for p, text in pairs if p.meta["kind"] == "code"]
+        judged = iter([_without_shortcut(s, *pair) for s, pair in zip(self.coding.scores(programs), programs)])
+        for problem, text in pairs:
+            kind = problem.meta["kind"]
+            if kind == "chat":
+                yield Score(0.0, SHOWN, {}, False)
+            else:
+                yield next(judged) if kind == "code" else staircase.score_call(text, problem.gold)
+
+
+def as_requested(answer: str, gold: Mapping[str, Any]) -> str:
+    """The answer; where the request names no function, its program with the expected name for the function that it defines."""
+    if gold["named"]:
+        return answer
+    code, function = extract(answer), gold["function"]
+    tree = parsed(code)
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] if tree else []
+    alike = [name for name in names if _plain(function) in _plain(name)]
+    found = (alike or names or [function])[-1]
+    return code if found == function else f"{code}\n\n{function} = {found}"
+
+
+def _plain(name: str) -> str:
+    """quick_sort and quickSort are the same function."""
+    return name.lower().translate(_STRIPPED)
+
+
+def _without_shortcut(score: Score, problem: Problem, code: str) -> Score:
+    if score.correct and _used(extract(code, problem.gold["names"])) & set(problem.gold.get("without", ())):
+        return replace(score, reward=0.0, tier=SHORTCUT, correct=False)
+    return score
+
+
+def _used(code: str) -> set[str]:
+    """Names, attributes and modules that a program uses and does not define itself."""
+    used, own = set(), set()
+    for node in ast.walk(parsed(code) or ast.Module([], [])):
+        if isinstance(node, ast.FunctionDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            used |= {alias.name for alias in node.names} | {getattr(node, "module", None)}
+        elif isinstance(node, ast.Name | ast.Attribute):
+            used.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return used - own
+
+
+def verdict(problem: Problem, tier: str, answer: str) -> str:
+    """The tier in words. A call to another tool says whether that tool was offered."""
+    if tier == "full" and problem.meta["kind"] == "unfitting":
+        return "declined"
+    if tier != "wrong_name":
+        return VERDICTS[tier]
+    name = chat.parse_calls(answer)[0].name
+    if name is None:
+        return "unreadable call"
+    return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED
+
+
+# ---------------------------------------------------------------- what was trained on
+
+
+def find_trained(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
+    """Request id -> how it was found in training texts, (text, whether it is a whole message) each: prompt as in `contamination`; function where a
+    text defines a function of the expected name."""
+    defined: set[str] = set()
+
+    def watched() -> Iterator[tuple[str, bool]]:
+        for text, whole in texts:
+            defined.update(map(_plain, _DEFINITION.findall(text)))
+            yield text, whole
+
+    how = dict(evaluation.contamination.search(problems, watched()))
+    for problem in problems:
+        if problem.meta["kind"] == "code" and _plain(problem.gold["function"]) in defined:
+            how[problem.id] = (*how.get(problem.id, ()), "function")
+    return how
+
+
+# ---------------------------------------------------------------- rows and tables
+
+
+def answer_rows(
+    problems: Sequence[Problem], examples: Sequence[Row], trained: Mapping[str, Sequence[str]]
+) -> list[Row]:
+    """A row for each answer of an evaluation. trained: the result of `find_trained`."""
+    rows = []
+    for problem, example in zip(problems, examples, strict=True):
+        answer, tier, kind = example["completion"], example["tier"], problem.meta["kind"]
+        row = dict(id=problem.id, kind=kind, trained=problem.meta["trained"] or problem.id in trained)
+        row |= dict(found=list(trained.get(problem.id, ())), request=example["request"], tools=problem.meta["tools"])
+        row |= dict(expected=example["gold"], answer=answer, stop=example["stop"])
+        row |= dict(tier=tier, verdict=verdict(problem, tier, answer), correct=example["correct"])
+        rows.append(row | ({k: example["parts"][k] for k in ("passed", "tests")} if kind == "code" else {}))
+    return rows
+
+
+SHARES = (  # kind, metric, its words, whether a row counts
+    ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
+    ("toolbox", "right_tool", "right tool", lambda row: row["tier"] in RIGHT_TOOL),
+    ("toolbox", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
+    ("unfitting", "declined", "declined", lambda row: row["correct"]),
+    ("unfitting", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
+    ("code", "passed", "passes all hidden tests", lambda row: row["correct"]),
+    ("code", "parses", "Python that parses", lambda row: row["tier"] in PARSES),
+)
+
+
+def summarize(rows: Sequence[Row]) -> list[Row]:
+    """(kind, stratum, words, metric, n, count) of each share. stratum: "" = all rows of the kind; where some of them were trained on, also
+    "new" and "trained"."""
+    found = []
+    for kind, metric, words, counts in SHARES:
+        own = [row for row in rows if row["kind"] == kind]
+        trained = [row for row in own if row["trained"]]
+        strata = {"": own, "new": [row for row in own if not row["trained"]], "trained": trained}
+        for stratum, some in strata.items():
+            if some and (trained or not stratum):
+                share = dict(kind=kind, stratum=stratum, words=words, metric=metric)
+                found.append(share | dict(n=len(some), count=sum(map(counts, some))))
+    return found
+
+
+def metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """Each share with its interval, natural/KIND/METRIC, natural/KIND_new/METRIC and natural/KIND_trained/METRIC, and the n of each."""
+    found: dict[str, float] = {}
+    for share in summarize(rows):
+        name = f"natural/{'_'.join(filter(None, (share['kind'], share['stratum'])))}"
+        interval = evaluation.intervals.wilson_interval(share["count"], share["n"])
+        found |= interval.row(f"{name}/{share['metric']}") | {f"{name}/n": share["n"]}
+    return found
+
+
+STRATA = {"": "", "new": ", not trained on", "trained": ", trained on"}
+
+
+def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
+    """A Markdown table: a share a line, a checkpoint a column. answers: checkpoint -> rows."""
+    cells: dict[str, dict[str, str]] = {}
+    for checkpoint, rows in answers.items():
+        for share in summarize(rows):
+            title = f"{share['kind']}{STRATA[share['stratum']]}: {share['words']}"
+            interval = evaluation.intervals.wilson_interval(share["count"], share["n"])
+            cells.setdefault(title, {})[checkpoint] = f"{share['count']} of {share['n']}, {interval}"
+    lines = [[title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()]
+    return _table(["requests", *answers], lines)
+
+
+def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
+    """Tables for people: the shares, then each request with the answers. how: the sampling settings in words."""
+    first = next(iter(answers.values()))
+    parts = [f"# Natural requests\n\n{how}", "\n".join(summary_lines(answers))]
+    for kind in KINDS:
+        show = _code_blocks if kind == "code" else _answer_table
+        numbers = [i for i, row in enumerate(first) if row["kind"] == kind]
+        parts += [f"## {kind}", show([[rows[i] for rows in answers.values()] for i in numbers], list(answers))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _answer_table(requests: Sequence[Sequence[Row]], checkpoints: Sequence[str]) -> str:
+    """requests: the rows of one request, a checkpoint each."""
+    lines = []
+    for same in requests:
+        row = same[0]
+        answers = [f"{_as_code(r['answer'])}<br>**{_said(r)}**" for r in same]
+        lines.append([row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"]), *answers])
+    return "\n".join(_table(["id", "request", "tools on offer", "expected", *checkpoints], lines))
+
+
+def _code_blocks(requests: Sequence[Sequence[Row]], checkpoints: Sequence[str]) -> str:
+    blocks = []
+    for same in requests:
+        blocks.append(f"### {same[0]['id']}: {same[0]['request']}")
+        for checkpoint, row in zip(checkpoints, same, strict=True):
+            tests = f" ({row['passed']} of {row['tests']} tests)"
+            blocks += [f"{checkpoint}: **{_said(row)}**{tests}", f"~~~~~python\n{row['answer']}\n~~~~~"]
+    return "\n\n".join(blocks)
+
+
+def _said(row: Row) -> str:
+    return row["verdict"] + ", trained on" * row["trained"]
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines)]
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False).replace("|", "&#124;").replace("\n", "<br>")
+
+
+def _as_code(text: str) -> str:
+    return f"<code>{_escape(text)}</code>" if text else ""
+
+
+# ---------------------------------------------------------------- the command
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalConfig:
+    """Which checkpoints answer, and how they are sampled."""
+
+    run_name: str = opt("natural", "name of the run directory under runs/", identity=False)
+    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    ckpt: tuple[str, ...] = opt(
+        config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
+    )
+    out: Path | None = opt(
+        None, "directory for copies of natural.jsonl and natural.md; none = only the run", identity=False
+    )
+    temperature: float = opt(0.0, "sampling temperature; 0 = greedy")
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
+    max_new_tokens: int = opt(240, "longest answer, tokens")
+    seed: int = opt(0, "seed of the sampling")
+    contamination: bool = opt(
+        True, "search what the checkpoint was trained on for the requests before printing scores", identity=False
+    )
+    device_batch_size: int | None = opt(None, "answers sampled at a time; none = what memory allows")
+
+    def __post_init__(self) -> None:
+        if not self.ckpt or self.max_new_tokens < 1:
+            raise ConfigError(
+                f"{len(self.ckpt)} checkpoints, max_new_tokens {self.max_new_tokens}; required: at least one of each"
+            )
+        if self.temperature < 0:
+            raise ConfigError(f"temperature {self.temperature}; it must be 0 or more")
+
+
+def run_natural(cfg: NaturalConfig) -> Run:
+    """Answer every request with every checkpoint: a row of eval.jsonl each, natural.jsonl and natural.md. UserError before anything is written for
+    bad settings and missing checkpoints."""
+    paths = {evaluation.evaluate.label(path): path for path in map(runs.run.find_checkpoint, cfg.ckpt)}
+    if len(paths) < len(cfg.ckpt):
+        raise ConfigError(f"--ckpt {' '.join(cfg.ckpt)} names {', '.join(paths)}; each must be another; leave one out")
+    run = runs.run.Run.create(cfg.run_name, cfg, kind="natural", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
+    with distributed.dist.session() as world, run:
+        answers = {name: _answered(cfg, run, name, path, world) for name, path in paths.items()}
+        if world.is_main:
+            print(*summary_lines(answers), sep="\n")
+            _write(answers, cfg, run.path)
+        run.finish({name: metrics(rows) for name, rows in answers.items()})
+    return run
+
+
+def _answered(cfg: NaturalConfig, run: Run, name: str, path: Path, world: Any) -> list[Row]:
+    """The rows of one checkpoint, logged."""
+    task = NaturalTask()
+    problems, loaded = task.problems(), models.loading.load_model(path, device=world.device)
+    trained = _searched(loaded.meta.get("lineage", ()), problems, world.is_main) if cfg.contamination else {}
+    result = evaluation.evaluate.evaluate_split(cfg, loaded, task, problems, "natural requests", 1, (1,))
+    rows = answer_rows(problems, result.examples, trained)
+    run.log_eval(
+        int(loaded.meta["step"]), dict(metrics(rows), checkpoint=name, split="natural", temperature=cfg.temperature)
+    )
+    return rows
+
+
+def _searched(
+    lineage: Sequence[Mapping[str, Any]], problems: Sequence[Problem], show: bool
+) -> dict[str, tuple[str, ...]]:
+    """`find_trained` over the data of a lineage; says what was searched."""
+    texts = evaluation.training_texts.Texts(lineage)
+    how = find_trained(problems, texts)
+    if show:
+        print(evaluation.contamination.Report(len(problems), how, tuple(texts.read), tuple(texts.missing)))
+    return how
+
+
+def _write(answers: Mapping[str, Sequence[Row]], cfg: NaturalConfig, run_path: Path) -> None:
+    rows = [dict(checkpoint=name, temperature=cfg.temperature) | row for name, own in answers.items() for row in own]
+    top_k = f", top_k {cfg.top_k}" if cfg.top_k else ""
+    how = f"Temperature {cfg.temperature:g}{top_k}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}. Shares with 95 % Wilson intervals."
+    for folder in filter(None, (run_path, cfg.out)):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "natural.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomic(folder / "natural.md", markdown(answers, how))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`codechat natural`, `python -m codechat.evaluation.natural`."""
+    run_natural(
+        config.parse(NaturalConfig, sys.argv[1:] if argv is None else argv, prog="codechat natural", epilog=__doc__)
+    )
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

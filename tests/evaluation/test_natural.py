@@ -1,0 +1,388 @@
+"""Natural requests: the fixed file keeps its shares, right answers are told from wrong ones, nothing of it is in the training data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from codechat.core import registry
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.data import synthetic
+from codechat.evaluation import natural
+from codechat.evaluation.training_texts import Texts
+from codechat.launch.recipes.nano import NANO
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
+from codechat.tasks import toolbox
+from codechat.tasks.base import Problem
+from codechat.tasks.toolbox.conversations import SMALL_TALK
+from codechat.text import chat, tokenizer
+
+PROBLEMS = natural.read_requests()
+BY_ID = {p.id: p for p in PROBLEMS}
+TASK = natural.NaturalTask()
+
+QUICKSORT = """def quicksort(xs):
+    if len(xs) < 2:
+        return xs
+    p, rest = xs[0], xs[1:]
+    return quicksort([x for x in rest if x < p]) + [p] + quicksort([x for x in rest if x >= p])
+"""
+MERGE_SORT = """def merge_sort(xs):
+    if len(xs) < 2:
+        return xs
+    a, b, out = merge_sort(xs[: len(xs) // 2]), merge_sort(xs[len(xs) // 2 :]), []
+    while a and b:
+        out.append(a.pop(0) if a[0] <= b[0] else b.pop(0))
+    return out + a + b
+"""
+BUBBLE_SORT = """def bubble_sort(xs):
+    for i in range(len(xs)):
+        for j in range(len(xs) - 1 - i):
+            if xs[j] > xs[j + 1]:
+                xs[j], xs[j + 1] = xs[j + 1], xs[j]
+"""
+ROMAN = """def roman_to_int(s):
+    values = [dict(I=1, V=5, X=10, L=50, C=100, D=500, M=1000)[c] for c in s]
+    return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values))
+"""
+BALANCED = """def is_balanced(text):
+    open_ones = []
+    for c in text:
+        if c in "([{":
+            open_ones.append(c)
+        elif c in ")]}" and (not open_ones or open_ones.pop() + c not in ("()", "[]", "{}")):
+            return False
+    return not open_ones
+"""
+RUN_LENGTH = """def run_length_encode(text):
+    out = []
+    for c in text:
+        if out and out[-1][0] == c:
+            out[-1][1] += 1
+        else:
+            out.append([c, 1])
+    return "".join(f"{c}{n}" for c, n in out)
+"""
+TALLY = """def tally_words(text):
+    out = {}
+    for word in text.split():
+        out[word] = out.get(word, 0) + 1
+    return out
+"""
+FIND = """def find_sorted(items, target):
+    low, high = 0, len(items)
+    while low < high:
+        middle = (low + high) // 2
+        if items[middle] < target:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(items) and items[low] == target else -1
+"""
+PRIMES = "def primes_up_to(n):\n    return [i for i in range(2, n + 1) if all(i % d for d in range(2, i))]\n"
+FIZZ = "def fizz_buzz(n):\n    return [('Fizz' * (i % 3 == 0) + 'Buzz' * (i % 5 == 0)) or str(i) for i in range(1, n + 1)]\n"
+COLLATZ = "def collatz_steps(n):\n    return 0 if n == 1 else 1 + collatz_steps(n // 2 if n % 2 == 0 else 3 * n + 1)\n"
+FIBONACCI = "def nth_fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
+SECOND = "def second_largest(nums):\n    return sorted(set(nums))[-2]\n"
+SAME_LETTERS = "def same_letters(a, b):\n    return sorted(a.lower()) == sorted(b.lower())\n"
+GCD = "def euclid_gcd(a, b):\n    return euclid_gcd(b, a % b) if b else a\n"
+SOLUTIONS = {  # function: (solves it, what makes it wrong: a piece and its replacement)
+    "quicksort": (QUICKSORT, ("x < p", "x > p")),
+    "merge_sort": (MERGE_SORT, ("out + a + b", "out + a")),
+    "bubble_sort": (BUBBLE_SORT, ("- 1 - i", "- 2 - i")),
+    "reverse_string": ("def reverse_string(s):\n    return s[::-1]\n", ("[::-1]", "[::-2]")),
+    "fizz_buzz": (FIZZ, ("n + 1", "n")),
+    "find_sorted": (FIND, ("else -1", "else low")),
+    "nth_fibonacci": (FIBONACCI, ("a, b = 0, 1", "a, b = 1, 1")),
+    "euclid_gcd": (GCD, ("else a", "else 1")),
+    "primes_up_to": (PRIMES, ("n + 1", "n")),
+    "same_letters": (SAME_LETTERS, (".lower()", "")),
+    "second_largest": (SECOND, ("set(nums)", "nums")),
+    "flatten_once": ("def flatten_once(lists):\n    return [x for l in lists for x in l]\n", ("[x for", "[[x] for")),
+    "tally_words": (TALLY, ("+ 1", "+ 2")),
+    "roman_to_int": (ROMAN, ("-v if", "v if")),
+    "is_balanced": (BALANCED, ("return not open_ones", "return True")),
+    "dedupe_keep_order": (
+        "def dedupe_keep_order(items):\n    return list(dict.fromkeys(items))\n",
+        ("list(dict.fromkeys(items))", "sorted(set(items))"),
+    ),
+    "run_length_encode": (RUN_LENGTH, ("out[-1][0] == c", "c in dict(out)")),
+    "collatz_steps": (COLLATZ, ("1 + ", "2 + ")),
+    "transpose_grid": ("def transpose_grid(rows):\n    return [list(r) for r in zip(*rows)]\n", ("zip(*rows)", "rows")),
+    "longest_word": ("def longest_word(text):\n    return max(text.split(), key=len)\n", ("key=len", "default=''")),
+}
+
+
+def of_kind(kind: str) -> list[Problem]:
+    return [p for p in PROBLEMS if p.meta["kind"] == kind]
+
+
+def request(problem: Problem) -> str:
+    return problem.messages[-1]["content"]
+
+
+def words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_the_file_has_its_shares() -> None:
+    assert Counter(p.meta["kind"] for p in PROBLEMS) == dict(toolbox=60, unfitting=20, code=20, chat=20)
+    assert len(BY_ID) == 120 and len({words(request(p)) for p in PROBLEMS}) == 120
+    assert all(request(p).isascii() for p in PROBLEMS)
+
+
+def test_every_tool_request_offers_the_tool_and_others_that_cannot_serve() -> None:
+    themes = set()
+    for problem in of_kind("toolbox"):
+        name, offered = problem.gold["name"], problem.meta["tools"]
+        assert name in offered and 3 <= len(offered) <= 6 and len(set(offered)) == len(offered)
+        assert not any(toolbox.TOOLS[tool].held_out for tool in offered)
+        assert not (toolbox.family(name) - {name}) & set(offered), problem.id
+        toolbox.TOOLS[name].call(problem.gold["arguments"])
+        assert (
+            problem.messages[0]["content"].startswith("Functions:\n") and f"\n{name}(" in problem.messages[0]["content"]
+        )
+        themes |= {i for i, theme in enumerate(toolbox.THEMES) if toolbox.TOOLS[name] in vars(theme).values()}
+    assert len(themes) == len(toolbox.THEMES)
+    assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
+
+
+def test_the_other_kinds_have_the_form_of_the_training_data() -> None:
+    for problem in of_kind("unfitting"):
+        assert problem.gold is None and 2 <= len(problem.meta["tools"]) <= 5
+        assert not any(toolbox.TOOLS[tool].held_out for tool in problem.meta["tools"])
+    for problem in (*of_kind("code"), *of_kind("chat")):
+        assert [m["role"] for m in problem.messages] == ["user"]
+    for problem in of_kind("code"):
+        assert len(problem.gold["tests"]) >= 3
+        assert not problem.gold["named"] or f"{problem.gold['function']}(" in request(problem)
+
+
+# ---------------------------------------------------------------- scores
+
+
+@pytest.mark.parametrize("problem", of_kind("toolbox"), ids=lambda p: p.id)
+def test_only_the_expected_call_is_right(problem: Problem) -> None:
+    name, arguments = problem.gold["name"], problem.gold["arguments"]
+    other = next(tool for tool in problem.meta["tools"] if tool != name)
+    key, value = next(reversed(arguments.items()))
+    changed = value + 1 if isinstance(value, (int, float)) else value + value
+    answers = {
+        TASK.gold(problem): "right",
+        chat.format_call(name, arguments | {key: changed}): "right tool",
+        chat.format_call(other, arguments): "calls another offered tool",
+        chat.format_call("no_such_tool", arguments): "calls a name that was not offered",
+        chat.CALL_TAG + " {": "unreadable call",
+        "I have no function for that.": "no call",
+    }
+    for answer, said in answers.items():
+        score = TASK.score(problem, answer)
+        assert score.correct == (said == "right")
+        assert natural.verdict(problem, score.tier, answer).startswith(said)
+
+
+def test_where_no_tool_fits_only_silence_is_right() -> None:
+    for problem in of_kind("unfitting"):
+        said = {}
+        for answer in ("I cannot do that.", chat.format_call(problem.meta["tools"][0], {}), chat.CALL_TAG + " x"):
+            score = TASK.score(problem, answer)
+            said[natural.verdict(problem, score.tier, answer)] = score.correct
+        assert said == {"declined": True, "calls another offered tool": False, "unreadable call": False}
+
+
+def test_solutions_pass_the_hidden_tests_and_wrong_programs_fail() -> None:
+    problems = of_kind("code")
+    assert {p.gold["function"] for p in problems} == SOLUTIONS.keys()
+    pairs = []
+    for problem in problems:
+        code, (piece, replacement) = SOLUTIONS[problem.gold["function"]]
+        assert piece in code
+        pairs += [(problem, code), (problem, code.replace(piece, replacement)), (problem, "I cannot.")]
+    tiers = [score.tier for score in TASK.scores(pairs)]
+    right, wrong, silent = tiers[::3], tiers[1::3], tiers[2::3]
+    assert right == ["all_passed"] * 20 and set(silent) == {"empty"}
+    assert "all_passed" not in wrong and not {"unparseable", "empty"} & set(wrong), dict(zip(SOLUTIONS, wrong))
+
+
+IN_PLACE = """def partition(a, low, high):
+    i = low
+    for j in range(low, high):
+        if a[j] < a[high]:
+            a[i], a[j] = a[j], a[i]
+            i += 1
+    a[i], a[high] = a[high], a[i]
+    return i
+
+def quickSort(a, low, high):
+    if low < high:
+        p = partition(a, low, high)
+        quickSort(a, low, p - 1)
+        quickSort(a, p + 1, high)
+"""
+
+
+def test_a_request_without_a_name_may_be_answered_under_any() -> None:
+    quicksort, named = (p for p in of_kind("code") if p.gold["function"] in ("quicksort", "tally_words"))
+    answers = [
+        QUICKSORT.replace("quicksort", "sort"),
+        f"Here it is:\n```python\n{QUICKSORT.replace('quicksort', 'quick_sort')}\nprint(quick_sort([2, 1]))\n```\nBye.",
+        IN_PLACE,
+        "def quicksort(xs):\n    return sorted(xs)\n",
+        "def quicksort(xs:\n",
+    ]
+    scores = list(TASK.scores([(quicksort, answer) for answer in answers] + [(named, TALLY.replace("tally", "count"))]))
+    assert [s.tier for s in scores] == ["all_passed"] * 3 + ["shortcut", "unparseable", "raises"]
+    assert [s.correct for s in scores] == [True] * 3 + [False] * 3
+
+
+# ---------------------------------------------------------------- not in the training data
+
+
+NUMBER = r"\d+(?: \d+)?"  # a decimal point is no word
+FILLED = {"integer": NUMBER, "number": NUMBER, "array": r"\d+(?: (?:and )?\d+)*", "string": r"\w+(?: \w+){0,3}"}
+
+
+def pattern(template: str, slots: dict[str, str]) -> re.Pattern[str]:
+    """What a template gives with its slots filled, in words."""
+    parts = re.split(r"\{(\w*)\}", template)
+    return re.compile(" ".join(slots[part] if i % 2 else words(part) for i, part in enumerate(parts) if words(part)))
+
+
+def alike(problems: list[Problem], patterns: list[re.Pattern[str]]) -> dict[str, str]:
+    return {p.id: like.pattern for p in problems for like in patterns if like.fullmatch(words(request(p)))}
+
+
+def ask(text: str) -> Problem:
+    return Problem(text, [{"role": "user", "content": text}], None, "test")
+
+
+def test_no_tool_request_is_a_template_with_its_slots_filled() -> None:
+    patterns = []
+    for tool in toolbox.TOOLS.values():
+        slots = {name: FILLED[slot.schema["type"]] for name, slot in tool.slots.items()}
+        slots |= {name: FILLED["string"] for name, slot in tool.slots.items() if "enum" in slot.schema}
+        patterns += [pattern(template, slots) for template in (*tool.asks, *tool.hard_asks)]
+    known = [ask("What is 12.5 times 30?"), ask("How do I greet Ann in French?"), ask("Max of 3, 4 and 5?")]
+    assert len(alike(known, patterns)) == 3
+    assert alike([p for p in PROBLEMS if p.meta["tools"]], patterns) == {}
+
+
+def test_no_request_is_a_taught_courtesy_or_fact() -> None:
+    turns = json.loads(synthetic.CHAT_TURNS.read_text())
+    said = [t for group in (*turns["courtesies"], *turns["facts"]) for t in group["requests"]]
+    said += [request for request, _ in SMALL_TALK]
+    patterns = [pattern(text.replace("{}", "{it}"), {"it": r"\w+"}) for text in said]
+    assert len(alike([ask("hi there"), ask("What is the plural of mouse?")], patterns)) == 2
+    assert alike(PROBLEMS, patterns) == {}
+
+
+def test_wordings_and_functions_are_found_where_they_are_planted() -> None:
+    texts = [
+        ("Oh, WRITE quicksort!", True),
+        ("write\nQuicksort.", True),
+        ("def tallyWords (text): pass", False),
+        ("yo", False),
+    ]
+    assert natural.find_trained(PROBLEMS, texts) == {"code-01": ("prompt",), "code-13": ("function",)}
+    assert natural.find_trained(PROBLEMS, [(request(BY_ID["toolbox-55"]), True)]) == {"toolbox-55": ("prompt",)}
+
+
+SMALL = {  # sizes of the recipe's data stages
+    "data.corpus": dict(max_tokens=300_000),
+    "data.sft": dict(max_examples=600),
+    "data.calls": dict(max_examples=1500, copies=200, problems=300, eval_examples=10, probes=0),
+}
+
+
+def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> None:
+    for stage in NANO:
+        if stage.kind.startswith("data."):
+            entry, out = registry.find(stage.kind), stage.out.format(data=tmp_path)
+            cfg = entry.config_class(**{**stage.settings, **SMALL[stage.kind], "out": out})
+            entry.load(entry.function)(cfg)
+    texts = Texts(
+        [
+            dict(run="pretrain", kind="pretrain", data_dir=str(tmp_path / "corpus")),
+            dict(run="sft", kind="sft", data_dir=str(tmp_path / "sft")),
+            dict(run="rl", kind="reinforce", task="funcall", data_dir=str(tmp_path / "sft")),
+        ]
+    )
+    found = natural.find_trained(PROBLEMS, texts)
+    assert len(texts.read) == 3 and not texts.missing
+    assert found.keys() <= {p.id for p in PROBLEMS if p.meta["trained"]}
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def tiny(runs_root: Path) -> Path:
+    """A checkpoint of a tiny model that was trained on one of the requests."""
+    tok = tokenizer.load("gpt2:512")
+    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab))
+    (runs_root / "data").mkdir()
+    messages = [{"role": "user", "content": "Write quicksort!"}, {"role": "assistant", "content": QUICKSORT}]
+    (runs_root / "data" / "code.train.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    lineage = [{"run": "tiny", "kind": "sft", "data_dir": str(runs_root / "data")}]
+    with Run.create("tiny", {"a": 1}, kind="sft") as run:
+        checkpoint.save(
+            run.path, 1, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage}
+        )
+    return runs_root
+
+
+def test_the_command_writes_a_row_for_each_answer_and_tables(tiny: Path) -> None:
+    natural.main(["--ckpt", "tiny", "--out", str(tiny / "out"), "--max-new-tokens", "4", "--run-name", "n"])
+    run = Run.open("n")
+    row = run.evals().iloc[0]
+    assert run.status["status"] == "finished" and row["natural/toolbox/n"] == 60
+    assert [row[f"natural/code{stratum}/n"] for stratum in ("", "_new", "_trained")] == [20, 19, 1]
+    rows = [json.loads(line) for line in (tiny / "out" / "natural.jsonl").read_text().splitlines()]
+    assert [r["id"] for r in rows] == list(BY_ID) and {r["id"] for r in rows if r["trained"]} == {"code-01"}
+    table = (run.path / "natural.md").read_text()
+    assert table == (tiny / "out" / "natural.md").read_text()
+    assert "| code, trained on: passes all hidden tests | 0 of 1" in table and table.count("~~~~~python") == 20
+    assert all(f"| {p.id} |" in table for p in PROBLEMS if p.meta["kind"] != "code")
+
+
+def test_metrics_and_tables_follow_the_rows() -> None:
+    examples = []
+    for problem in PROBLEMS:
+        right = SOLUTIONS[problem.gold["function"]][0] if problem.meta["kind"] == "code" else TASK.gold(problem)
+        examples.append(dict(completion=right, request=request(problem), gold=TASK.gold(problem), stop="stop"))
+    for example, score in zip(examples, TASK.scores([(p, e["completion"]) for p, e in zip(PROBLEMS, examples)])):
+        example |= dict(tier=score.tier, correct=score.correct, parts=dict(score.parts))
+    rows = natural.answer_rows(PROBLEMS, examples, {"code-01": ("function",)})
+    found = natural.metrics(rows)
+    shares = {k: v for k, v in found.items() if not k.endswith(("/lo", "/hi", "/n"))}
+    bad = {"natural/toolbox/not_offered", "natural/unfitting/not_offered"}
+    assert {k for k, v in shares.items() if v == 0} == bad and all(v == 1 for k, v in shares.items() if k not in bad)
+    assert (found["natural/code_trained/n"], found["natural/code_new/n"]) == (1, 19) and found[
+        "natural/toolbox/right/lo"
+    ] > 0.9
+    text = natural.markdown({"a": rows}, "greedy")
+    assert "60 of 60" in text and "**passes all tests, trained on** (4 of 4 tests)" in text
+    cells = [line for line in text.splitlines() if line.startswith("| toolbox-31 ")]
+    assert len(cells) == 1 and len(re.findall(r"(?<!\\)\|", cells[0])) == 6
+
+
+def test_what_is_missing_ends_it_before_a_run_is_made(tiny: Path) -> None:
+    with pytest.raises(MissingFile):
+        natural.main(["--ckpt", "nobody", "--run-name", "n"])
+    with pytest.raises(ConfigError, match="tiny@1"):
+        natural.main(["--ckpt", "tiny", "tiny@1", "--run-name", "n"])
+    with pytest.raises(ConfigError):
+        natural.NaturalConfig(ckpt=())
+    with pytest.raises(ConfigError):
+        natural.NaturalConfig(ckpt=("tiny",), temperature=-1.0)
+    assert not (tiny / "runs" / "n").exists()

@@ -1,0 +1,232 @@
+"""Editions of the toolbox: the first stays as it is, the second holds out tools of other domains with other names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from statistics import mean
+
+import pytest
+
+from codechat.core import config
+from codechat.core.errors import ConfigError
+from codechat.tasks import toolbox
+from codechat.tasks.base import SPLITS, row_of
+from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.toolbox import TOOLS, execute, family
+from codechat.tasks.toolbox.prepare import CallsConfig
+from codechat.tasks.toolbox.tool import ToolError, check
+from codechat.tasks.toolbox.unseen import DOMAINS
+
+TRAINED, UNSEEN = toolbox.tools_of(2, held_out=False), toolbox.tools_of(2, held_out=True)
+LEVELS = (1, 1, 1, 2, 3)  # of the recipes
+# Of the rows of edition 1 before there was a second: dialogues, problems, probes, system prompts.
+FIRST_EDITION = {
+    "train": "d5a8cd0a5d4282af",
+    "select": "0e22ec39842591e4",
+    "test": "c7b55c3fe53548b0",
+    "test_hard": "234d48fa40c9e37d",
+}
+# Words that say nothing about which tool is meant.
+FILLERS = frozenset(
+    """a an and are as at be by can could do does each find for from get give had has have how i if in into is it its
+    long make many me much my need of on one or our out please say show so tell than that the there this to up us want
+    was we what when where which who why with work would you""".split()
+)
+
+
+def digest(split):
+    rows = list(toolbox.dialogues(split, 150, 3, levels=LEVELS))
+    problems = [row_of(p) for p in toolbox.problems(split, 150, 3, negatives_share=0.2)]
+    rng = random.Random(5)
+    offers = [toolbox.tools_system(rng, split=split) for _ in range(50)]
+    text = json.dumps([rows, problems, toolbox.probes(split, 50, 3, ["c"]), offers], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_of_the_first_edition_are_what_they_were(split):
+    assert digest(split) == FIRST_EDITION[split]
+
+
+def test_the_second_edition_trains_on_all_tools_of_the_first():
+    assert TRAINED == toolbox.tools_of(1) and len(TRAINED) == 102
+    assert len(toolbox.tools_of(1, held_out=True)) == 15
+    assert TRAINED + UNSEEN == toolbox.tools_of(2) == tuple(TOOLS.values())
+    assert all(t.held_out for t in UNSEEN)
+    with pytest.raises(ConfigError, match="edition 3"):
+        toolbox.problems("train", 1, edition=3)
+
+
+def test_an_edition_is_a_late_setting():
+    assert config.config_hash(CallsConfig()) == "2b32cdf30da3"
+    assert "edition" not in config.identity(CallsConfig()) and config.identity(CallsConfig(edition=2))["edition"] == 2
+    with pytest.raises(ConfigError, match="edition"):
+        CallsConfig(edition=0)
+
+
+def test_there_are_many_tools_of_many_domains_and_all_levels():
+    assert len(UNSEEN) >= 36 and len(DOMAINS) >= 12
+    assert sorted(name for names in DOMAINS.values() for name in names) == sorted(t.name for t in UNSEEN)
+    for level in toolbox.LEVELS:
+        share = sum(t.level == level for t in UNSEEN) / len(UNSEEN)
+        assert share == pytest.approx(LEVELS.count(level) / len(LEVELS), abs=0.05)
+
+
+def test_names_and_phrasings_share_nothing_with_the_trained_tools():
+    known = {word for t in TRAINED for word in t.name.split("_")}
+    assert not known & {word for t in UNSEEN for word in t.name.split("_")}
+    asks = {re.sub(r"{\w+}", "{}", ask) for t in TRAINED for ask in t.asks + t.hard_asks}
+    assert not asks & {re.sub(r"{\w+}", "{}", ask) for t in UNSEEN for ask in t.asks + t.hard_asks}
+
+
+@pytest.mark.parametrize("tool", UNSEEN, ids=[t.name for t in UNSEEN])
+def test_every_tool_runs_on_what_is_sampled_for_it(tool):
+    rng = random.Random(tool.name)
+    for i in range(200):
+        arguments = tool.sample(rng, SPLITS[i % len(SPLITS)])
+        assert {k: check(k, v, tool.schema["parameters"]["properties"][k]) for k, v in arguments.items()} == arguments
+        result = execute(tool.name, arguments)["result"]
+        assert result not in (None, "", [])
+        text = tool.ask(rng, arguments, hard=i % 2 == 1)
+        assert all(tool.slots[k].schema.get("enum") or str(v) in text for k, v in arguments.items() if k != "ohms")
+    assert len(tool.asks) == 5 and len(tool.hard_asks) in (1, 2)
+
+
+def stem(word):
+    for ending in ("ies", "ing", "es", "ed", "s", "er", "e"):
+        if word.endswith(ending) and len(word) >= len(ending) + 3:
+            return word.removesuffix(ending) + ("y" if ending == "ies" else "")
+    return word
+
+
+def content_words(text):
+    text = re.sub(r"{\w+}", " ", text.lower()).replace("_", " ")
+    return {stem(word) for word in re.findall("[a-z]+", text) if word not in FILLERS}
+
+
+def told_share(tools, asks):
+    """Share of the content words of the asks that the name and the description have: mean over asks, then tools."""
+    shares = []
+    for tool in tools:
+        known, found = content_words(f"{tool.name} {tool.description}"), map(content_words, asks(tool))
+        shares.append([len(words & known) / len(words) for words in found if words])
+    return mean(mean(s) for s in shares if s)
+
+
+def test_descriptions_tell_as_much_of_a_request_as_those_of_trained_tools():
+    for asks in (lambda t: t.asks, lambda t: t.hard_asks):
+        assert abs(told_share(UNSEEN, asks) - told_share(TRAINED, asks)) <= 0.1
+        assert abs(told_share(UNSEEN, asks) - told_share(toolbox.tools_of(1, held_out=False), asks)) <= 0.1
+
+
+def test_no_request_for_one_tool_is_worded_like_one_for_another():
+    """Not even with other values filled in."""
+    everything = TRAINED + UNSEEN
+    patterns = {t.name: [pattern(t, ask) for ask in t.asks + t.hard_asks] for t in everything}
+    for tool in everything:
+        rng = random.Random(tool.name)
+        others = [o for o in (UNSEEN if tool in TRAINED else everything) if o.name not in family(tool.name)]
+        for hard in (False, True) * 4:
+            text = tool.ask(rng, tool.sample(rng, "test_hard"), hard)
+            assert not [o.name for o in others if any(p.fullmatch(text) for p in patterns[o.name])], text
+
+
+def pattern(tool, ask):
+    """What an ask looks like with any values."""
+    parts = re.split(r"{(\w+)}", ask)
+    return re.compile("".join(values_of(tool.slots[p]) if i % 2 else re.escape(p) for i, p in enumerate(parts)))
+
+
+def values_of(slot):
+    if "enum" in slot.schema:
+        rng = random.Random(0)
+        words = {slot.say(rng, value) for value in slot.schema["enum"] for _ in range(20)}
+        return f"(?:{'|'.join(map(re.escape, words))})"
+    return {"integer": r"\d+", "number": r"[\d.]+"}.get(slot.schema["type"], ".+")
+
+
+@pytest.mark.parametrize("split, n", [("train", 6000), ("select", 2000), ("test", 2000)])
+def test_held_out_tools_are_offered_in_test_hard_only(split, n):
+    names = {t.name for t in UNSEEN}
+    found = re.compile(rf"\b(?:{'|'.join(names)})\b")
+    offered = set()
+    for row in toolbox.dialogues(split, n, 1, edition=2):
+        assert not names & set(row["meta"]["tools"])
+        assert not found.search(" ".join(m["content"] for m in row["messages"]))
+        offered |= set(row["meta"]["tools"])
+    assert offered == {t.name for t in TRAINED}
+    rng = random.Random(0)
+    assert not any(found.search(toolbox.tools_system(rng, split=split, edition=2)) for _ in range(200))
+    assert not any(found.search(str(row)) for row in toolbox.probes(split, 200, 0, ["c"], edition=2))
+
+
+def test_half_of_test_hard_needs_the_new_tools():
+    problems = FuncallTask(levels=LEVELS, edition=2).problems("test_hard", 1000)
+    wanted = {kind: {p.gold["name"] for p in problems if p.meta["hard"] == kind} for kind in ("tool", "phrasing")}
+    assert wanted["tool"] == {t.name for t in UNSEEN}
+    assert wanted["phrasing"] <= {t.name for t in TRAINED} and len(wanted["phrasing"]) > 60
+    assert 400 < sum(p.meta["hard"] == "tool" for p in problems) < 600
+    assert any("lcm" in p.meta["tools"] for p in toolbox.problems("train", 1000, edition=2))
+
+
+@pytest.mark.parametrize(
+    "name, arguments, result",
+    [
+        ("molar_mass", {"formula": "H2O"}, 18.015),
+        ("isotope_left", {"grams": 80, "half_life": 5, "elapsed": 15}, 10),
+        ("dilution", {"acid": 100, "strength": 30, "target": 10}, 200),
+        ("parallel_ohms", {"ohms": [6, 3, 2]}, 1),
+        ("orbit_period", {"radius": 4}, 8),
+        ("light_delay", {"kilometres": 149.6}, 499),
+        ("dna_complement", {"strand": "GATTACA"}, "CTAATGT"),
+        ("latin_species", {"genus": "Homo", "species": "sapiens"}, "H. sapiens"),
+        ("piano_pitch", {"key": 40}, 261.63),
+        ("transpose", {"note": "A", "semitones": 15}, "C"),
+        ("exposure", {"aperture": 16, "shutter": 125}, 15),
+        ("running_pace", {"kilometres": 10, "minutes": 52}, "5:12"),
+        ("elo_rating", {"own": 1500, "rival": 1500, "outcome": "win"}, 1510),
+        ("dice_odds", {"rolls": 4}, 51.77),
+        ("scrabble_score", {"tiles": "quiz"}, 22),
+        ("knight_reach", {"field": "a1"}, 2),
+        ("knight_reach", {"field": "e4"}, 8),
+        ("sow_seeds", {"plants": 10, "sprout": 80}, 13),
+        ("body_mass", {"kilos": 81, "centimetres": 180}, 25),
+        ("subnet_mask", {"hosts": 254}, "255.255.255.0"),
+        ("subnet_mask", {"hosts": 255}, "255.255.254.0"),
+        ("download_wait", {"megabytes": 100, "megabits": 16}, 50),
+        ("password_bits", {"password": "abc"}, 14.1),
+        ("majority", {"ballots": 100}, 51),
+        ("droop_quota", {"votes": 100, "mandates": 3}, 26),
+        ("queue_wait", {"customers": 11, "tills": 3, "minutes": 4}, 12),
+        ("dewey_subject", {"shelf": 510}, "science"),
+        ("parcel_girth", {"depth": 30, "breadth": 10, "height": 20}, 60),
+        ("telegram", {"message": "come home"}, "come home STOP"),
+        ("back_bearing", {"bearing": 200}, 20),
+        ("compass_rose", {"course": 350}, "N"),
+        ("booklet_sheets", {"pages": 17}, 5),
+    ],
+)
+def test_known_results(name, arguments, result):
+    assert execute(name, arguments) == {"result": result}
+
+
+@pytest.mark.parametrize(
+    "name, arguments, fault",
+    [
+        ("molar_mass", {"formula": "Xy2"}, "Xy"),
+        ("molar_mass", {"formula": "water"}, "water"),
+        ("dilution", {"acid": 1, "strength": 10, "target": 20}, "target"),
+        ("parallel_ohms", {"ohms": [3, 0]}, "ohms"),
+        ("dna_complement", {"strand": "ABC"}, "strand"),
+        ("piano_pitch", {"key": 89}, "88"),
+        ("knight_reach", {"field": "j9"}, "j9"),
+        ("subnet_mask", {"hosts": 0}, "hosts"),
+        ("christen", {"ship": " "}, "ship"),
+    ],
+)
+def test_bad_arguments_are_named(name, arguments, fault):
+    with pytest.raises(ToolError, match=fault):
+        execute(name, arguments)
