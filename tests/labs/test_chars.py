@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts import assert_close_curves, assert_same_weights, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
 
 from codechat.core import config
@@ -26,23 +24,15 @@ from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import per_token_rewards
-from codechat.runs import checkpoint, paths, run
+from codechat.runs import checkpoint, run
 from codechat.tasks import chars
 from codechat.text import tokenizer
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 OBJECTIVES = ("supervised", "grpo", "ppo", "denoise")
 VERSE = "".join(
     f"the {a} of {b}\nand {b} is no {a}\n"
     for a, b in itertools.product(("rose", "king", "night", "sea"), ("thorn", "crown", "day", "land"))
 )
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    return tmp_path
 
 
 def write_verse(home: Path) -> Path:
@@ -542,21 +532,14 @@ COLUMNS = (
 )
 
 
-def curve(found: run.Run) -> list[tuple[float, ...]]:
-    frame = found.metrics().sort_values("step")
-    return list(frame[["step", *(c for c in COLUMNS if c in frame)]].itertuples(index=False, name=None))
-
-
-def weights(found: run.Run) -> dict[str, torch.Tensor]:
-    return checkpoint.load(found.path).model_state
+def columns_of(found: run.Run) -> list[str]:
+    return [name for name in COLUMNS if name in found.metrics()]
 
 
 @pytest.mark.parametrize(
     "objective, feed", [("supervised", "text"), ("denoise", "text"), ("grpo", "own"), ("ppo", "text")]
 )
-def test_resuming_continues_the_same_curve_bitwise(
-    objective: str, feed: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_continues_the_same_curve_bitwise(objective: str, feed: str, home: Path) -> None:
     more = dict(
         save_every=2,
         feed=feed,
@@ -565,26 +548,8 @@ def test_resuming_continues_the_same_curve_bitwise(
         max_tokens=32 * 6 * (4 if feed == "own" else 1),
         eval_every=3,
     )
-    whole = loop.train(settings(home, objective, **more))
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 2:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    cfg = settings(home, objective, **more, run_name="cut")
-    with pytest.raises(Killed):
-        loop.train(cfg)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = loop.train(replace(cfg, resume=True))
-    assert len(curve(whole)) == 6 and curve(resumed) == curve(whole)
-    assert all(torch.equal(tensor, weights(resumed)[name]) for name, tensor in weights(whole).items())
+    whole, resumed = resume_contract(loop.train, settings(home, objective, **more), 2)
+    assert len(whole.metrics()) == 6
     assert resumed.samples()[-1]["completion"] == whole.samples()[-1]["completion"]
 
 
@@ -595,7 +560,7 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
     for objective in ("grpo", "ppo"):
         found = loop.train(settings(home, objective, kl_coef=1.0, kl_warmup_tokens=0, run_name=f"{objective}-dead"))
         assert found.metrics()["grad_norm"].eq(0).all()
-        assert all(torch.equal(a, b) for a, b in zip(weights(start).values(), weights(found).values()))
+        assert_same_weights(start, found)
 
 
 def test_partial_credit_does_not_hide_that_no_draw_is_right(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,41 +630,7 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
         "grpo": dict(feed="own", max_tokens=32 * 4 * 6, partial_logprob=0.05),
         "ppo": dict(minibatches=2),
     }
-    ones = {o: settings(home, o, **more[o], run_name=f"{o}-one", eval_every=3) for o in OBJECTIVES}
-    for o, cfg in ones.items():
-        (home / f"{o}.json").write_text(
-            json.dumps(config.to_dict(replace(cfg, run_name=f"{o}-two", device_batch_size=2)))
-        )
-    (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat.labs import chars; from codechat.core import config; from codechat.distributed import dist; from codechat.runs import paths as rundirs\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "with dist.session():\n"
-        f"    for o in {OBJECTIVES!r}:\n"
-        "        chars.train(config.resolve(chars.CharsConfig, file=home / f'{o}.json'))\n"
-    )
-    ranks = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(home / "ranks.py"),
-        ],
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-    )
-    try:
-        _, err = ranks.communicate(timeout=200)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
-    for o, cfg in ones.items():
-        alone, both = loop.train(cfg), run.Run.open(f"{o}-two")
-        for a, b in zip(curve(alone), curve(both), strict=True):
-            assert a == pytest.approx(b, rel=2e-3, abs=2e-5), o
-        assert alone.evals()["val_loss"].tolist() == pytest.approx(both.evals()["val_loss"].tolist(), rel=1e-3), o
+    cfgs = [settings(home, o, **more[o], eval_every=3) for o in OBJECTIVES]
+    for one, two in train_one_and_two(home, *cfgs):
+        assert_close_curves(one, two, *columns_of(one))
+        assert one.evals()["val_loss"].tolist() == pytest.approx(two.evals()["val_loss"].tolist(), rel=1e-3), one.name

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts import killed_after
 
 import codechat
 from codechat import pretrain
@@ -23,7 +24,7 @@ from codechat.launch.recipes import runner, stage
 from codechat.launch.recipes.nano import NANO
 from codechat.launch.recipes.scale_8b import SCALES
 from codechat.launch.recipes.stage import Stage
-from codechat.runs import checkpoint, paths, run
+from codechat.runs import paths, run
 
 MODEL = dict(depth=1, n_embd=16, n_head=1, block_size=32)
 QUICK = dict(model=MODEL, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
@@ -101,19 +102,8 @@ def test_another_seed_shares_what_comes_before(stages: tuple[Stage, ...]) -> Non
 def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
     stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: Any) -> Path:
-        saved(path, step, **what)
-        raise Killed
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    with pytest.raises(Killed):
+    with killed_after():
         ran()
-    monkeypatch.setattr(checkpoint, "save", saved)
     started: list[int] = []
     learn = corpus.WindowLoader.load_state
     monkeypatch.setattr(
