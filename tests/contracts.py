@@ -20,7 +20,8 @@ from codechat.core.errors import RunError
 from codechat.runs import checkpoint, metrics, run
 from codechat.tasks import toy
 
-TIMED = {"s", "tokens/s", "MB"}  # units of what another process measures differently; the model FLOPs utilisation too
+# what another process measures differently
+TIMED = {"time", "mfu"} | {name for name, m in metrics.METRICS.items() if m.unit in ("s", "tokens/s", "MB")}
 Train = Callable[[Any], run.Run]
 
 
@@ -72,12 +73,14 @@ def killed_after(step: int | None = None) -> Iterator[None]:
 
 def untimed(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows in the order of steps, without times and what is derived from them."""
-    timed = [
-        name
-        for name in frame
-        if name in ("time", "mfu") or name in metrics.METRICS and metrics.metric(name).unit in TIMED
-    ]
-    return frame.drop(columns=timed).sort_values("step", kind="stable").reset_index(drop=True)
+    return frame.drop(columns=TIMED & set(frame)).sort_values("step", kind="stable").reset_index(drop=True)
+
+
+def assert_same_runs(a: run.Run, b: run.Run) -> None:
+    """Metrics, evaluations and weights, bit by bit."""
+    for one, other in ((a.metrics(), b.metrics()), (a.evals(), b.evals())):
+        pd.testing.assert_frame_equal(untimed(one), untimed(other), check_exact=True, check_like=True)
+    assert_same_weights(a, b)
 
 
 def resume_contract(train: Train, cfg: Any, step: int) -> tuple[run.Run, run.Run]:
@@ -91,9 +94,7 @@ def resume_contract(train: Train, cfg: Any, step: int) -> tuple[run.Run, run.Run
     assert before["step"].max() == step < whole.metrics()["step"].max()
     after = resumed.metrics().query("step <= @step")
     assert after["time"].tolist() == before["time"].tolist(), "steps before the checkpoint are not trained again"
-    for a, b in ((resumed.metrics(), whole.metrics()), (resumed.evals(), whole.evals())):
-        pd.testing.assert_frame_equal(untimed(a), untimed(b), check_exact=True, check_like=True)
-    assert_same_weights(whole, resumed)
+    assert_same_runs(resumed, whole)
     return whole, resumed
 
 

@@ -225,7 +225,7 @@ TWO = """
 import sys
 from pathlib import Path
 from codechat.core import command
-from codechat.launch.recipes import runner as recipes
+from codechat.launch.recipes import runner
 from codechat.launch.recipes.scale_8b import Scale
 from codechat.launch.recipes.stage import Stage
 model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
@@ -238,9 +238,9 @@ stages = (
     Stage(name="second", about="train on", needs=("first",), seeded=True, kind="pretrain",
           settings=dict(init_from="{first}", data_dir="{corpus}", **quick)),
 )
-recipes.RECIPES["tiny"] = ("a test", stages)
-recipes.SCALES["two"] = Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(first=2, second=2), None)
-sys.exit(command.guarded(recipes.main, sys.argv[1:]))
+runner.RECIPES["tiny"] = ("a test", stages)
+runner.SCALES["two"] = Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(first=2, second=2), None)
+sys.exit(command.guarded(runner.main, sys.argv[1:]))
 """
 
 

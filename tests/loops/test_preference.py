@@ -16,8 +16,7 @@ from raising import raising
 from codechat import preference
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
-from codechat.rl import preference_data
-from codechat.rl import preference_losses as pl
+from codechat.rl import preference_data, preference_losses
 from codechat.runs import run
 from codechat.text import tokenizer
 
@@ -63,7 +62,9 @@ CASES = {
 def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None:
     settings, expected = CASES[kind]
     chosen, rejected = leaf(CHOSEN), leaf(REJECTED)
-    judged = pl.pair_loss(kind, chosen, rejected, chosen_lengths=THREE, rejected_lengths=THREE, **settings)
+    judged = preference_losses.pair_loss(
+        kind, chosen, rejected, chosen_lengths=THREE, rejected_lengths=THREE, **settings
+    )
     assert judged.losses.tolist() == pytest.approx(expected, rel=1e-5)
     judged.losses.sum().backward()
     assert (chosen.grad < 0).all() and (
@@ -76,37 +77,44 @@ def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None
 @pytest.mark.parametrize("kind", CASES)
 def test_the_sft_term_adds_the_mean_loss_of_what_was_preferred(kind: str) -> None:
     settings, expected = CASES[kind]
-    judged = pl.pair_loss(
+    judged = preference_losses.pair_loss(
         kind, CHOSEN, REJECTED, chosen_lengths=THREE, rejected_lengths=THREE, sft_coef=0.5, **settings
     )
     assert judged.losses.tolist() == pytest.approx([expected[0] + 0.5 * 2 / 3, expected[1] + 0.5 * 0.2], rel=1e-5)
 
 
 def test_dpo_at_the_reference_is_log_two_and_ipo_its_target_squared() -> None:
-    assert pl.dpo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.3).losses.tolist() == pytest.approx([math.log(2)] * 2)
-    assert pl.ipo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.25).losses.tolist() == pytest.approx([4.0, 4.0])
+    assert preference_losses.dpo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.3).losses.tolist() == pytest.approx(
+        [math.log(2)] * 2
+    )
+    assert preference_losses.ipo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.25).losses.tolist() == pytest.approx(
+        [4.0, 4.0]
+    )
 
 
 def test_ipo_stops_pulling_at_its_target_and_dpo_does_not() -> None:
     far = leaf(CHOSEN + 50)
     assert (
-        pl.ipo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward() is None and (far.grad > 0).all()
+        preference_losses.ipo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward() is None
+        and (far.grad > 0).all()
     )  # it pulls back
     far = leaf(CHOSEN + 5)
-    pl.dpo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward()
+    preference_losses.dpo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward()
     assert (far.grad < 0).all()
 
 
 def test_simpo_and_orpo_divide_length_out() -> None:
-    for loss in (pl.simpo_loss, pl.orpo_loss):
+    for loss in (preference_losses.simpo_loss, preference_losses.orpo_loss):
         once = loss(CHOSEN, REJECTED, THREE, THREE).losses
         torch.testing.assert_close(loss(CHOSEN * 2, REJECTED * 2, THREE * 2, THREE * 2).losses, once)
-    assert not torch.allclose(pl.cpo_loss(CHOSEN * 2, REJECTED * 2).losses, pl.cpo_loss(CHOSEN, REJECTED).losses)
+    assert not torch.allclose(
+        preference_losses.cpo_loss(CHOSEN * 2, REJECTED * 2).losses, preference_losses.cpo_loss(CHOSEN, REJECTED).losses
+    )
 
 
 def test_orpo_holds_at_probability_one() -> None:
     sure = leaf(torch.zeros(1))
-    judged = pl.orpo_loss(sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3]))
+    judged = preference_losses.orpo_loss(sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3]))
     judged.losses.sum().backward()
     assert judged.losses.isfinite().all() and sure.grad.isfinite().all()
 
@@ -114,24 +122,26 @@ def test_orpo_holds_at_probability_one() -> None:
 def test_kto_by_hand_and_the_signs_of_its_gradient() -> None:
     """r = 0.5 (liked) and -0.5 (not), z = 0.2, beta = 2: 1 - sigmoid(0.6) and 1.5 x (1 - sigmoid(1.4))."""
     logprobs = leaf(torch.tensor([-2.0, -3.0]))
-    losses, reward = pl.kto_loss(
+    losses, reward = preference_losses.kto_loss(
         logprobs, torch.tensor([-2.5, -2.5]), torch.tensor([True, False]), 0.2, 2.0, disliked_weight=1.5
     )
     assert losses.tolist() == pytest.approx([1 - sigmoid(0.6), 1.5 * (1 - sigmoid(1.4))], rel=1e-6)
     assert reward.tolist() == pytest.approx([1.0, -1.0])
     losses.sum().backward()
     assert logprobs.grad[0] < 0 < logprobs.grad[1]
-    assert pl.kto_reference_point(-3.0, 2) == 0.0 and pl.kto_reference_point(3.0, 2) == 1.5
-    at_reference, _ = pl.kto_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]), 0.0)
+    assert (
+        preference_losses.kto_reference_point(-3.0, 2) == 0.0 and preference_losses.kto_reference_point(3.0, 2) == 1.5
+    )
+    at_reference, _ = preference_losses.kto_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]), 0.0)
     assert at_reference.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_a_loss_without_its_reference_and_an_unknown_one_are_refused() -> None:
     lengths = dict(chosen_lengths=THREE, rejected_lengths=THREE, beta=0.1)
     with raising(ConfigError, "dpo", "reference"):
-        pl.pair_loss("dpo", CHOSEN, REJECTED, **lengths)
+        preference_losses.pair_loss("dpo", CHOSEN, REJECTED, **lengths)
     with raising(ConfigError, "'dop'", *CASES):
-        pl.pair_loss("dop", CHOSEN, REJECTED, **lengths)  # type: ignore[arg-type]
+        preference_losses.pair_loss("dop", CHOSEN, REJECTED, **lengths)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- data
