@@ -225,6 +225,6 @@ def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root:
         reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
     with pytest.raises(MissingFile):
         reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
-    with raising(ConfigError, "group_size", 1):
+    with raising(ConfigError, 64, 1, 2):
         reward_ablation.AnatomyConfig(ckpt=("tiny",), group_size=1)
     assert not (runs_root / "runs" / "other").exists()
