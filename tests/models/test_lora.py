@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from contracts import resume_contract, weights
 from safetensors.torch import load_file, save_file
 
 from codechat import grpo, preference, reinforce
@@ -160,9 +161,7 @@ def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", ["reinforce", "grpo", "preference"])
-def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
-    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: str, home: Path) -> None:
     module, cls = dict(
         reinforce=(reinforce, reinforce.ReinforceConfig),
         grpo=(grpo, grpo.GRPOConfig),
@@ -171,7 +170,7 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
     base = dict(max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start") | (
         dict(sample_groups=8) if loop == "preference" else dict(diagnose_groups=0)
     )
-    reinforce.train(
+    started = reinforce.train(
         config.resolve(
             reinforce.ReinforceConfig,
             "toy",
@@ -179,28 +178,8 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
             presets=reinforce.RUN_PRESETS,
         )
     )
-    whole = module.train(
-        config.resolve(cls, "toy", overrides=base | dict(run_name="whole"), presets=module.RUN_PRESETS)
-    )
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 2:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    cut = config.resolve(cls, "toy", overrides=base | dict(run_name="cut"), presets=module.RUN_PRESETS)
-    with pytest.raises(Killed):
-        module.train(cut)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = module.train(replace(cut, resume=True))
-    a, b, start = (checkpoint.load(r).model_state for r in (whole.path, resumed.path, "start"))
-    assert all(torch.equal(a[n], b[n]) for n in a)
+    whole, _ = resume_contract(module.train, config.resolve(cls, "toy", overrides=base, presets=module.RUN_PRESETS), 2)
+    a, start = weights(whole), weights(started)
     changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
     assert changed == {"qkv", "up"}
     loading.load_model("whole")
