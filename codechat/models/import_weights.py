@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import models, runs  # hf_format, original_checkpoint and checkpoint import torch: only when weights are read
+from codechat import models, runs  # most of their modules import torch: only when weights are read
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, MissingFile
