@@ -112,16 +112,19 @@ def test_peft_files_hold_the_documented_names_shapes_and_settings(tmp_path: Path
     torch.testing.assert_close(lora.load_peft(made(), tmp_path / "adapter")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)], ids=["swiglu", "nano"])
 @torch.no_grad()
-def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path) -> None:
+def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path, shape: GPTConfig) -> None:
     """transformers with the export, peft with the adapters: our logits. And back: what peft saves is what we load."""
     transformers, peft = (pytest.importorskip(name, reason="needs the test extra") for name in ("transformers", "peft"))
-    model = moved(lora.attach(made(replace(SHAPE, vocab_size=300)), 3, 6.0, lora.TARGETS)).eval()
+    shape = replace(shape, vocab_size=300)
+    targets = [t for t in lora.TARGETS if t != "gate" or shape.mlp == "swiglu"]
+    model = moved(lora.attach(made(shape), 3, 6.0, targets)).eval()
     base = Run.create("base", {}, kind="test")
     checkpoint.save(
         base.path,
         1,
-        model=made(replace(SHAPE, vocab_size=300)),
+        model=made(shape),
         meta={"tokenizer": tokenizer.load("gpt2:299").to_dict(), "tags": "text"},
     )
     base.finish()
@@ -132,9 +135,29 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     ).eval()
     torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=1e-4)
     theirs.save_pretrained(tmp_path / "again")
-    torch.testing.assert_close(
-        lora.load_peft(made(replace(SHAPE, vocab_size=300)), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(lora.load_peft(made(shape), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
+    """The exported gate projection repeats the up projection, so both need the adapter, and reading them adds it once."""
+    shape = replace(SHAPE, mlp="relu2", qk_norm=True)
+    model = moved(lora.attach(made(shape), 3, 6.0, ("up", "down"))).eval()
+    lora.save_peft(model, tmp_path)
+    torch.testing.assert_close(lora.load_peft(made(shape), tmp_path)(IDS), model(IDS), atol=1e-5, rtol=1e-5)
+    path = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(path)
+    gates = {k for k in tensors if "gate_proj" in k}
+    assert len(gates) == 4 and all(torch.equal(tensors[k], tensors[k.replace("gate", "up")]) for k in gates)
+    for other in (
+        {k: v for k, v in tensors.items() if k not in gates},
+        {k: v for k, v in tensors.items() if "up_proj" not in k},
+        tensors | {k: tensors[k] + 1 for k in gates},
+    ):
+        save_file(other, path)
+        with pytest.raises(CheckpointError) as caught:
+            lora.load_peft(made(shape), tmp_path)
+        assert "gate_proj" in str(caught.value) and "up_proj" in str(caught.value)
 
 
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
