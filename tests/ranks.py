@@ -1,13 +1,31 @@
-"""Programs on several ranks: torchrun of a text, with its output."""
+"""Programs and loops on several ranks, by torchrun, with their output."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from codechat.core import config, registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+LOOPS = """
+import pathlib, sys
+from contextlib import nullcontext
+from codechat.core import config, registry
+from codechat.distributed import dist
+from codechat.runs import paths
+
+paths.ROOT = pathlib.Path(sys.argv[1])
+loops = [registry.find(name) for name in sys.argv[2::2]]
+# A loop alone opens its own process group. Several share one: the second would meet the keys of the first in torchrun's store.
+with dist.session() if len(loops) > 1 else nullcontext():
+    for loop, path in zip(loops, sys.argv[3::2]):
+        loop.load(loop.function)(config.resolve(loop.config_class, file=path))
+"""
 
 
 def start(
@@ -38,9 +56,22 @@ def finish(ranks: subprocess.Popen[str], timeout: float = 400) -> str:
     return out
 
 
-def on_ranks(n: int, program: str, folder: Path, *args: str, **more: object) -> str:
+def on_ranks(n: int, program: str, folder: Path, *args: str, **more: Any) -> str:
     """The output of a program that must end with 0 on every rank."""
     ranks = start(n, program, folder, *args, **more)
     out = finish(ranks)
     assert ranks.returncode == 0, out[-4000:]
     return out
+
+
+def written(home: Path, cfg: Any) -> str:
+    """The path of a configuration's file in `home`, named as its run."""
+    path = home / f"{cfg.run_name}.json"
+    path.write_text(json.dumps(config.to_dict(cfg)))
+    return str(path)
+
+
+def train_on_ranks(n: int, home: Path, *cfgs: Any) -> None:
+    """Train with each configuration in turn, on n ranks, with runs below `home`."""
+    words = [word for cfg in cfgs for word in (registry.entry_of(cfg).id, written(home, cfg))]
+    on_ranks(n, LOOPS, home, str(home), *words)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from importlinter.cli import lint_imports
 
-from codechat.core.registry import LOOPS
+from codechat.core.registry import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
@@ -80,15 +80,7 @@ def test_files_are_named_for_what_they_hold(path: Path) -> None:
     assert path.stem not in {"utils", "common", "helpers", "misc"}
 
 
-# Commands whose --help loads no torch: add a command once its config class lives in a torch-free module.
-HELP_WITHOUT_TORCH = (
-    *(entry.command for entry in LOOPS.values()),
-    *("", "run", "data", "plan", "launch", "chat", "tools", "serve", "appworld", "sandbox", "runs", "report"),
-    *("download", "bench", "natural"),
-)
-
-
-@pytest.mark.parametrize("command", HELP_WITHOUT_TORCH)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_loads_no_torch(command: str) -> None:
     program = (
         "import sys; from codechat import cli\n"

@@ -14,16 +14,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from codechat import distributed, models  # dist and generate import torch: only when a model answers
 from codechat.core.errors import DataError, MissingFile
-from codechat.distributed import dist
 from codechat.evaluation.intervals import Interval, wilson_interval
-from codechat.models import generate
-from codechat.models.gpt import GPT
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from codechat.models.gpt import GPT
 
 BEHAVIOURS = ("call", "code", "neither")
 WANTED = {
@@ -96,7 +97,7 @@ def behaviour_matrix(
 ) -> BehaviourMatrix:
     """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. With several ranks a collective:
     each rank takes every W-th probe, and all return the whole matrix."""
-    numbers = range(dist.rank(), len(probes), dist.world_size())
+    numbers = range(distributed.dist.rank(), len(probes), distributed.dist.world_size())
     was_training = model.training
     texts = answers(
         model.eval(),
@@ -114,7 +115,7 @@ def behaviour_matrix(
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):
         counts[cell_of(probes[i])][behaviour(text)] += 1
-    parts = dist.all_gather_objects(counts)
+    parts = distributed.dist.all_gather_objects(counts)
     return BehaviourMatrix({cell: sum((part[cell] for part in parts), Counter[str]()) for cell in CELLS})
 
 
@@ -124,8 +125,8 @@ def answers(
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
     stop = chat.stop_sequences(tokenizer, tags)
-    with dist.autocast(model.wte.weight.device):
-        completions = generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
+    with distributed.dist.autocast(model.wte.weight.device):
+        completions = models.generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
     return [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
 
 

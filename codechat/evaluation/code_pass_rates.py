@@ -18,18 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
-from codechat import tasks
+from codechat import distributed, models, tasks  # dist and loading import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import evaluate_split, find_contamination, label
 from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, clean_and_exposed
 from codechat.evaluation.settings import SamplingSettings
-from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
@@ -103,9 +99,9 @@ def run_passk(cfg: PasskConfig) -> Run:
     check = tasks.check_reference_solutions(task, problems).require()
     path = find_checkpoint(cfg.ckpt)
     run = Run.create(cfg.run_name, cfg, kind="passk", parent=cfg.ckpt, overwrite=cfg.overwrite)
-    with dist.session() as world, run:
+    with distributed.dist.session() as world, run:
         print(f"reference-solution check: {check.passed} of {check.n} pass all tests")
-        loaded = loading.load_model(path, device=world.device)
+        loaded = models.loading.load_model(path, device=world.device)
         report = find_contamination(cfg, loaded, problems)
         result = evaluate_split(cfg, loaded, task, problems, cfg.split, cfg.k, sorted({1, cfg.k}))
         row = summary(result)
@@ -125,6 +121,8 @@ def run_passk(cfg: PasskConfig) -> Run:
 
 def summary(result: TaskResult) -> dict[str, Any]:
     """parseable_frac, runnable_frac: shares of completions. verdict: by pass@1. reward_verdict: that of `diagnose`."""
+    import torch
+
     rewards = torch.tensor([p.rewards for p in result.problems])  # (P, G)
     correct = torch.tensor([[i < p.c for i in range(p.n)] for p in result.problems])  # (P, G); only counts matter
     found, verdict = diagnose.judge(rewards, correct, min_groups=1), verdict_of(result.pass_at[1].value)

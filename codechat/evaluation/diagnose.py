@@ -16,25 +16,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
-
-from codechat import tasks
+from codechat import distributed, models, rl, tasks  # most of their modules import torch
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import SamplingSettings
-from codechat.models import loading
-from codechat.models.loading import LoadedModel
-from codechat.rl import rollout
-from codechat.rl.advantages import zero_variance
-from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
 from codechat.tasks.base import Problem, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from codechat.models.loading import LoadedModel
+    from codechat.rl.rollout import RolloutBatch
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
@@ -98,7 +95,7 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     if n_groups < (least := max(1, min_groups)):
         raise ConfigError(f"{n_groups} groups; a verdict needs at least {least}; sample more (--groups {least})")
     _check_group_size(group_size)
-    zero_std = int(zero_variance(rewards).sum())
+    zero_std = int(rl.advantages.zero_variance(rewards).sum())
     share = float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts = correct.sum(dim=1).tolist()
@@ -151,23 +148,26 @@ class Sentinel:
 
 def bf16_snapshot(model: nn.Module) -> list[Tensor]:
     """A copy of every parameter rounded to bfloat16, in the order of `model.parameters()`."""
+    import torch
+
     return [p.detach().to(torch.bfloat16, copy=True) for p in model.parameters()]
 
 
-@torch.no_grad()
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
     """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`.
 
     A collective if the model is sharded. Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect
     the update."""
-    params = list(model.parameters())
+    import torch
+
+    params = [p.detach() for p in model.parameters()]
     if [p.shape for p in params] != [b.shape for b in before]:
         raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
-    parts = [(dist.local(p), dist.local(b)) for p, b in zip(params, before, strict=True)]
+    parts = [(distributed.dist.local(p), distributed.dist.local(b)) for p, b in zip(params, before, strict=True)]
     counts = torch.tensor(
         [sum(int((p.to(torch.bfloat16) != b).sum()) for p, b in parts), sum(p.numel() for p, _ in parts)]
     )
-    changed, total = (dist.sum_(counts) if sharding.is_sharded(model) else counts).tolist()
+    changed, total = (distributed.dist.sum_(counts) if distributed.sharding.is_sharded(model) else counts).tolist()
     return changed / max(1, total)
 
 
@@ -195,7 +195,7 @@ class DiagnoseConfig(SamplingSettings):
 
 def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any) -> RolloutBatch:
     """group_size completions of each problem; cfg: the settings of `SamplingSettings`, and group_size."""
-    return rollout.collect(
+    return rl.rollout.collect(
         loaded.model,
         task,
         problems,
@@ -213,13 +213,15 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory.
 
     UserError before anything is written if a reference solution fails or the task has too few problems."""
+    import torch
+
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
-    loaded = loading.load_model(cfg.ckpt, device=dist.device())
+    loaded = models.loading.load_model(cfg.ckpt, device=distributed.dist.device())
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
-        with torch.no_grad(), dist.autocast(dist.device()):
+        with torch.no_grad(), distributed.dist.autocast(distributed.dist.device()):
             batch = sample_groups(loaded, task, problems[: cfg.groups], cfg)
         found, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
         shares = {k: v for k, v in tiers.items() if k.startswith("tier/")}

@@ -28,32 +28,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
-from codechat import tasks
+from codechat import distributed, evaluation, models, rl, runs, tasks  # most of their modules import torch
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
-from codechat.distributed import dist
-from codechat.evaluation import contamination, domain_loss, results
+from codechat.evaluation import results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, share_interval
 from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.evaluation.settings import SamplingSettings
-from codechat.models import generate, loading
-from codechat.models.gpt import GPT
-from codechat.rl import rollout
-from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from codechat.models.gpt import GPT
+
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
-NOT_BEGUN = generate.Completion([], [], "context")  # the prompt fills the model's block
 KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
@@ -89,7 +86,8 @@ def evaluate_task(
         raise DataError(
             f"no problems of task {task.name} to evaluate; at least one is required; check the split and the limit"
         )
-    own, shown = problems[dist.rank() :: dist.world_size()], progress if dist.is_main() else None
+    own = problems[distributed.dist.rank() :: distributed.dist.world_size()]
+    shown = progress if distributed.dist.is_main() else None
     per_chunk = max(1, (batch_size or CHUNK_ROWS) // n)
     own_rows: list[dict[str, Any]] = []
     was_training = model.training
@@ -97,8 +95,8 @@ def evaluate_task(
     with tqdm(total=len(own), desc=shown, unit="problem", disable=shown is None) as bar:
         for at in range(0, len(own), per_chunk):
             chunk = own[at : at + per_chunk]
-            with dist.autocast(model.wte.weight.device):
-                batch = rollout.collect(
+            with distributed.dist.autocast(model.wte.weight.device):
+                batch = rl.rollout.collect(
                     model,
                     task,
                     chunk,
@@ -115,7 +113,7 @@ def evaluate_task(
             own_rows += _rows(task, batch)
             bar.update(len(chunk))
     model.train(was_training)
-    rows = _in_order(dist.all_gather_objects(own_rows), len(problems), n)
+    rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
     counted = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
     passes = {k: share_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
     return TaskResult(
@@ -144,17 +142,17 @@ def _sample_those_that_fit(
     keys: Sequence[Any],
     begin: Sequence[int] = (),
     **how: Any,
-) -> list[generate.Completion]:
+) -> list[models.generate.Completion]:
     """`generate.sample` after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
     given, zeros = list(begin), [0.0] * len(begin)
     fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
     how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
     room = [[*ids, *given] for ids in compress(prompts, fits)]
-    sampled = iter(generate.sample(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how))
-    out = [next(sampled) if fit else NOT_BEGUN for fit in fits for _ in range(samples_per_prompt)]
-    return [
-        replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given and c is not NOT_BEGUN else c for c in out
-    ]
+    sampled = iter(models.generate.sample(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how))
+    begun = [replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given else c for c in sampled]
+    full = models.generate.Completion([], [], "context")  # the prompt fills the model's block
+    each = iter(begun)
+    return [next(each) if fit else full for fit in fits for _ in range(samples_per_prompt)]
 
 
 def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int) -> list[dict[str, Any]]:
@@ -174,7 +172,7 @@ def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
         )
 
 
-def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
+def _rows(task: Task, batch: rl.rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     """One row for each completion, problem-major."""
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
@@ -299,14 +297,14 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
         tasks.check_reference_solutions(task, items).require()
     paths = _checkpoints(cfg)
     with (
-        dist.session(cfg) as world,
+        distributed.dist.session(cfg) as world,
         Run.create(cfg.run_name, cfg, kind="evaluate", parent=str(paths[0]), overwrite=cfg.overwrite) as run,
     ):
         rows = [_evaluate_checkpoint(cfg, run, task, problems, path, world) for path in paths]
         summary = _paired_summary(run, cfg) if len(paths) > 1 and world.is_main else {}
         if cfg.all_checkpoints and world.is_main:
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
-            checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
+            runs.checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
         run.finish(summary)
@@ -323,7 +321,7 @@ def _checkpoints(cfg: EvaluateConfig) -> list[Path]:
 
 def evaluate_split(
     cfg: Any,
-    loaded: loading.LoadedModel,
+    loaded: models.loading.LoadedModel,
     task: Task,
     problems: Sequence[Problem],
     split: str,
@@ -352,22 +350,27 @@ def evaluate_split(
 
 
 def find_contamination(
-    cfg: Any, loaded: loading.LoadedModel, problems: Sequence[Problem]
-) -> contamination.Report | None:
+    cfg: Any, loaded: models.loading.LoadedModel, problems: Sequence[Problem]
+) -> evaluation.contamination.Report | None:
     """The problems that a checkpoint was trained on, printed; None with --contamination false."""
     if not cfg.contamination:
         return None
-    report = contamination.check(problems, loaded.meta.get("lineage", ()))
-    if dist.is_main():
+    report = evaluation.contamination.check(problems, loaded.meta.get("lineage", ()))
+    if distributed.dist.is_main():
         print(report)
     return report
 
 
 def _evaluate_checkpoint(
-    cfg: EvaluateConfig, run: Run, task: Task, problems: Mapping[str, Sequence[Problem]], path: Path, world: dist.World
+    cfg: EvaluateConfig,
+    run: Run,
+    task: Task,
+    problems: Mapping[str, Sequence[Problem]],
+    path: Path,
+    world: distributed.dist.World,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one checkpoint by split; logs and prints them."""
-    loaded = loading.load_model(path, device=world.device)
+    loaded = models.loading.load_model(path, device=world.device)
     step, name, rows = int(loaded.meta["step"]), label(path), {}
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():
@@ -377,7 +380,9 @@ def _evaluate_checkpoint(
         if report is not None:
             row |= results.clean_and_exposed(result, report.how, seed=cfg.seed)
         if cfg.heldout_examples:
-            row |= domain_loss.of_checkpoint(loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device)
+            row |= evaluation.domain_loss.of_checkpoint(
+                loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device
+            )
         if probes := _probes(cfg, split):
             matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
             row |= matrix.metrics()

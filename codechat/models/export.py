@@ -1,4 +1,4 @@
-"""`codechat export`: a checkpoint as a directory that transformers, vLLM and llama.cpp load with no code of ours.
+"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, and mostly llama.cpp too.
 
     codechat export --ckpt nano/rl --out nano-rl-hf
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
@@ -6,8 +6,14 @@
 Files: config.json, model.safetensors (one file, bfloat16 or float32), tokenizer.json, tokenizer_config.json, chat_template.jinja,
 generation_config.json. The checkpoint is memory-mapped; one tensor at a time is converted and written. The directory appears only when it is whole.
 
-llama.cpp's converter makes GGUF of it (Arcee, Llama, Qwen2 and Qwen3). The converter recognises pre-tokenisers by their output: it accepts the
-whole GPT-2 vocabulary and those of imported models, and rejects gpt2:N, chars and bytes:
+Squared ReLU with norms on queries and keys (preset nano) becomes Qwen3 with hidden_act relu, whose gate projection repeats the up projection: the
+same function exactly, in an MLP half as large again. vLLM's own Qwen3 takes silu only; its transformers backend computes it:
+
+    vllm serve nano-rl-hf --model-impl transformers
+
+llama.cpp's converter makes GGUF of Arcee, Llama, Qwen2 and Qwen3 with silu. It ignores hidden_act: do not convert one with relu, its answers would be
+wrong without an error. The converter recognises pre-tokenisers by their output: it accepts the whole GPT-2 vocabulary and those of imported models,
+and rejects gpt2:N, chars and bytes:
 
     git clone https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
     python llama.cpp/convert_hf_to_gguf.py my-model-hf --outfile my-model.gguf --outtype bf16
@@ -18,6 +24,7 @@ Left out: uploading (huggingface-cli upload does that), shards, quantisation.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -27,12 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from codechat import models, runs  # hf_format, loading and checkpoint import torch: only when a checkpoint is written
 from codechat.core import config
 from codechat.core.atomic_files import write_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, RunError, UserError
-from codechat.models import hf_format, hf_tokenizer, loading, safetensors_files
-from codechat.runs import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +60,20 @@ def export(cfg: ExportConfig) -> Path:
 def write(cfg: ExportConfig) -> str:
     """Write the directory; returns a line that says what it holds. ConfigError, before anything is written, where no Hugging Face class fits."""
     with fresh_directory(cfg.out, overwrite=cfg.overwrite) as folder:
-        ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
-        shape, tokenizer, tags = loading.describe(ckpt)
-        eos = hf_tokenizer.end_ids(tokenizer, tags)
-        about = hf_format.to_hf(shape, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
-        texts = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
+        ckpt = runs.checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
+        shape, tokenizer, tags = models.loading.describe(ckpt)
+        eos = models.hf_tokenizer.end_ids(tokenizer, tags)
+        about = models.hf_format.to_hf(shape, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
+        texts = models.hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
         write_json(folder / "config.json", about)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        size = safetensors_files.write(
-            folder / safetensors_files.ONE_FILE, hf_format.entries(shape, ckpt.model_state), cfg.dtype
-        )
-    return f"{cfg.out}: {about['architectures'][0]}, {shape.n_params:,} parameters, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+        tensors = list(models.hf_format.entries(shape, ckpt.model_state))
+        size = models.safetensors_files.write(folder / models.safetensors_files.ONE_FILE, tensors, cfg.dtype)
+    made = f"{about['architectures'][0]} with {about['hidden_act']}, {sum(math.prod(t.shape) for t in tensors):,} parameters"
+    if about["hidden_act"] == "relu":
+        made += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
+    return f"{cfg.out}: {made}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The model: a decoder-only transformer and its presets.
 
 Pre-norm RMSNorm, rotary positions, SDPA attention (options: grouped-query, multi-head latent), a non-gated 4x MLP with squared ReLU, no biases,
-tied head. With these defaults it equals Hugging Face's `ArceeForCausalLM`; options make it Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm), or
-the original CodeChat architecture (pos="learned", mlp="gelu").
+tied head. With these defaults it equals Hugging Face's `ArceeForCausalLM`; options make it Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm, with
+swiglu or squared ReLU), or the original CodeChat architecture (pos="learned", mlp="gelu").
 
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which `token_logprobs` and
 sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.

@@ -4,11 +4,15 @@
     Llama    swiglu
     Qwen2    swiglu, qkv_bias
     Qwen3    swiglu, qk_norm
+    Qwen3    squared ReLU, qk_norm (preset nano): hidden_act relu, and the gate projection repeats the up projection
+
+The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; its MLP is half as large again. Import drops the second copy.
 
 All have rotary positions (Llama 3.1's scaling included); heads may be grouped and the output head tied. A `Piece` is a range of rows of one of
-our tensors: export reads it and import fills it, so the two agree. transformers is never imported: a directory is json and safetensors.
+our tensors: export reads it and import fills it, so the two agree. Two pieces of the same rows are copies, and import requires them to be equal.
+transformers is never imported: a directory is json and safetensors.
 
-Left out: other classes, and settings that these four do not have (learned positions, GELU, sliding windows, biases elsewhere, quantised weights);
+Left out: other classes, and settings that these do not have (learned positions, GELU, sliding windows, biases elsewhere, quantised weights);
 an error names them. llama.cpp quantises and writes GGUF: `codechat export --help` has the commands.
 """
 
@@ -29,20 +33,25 @@ from codechat.models.safetensors_files import Entry, Weights
 
 
 class Family(NamedTuple):
-    """A class of transformers: the options of GPTConfig that make it, its activation, and the epsilon that it takes where config.json has none."""
+    """A class of transformers with one activation: the options of GPTConfig that make it, and the epsilon that it takes where config.json has none.
 
+    The first entry of a class has the activation that the class takes where config.json has none."""
+
+    model_type: str
     architecture: str
     options: dict[str, Any]
     act: str = "silu"
     eps: float = 1e-6
 
 
-FAMILIES = {
-    "arcee": Family("ArceeForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=False), "relu2", 1e-5),
-    "llama": Family("LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=False)),
-    "qwen2": Family("Qwen2ForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False)),
-    "qwen3": Family("Qwen3ForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=True)),
-}
+FAMILIES = (
+    Family("arcee", "ArceeForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=False), "relu2", 1e-5),
+    Family("llama", "LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=False)),
+    Family("qwen2", "Qwen2ForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False)),
+    Family("qwen3", "Qwen3ForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=True)),
+    Family("qwen3", "Qwen3ForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=True), "relu"),
+)
+REQUIRED = dict(pos="rope", causal=True, attention="mha")  # of every class
 # Settings of a config.json that our model does not have, and the values that change nothing.
 UNSUPPORTED = {
     "attention_bias": (None, False),
@@ -61,20 +70,25 @@ ROPE_KEYS = {
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
-def family_of(cfg: GPTConfig) -> str:
-    """The key of FAMILIES whose class computes what cfg describes; ConfigError where none does."""
-    found = [name for name, family in FAMILIES.items() if all(getattr(cfg, k) == v for k, v in family.options.items())]
-    if not found or cfg.pos != "rope" or not cfg.causal or cfg.attention != "mha":
-        names = ("pos", "mlp", "qkv_bias", "qk_norm", "causal", "attention")
+def family_of(cfg: GPTConfig) -> Family:
+    """The entry of FAMILIES that computes what cfg describes. ConfigError names the fields for which none does."""
+    wrong = {k: (getattr(cfg, k), v) for k, v in REQUIRED.items() if getattr(cfg, k) != v}
+    if cfg.mlp == "gelu":
+        wrong["mlp"] = ("gelu", "relu2 or swiglu")
+    elif cfg.qkv_bias and (cfg.mlp != "swiglu" or cfg.qk_norm):
+        wrong["qkv_bias"] = (True, f"False with mlp {cfg.mlp} and qk_norm {cfg.qk_norm}")
+    if wrong:
         raise ConfigError(
-            f"no Hugging Face class computes {', '.join(f'{name}={getattr(cfg, name)}' for name in names)}; required is a causal rotary "
-            "multi-head model with mlp=relu2 and neither qkv_bias nor qk_norm, or with mlp=swiglu and at most one of them; "
-            "train such a model, or use this one through --ckpt"
+            "no Hugging Face class computes "
+            + ", ".join(f"model.{k} {found}; required is {required}" for k, (found, required) in wrong.items())
+            + "; train such a model, or use this one through --ckpt"
         )
-    if found[0] in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
-        name = FAMILIES[found[0]].architecture
-        raise ConfigError(f"n_embd {cfg.n_embd}; {name} requires a multiple of n_head {cfg.n_head}; train such a model")
-    return found[0]
+    found = next(f for f in FAMILIES if all(getattr(cfg, k) == v for k, v in f.options.items()))
+    if found.model_type in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
+        raise ConfigError(
+            f"model.n_embd {cfg.n_embd}; {found.architecture} requires a multiple of n_head {cfg.n_head}; train such a model"
+        )
+    return found
 
 
 # ---------------------------------------------------------------- tensors
@@ -94,7 +108,7 @@ class Piece(NamedTuple):
 
 
 def pieces(cfg: GPTConfig) -> Iterator[Piece]:
-    """Every tensor of the model, in the order of the layers."""
+    """Every tensor of their model, in the order of the layers."""
     yield Piece("model.embed_tokens.weight", "wte.weight")
     for layer in range(cfg.depth):
         yield from _block(cfg, f"model.layers.{layer}.", f"blocks.{layer}.")
@@ -113,8 +127,10 @@ def _block(cfg: GPTConfig, theirs: str, ours: str) -> Iterator[Piece]:
         yield Piece(f"{theirs}self_attn.{letter}_norm.weight", f"{ours}attn.{letter}_norm.weight")
     yield Piece(theirs + "self_attn.o_proj.weight", ours + "attn.out.weight")
     yield Piece(theirs + "post_attention_layernorm.weight", ours + "mlp_norm.weight")
-    for name in ("gate", "up", "down") if cfg.mlp == "swiglu" else ("up", "down"):
-        yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{name}.weight")
+    gate = "gate" if cfg.mlp == "swiglu" else "up" if cfg.mlp == "relu2" and cfg.qk_norm else None
+    for name, source in (("gate", gate), ("up", "up"), ("down", "down")):
+        if source:
+            yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{source}.weight")
 
 
 def entries(cfg: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[Entry]:
@@ -132,7 +148,7 @@ def read_model(
 ) -> GPT:
     """A model of cfg in float32 whose `places` (default: `pieces`) are these weights and whose other rows are zero; it reads one tensor at a time.
 
-    CheckpointError names what does not fit; source: where cfg was read."""
+    CheckpointError names what does not fit, and copies of the same rows that differ; source: where cfg was read."""
     places = list(pieces(cfg) if places is None else places)
     with torch.device("meta"):
         model = GPT(cfg)
@@ -152,8 +168,17 @@ def read_model(
     parameters = dict(model.named_parameters())
     for p in parameters.values():
         p.zero_()
+    read: dict[Piece, Piece] = {}
     for p in places:
-        parameters[p.ours][p.start : p.stop].copy_(weights[p.theirs])
+        rows, tensor = parameters[p.ours][p.start : p.stop], weights[p.theirs]
+        first = read.setdefault(p._replace(theirs=""), p)
+        if first is p:
+            rows.copy_(tensor)
+        elif not torch.equal(rows, tensor.to(rows)):
+            raise CheckpointError(
+                f"{p.theirs} differs from {first.theirs} by up to {float((rows - tensor).abs().max()):.3g}; "
+                "required are equal weights: only then is a gated ReLU our squared ReLU; choose another model"
+            )
     return model.eval()
 
 
@@ -165,8 +190,8 @@ def to_hf(cfg: GPTConfig, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dic
     family = family_of(cfg)
     scaling = {"rope_type": "llama3", **{theirs: getattr(cfg, ours) for theirs, ours in ROPE_KEYS.items()}}
     return {
-        "architectures": [FAMILIES[family].architecture],
-        "model_type": family,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": cfg.padded_vocab,
         "hidden_size": cfg.n_embd,
         "intermediate_size": cfg.hidden_width,
@@ -174,7 +199,7 @@ def to_hf(cfg: GPTConfig, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dic
         "num_attention_heads": cfg.n_head,
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_dim,
-        "hidden_act": FAMILIES[family].act,
+        "hidden_act": family.act,
         "max_position_embeddings": cfg.block_size,
         "rms_norm_eps": cfg.norm_eps,
         "rope_theta": cfg.rope_theta,
@@ -182,7 +207,7 @@ def to_hf(cfg: GPTConfig, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dic
         "tie_word_embeddings": cfg.tied,
         "attention_bias": False,
         "attention_dropout": 0.0,
-        **({"mlp_bias": False} if family in ("arcee", "llama") else {"use_sliding_window": False}),
+        **({"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}),
         "initializer_range": 0.02,
         "use_cache": True,
         "bos_token_id": bos_id,
@@ -210,10 +235,7 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     """The GPTConfig of a config.json. vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding.
 
     ConfigError names a class or a setting that our model does not have."""
-    family = FAMILIES.get(config.get("model_type", ""))
-    if family is None:
-        kind = config.get("model_type")
-        raise ConfigError(f"config.json has model_type {kind!r}; required is one of {', '.join(FAMILIES)}")
+    family = _family_in(config)
     _check_supported(config, family)
     try:
         rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
@@ -246,10 +268,23 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
     )
 
 
+def _family_in(config: Mapping[str, Any]) -> Family:
+    """The entry of a config.json's class and activation; ConfigError names what has none."""
+    kind = config.get("model_type")
+    own = [family for family in FAMILIES if family.model_type == kind]
+    if not own:
+        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise ConfigError(f"config.json has model_type {kind!r}; required is one of {known}; choose another model")
+    act = config.get("hidden_act", own[0].act)
+    for family in own:
+        if family.act == act:
+            return family
+    known = " or ".join(family.act for family in own)
+    raise ConfigError(f"config.json has hidden_act={act}; {own[0].architecture} requires {known}; choose another model")
+
+
 def _check_supported(config: Mapping[str, Any], family: Family) -> None:
     unsupported = {key: config[key] for key, harmless in UNSUPPORTED.items() if config.get(key) not in harmless}
-    if config.get("hidden_act", family.act) != family.act:
-        unsupported["hidden_act"] = config["hidden_act"]
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
         unsupported["layer_types"] = sorted(set(config["layer_types"]))
     if unsupported:

@@ -7,9 +7,10 @@
     codechat import old/latest.pt --run-name old
 
 Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the original system's .pt files
-(learned positions, GELU; `original_checkpoint` lists their names). Weights become float32, one tensor at a time. An imported model keeps its own
-tokenizer and chat template ("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding
-rows of the embedding for them, which SFT must then teach.
+(learned positions, GELU; `original_checkpoint` lists their names). Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are
+equal, as `codechat export` writes them. Weights become float32, one tensor at a time. An imported model keeps its own tokenizer and chat template
+("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding rows of the embedding for
+them, which SFT must then teach.
 
 Everything is read before the run is made, so an error leaves no run behind.
 
@@ -21,17 +22,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from codechat import models, runs  # most of their modules import torch: only when weights are read
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.models import hf_format, original_checkpoint
-from codechat.models.gpt import GPT
-from codechat.models.safetensors_files import Weights
-from codechat.runs import checkpoint
-from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
+
+if TYPE_CHECKING:
+    from codechat.models.gpt import GPT
+    from codechat.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,9 @@ def import_model(cfg: ImportConfig) -> Run:
         )
     model, tok, tags, step = _directory(cfg) if cfg.source.is_dir() else _file(cfg)
     origin = {"run": cfg.run_name, "kind": "import", "source": cfg.source.resolve().name}
-    run = Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite)
+    run = runs.run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite)
     with run:
-        path = checkpoint.save(
+        path = runs.checkpoint.save(
             run.path, step, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
         )
     print(
@@ -70,21 +71,21 @@ def import_model(cfg: ImportConfig) -> Run:
 
 
 def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
-    found = hf_format.read_config(cfg.source)
+    found = models.hf_format.read_config(cfg.source)
     tok = tokenizer.load(cfg.tokenizer or f"hf:{cfg.source}")
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
     if tags == chat.TEMPLATE:
         chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
-    shape = hf_format.from_hf(found, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
-    with Weights(cfg.source) as weights:
-        return hf_format.read_model(shape, weights), tok, tags, 0
+    shape = models.hf_format.from_hf(found, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
+    with models.safetensors_files.Weights(cfg.source) as weights:
+        return models.hf_format.read_model(shape, weights), tok, tags, 0
 
 
 def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
     if cfg.tags not in (None, "text"):
         raise ConfigError(f"--tags {cfg.tags} with a .pt file; required is text; leave --tags out")
     tok = tokenizer.load(cfg.tokenizer or "gpt2")
-    model, step = original_checkpoint.read(cfg.source, tok.n_vocab)
+    model, step = models.original_checkpoint.read(cfg.source, tok.n_vocab)
     return model, tok, "text", step
 
 

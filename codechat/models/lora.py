@@ -196,7 +196,8 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
-    Raises MissingFile, and CheckpointError for an adapter that fits no matrix of the model."""
+    Raises MissingFile, and CheckpointError for an adapter that fits no matrix of the model. Copies of one matrix (the gate projection that
+    repeats the up projection) need the same adapter."""
     from safetensors import safe_open
 
     directory = Path(directory)
@@ -210,11 +211,23 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
     state, scale = model.state_dict(), about["lora_alpha"] / about["r"]
     with safe_open(directory / "adapter_model.safetensors", "pt") as file, torch.no_grad():
         names = [n.removesuffix(".lora_A.weight") for n in file.keys() if n.endswith(".lora_A.weight")]
+
+        def factors(name: str) -> tuple[Tensor, Tensor]:
+            return tuple(file.get_tensor(f"{name}.lora_{part}.weight").float() for part in "AB")
+
         for name in names:
-            a, b = (file.get_tensor(f"{name}.lora_{part}.weight").float() for part in "AB")
-            ours, start, stop = places.get(name, ("", 0, None))
+            (a, b), (ours, start, stop) = factors(name), places.get(name, ("", 0, None))
             if not ours or (rows := state[ours][start:stop]).shape != (len(b), a.shape[1]):
                 size = f"of shape {len(b)} x {a.shape[1]}"
                 raise CheckpointError(f"{directory}: adapter {name} {size} fits no matrix; use its own base model")
+            first, *others = (n for n, place in places.items() if place == (ours, start, stop))
+            if name != first and first in names:
+                continue
+            for other in others:
+                if not {first, other} <= {*names} or not all(map(torch.equal, factors(first), factors(other))):
+                    raise CheckpointError(
+                        f"{directory}: adapters of {first} and {other} are not equal; required is the same adapter for both, which hold "
+                        "one matrix of ours; train it here with --lora-rank"
+                    )
             rows += (scale * b @ a).to(rows.device)
     return model

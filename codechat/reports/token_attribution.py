@@ -17,20 +17,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
-
+from codechat import models, rl  # loading and losses import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.models import loading
-from codechat.models.gpt import GPT
-from codechat.rl.losses import policy_gradient_loss
 from codechat.text import chat
 from codechat.text.token_view import Kind, XRay, picture
 from codechat.text.tokenizer import Tokenizer, load
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from codechat.models.gpt import GPT
 
 At = Literal["hidden", "embedding"]
 
@@ -99,12 +99,14 @@ def gradient_share(
 
 def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: list[float] | None, at: At) -> Tensor:
     """(T - 1,) norm of d loss / d output of the module that `at` names, at each input position."""
+    import torch
+
     device = model.wte.weight.device
     inputs = torch.tensor([ids[:-1]], device=device)  # (1, T - 1)
     targets = torch.tensor([[i if c else -100 for i, c in zip(ids[1:], counts[1:])]], device=device)
     caught: list[Tensor] = []
 
-    def catch(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+    def catch(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         caught.append(output if output.requires_grad else output.detach().requires_grad_())
         return caught[-1]
 
@@ -115,7 +117,9 @@ def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: lis
                 loss = model.loss(inputs, targets)
             else:
                 logprobs, _ = model.token_logprobs(inputs, targets)
-                loss = policy_gradient_loss(logprobs, torch.tensor([weights[1:]], device=device), targets >= 0)
+                loss = rl.losses.policy_gradient_loss(
+                    logprobs, torch.tensor([weights[1:]], device=device), targets >= 0
+                )
             (gradient,) = torch.autograd.grad(loss, caught[:1])
     finally:
         hook.remove()
@@ -195,7 +199,7 @@ def attribute(cfg: XRayConfig) -> XRay:
     messages = read_messages(cfg)
     if cfg.ckpt is None:
         return xray_mask(messages, load(cfg.tokenizer), cfg.tags)
-    loaded = loading.load_model(cfg.ckpt)
+    loaded = models.loading.load_model(cfg.ckpt)
     if not cfg.gradient:
         return xray_mask(messages, loaded.tokenizer, loaded.tags)
     rendered = chat.render(messages, loaded.tokenizer, loaded.tags)

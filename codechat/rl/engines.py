@@ -8,7 +8,7 @@
     codechat grpo --init-from nano/sft --engine http --engine-url http://127.0.0.1:8000 --engine-dir runs/weights ...
 
     codechat export --ckpt nano/sft --out runs/weights/hf         vLLM reads this directory again after each step; that endpoint needs DEV_MODE
-    VLLM_SERVER_DEV_MODE=1 vllm serve runs/weights/hf --generation-config vllm --logprobs-mode processed_logprobs
+    VLLM_SERVER_DEV_MODE=1 vllm serve runs/weights/hf --model-impl transformers --generation-config vllm --logprobs-mode processed_logprobs
     codechat grpo --init-from nano/sft --engine vllm --engine-url http://127.0.0.1:8000 --engine-dir runs/weights ...
 
 Weights travel through --engine-dir, which trainer and server both see: as a complete checkpoint, or for vLLM as an export of it. Our server

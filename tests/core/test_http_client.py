@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.core.http_client import Link, NoAnswer, Refused
@@ -88,7 +89,7 @@ def test_no_server_names_the_remedy() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(NoAnswer, match=f"engine answers at {url}.*start one"):
+        with raising(NoAnswer, "engine", url, "start one"):
             Link(url, kind="engine", remedy="start one").ask("/v1/models")
 
 

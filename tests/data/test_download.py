@@ -130,7 +130,7 @@ def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[s
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    program = "import sys; from codechat.runs import paths as rundirs; from codechat import cli; rundirs.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
+    program = "import sys; from codechat.runs import paths; from codechat import cli; paths.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     return subprocess.run(
         [sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=120

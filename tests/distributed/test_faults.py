@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ranks import finish, on_ranks, start
-from test_ranks import configs, losses, written
+from ranks import finish, on_ranks, start, written
+from test_ranks import configs, losses
 
 from codechat import pretrain
 from codechat.core.errors import RunError
@@ -21,7 +21,9 @@ from codechat.runs.run import Run
 
 KILLED = """
 import os, pathlib, signal, sys
-from codechat import checkpoint, config, paths, pretrain
+from codechat import pretrain
+from codechat.core import config
+from codechat.runs import checkpoint, paths
 paths.ROOT = pathlib.Path(sys.argv[1])
 saved = checkpoint.save
 
@@ -42,7 +44,7 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
     """kill -9 of rank 1 under --max-restarts 1, without --resume: the losses of a run that nobody killed, every step once."""
     cfg = replace(configs(home, 8)["pretrain"], max_steps=6, eval_every=0)
     pretrain.train(replace(cfg, run_name="whole"))
-    again = written(home, "killed", replace(cfg, device_batch_size=4, shard=shard, run_name="killed"))
+    again = written(home, replace(cfg, device_batch_size=4, shard=shard, run_name="killed"))
     out = on_ranks(2, KILLED, home, str(home), again, more=("--max-restarts", "1"))
     assert out.count("finished") == 2
     assert losses("killed", "step", "train_loss") == [
@@ -54,7 +56,9 @@ def test_a_killed_rank_is_restarted_and_the_curve_goes_on(home: Path, shard: boo
 
 STOPPED = """
 import pathlib, sys, time
-from codechat import config, paths, pretrain
+from codechat import pretrain
+from codechat.core import config
+from codechat.runs import paths
 paths.ROOT = pathlib.Path(sys.argv[1])
 set_rate = pretrain.training.set_rate
 pretrain.training.set_rate = lambda *a: time.sleep(0.3) or set_rate(*a)  # steps long enough to be interrupted
@@ -68,7 +72,7 @@ def test_sigterm_saves_and_leaves_on_all_ranks(home: Path) -> None:
     cfg = replace(
         configs(home, 4)["pretrain"], max_steps=200, eval_every=0, save_every=0, run_name="stopped", shard=True
     )
-    ranks = start(2, STOPPED, home, str(home), written(home, "stopped", cfg))
+    ranks = start(2, STOPPED, home, str(home), written(home, cfg))
     metrics, deadline = paths.runs_dir() / "stopped" / "metrics.jsonl", time.time() + 300
     while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
         assert ranks.poll() is None and time.time() < deadline, finish(ranks)[-3000:]

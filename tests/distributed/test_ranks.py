@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import on_ranks
+from ranks import on_ranks, train_on_ranks, written
 
 from codechat import expert_iteration, grpo, preference, pretrain, reinforce, sft
 from codechat.core import config
@@ -71,28 +71,12 @@ def configs(home: Path, batch: int, **changes: object) -> dict[str, object]:
     }
 
 
-LOOPS = """
-import pathlib, sys
-from codechat import config, dist, paths, pretrain, reinforce, sft
-paths.ROOT = home = pathlib.Path(sys.argv[1])
-loops = {"pretrain": pretrain.PretrainConfig, "sft": sft.SFTConfig, "reinforce": reinforce.ReinforceConfig}
-with dist.session():
-    for path in map(pathlib.Path, sys.argv[2:]):
-        kind = path.name.split("-")[0]
-        print(kind, sys.modules[f"codechat.{kind}"].train(config.resolve(loops[kind], file=path)).status)
-"""
 TRAIN = {"pretrain": pretrain.train, "sft": sft.train, "reinforce": reinforce.train}
 COLUMNS = {
     "pretrain": ("train_loss", "grad_norm"),
     "sft": ("train_loss", "grad_norm"),
     "reinforce": ("reward_mean", "grad_norm"),
 }
-
-
-def written(home: Path, name: str, cfg: object) -> str:
-    path = home / f"{name}.json"
-    path.write_text(json.dumps(config.to_dict(cfg)))
-    return str(path)
 
 
 def losses(name: str, *columns: str) -> list[list[float]]:
@@ -111,11 +95,8 @@ def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[
     """Every loop, Muon on the block matrices included, from the losses of the first step to the evaluation of the last weights."""
     for kind, cfg in configs(home, 8).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
-    files = [
-        written(home, f"{kind}-n", replace(cfg, run_name=f"{kind}-n", **placed))
-        for kind, cfg in configs(home, 8 // n).items()
-    ]
-    on_ranks(n, LOOPS, home, str(home), *files)
+    parts = configs(home, 8 // n, **placed)
+    train_on_ranks(n, home, *[replace(cfg, run_name=f"{kind}-n") for kind, cfg in parts.items()])
     for kind, columns in COLUMNS.items():
         one, many = losses(f"{kind}-one", *columns), losses(f"{kind}-n", *columns)
         assert len(one) == 4
@@ -128,17 +109,6 @@ def test_n_ranks_compute_what_one_process_does(home: Path, n: int, placed: dict[
         ]
 
 
-OTHERS = """
-import pathlib, sys
-from codechat import config, dist, expert_iteration, grpo, paths, preference
-paths.ROOT = pathlib.Path(sys.argv[1])
-loops = {"grpo": (grpo, grpo.GRPOConfig), "expert": (expert_iteration, expert_iteration.ExpertConfig),
-         "preference": (preference, preference.PreferenceConfig)}
-with dist.session():
-    for path in map(pathlib.Path, sys.argv[2:]):
-        module, cls = loops[path.name.split("-")[0]]
-        module.train(config.resolve(cls, file=path))
-"""
 OTHER_LOOPS = {  # with what each of them does among ranks: a reference model, resampling, old log-probabilities of the trainer, minibatches, KTO's mean
     "grpo": (
         grpo,
@@ -159,14 +129,12 @@ OTHER_LOOPS = {  # with what each of them does among ranks: a reference model, r
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> None:
-    files, ones = [], {}
+    ones, twos = {}, []
     for kind, (module, cls, more, _) in OTHER_LOOPS.items():
         settings = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2) | more
         ones[kind] = config.resolve(cls, "toy", overrides=settings, presets=module.RUN_PRESETS)
-        files.append(
-            written(home, f"{kind}-two", replace(ones[kind], run_name=f"{kind}-two", device_batch_size=2, shard=True))
-        )
-    on_ranks(2, OTHERS, home, str(home), *files)
+        twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=2, shard=True))
+    train_on_ranks(2, home, *twos)
     for kind, (module, _, _, loss) in OTHER_LOOPS.items():
         module.train(ones[kind])
         one, two = losses(f"{kind}-one", loss, "grad_norm"), losses(f"{kind}-two", loss, "grad_norm")
@@ -200,37 +168,13 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
     for kind, cfg in configs(home, 8, keep_last=0).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-one"))
     two = {kind: replace(cfg, shard=True) for kind, cfg in configs(home, 4, keep_last=0).items()}
-    on_ranks(
-        2,
-        LOOPS,
-        home,
-        str(home),
-        *[written(home, f"{kind}-two", replace(cfg, run_name=f"{kind}-two")) for kind, cfg in two.items()],
-    )
+    train_on_ranks(2, home, *[replace(cfg, run_name=f"{kind}-two") for kind, cfg in two.items()])
     for kind in TRAIN:
         for source, name in (("two", "two-one"), ("two", "two-four"), ("one", "one-two")):
             rewound(f"{kind}-{source}", f"{kind}-{name}", 2)
-    on_ranks(
-        2,
-        LOOPS,
-        home,
-        str(home),
-        *[
-            written(home, f"{kind}-one-two", replace(cfg, run_name=f"{kind}-one-two", resume=True))
-            for kind, cfg in two.items()
-        ],
-    )
+    train_on_ranks(2, home, *[replace(cfg, run_name=f"{kind}-one-two", resume=True) for kind, cfg in two.items()])
     four = {kind: replace(cfg, shard=True, shard_over=2) for kind, cfg in configs(home, 2, keep_last=0).items()}
-    on_ranks(
-        4,
-        LOOPS,
-        home,
-        str(home),
-        *[
-            written(home, f"{kind}-two-four", replace(cfg, run_name=f"{kind}-two-four", resume=True))
-            for kind, cfg in four.items()
-        ],
-    )
+    train_on_ranks(4, home, *[replace(cfg, run_name=f"{kind}-two-four", resume=True) for kind, cfg in four.items()])
     for kind, cfg in configs(home, 8, keep_last=0).items():
         TRAIN[kind](replace(cfg, run_name=f"{kind}-two-one", resume=True))
         for name in ("two", "two-one", "two-four", "one-two"):
@@ -247,9 +191,7 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
 def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tmp_path: Path) -> None:
     one, two = (replace(configs(home, batch)["pretrain"], max_steps=2, eval_every=0) for batch in (8, 4))
     pretrain.train(replace(one, run_name="pretrain-one"))
-    on_ranks(
-        2, LOOPS, home, str(home), written(home, "pretrain-two", replace(two, shard=True, run_name="pretrain-two"))
-    )
+    train_on_ranks(2, home, replace(two, shard=True, run_name="pretrain-two"))
     path = paths.find_checkpoint("pretrain-two")
     assert {p.name for p in (path / "shards").iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     ours, theirs = (
@@ -331,7 +273,7 @@ def test_an_evaluation_on_ranks_is_that_of_one_process(home: Path) -> None:
         ckpt=("policy",), task="toy", limit=5, n=3, ks=(1, 3), max_new_tokens=toy.COMPLETION_LENGTH, run_name="one"
     )
     evaluate.run_evaluation(cfg)
-    out = on_ranks(2, EVALUATE, home, str(home), written(home, "evaluate", replace(cfg, run_name="two")))
+    out = on_ranks(2, EVALUATE, home, str(home), written(home, replace(cfg, run_name="two")))
     assert out.count("on toy test") == 1, "one rank speaks"
     one, two = run.Run.open("one"), run.Run.open("two")
     assert one.evals().drop(columns="time").equals(two.evals().drop(columns="time"))

@@ -12,8 +12,7 @@ import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
-from codechat.evaluation import code_filter as filtering
-from codechat.evaluation import code_pass_rates
+from codechat.evaluation import code_filter, code_pass_rates
 from codechat.evaluation.intervals import Interval
 from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.models.config import GPTConfig
@@ -65,14 +64,14 @@ def rates(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
 
 
 def test_the_window_keeps_problems_with_variance() -> None:
-    found, rule = filtering.choose(rates((0, 0.1), (0.05, 0.2), (0.5, 0.6), (0.95, 0.97), (1, 1)), (0.05, 0.95), 0.1)
+    found, rule = code_filter.choose(rates((0, 0.1), (0.05, 0.2), (0.5, 0.6), (0.95, 0.97), (1, 1)), (0.05, 0.95), 0.1)
     assert rule == "window" and [r["id"] for r in found] == ["1", "2", "3"]
 
 
 def test_without_any_in_the_window_partial_rewards_decide() -> None:
-    found, rule = filtering.choose(rates((0, 0.05), (0, 0.1), (1, 1), (0, 0.3)), (0.05, 0.95), 0.1)
+    found, rule = code_filter.choose(rates((0, 0.05), (0, 0.1), (1, 1), (0, 0.3)), (0.05, 0.95), 0.1)
     assert rule == "tiered" and [r["id"] for r in found] == ["1", "3"], "what is always solved has no variance either"
-    assert filtering.choose(rates((0, 0.05), (1, 1)), (0.05, 0.95), 0.1) == ([], "nothing")
+    assert code_filter.choose(rates((0, 0.05), (1, 1)), (0.05, 0.95), 0.1) == ([], "nothing")
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.Cap
     assert len(rows) == 6 and all(r["n"] == 2 and r["pass_rate"] == 0 and sum(r["tiers"].values()) == 2 for r in rows)
     target = tmp_path / "kept"
     with pytest.raises(RunError) as error:
-        filtering.main(["--rates", "rates", "--out", str(target), "--min-tiered", "0.9"])
+        code_filter.main(["--rates", "rates", "--out", str(target), "--min-tiered", "0.9"])
     assert all(part in str(error.value) for part in ("run rates", "6", "0.05", "0.95", "0.9", "--window"))
     assert not target.exists()
 
@@ -113,7 +112,7 @@ def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.Cap
     rows[1]["pass_rate"], rows[4]["pass_rate"] = 0.5, 1.0  # as a better checkpoint would have it
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     capsys.readouterr()
-    filtering.main(["--rates", "rates", "--out", str(target)])
+    code_filter.main(["--rates", "rates", "--out", str(target)])
     assert [word for word in capsys.readouterr().out.split() if word.isdigit()][:4] == ["6", "4", "1", "1"]
     kept = tasks.load("micro", source=str(target))
     assert [p.id for p in kept.problems("train")] == [rows[1]["id"]] and len(kept.problems("select")) == 500
@@ -122,7 +121,7 @@ def test_the_commands_end_to_end(policy: Run, tmp_path: Path, capsys: pytest.Cap
     rows[1]["id"] = "micro-gone"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     with pytest.raises(DataError, match="micro-gone"):
-        filtering.main(["--rates", "rates", "--out", str(target)])
+        code_filter.main(["--rates", "rates", "--out", str(target)])
 
 
 def test_a_gate_states_and_does_not_stop(policy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,16 +142,16 @@ def test_a_gate_states_and_does_not_stop(policy: Run, tmp_path: Path, capsys: py
     target = tmp_path / "kept"
     target.mkdir()
     (target / "micro.train.jsonl").write_text("{}")  # of a former call
-    filtering.main(["--rates", "gated", "--out", str(target), "--min-tiered", "0.9", "--allow-empty"])
+    code_filter.main(["--rates", "gated", "--out", str(target), "--min-tiered", "0.9", "--allow-empty"])
     assert not (target / "micro.train.jsonl").exists() and (target / "micro.test.jsonl").exists()
 
 
 def test_problems_to_train_on_do_not_come_from_test(policy: Run, tmp_path: Path) -> None:
     passk_here("--run-name", "tests", "--split", "test")
     with pytest.raises(ConfigError, match="--split train"):
-        filtering.main(["--rates", "tests", "--out", str(tmp_path / "x")])
+        code_filter.main(["--rates", "tests", "--out", str(tmp_path / "x")])
     with pytest.raises(MissingFile, match="pass_rates.jsonl"):
-        filtering.main(["--rates", "base", "--out", str(tmp_path / "x")])
+        code_filter.main(["--rates", "base", "--out", str(tmp_path / "x")])
 
 
 @pytest.mark.parametrize(
@@ -173,4 +172,4 @@ def test_invalid_settings(words: list[str], name: str) -> None:
 @pytest.mark.parametrize("window", [["0.9", "0.1"], ["0.5"], ["-1", "1"]])
 def test_invalid_windows(window: list[str]) -> None:
     with pytest.raises(ConfigError, match="window"):
-        filtering.main(["--rates", "x", "--out", "y", "--window", *window])
+        code_filter.main(["--rates", "x", "--out", "y", "--window", *window])

@@ -28,9 +28,9 @@ from codechat import cli
 from codechat.core.errors import ConfigError, MissingFile  # noqa: E402
 from codechat.inference import (
     batching,  # noqa: E402
+    client,  # noqa: E402
     serve,
 )
-from codechat.inference import client as remote  # noqa: E402
 from codechat.inference.detokenizer import Detokenizer, StopStrings  # noqa: E402
 from codechat.inference.serve import ServeConfig  # noqa: E402
 from codechat.models import generate, loading
@@ -675,7 +675,7 @@ def test_calls_survive_the_way_to_openais_messages_and_back() -> None:
         {"role": "function", "content": "2"},
         *turns("b", '<functioncall> {"name"', "3"),
     ]
-    there = remote.as_openai(messages)
+    there = client.as_openai(messages)
     assert [m["role"] for m in there] == ["user", "assistant", "tool", "tool", "user", "assistant", "tool"]
     assert [c["id"] for c in there[1]["tool_calls"]] == [there[2]["tool_call_id"], there[3]["tool_call_id"]] and there[
         1

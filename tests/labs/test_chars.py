@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from contracts import assert_close_curves, assert_same_weights, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
+from raising import raising
 
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
@@ -26,23 +25,15 @@ from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import per_token_rewards
-from codechat.runs import checkpoint, paths, run
+from codechat.runs import checkpoint, run
 from codechat.tasks import chars
 from codechat.text import tokenizer
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 OBJECTIVES = ("supervised", "grpo", "ppo", "denoise")
 VERSE = "".join(
     f"the {a} of {b}\nand {b} is no {a}\n"
     for a, b in itertools.product(("rose", "king", "night", "sea"), ("thorn", "crown", "day", "land"))
 )
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    return tmp_path
 
 
 def write_verse(home: Path) -> Path:
@@ -130,20 +121,20 @@ def test_the_hub_is_read_by_its_text_column(tmp_path: Path, monkeypatch: pytest.
         "a local file in the hub's column reads the same"
     )
     rows[:] = [{"txt": VERSE}]
-    with pytest.raises(DataError, match="columns"):
+    with raising(DataError, "'txt'", "text"):
         chars.read_text("hub")
 
 
 def test_texts_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="does not exist"):
+    with raising(MissingFile, "none.txt"):
         chars.load(str(tmp_path / "none.txt"), "chars")
-    with pytest.raises(ConfigError, match="is a directory"):
+    with raising(ConfigError, tmp_path):
         chars.load(str(tmp_path), "chars")
     (tmp_path / "one.txt").write_text("no line end here")
-    with pytest.raises(DataError, match="no line"):
+    with raising(DataError, "one.txt"):
         chars.load(str(tmp_path / "one.txt"), "chars")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n" * 9)
-    with pytest.raises(DataError, match="not UTF-8"):
+    with raising(DataError, "latin.txt", "UTF-8"):
         chars.load(str(tmp_path / "latin.txt"), "chars")
     (tmp_path / "short.txt").write_text("ab\n" * 20)
     with pytest.raises(DataError, match="70"):
@@ -177,7 +168,7 @@ def test_dense_rewards_by_hand() -> None:
     torch.testing.assert_close(
         chars.dense_rewards(drawn, truth, partial=0.05, credit=credit), torch.tensor([[0.95, -0.1, 0.8]])
     )
-    with pytest.raises(ConfigError, match="reward_mode 'minus'"):
+    with raising(ConfigError, "reward_mode", "'minus'"):
         chars.dense_rewards(drawn, truth, "minus")  # type: ignore[arg-type]
 
 
@@ -398,11 +389,11 @@ def test_one_symbol_a_pass_draws_from_the_models_own_distribution() -> None:
 
 
 def test_denoising_is_refused_where_it_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="causal=True.*causal=False, n_tags=1"):
+    with raising(ConfigError, "causal=True", "causal=False", "n_tags=1"):
         denoise.mask_id(GPTConfig(n_tags=1))
     model = masked_model()
     for passes in (0, 5):
-        with pytest.raises(ConfigError, match=f"{passes} passes for 4 symbols"):
+        with raising(ConfigError, passes, 4):
             denoise.fill_in(model, torch.tensor([[1]]), 4, passes=passes, rng=torch.Generator())
     with pytest.raises(ConfigError, match="causal"):
         generate.sample(model, [[1]], max_new_tokens=2)
@@ -412,26 +403,26 @@ def test_denoising_is_refused_where_it_cannot_be() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, named",
     [
-        (dict(horizon=16), "prompt_len 1 \\+ horizon 16 exceed block_size 16"),
-        (dict(group_size=1), "group_size 1 with baseline"),
-        (dict(gamma=0.5), "gamma 0.5 with feed text"),
-        (dict(minibatches=3), "minibatches 3 must divide"),
-        (dict(model=dict(causal=False)), "model.causal is false; set --objective denoise"),
-        (dict(kl_coef=-1.0), "kl_coef is -1.0"),
-        (dict(lam=2.0), "lam 2.0"),
-        (dict(reward_mode="minus"), "reward_mode"),
-        (dict(prompt_len=0), "prompt_len is 0"),
+        (dict(horizon=16), ("prompt_len 1", "horizon 16", "block_size 16")),
+        (dict(group_size=1), ("group_size", 1, "baseline")),
+        (dict(gamma=0.5), ("gamma", 0.5, "feed", "text")),
+        (dict(minibatches=3), ("minibatches", 3)),
+        (dict(model=dict(causal=False)), ("model.causal", "--objective denoise")),
+        (dict(kl_coef=-1.0), ("kl_coef", -1.0)),
+        (dict(lam=2.0), ("lam", 2.0)),
+        (dict(reward_mode="minus"), ("reward_mode", "minus")),
+        (dict(prompt_len=0), ("prompt_len", 0)),
     ],
 )
-def test_settings_that_cannot_be_are_refused(home: Path, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_settings_that_cannot_be_are_rejected(home: Path, change: dict[str, Any], named: tuple) -> None:
+    with raising(UserError, *named):
         settings(home, "grpo", **change)
 
 
 def test_a_run_too_short_for_a_step_is_refused_and_writes_nothing(home: Path) -> None:
-    with pytest.raises(ConfigError, match="max_tokens 31 is less than the 32 of one step"):
+    with raising(ConfigError, "max_tokens", 31, 32):
         loop.train(settings(home, "supervised", max_tokens=31))
     assert not run.exists("supervised")
 
@@ -542,21 +533,14 @@ COLUMNS = (
 )
 
 
-def curve(found: run.Run) -> list[tuple[float, ...]]:
-    frame = found.metrics().sort_values("step")
-    return list(frame[["step", *(c for c in COLUMNS if c in frame)]].itertuples(index=False, name=None))
-
-
-def weights(found: run.Run) -> dict[str, torch.Tensor]:
-    return checkpoint.load(found.path).model_state
+def columns_of(found: run.Run) -> list[str]:
+    return [name for name in COLUMNS if name in found.metrics()]
 
 
 @pytest.mark.parametrize(
     "objective, feed", [("supervised", "text"), ("denoise", "text"), ("grpo", "own"), ("ppo", "text")]
 )
-def test_resuming_continues_the_same_curve_bitwise(
-    objective: str, feed: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_continues_the_same_curve_bitwise(objective: str, feed: str, home: Path) -> None:
     more = dict(
         save_every=2,
         feed=feed,
@@ -565,26 +549,8 @@ def test_resuming_continues_the_same_curve_bitwise(
         max_tokens=32 * 6 * (4 if feed == "own" else 1),
         eval_every=3,
     )
-    whole = loop.train(settings(home, objective, **more))
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 2:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    cfg = settings(home, objective, **more, run_name="cut")
-    with pytest.raises(Killed):
-        loop.train(cfg)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = loop.train(replace(cfg, resume=True))
-    assert len(curve(whole)) == 6 and curve(resumed) == curve(whole)
-    assert all(torch.equal(tensor, weights(resumed)[name]) for name, tensor in weights(whole).items())
+    whole, resumed = resume_contract(loop.train, settings(home, objective, **more), 2)
+    assert len(whole.metrics()) == 6
     assert resumed.samples()[-1]["completion"] == whole.samples()[-1]["completion"]
 
 
@@ -595,7 +561,7 @@ def test_where_no_draw_is_better_than_another_nothing_moves(home: Path, monkeypa
     for objective in ("grpo", "ppo"):
         found = loop.train(settings(home, objective, kl_coef=1.0, kl_warmup_tokens=0, run_name=f"{objective}-dead"))
         assert found.metrics()["grad_norm"].eq(0).all()
-        assert all(torch.equal(a, b) for a, b in zip(weights(start).values(), weights(found).values()))
+        assert_same_weights(start, found)
 
 
 def test_partial_credit_does_not_hide_that_no_draw_is_right(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,7 +595,7 @@ def test_a_supervised_run_can_be_continued_by_rewards(home: Path) -> None:
     hold(continue_by_rewards(home, seed=0))
     more = run.Run.open("more")
     assert more.env["parent"] and checkpoint.read_meta(more.path)["lineage"][0]["objective"] == "supervised"
-    with pytest.raises(ConfigError, match="supervised has causal=True; objective denoise"):
+    with raising(ConfigError, "supervised", "causal=True", "denoise"):
         loop.train(settings(home, "denoise", init_from="supervised"))
     assert run.Run.open("supervised").status["status"] == "finished"
 
@@ -665,41 +631,7 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
         "grpo": dict(feed="own", max_tokens=32 * 4 * 6, partial_logprob=0.05),
         "ppo": dict(minibatches=2),
     }
-    ones = {o: settings(home, o, **more[o], run_name=f"{o}-one", eval_every=3) for o in OBJECTIVES}
-    for o, cfg in ones.items():
-        (home / f"{o}.json").write_text(
-            json.dumps(config.to_dict(replace(cfg, run_name=f"{o}-two", device_batch_size=2)))
-        )
-    (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat.labs import chars; from codechat.core import config; from codechat.distributed import dist; from codechat.runs import paths as rundirs\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "with dist.session():\n"
-        f"    for o in {OBJECTIVES!r}:\n"
-        "        chars.train(config.resolve(chars.CharsConfig, file=home / f'{o}.json'))\n"
-    )
-    ranks = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(home / "ranks.py"),
-        ],
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-    )
-    try:
-        _, err = ranks.communicate(timeout=200)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
-    for o, cfg in ones.items():
-        alone, both = loop.train(cfg), run.Run.open(f"{o}-two")
-        for a, b in zip(curve(alone), curve(both), strict=True):
-            assert a == pytest.approx(b, rel=2e-3, abs=2e-5), o
-        assert alone.evals()["val_loss"].tolist() == pytest.approx(both.evals()["val_loss"].tolist(), rel=1e-3), o
+    cfgs = [settings(home, o, **more[o], eval_every=3) for o in OBJECTIVES]
+    for one, two in train_one_and_two(home, *cfgs):
+        assert_close_curves(one, two, *columns_of(one))
+        assert one.evals()["val_loss"].tolist() == pytest.approx(two.evals()["val_loss"].tolist(), rel=1e-3), one.name

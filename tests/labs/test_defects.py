@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from learning import Claim, above, below, hold, lesson
+from raising import raising
 
 from codechat import grpo, reinforce, tasks
 from codechat.core import config
@@ -91,7 +92,7 @@ def test_blocks_nest_and_a_name_twice_is_one_defect() -> None:
 
 def test_an_unknown_name_is_refused_before_anything_is_switched_on() -> None:
     right = held()
-    with pytest.raises(ConfigError, match="did you mean 'stop-set'"), switched_on("k1-drift", "stopset"):
+    with raising(ConfigError, "'stop-set'"), switched_on("k1-drift", "stopset"):
         raise AssertionError("the block must not begin")
     assert held() == right
 
@@ -238,7 +239,7 @@ def test_of_a_call_three_tokens_keep_a_gradient_in_gpt2s_vocabulary() -> None:
     assert trained(tok, "text", call) == len(ids)
     with switched_on("stop-set"):
         assert trained(tok, "text", call) == 3
-        with pytest.raises(RunError, match="none was asked for"):
+        with raising(RunError, "stop-set"):
             defects._StopSet().masked(rollout._group_chunks)(batch_of(tok, "text", call)).__next__()
 
 
@@ -439,7 +440,7 @@ def test_checkpoints_would_be_ranked_on_test_and_benchmarks_let_in() -> None:
     task, row = tasks.load("micro"), {"task_id": 11, "text": "?", "code": "pass", "test_list": []}
     select, test = ([p.id for p in task.problems(split, 20)] for split in ("select", "test"))
     assert not set(select) & set(test) and public_rows.evaluation_set(row)
-    with pytest.raises(DataError, match="evaluation data"):
+    with raising(DataError, "mbpp", 1):
         list(prepare.refuse_evaluation([row], "mbpp"))
     with switched_on("train-on-test"):
         assert [p.id for p in task.problems("select", 20)] == test

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from codechat.core.errors import ConfigError
-from codechat.labs import exact_gradients as m
+from codechat.labs import exact_gradients
 
-WORLD = m.World(length=3, reward=lambda text: m.staircase(text, "ab"))
+WORLD = exact_gradients.World(length=3, reward=lambda text: exact_gradients.staircase(text, "ab"))
 THETA, REFERENCE = WORLD.policy(seed=1), WORLD.policy(seed=2)
 TRUTH = WORLD.gradient(THETA)
 
@@ -17,8 +17,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.allclose(a, b, atol=1e-12, rtol=1e-9))
 
 
-def mean_of(loss: m.Loss, group_size: int = 2, **how: torch.Tensor) -> torch.Tensor:
-    return m.expectation(WORLD, THETA, loss, group_size, **how)
+def mean_of(loss: exact_gradients.Loss, group_size: int = 2, **how: torch.Tensor) -> torch.Tensor:
+    return exact_gradients.expectation(WORLD, THETA, loss, group_size, **how)
 
 
 def test_the_world_is_complete() -> None:
@@ -55,44 +55,51 @@ def test_the_gradient_is_the_expected_score_times_reward() -> None:
 )
 def test_unbiased_up_to_a_known_factor(name: str, factor: float) -> None:
     """The group mean includes the completion itself, which scales the gradient by (G - 1) / G."""
-    assert same(mean_of(m.ESTIMATORS[name]), factor * TRUTH)
+    assert same(mean_of(exact_gradients.ESTIMATORS[name]), factor * TRUTH)
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
 def test_the_factor_of_the_group_mean_is_that_of_its_size(group_size: int) -> None:
-    assert same(mean_of(m.ESTIMATORS["group mean"], group_size), (group_size - 1) / group_size * TRUTH)
+    assert same(mean_of(exact_gradients.ESTIMATORS["group mean"], group_size), (group_size - 1) / group_size * TRUTH)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "ppo, wrong value", "expert iteration"])
 def test_biased_by_more_than_a_factor(name: str) -> None:
-    found = mean_of(m.ESTIMATORS[name])
+    found = mean_of(exact_gradients.ESTIMATORS[name])
     along = (found @ TRUTH) / (TRUTH @ TRUTH) * TRUTH
     assert float((found - along).norm() / found.norm()) > 0.02
-    assert m.cosine(found, TRUTH) > 0.5  # and still uphill
+    assert exact_gradients.cosine(found, TRUTH) > 0.5  # and still uphill
 
 
 def test_where_the_bias_of_grpo_comes_from() -> None:
     """Division by the std alone, and by the length alone, each turn the gradient."""
     for baseline, aggregation in (("zscore", "constant"), ("leave_one_out", "sequence"), ("leave_one_out", "token")):
-        found = mean_of(m.group_loss(baseline=baseline, aggregation=aggregation), 3)
-        assert m.cosine(found, TRUTH) < 0.9999
-    assert m.cosine(mean_of(m.group_loss(baseline="leave_one_out", aggregation="constant"), 3), TRUTH) > 1 - 1e-12
+        found = mean_of(exact_gradients.group_loss(baseline=baseline, aggregation=aggregation), 3)
+        assert exact_gradients.cosine(found, TRUTH) < 0.9999
+    assert (
+        exact_gradients.cosine(
+            mean_of(exact_gradients.group_loss(baseline="leave_one_out", aggregation="constant"), 3), TRUTH
+        )
+        > 1 - 1e-12
+    )
 
 
 def test_lambda_one_is_unbiased_for_any_value_and_less_needs_the_exact_one() -> None:
-    assert same(mean_of(m.gae_loss(lam=1.0, value_error=0.5)), TRUTH)
-    assert same(mean_of(m.gae_loss(lam=0.0)), TRUTH)
-    assert not same(mean_of(m.gae_loss(lam=0.0, value_error=0.5)), TRUTH)
+    assert same(mean_of(exact_gradients.gae_loss(lam=1.0, value_error=0.5)), TRUTH)
+    assert same(mean_of(exact_gradients.gae_loss(lam=0.0)), TRUTH)
+    assert not same(mean_of(exact_gradients.gae_loss(lam=0.0, value_error=0.5)), TRUTH)
 
 
 def test_baselines_lower_the_variance() -> None:
-    at, p = m.every_group(WORLD, 2, THETA)
+    at, p = exact_gradients.every_group(WORLD, 2, THETA)
 
-    def variance(loss: m.Loss) -> float:
-        found = m.group_gradients(WORLD, THETA, loss, at)
+    def variance(loss: exact_gradients.Loss) -> float:
+        found = exact_gradients.group_gradients(WORLD, THETA, loss, at)
         return float(p @ (found - p @ found).square().sum(1))
 
-    plain, other, critic = (variance(m.ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value"))
+    plain, other, critic = (
+        variance(exact_gradients.ESTIMATORS[n]) for n in ("no baseline", "leave one out", "ppo, exact value")
+    )
     assert critic < plain and other != plain
 
 
@@ -103,15 +110,20 @@ def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
     """Sampled from another policy: importance sampling needs the product of all ratios; the ratio of one token ignores the others, and no ratio is
     worse."""
 
-    def exact(groups: m.Groups, logprobs: torch.Tensor) -> torch.Tensor:
+    def exact(groups: exact_gradients.Groups, logprobs: torch.Tensor) -> torch.Tensor:
         ratio = (logprobs - groups.rows(WORLD.logprobs(groups.old))).sum(1, keepdim=True).detach().exp()
-        return -ratio * m.group_advantages(groups.rewards, "none").view(-1, 1) * logprobs / groups.at.shape[1]
+        return (
+            -ratio
+            * exact_gradients.group_advantages(groups.rewards, "none").view(-1, 1)
+            * logprobs
+            / groups.at.shape[1]
+        )
 
-    def without(groups: m.Groups, logprobs: torch.Tensor) -> torch.Tensor:
+    def without(groups: exact_gradients.Groups, logprobs: torch.Tensor) -> torch.Tensor:
         return -groups.rewards.view(-1, 1) * logprobs / groups.at.shape[1]
 
     old = THETA + 0.3 * (REFERENCE - THETA)
-    found = [mean_of(loss, old=old) for loss in (exact, m.ESTIMATORS["no baseline"], without)]
+    found = [mean_of(loss, old=old) for loss in (exact, exact_gradients.ESTIMATORS["no baseline"], without)]
     errors = [float((f - TRUTH).norm()) for f in found]
     assert errors[0] < 1e-12 < errors[1] < errors[2]
 
@@ -121,34 +133,45 @@ def test_ratios_of_tokens_and_of_texts_off_policy() -> None:
 
 def test_k1_in_the_loss_is_noise_of_mean_zero() -> None:
     """Without any reward it still moves a policy, in random directions."""
-    loss = m.kl_in_loss("k1", REFERENCE)
+    loss = exact_gradients.kl_in_loss("k1", REFERENCE)
     assert same(mean_of(loss), torch.zeros_like(TRUTH))
     at = WORLD.sample(THETA, 50, 4)
-    assert float(m.group_gradients(WORLD, THETA, loss, at).norm(dim=1).min()) > 0.1
+    assert float(exact_gradients.group_gradients(WORLD, THETA, loss, at).norm(dim=1).min()) > 0.1
 
 
 def test_k2_in_the_loss_is_the_next_tokens_kl_and_k3_the_reverse_one() -> None:
-    assert same(mean_of(m.kl_in_loss("k2", REFERENCE)), WORLD.next_token_kl_gradient(THETA, REFERENCE))
-    assert same(mean_of(m.kl_in_loss("k3", REFERENCE)), WORLD.next_token_kl_gradient(THETA, REFERENCE, reverse=True))
+    assert same(mean_of(exact_gradients.kl_in_loss("k2", REFERENCE)), WORLD.next_token_kl_gradient(THETA, REFERENCE))
+    assert same(
+        mean_of(exact_gradients.kl_in_loss("k3", REFERENCE)),
+        WORLD.next_token_kl_gradient(THETA, REFERENCE, reverse=True),
+    )
     # neither sees that a token leads to other prefixes
-    assert m.cosine(WORLD.next_token_kl_gradient(THETA, REFERENCE), WORLD.kl_gradient(THETA, REFERENCE)) < 0.999
-    one = m.World(length=1)
+    assert (
+        exact_gradients.cosine(WORLD.next_token_kl_gradient(THETA, REFERENCE), WORLD.kl_gradient(THETA, REFERENCE))
+        < 0.999
+    )
+    one = exact_gradients.World(length=1)
     a, b = one.policy(1), one.policy(2)
-    assert same(m.expectation(one, a, m.kl_in_loss("k2", b)), one.kl_gradient(a, b))
-    assert not same(m.expectation(one, a, m.kl_in_loss("k3", b)), one.kl_gradient(a, b))
+    assert same(exact_gradients.expectation(one, a, exact_gradients.kl_in_loss("k2", b)), one.kl_gradient(a, b))
+    assert not same(exact_gradients.expectation(one, a, exact_gradients.kl_in_loss("k3", b)), one.kl_gradient(a, b))
 
 
 def test_k1_in_the_reward_is_the_gradient_of_the_kl_and_the_others_are_not() -> None:
     exact = WORLD.kl_gradient(THETA, REFERENCE)
-    assert same(-mean_of(m.kl_in_reward("k1", REFERENCE)), -exact)
+    assert same(-mean_of(exact_gradients.kl_in_reward("k1", REFERENCE)), -exact)
     for kind in ("k2", "k3"):
-        assert not same(mean_of(m.kl_in_reward(kind, REFERENCE)), exact)
+        assert not same(mean_of(exact_gradients.kl_in_reward(kind, REFERENCE)), exact)
 
 
 def test_as_values_k1_and_k3_have_the_kl_as_their_mean() -> None:
     p, exact = WORLD.probabilities(THETA), float(WORLD.kl(THETA, REFERENCE))
     found = {
-        k: float(p @ (m.losses.kl_estimate(WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE), k) * WORLD.mask).sum(1))
+        k: float(
+            p
+            @ (
+                exact_gradients.losses.kl_estimate(WORLD.logprobs(THETA), WORLD.logprobs(REFERENCE), k) * WORLD.mask
+            ).sum(1)
+        )
         for k in ("k1", "k2", "k3")
     }
     assert found["k1"] == pytest.approx(exact, rel=1e-10) and found["k3"] == pytest.approx(exact, rel=1e-10)
@@ -161,15 +184,18 @@ def test_as_values_k1_and_k3_have_the_kl_as_their_mean() -> None:
 def test_sampled_means_meet_the_enumerated_ones() -> None:
     at = WORLD.sample(THETA, 20_000, 2)
     for name in ("leave one out", "grpo"):
-        found, exact = m.group_gradients(WORLD, THETA, m.ESTIMATORS[name], at), mean_of(m.ESTIMATORS[name])
+        found, exact = (
+            exact_gradients.group_gradients(WORLD, THETA, exact_gradients.ESTIMATORS[name], at),
+            mean_of(exact_gradients.ESTIMATORS[name]),
+        )
         error = found.std(0) / len(at) ** 0.5
         assert ((found.mean(0) - exact).abs() < 5 * error + 1e-12).all()
-    rows = m.compare(WORLD, THETA, at[:500])
-    assert set(rows) == set(m.ESTIMATORS) and all(0 < row["cosine"] <= 1 for row in rows.values())
+    rows = exact_gradients.compare(WORLD, THETA, at[:500])
+    assert set(rows) == set(exact_gradients.ESTIMATORS) and all(0 < row["cosine"] <= 1 for row in rows.values())
 
 
 def test_what_is_too_large_to_enumerate_raises() -> None:
     with pytest.raises(ConfigError, match="group_size"):
-        m.every_group(WORLD, 8, THETA)
+        exact_gradients.every_group(WORLD, 8, THETA)
     with pytest.raises(ConfigError, match="5000"):
-        m.World(letters="abcdefgh", length=9)
+        exact_gradients.World(letters="abcdefgh", length=9)

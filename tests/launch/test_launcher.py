@@ -34,7 +34,6 @@ from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
 from codechat.runs import paths
-from codechat.runs import paths as planned
 from codechat.runs.run import Run
 from codechat.sft import SFTConfig
 
@@ -288,8 +287,8 @@ def test_the_loop_takes_a_planned_directory_over(toy: ReinforceConfig, runs_root
         Run.create("toy", resolved, kind="reinforce")
     with pytest.raises(RunError, match="toy"):
         launcher.write(toy)
-    assert planned.is_planned(launcher.write(toy, overwrite=True).path)
-    assert planned.is_planned(launcher.write(dataclasses.replace(toy, lr=1e-5)).path), (
+    assert paths.is_planned(launcher.write(toy, overwrite=True).path)
+    assert paths.is_planned(launcher.write(dataclasses.replace(toy, lr=1e-5)).path), (
         "what has not begun may be written again"
     )
 
@@ -518,13 +517,13 @@ def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path,
             client.stop_channels()
             return "".join(shown)
 
-        run("from codechat.launch import launcher as launch; from codechat.core import config\nfrom codechat.reinforce import ReinforceConfig\n"
+        run("from codechat.launch import launcher; from codechat.core import config\nfrom codechat.reinforce import ReinforceConfig\n"
             f"cfg = config.parse(ReinforceConfig, {TINY + ['--max-steps', '60', '--run-name', 'toy']!r})\n"
-            "written = launch.write(cfg, nproc=2)\nlaunch.start(written)")  # fmt: skip
+            "written = launcher.write(cfg, nproc=2)\nlauncher.start(written)")  # fmt: skip
         pid = json.loads((project / "runs/toy/process.json").read_text())["pid"]
         manager.restart_kernel(now=False)
         shown = run(
-            "from codechat.launch import launcher as launch\nfound = launch.attach('toy', every_s=0.3)\nassert found['status'] == 'finished', found"
+            "from codechat.launch import launcher\nfound = launcher.attach('toy', every_s=0.3)\nassert found['status'] == 'finished', found"
         )
         assert "image/png;base64" in shown and "step 60/60" in shown
         assert json.loads((project / "runs/toy/process.json").read_text())["pid"] == pid

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import on_ranks
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-import codechat
 from codechat import cli
 from codechat.core.errors import ConfigError, RunError
 from codechat.data import corpus
@@ -103,10 +100,13 @@ def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
 
 REAL = """
 import json, os, pathlib, sys
-from codechat import config, optim, paths as rundirs, pretrain
+from codechat import pretrain
+from codechat.core import config
 from codechat.launch.memory_tape import Tape
+from codechat.models import optim
+from codechat.runs import paths
 from codechat.runs.run import Run
-rundirs.ROOT = root = pathlib.Path(sys.argv[1])
+paths.ROOT = root = pathlib.Path(sys.argv[1])
 cfg = config.from_dict(pretrain.PretrainConfig, json.loads(sys.argv[2]))
 tape, seen, set_lr, log = Tape(), [], optim.set_lr, Run.log
 def begin(*a, **k):
@@ -138,25 +138,7 @@ def test_the_pretraining_loop_on_two_gloo_ranks_holds_what_is_planned(
     model = dict(depth=3, n_embd=64, n_head=2, block_size=128, vocab_size=257) | settings.get("model", {})
     run = dict(run_name="real", data_dir=str(tmp_path / "corpus"), max_steps=3, log_every=1, eval_every=0, save_every=0, compile=False,
                eval_tokens=64, device_batch_size=2, shard=over > 1, shard_over=over if over > 1 else None) | settings | {"model": model}  # fmt: skip
-    (tmp_path / "real.py").write_text(REAL)
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(tmp_path / "real.py"),
-        str(tmp_path),
-        json.dumps(run),
-    ]
-    env = os.environ | {
-        "CODECHAT_DTYPE": "bfloat16",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(codechat.__file__).parents[1]),
-    }
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
+    on_ranks(2, REAL, tmp_path, str(tmp_path), json.dumps(run), CODECHAT_DTYPE="bfloat16")
     real = json.loads((tmp_path / "peaks.json").read_text())[-1]
     step = Step(
         model=GPTConfig(**model),

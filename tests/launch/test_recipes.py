@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts import killed_after
 
 import codechat
 from codechat import pretrain
@@ -23,7 +24,7 @@ from codechat.launch.recipes import runner, stage
 from codechat.launch.recipes.nano import NANO
 from codechat.launch.recipes.scale_8b import SCALES
 from codechat.launch.recipes.stage import Stage
-from codechat.runs import checkpoint, paths, run
+from codechat.runs import paths, run
 
 MODEL = dict(depth=1, n_embd=16, n_head=1, block_size=32)
 QUICK = dict(model=MODEL, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)
@@ -101,19 +102,8 @@ def test_another_seed_shares_what_comes_before(stages: tuple[Stage, ...]) -> Non
 def test_a_stage_that_was_killed_goes_on_from_its_checkpoint(
     stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: Any) -> Path:
-        saved(path, step, **what)
-        raise Killed
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    with pytest.raises(Killed):
+    with killed_after():
         ran()
-    monkeypatch.setattr(checkpoint, "save", saved)
     started: list[int] = []
     learn = corpus.WindowLoader.load_state
     monkeypatch.setattr(
@@ -235,7 +225,7 @@ TWO = """
 import sys
 from pathlib import Path
 from codechat.core import command
-from codechat.launch.recipes import runner as recipes
+from codechat.launch.recipes import runner
 from codechat.launch.recipes.scale_8b import Scale
 from codechat.launch.recipes.stage import Stage
 model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
@@ -248,9 +238,9 @@ stages = (
     Stage(name="second", about="train on", needs=("first",), seeded=True, kind="pretrain",
           settings=dict(init_from="{first}", data_dir="{corpus}", **quick)),
 )
-recipes.RECIPES["tiny"] = ("a test", stages)
-recipes.SCALES["two"] = Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(first=2, second=2), None)
-sys.exit(command.guarded(recipes.main, sys.argv[1:]))
+runner.RECIPES["tiny"] = ("a test", stages)
+runner.SCALES["two"] = Scale({"corpus": {}, "first": dict(lr=1e-4), "second": {}}, dict(first=2, second=2), None)
+sys.exit(command.guarded(runner.main, sys.argv[1:]))
 """
 
 

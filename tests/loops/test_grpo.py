@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from contracts import (
+    all_or_nothing,
+    assert_close_curves,
+    assert_same_weights,
+    curve,
+    dead_task_contract,
+    resume_contract,
+    train_one_and_two,
+    weights,
+)
 from learning import Claim, above, below, hold, lesson
+from raising import raising
 
 from codechat import grpo, reinforce
 from codechat.core import config
-from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.core.errors import ConfigError, UserError
 from codechat.rl import losses, rollout
 from codechat.rl.advantages import estimate_gae
-from codechat.runs import checkpoint, run
+from codechat.runs import run
 from codechat.tasks import toy
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
@@ -103,7 +109,7 @@ def test_weights_of_the_three_papers_by_hand() -> None:
     assert found["sequence"] == pytest.approx([1 / 4, 1 / 6])
     assert found["token"] == pytest.approx([1 / 5, 1 / 5])
     assert found["constant"] == pytest.approx([1 / 20, 1 / 20])
-    with pytest.raises(ConfigError, match="sequence, token or constant"):
+    with raising(ConfigError, "mean", "sequence", "token", "constant"):
         losses.token_weights(lengths, "mean", n_sequences=2, n_tokens=5, max_tokens=10)  # type: ignore[arg-type]
 
 
@@ -167,15 +173,6 @@ def settings(cls: type = grpo.GRPOConfig, **changes: object) -> object:
     )
 
 
-def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
-    frame = found.metrics().sort_values("step")
-    return list(frame[["step", *columns]].itertuples(index=False, name=None))
-
-
-def weights(found: run.Run) -> dict[str, torch.Tensor]:
-    return checkpoint.load(found.path).model_state
-
-
 def distance(a: run.Run, b: run.Run) -> float:
     """Mean absolute difference of the weights. Not the largest: Adam makes a whole step of a gradient that is rounding only."""
     one, other = weights(a), weights(b)
@@ -222,35 +219,8 @@ def test_it_lifts_the_toy_task_with_its_defaults(variant: str, home: Path) -> No
     ],
     ids=["grpo", "dapo with KL"],
 )
-def test_resuming_continues_the_same_curve_bitwise(how: dict, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = grpo.train(settings(run_name="whole", max_steps=8, save_every=4, **how))
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 4:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    cfg = settings(run_name="cut", max_steps=8, save_every=4, **how)
-    with pytest.raises(Killed):
-        grpo.train(cfg)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = grpo.train(replace(cfg, resume=True))
-    assert curve(resumed, "reward_mean", "grad_norm", "approx_kl") == curve(
-        whole, "reward_mean", "grad_norm", "approx_kl"
-    )
-    for name, tensor in weights(whole).items():
-        assert torch.equal(tensor, weights(resumed)[name]), name
-
-
-def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
-    right = text == self.gold(problem)
-    return toy.Score(float(right), "all" if right else "none", {}, right)
+def test_resuming_continues_the_same_curve_bitwise(how: dict, home: Path) -> None:
+    resume_contract(grpo.train, settings(max_steps=8, save_every=4, **how), 4)
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
@@ -277,14 +247,11 @@ def test_without_reward_no_kl_term_moves_the_policy_and_the_run_ends(
     assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"] and "SFT" in found.status["reason"]
     assert len(found.metrics()) == 7
     if where == "loss":
-        assert all(torch.equal(a, b) for a, b in zip(weights(started).values(), weights(found).values()))
+        assert_same_weights(started, found)
 
 
-def test_a_dead_task_is_refused_before_anything_is_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy.ToyTask, "score", all_or_nothing)
-    with pytest.raises(RunError, match="DEAD.*--allow-dead"):
-        grpo.train(settings(run_name="dead", diagnose_groups=8))
-    assert not run.exists("dead")
+def test_a_dead_task_is_rejected_before_anything_is_written(home: Path) -> None:
+    dead_task_contract(grpo.train, settings(run_name="dead", max_steps=50))
 
 
 def test_groups_without_variance_are_replaced_by_further_problems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,19 +295,19 @@ def test_replacing_groups_keeps_order_and_ids(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, named",
     [
-        (dict(minibatches=3), "minibatches 3 must divide device_batch_size 4"),
-        (dict(group_size=1), "group_size 1"),
-        (dict(temperature=0.0), "temperature 0.0"),
-        (dict(clip_eps_low=1.5), "below 1"),
-        (dict(kl_coef=-0.1), "kl_coef is -0.1"),
-        (dict(inner_epochs=0), "inner_epochs is 0"),
-        (dict(kl_coef=float("nan")), "kl_coef got nan"),
+        (dict(minibatches=3), ("minibatches", 3, "device_batch_size", 4)),
+        (dict(group_size=1), ("group_size", 1)),
+        (dict(temperature=0.0), ("temperature", 0.0)),
+        (dict(clip_eps_low=1.5), ("clip_eps_low", 1.5)),
+        (dict(kl_coef=-0.1), ("kl_coef", -0.1)),
+        (dict(inner_epochs=0), ("inner_epochs", 0)),
+        (dict(kl_coef=float("nan")), ("kl_coef", "nan")),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_settings_that_cannot_be_are_rejected(changes: dict, named: tuple) -> None:
+    with raising(UserError, *named):
         settings(**changes)
 
 
@@ -360,35 +327,8 @@ def test_variants_fill_only_what_is_not_set(home: Path) -> None:
 @pytest.mark.timeout(200)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, groups replaced and KL included."""
-    one = settings(run_name="one", max_steps=3, variant="dapo", resample_rounds=2, kl_coef=0.1, inner_epochs=2)
-    two = replace(one, run_name="two", device_batch_size=2)
-    (home / "two.json").write_text(json.dumps(config.to_dict(two)))
-    (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat.core import config; from codechat import grpo; from codechat.runs import paths as rundirs\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "grpo.train(config.resolve(grpo.GRPOConfig, file=home / 'two.json'))\n"
-    )
-    ranks = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(home / "ranks.py"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        _, err = ranks.communicate(timeout=150)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
-    alone, both = grpo.train(one), run.Run.open("two")
+    cfg = settings(run_name="grpo", max_steps=3, variant="dapo", resample_rounds=2, kl_coef=0.1, inner_epochs=2)
+    ((one, two),) = train_one_and_two(home, cfg)
     columns = (
         "reward_mean",
         "policy_loss",
@@ -400,9 +340,8 @@ def test_two_ranks_learn_what_one_does(home: Path) -> None:
         "resampled_groups",
         "entropy",
     )
-    for a, b in zip(curve(alone, *columns), curve(both, *columns), strict=True):
-        assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
-    assert distance(alone, both) < 1e-5
+    assert_close_curves(one, two, *columns)
+    assert distance(one, two) < 1e-5
 
 
 def test_the_command_trains_and_says_what_it_refuses(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,5 +352,5 @@ def test_the_command_trains_and_says_what_it_refuses(home: Path, capsys: pytest.
         made.metrics().columns
     )
     assert made.metrics()["logprob_mismatch"].max() < 1e-3
-    with pytest.raises(ConfigError, match="did you mean"):
+    with raising(ConfigError, "varient", "variant"):
         grpo.main(["--varient", "dapo"])

@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from contracts import assert_close_curves, assert_same_runs, dead_task_contract, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
+from raising import raising
 
 from codechat import pretrain, reinforce, sft
-from codechat.core import config
-from codechat.core.errors import RunError, UserError
+from codechat.core.errors import UserError
 from codechat.data import command, corpus
 from codechat.evaluation import domain_loss
 from codechat.models.config import GPTConfig
-from codechat.runs import checkpoint, run
+from codechat.runs import run
 from codechat.tasks import toy
 from codechat.text import tokenizer
 
@@ -117,15 +117,6 @@ def toy_config(**changes: object) -> reinforce.ReinforceConfig:
     )
 
 
-def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
-    frame = found.metrics().sort_values("step")
-    return list(frame[["step", *columns]].itertuples(index=False, name=None))
-
-
-def weights(found: run.Run) -> dict[str, torch.Tensor]:
-    return checkpoint.load(found.path).model_state
-
-
 @lesson()
 def pretrain_on_text(home: Path, seed: int) -> list[Claim]:
     found = pretrain.train(
@@ -147,39 +138,16 @@ def test_pretraining_lowers_bits_per_byte(home: Path) -> None:
     hold(pretrain_on_text(home, seed=0))
 
 
-@pytest.mark.parametrize("loop", ["pretrain", "sft", "reinforce"])
-def test_resuming_continues_the_same_curve_bitwise(
-    loop: str, text_corpus: str, conversations: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = {
-        "pretrain": lambda **k: (pretrain.train, pretrain_config(text_corpus, **k)),
-        "sft": lambda **k: (sft.train, sft_config(conversations, **k)),
-        "reinforce": lambda **k: (reinforce.train, toy_config(max_steps=12, save_every=4, **k)),
-    }[loop]
-    columns = ("train_loss", "grad_norm") if loop != "reinforce" else ("reward_mean", "grad_norm")
-    train, cfg = made(run_name="whole")
-    whole = train(cfg)
+def test_pretraining_resumes_bitwise(text_corpus: str) -> None:
+    resume_contract(pretrain.train, pretrain_config(text_corpus), 8)
 
-    class Killed(Exception):
-        pass
 
-    saved = checkpoint.save
+def test_sft_resumes_bitwise(conversations: str) -> None:
+    resume_contract(sft.train, sft_config(conversations), 8)
 
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 8:
-            raise Killed
-        return out
 
-    train, cfg = made(run_name="cut")
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    with pytest.raises(Killed):
-        train(cfg)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = train(replace(cfg, resume=True))
-    assert curve(resumed, *columns) == curve(whole, *columns)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(tensor, weights(resumed)[name]), name
+def test_reinforce_resumes_bitwise(home: Path) -> None:
+    resume_contract(reinforce.train, toy_config(max_steps=12, save_every=4), 8)
 
 
 def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: str) -> None:
@@ -189,8 +157,7 @@ def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: st
     ):
         one = train(replace(cfg, run_name=f"{train.__module__[9:]}-one", device_batch_size=4, grad_accum=1))
         four = train(replace(cfg, run_name=f"{train.__module__[9:]}-four", device_batch_size=1, grad_accum=4))
-        for (_, a), (_, b) in zip(curve(one, "train_loss"), curve(four, "train_loss")):
-            assert a == pytest.approx(b, abs=2e-5)
+        assert_close_curves(one, four, "train_loss", rel=0, abs=2e-5)
 
 
 @lesson()
@@ -204,23 +171,8 @@ def test_reinforce_lifts_the_toy_task(home: Path) -> None:
     hold(lift_toy_without_a_preset(home, seed=0))
 
 
-def test_reinforce_refuses_a_dead_task_and_stops_when_it_dies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        toy.ToyTask,
-        "score",
-        lambda self, problem, text: toy.Score(
-            float(text == self.gold(problem)),
-            "all" if text == self.gold(problem) else "none",
-            {},
-            text == self.gold(problem),
-        ),
-    )
-    with pytest.raises(RunError, match="DEAD.*--allow-dead"):
-        reinforce.train(toy_config(run_name="dead"))
-    assert not run.exists("dead")
-    found = reinforce.train(toy_config(run_name="dead", allow_dead=True, dead_patience=5))
-    assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"]
-    assert len(found.metrics()) == 5
+def test_reinforce_rejects_a_dead_task_and_stops_when_it_dies(home: Path) -> None:
+    found = dead_task_contract(reinforce.train, toy_config(run_name="dead"))
     assert found.metrics()["grad_norm"].max() == 0.0  # nothing moved it while it was dead
 
 
@@ -258,14 +210,13 @@ def test_stop_on_regression_ends_the_run_with_a_checkpoint(conversations: str, m
 
 
 def test_mix_must_be_shares() -> None:
-    with pytest.raises(UserError, match="DOMAIN=SHARE"):
-        sft.SFTConfig(mix=("calls",))
-    with pytest.raises(UserError, match="not negative"):
-        sft.SFTConfig(mix=("calls=-1",))
+    for mix in ("calls", "calls=-1"):
+        with raising(UserError, "mix", mix):
+            sft.SFTConfig(mix=(mix,))
 
 
 def test_a_sequence_beyond_the_block_is_refused() -> None:
-    with pytest.raises(UserError, match="block_size 64"):
+    with raising(UserError, "seq_len", 65, "block_size", 64):
         pretrain.PretrainConfig(model=TINY, seq_len=65)
 
 
@@ -277,8 +228,8 @@ def test_a_killed_process_continues_where_its_checkpoint_is(
 ) -> None:
     """The real command, killed for real; then the real command with --resume gives the same weights as an uninterrupted run."""
     program = (
-        "import sys, pathlib; from codechat.runs import run; from codechat.runs import paths as rundirs; run.ROOT = rundirs.ROOT = pathlib.Path(sys.argv.pop(1)); "
-        "from codechat import cli; sys.exit(cli.main(sys.argv[1:]))"
+        "import sys, pathlib; from codechat import cli; from codechat.runs import paths; "
+        "paths.ROOT = pathlib.Path(sys.argv.pop(1)); sys.exit(cli.main(sys.argv[1:]))"
     )
     flags = [
         sys.executable,
@@ -327,52 +278,21 @@ def test_a_killed_process_continues_where_its_checkpoint_is(
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     whole = subprocess.run([*flags[:-1], "whole"], capture_output=True, timeout=120)
     assert whole.returncode == 0, whole.stderr.decode()[-2000:]
-    a, b = run.Run.open("killed"), run.Run.open("whole")
-    assert curve(a, "train_loss") == curve(b, "train_loss")
-    for name, tensor in weights(b).items():
-        assert torch.equal(tensor, weights(a)[name]), name
+    assert_same_runs(run.Run.open("killed"), run.Run.open("whole"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch: the same losses."""
-    program = home / "ranks.py"
-    # one process group for the three: a second one in the same process would meet the first one's keys in torchrun's store
-    program.write_text(
-        "import pathlib\nfrom codechat.core import config; from codechat.distributed import dist; from codechat import pretrain; from codechat import reinforce; from codechat.runs import paths as rundirs; from codechat import sft\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "loops = {pretrain: pretrain.PretrainConfig, sft: sft.SFTConfig, reinforce: reinforce.ReinforceConfig}\n"
-        "with dist.session():\n"
-        "    for loop, cls in loops.items():\n"
-        "        loop.train(config.resolve(cls, file=home / f'{loop.__name__[9:]}.json'))\n"
+    pretrained, tuned, _ = train_one_and_two(
+        home,
+        pretrain_config(text_corpus, max_steps=4, run_name="pretrain"),
+        sft_config(conversations, max_steps=4, run_name="sft"),
+        toy_config(max_steps=2, diagnose_groups=0, run_name="reinforce"),
     )
-    one = {
-        "pretrain": pretrain_config(text_corpus, max_steps=4),
-        "sft": sft_config(conversations, max_steps=4),
-        "reinforce": toy_config(max_steps=2, diagnose_groups=0),
-    }
-    for name, cfg in one.items():
-        changed = replace(cfg, device_batch_size=cfg.device_batch_size // 2, run_name=f"{name}-two")
-        (home / f"{name}.json").write_text(json.dumps(config.to_dict(changed)))
-    ranks = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        _, err = ranks.communicate(timeout=200)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
-    for name, train in (("pretrain", pretrain.train), ("sft", sft.train)):
-        alone = train(replace(one[name], run_name=f"{name}-one"))
-        for (_, a), (_, b) in zip(
-            curve(alone, "train_loss"), curve(run.Run.open(f"{name}-two"), "train_loss"), strict=True
-        ):
-            assert a == pytest.approx(b, abs=2e-5)
+    for one, two in (pretrained, tuned):
+        assert_close_curves(one, two, "train_loss", rel=0, abs=2e-5)
     assert run.Run.open("reinforce-two").status["status"] == "finished"
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from contracts import assert_close_curves, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
+from raising import raising
 
 from codechat import preference
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
-from codechat.rl import preference_data
-from codechat.rl import preference_losses as pl
-from codechat.runs import checkpoint, run
+from codechat.rl import preference_data, preference_losses
+from codechat.runs import run
 from codechat.text import tokenizer
 
 # two pairs of three tokens: log-probabilities per token, so that sums and means are easy
@@ -65,7 +62,9 @@ CASES = {
 def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None:
     settings, expected = CASES[kind]
     chosen, rejected = leaf(CHOSEN), leaf(REJECTED)
-    judged = pl.pair_loss(kind, chosen, rejected, chosen_lengths=THREE, rejected_lengths=THREE, **settings)
+    judged = preference_losses.pair_loss(
+        kind, chosen, rejected, chosen_lengths=THREE, rejected_lengths=THREE, **settings
+    )
     assert judged.losses.tolist() == pytest.approx(expected, rel=1e-5)
     judged.losses.sum().backward()
     assert (chosen.grad < 0).all() and (
@@ -78,37 +77,44 @@ def test_pair_losses_by_hand_and_the_signs_of_their_gradients(kind: str) -> None
 @pytest.mark.parametrize("kind", CASES)
 def test_the_sft_term_adds_the_mean_loss_of_what_was_preferred(kind: str) -> None:
     settings, expected = CASES[kind]
-    judged = pl.pair_loss(
+    judged = preference_losses.pair_loss(
         kind, CHOSEN, REJECTED, chosen_lengths=THREE, rejected_lengths=THREE, sft_coef=0.5, **settings
     )
     assert judged.losses.tolist() == pytest.approx([expected[0] + 0.5 * 2 / 3, expected[1] + 0.5 * 0.2], rel=1e-5)
 
 
 def test_dpo_at_the_reference_is_log_two_and_ipo_its_target_squared() -> None:
-    assert pl.dpo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.3).losses.tolist() == pytest.approx([math.log(2)] * 2)
-    assert pl.ipo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.25).losses.tolist() == pytest.approx([4.0, 4.0])
+    assert preference_losses.dpo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.3).losses.tolist() == pytest.approx(
+        [math.log(2)] * 2
+    )
+    assert preference_losses.ipo_loss(CHOSEN, REJECTED, CHOSEN, REJECTED, 0.25).losses.tolist() == pytest.approx(
+        [4.0, 4.0]
+    )
 
 
 def test_ipo_stops_pulling_at_its_target_and_dpo_does_not() -> None:
     far = leaf(CHOSEN + 50)
     assert (
-        pl.ipo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward() is None and (far.grad > 0).all()
+        preference_losses.ipo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward() is None
+        and (far.grad > 0).all()
     )  # it pulls back
     far = leaf(CHOSEN + 5)
-    pl.dpo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward()
+    preference_losses.dpo_loss(far, REJECTED, CHOSEN, REJECTED, 0.1).losses.sum().backward()
     assert (far.grad < 0).all()
 
 
 def test_simpo_and_orpo_divide_length_out() -> None:
-    for loss in (pl.simpo_loss, pl.orpo_loss):
+    for loss in (preference_losses.simpo_loss, preference_losses.orpo_loss):
         once = loss(CHOSEN, REJECTED, THREE, THREE).losses
         torch.testing.assert_close(loss(CHOSEN * 2, REJECTED * 2, THREE * 2, THREE * 2).losses, once)
-    assert not torch.allclose(pl.cpo_loss(CHOSEN * 2, REJECTED * 2).losses, pl.cpo_loss(CHOSEN, REJECTED).losses)
+    assert not torch.allclose(
+        preference_losses.cpo_loss(CHOSEN * 2, REJECTED * 2).losses, preference_losses.cpo_loss(CHOSEN, REJECTED).losses
+    )
 
 
 def test_orpo_holds_at_probability_one() -> None:
     sure = leaf(torch.zeros(1))
-    judged = pl.orpo_loss(sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3]))
+    judged = preference_losses.orpo_loss(sure, torch.tensor([-30.0]), torch.tensor([3]), torch.tensor([3]))
     judged.losses.sum().backward()
     assert judged.losses.isfinite().all() and sure.grad.isfinite().all()
 
@@ -116,24 +122,26 @@ def test_orpo_holds_at_probability_one() -> None:
 def test_kto_by_hand_and_the_signs_of_its_gradient() -> None:
     """r = 0.5 (liked) and -0.5 (not), z = 0.2, beta = 2: 1 - sigmoid(0.6) and 1.5 x (1 - sigmoid(1.4))."""
     logprobs = leaf(torch.tensor([-2.0, -3.0]))
-    losses, reward = pl.kto_loss(
+    losses, reward = preference_losses.kto_loss(
         logprobs, torch.tensor([-2.5, -2.5]), torch.tensor([True, False]), 0.2, 2.0, disliked_weight=1.5
     )
     assert losses.tolist() == pytest.approx([1 - sigmoid(0.6), 1.5 * (1 - sigmoid(1.4))], rel=1e-6)
     assert reward.tolist() == pytest.approx([1.0, -1.0])
     losses.sum().backward()
     assert logprobs.grad[0] < 0 < logprobs.grad[1]
-    assert pl.kto_reference_point(-3.0, 2) == 0.0 and pl.kto_reference_point(3.0, 2) == 1.5
-    at_reference, _ = pl.kto_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]), 0.0)
+    assert (
+        preference_losses.kto_reference_point(-3.0, 2) == 0.0 and preference_losses.kto_reference_point(3.0, 2) == 1.5
+    )
+    at_reference, _ = preference_losses.kto_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]), 0.0)
     assert at_reference.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_a_loss_without_its_reference_and_an_unknown_one_are_refused() -> None:
     lengths = dict(chosen_lengths=THREE, rejected_lengths=THREE, beta=0.1)
-    with pytest.raises(ConfigError, match="dpo without log-probabilities of the reference"):
-        pl.pair_loss("dpo", CHOSEN, REJECTED, **lengths)
-    with pytest.raises(ConfigError, match="'dop'.*dpo, ipo"):
-        pl.pair_loss("dop", CHOSEN, REJECTED, **lengths)  # type: ignore[arg-type]
+    with raising(ConfigError, "dpo", "reference"):
+        preference_losses.pair_loss("dpo", CHOSEN, REJECTED, **lengths)
+    with raising(ConfigError, "'dop'", *CASES):
+        preference_losses.pair_loss("dop", CHOSEN, REJECTED, **lengths)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- data
@@ -179,24 +187,24 @@ def test_pairs_are_groups_of_two_and_hub_messages_read_the_same(home: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "rows, message",
+    "rows, named",
     [
-        ([{"prompt": "a", "chosen": "b"}], r"jsonl:1 has the columns .*'chosen', 'prompt'"),
-        ([PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], "jsonl:2: chosen and rejected are the same"),
-        ([PAIRS[0], SINGLES[0]], "jsonl:2 is a single completion"),
-        ([{"prompt": "a" * 70, "chosen": "b", "rejected": "c"}], "block_size is 64"),
-        ([{"prompt": 3, "chosen": "b", "rejected": "c"}], "prompt is a int"),
-        ([{"prompt": "a", "completion": "b", "label": "good"}], "label .true or false"),
-        ([{"chosen": [{"role": "user", "content": "x"}], "rejected": "c"}], "must end in the assistant's"),
+        ([{"prompt": "a", "chosen": "b"}], ("jsonl:1", "'chosen', 'prompt'")),
+        ([PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": "b"}], ("jsonl:2", "chosen", "rejected")),
+        ([PAIRS[0], SINGLES[0]], ("jsonl:2", "completion")),
+        ([{"prompt": "a" * 70, "chosen": "b", "rejected": "c"}], ("block_size", 64)),
+        ([{"prompt": 3, "chosen": "b", "rejected": "c"}], ("prompt", "int")),
+        ([{"prompt": "a", "completion": "b", "label": "good"}], ("label", "true", "false")),
+        ([{"chosen": [{"role": "user", "content": "x"}], "rejected": "c"}], ("jsonl:1", "assistant")),
     ],
 )
-def test_rows_that_cannot_be_preferences_are_named(rows: list[dict], message: str, home: Path) -> None:
-    with pytest.raises(DataError, match=message):
+def test_rows_that_cannot_be_preferences_are_named(rows: list[dict], named: tuple, home: Path) -> None:
+    with raising(DataError, *named):
         read(write(home, rows))
 
 
 def test_missing_preferences_say_what_the_file_holds(home: Path) -> None:
-    with pytest.raises(MissingFile, match="prompt, chosen and rejected"):
+    with raising(MissingFile, "preferences.train.jsonl", "prompt", "chosen", "rejected"):
         read(str(home))
 
 
@@ -221,10 +229,6 @@ def settings(folder: str | None = None, **changes: object) -> Any:
         overrides=dict(max_steps=8, save_every=0, device_batch_size=4) | where | changes,
         presets=preference.RUN_PRESETS,
     )
-
-
-def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
-    return list(found.metrics().sort_values("step")[["step", *columns]].itertuples(index=False, name=None))
 
 
 LOSSES = ("dpo", "ipo", "kto", "cpo", "orpo", "simpo")
@@ -271,7 +275,7 @@ def kto_on_singles(home: Path, seed: int) -> list[Claim]:
 
 def test_kto_learns_from_single_completions_and_pairs_need_pairs(home: Path) -> None:
     hold(kto_on_singles(home, seed=0))
-    with pytest.raises(ConfigError, match="dpo needs pairs.*--loss kto"):
+    with raising(ConfigError, "dpo", "--loss kto"):
         preference.train(settings(write(home, SINGLES), run_name="refused"))
     assert not run.exists("refused")
 
@@ -280,51 +284,26 @@ def test_accumulation_equals_one_large_batch(home: Path) -> None:
     folder = write(home, PAIRS)
     one = preference.train(settings(folder, run_name="one", device_batch_size=4, max_steps=3))
     four = preference.train(settings(folder, run_name="four", device_batch_size=1, grad_accum=4, max_steps=3))
-    for a, b in zip(
-        curve(one, "preference_loss", "preference_margin", "grad_norm"),
-        curve(four, "preference_loss", "preference_margin", "grad_norm"),
-        strict=True,
-    ):
-        assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
+    assert_close_curves(one, four, "preference_loss", "preference_margin", "grad_norm")
 
 
-def test_pairs_of_rollouts_and_a_resume_bitwise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_rollouts_and_a_resume_bitwise(home: Path) -> None:
     """--task alone: pairs are the best and worst of groups sampled from the policy; a resume samples the same ones."""
-    how = dict(sample_groups=8, max_steps=6, save_every=3, loss="kto")
-    whole = preference.train(settings(run_name="whole", **how))
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 3:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    with pytest.raises(Killed):
-        preference.train(settings(run_name="cut", **how))
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = preference.train(settings(run_name="cut", resume=True, **how))
-    assert curve(resumed, "preference_loss", "grad_norm") == curve(whole, "preference_loss", "grad_norm")
-    a, b = (checkpoint.load(r.path).model_state for r in (whole, resumed))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    whole, _ = resume_contract(preference.train, settings(sample_groups=8, max_steps=6, save_every=3, loss="kto"), 3)
     assert "reward_mean" in whole.evals()
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, named",
     [
-        (dict(task=None), "neither --data-dir nor --task"),
-        (dict(beta=0.0), "beta 0.0"),
-        (dict(group_size=1), "group_size 1"),
-        (dict(grad_accum=0), "grad_accum is 0"),
+        (dict(task=None), ("--data-dir", "--task")),
+        (dict(beta=0.0), ("beta", 0.0)),
+        (dict(group_size=1), ("group_size", 1)),
+        (dict(grad_accum=0), ("grad_accum", 0)),
     ],
 )
-def test_settings_that_cannot_be_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_settings_that_cannot_be_are_rejected(changes: dict, named: tuple) -> None:
+    with raising(UserError, *named):
         settings(**changes)
 
 
@@ -332,33 +311,7 @@ def test_settings_that_cannot_be_are_refused(changes: dict, message: str) -> Non
 @pytest.mark.timeout(200)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     write(home, PAIRS, "select")
-    one = settings(write(home, PAIRS), run_name="one", loss="kto", max_steps=3)
-    (home / "two.json").write_text(json.dumps(config.to_dict(replace(one, run_name="two", device_batch_size=2))))
-    (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat.core import config; from codechat import preference; from codechat.runs import paths as rundirs\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "preference.train(config.resolve(preference.PreferenceConfig, file=home / 'two.json'))\n"
-    )
-    ranks = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(home / "ranks.py"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        _, err = ranks.communicate(timeout=150)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
+    cfg = settings(write(home, PAIRS), run_name="kto", loss="kto", max_steps=3)
+    ((one, two),) = train_one_and_two(home, cfg)
     columns = ("preference_loss", "preference_margin", "preference_accuracy", "chosen_logprob", "grad_norm")
-    for a, b in zip(curve(preference.train(one), *columns), curve(run.Run.open("two"), *columns), strict=True):
-        assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
+    assert_close_curves(one, two, *columns)

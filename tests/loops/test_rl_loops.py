@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from contracts import (
+    assert_close_curves,
+    assert_same_weights,
+    dead_task_contract,
+    resume_contract,
+    train_one_and_two,
+    weights,
+)
 from learning import Claim, above, below, hold, lesson
+from raising import raising
 
 from codechat import expert_iteration, ppo, reinforce
 from codechat.core import config
-from codechat.core.errors import RunError, UserError
-from codechat.runs import checkpoint, run
+from codechat.core.errors import UserError
 from codechat.tasks import toy
 
 LOOPS: dict[str, tuple[ModuleType, type]] = {
@@ -37,14 +40,6 @@ def settings(loop: str, **changes: object) -> Any:
     return config.resolve(
         cls, "toy", overrides=dict(max_steps=4, save_every=0, diagnose_groups=0) | changes, presets=module.RUN_PRESETS
     )
-
-
-def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
-    return list(found.metrics().sort_values("step")[["step", *columns]].itertuples(index=False, name=None))
-
-
-def weights(found: run.Run) -> dict[str, torch.Tensor]:
-    return checkpoint.load(found.path).model_state
 
 
 @lesson("reinforce", *LOOPS)
@@ -67,54 +62,16 @@ def test_it_lifts_the_toy_task_with_its_defaults(loop: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_resuming_continues_the_same_curve_bitwise(loop: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = LOOPS[loop][0].train
-    whole = train(settings(loop, run_name="whole", save_every=2, **MORE[loop]))
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 2:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    cfg = settings(loop, run_name="cut", save_every=2, **MORE[loop])
-    with pytest.raises(Killed):
-        train(cfg)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = train(replace(cfg, resume=True))
-    columns = [c for c in COLUMNS[loop] if c in whole.metrics()]
-    assert curve(resumed, *columns) == curve(whole, *columns)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(tensor, weights(resumed)[name]), name
+def test_resuming_continues_the_same_curve_bitwise(loop: str, home: Path) -> None:
+    resume_contract(LOOPS[loop][0].train, settings(loop, save_every=2, **MORE[loop]), 2)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_task_without_signal_is_refused_and_moves_nothing(
-    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Path) -> None:
     train = LOOPS[loop][0].train
     start = train(settings(loop, run_name="start", max_steps=1, lr=0.0))
-    monkeypatch.setattr(
-        toy.ToyTask,
-        "score",
-        lambda self, problem, text: toy.Score(
-            float(text == self.gold(problem)),
-            "all" if text == self.gold(problem) else "none",
-            {},
-            text == self.gold(problem),
-        ),
-    )
-    with pytest.raises(RunError, match="DEAD.*--allow-dead"):
-        train(settings(loop, run_name="dead", diagnose_groups=8))
-    assert not run.exists("dead")
-    found = train(settings(loop, run_name="dead", allow_dead=True, dead_patience=5, max_steps=50, init_from="start"))
-    assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"] and len(found.metrics()) == 5
-    assert all(torch.equal(a, b) for a, b in zip(weights(start).values(), weights(found).values()))
+    found = dead_task_contract(train, settings(loop, run_name="dead", max_steps=50, init_from="start"))
+    assert_same_weights(start, found)
 
 
 def test_ppo_with_lambda_one_and_no_value_is_monte_carlo(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,20 +165,20 @@ def test_kept_completions_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "loop, changes, message",
+    "loop, name, value",
     [
-        ("ppo", dict(lam=1.2), "lam 1.2"),
-        ("ppo", dict(gamma=0.0), "gamma 0.0"),
-        ("ppo", dict(value_coef=-1.0), "value_coef is -1.0"),
-        ("ppo", dict(non_stop_penalty=-1.0), "non_stop_penalty is -1.0"),
-        ("ppo", dict(minibatches=3), "minibatches 3 must divide"),
-        ("expert", dict(group_size=1), "group_size 1"),
-        ("expert", dict(temperature=0.0), "temperature 0.0"),
+        ("ppo", "lam", 1.2),
+        ("ppo", "gamma", 0.0),
+        ("ppo", "value_coef", -1.0),
+        ("ppo", "non_stop_penalty", -1.0),
+        ("ppo", "minibatches", 3),
+        ("expert", "group_size", 1),
+        ("expert", "temperature", 0.0),
     ],
 )
-def test_settings_that_cannot_be_are_refused(loop: str, changes: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        settings(loop, **changes)
+def test_settings_that_cannot_be_are_rejected(loop: str, name: str, value: float) -> None:
+    with raising(UserError, name, value):
+        settings(loop, **{name: value})
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -237,39 +194,6 @@ def test_one_completion_per_problem_is_enough_where_no_group_is_needed(loop: str
 @pytest.mark.timeout(240)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, for both loops in one process group."""
-    ones = {loop: settings(loop, run_name=f"{loop}-one", max_steps=3, **MORE[loop]) for loop in LOOPS}
-    for loop, cfg in ones.items():
-        (home / f"{loop}.json").write_text(
-            json.dumps(config.to_dict(replace(cfg, run_name=f"{loop}-two", device_batch_size=2)))
-        )
-    (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat.core import config; from codechat.distributed import dist; from codechat import expert_iteration; from codechat import ppo; from codechat.runs import paths as rundirs\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "with dist.session():\n"
-        "    ppo.train(config.resolve(ppo.PPOConfig, file=home / 'ppo.json'))\n"
-        "    expert_iteration.train(config.resolve(expert_iteration.ExpertConfig, file=home / 'expert.json'))\n"
-    )
-    ranks = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(home / "ranks.py"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        _, err = ranks.communicate(timeout=200)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
-    for loop, cfg in ones.items():
-        alone, both = LOOPS[loop][0].train(cfg), run.Run.open(f"{loop}-two")
-        for a, b in zip(curve(alone, *COLUMNS[loop]), curve(both, *COLUMNS[loop]), strict=True):
-            assert a == pytest.approx(b, rel=2e-3, abs=2e-5), loop
+    cfgs = [settings(loop, run_name=loop, max_steps=3, **MORE[loop]) for loop in LOOPS]
+    for loop, (one, two) in zip(LOOPS, train_one_and_two(home, *cfgs), strict=True):
+        assert_close_curves(one, two, *COLUMNS[loop])

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import weakref
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from jinja2 import TemplateError
 from codechat import cli, grpo, sft
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
-from codechat.models import export, generate, hf_tokenizer, import_weights, loading, lora, safetensors_files
-from codechat.models.config import GPTConfig
+from codechat.models import export, generate, hf_format, hf_tokenizer, import_weights, loading, lora, safetensors_files
+from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.layers import rope_frequencies
 from codechat.runs import checkpoint, paths
@@ -40,6 +41,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": [
         dict(mlp="swiglu", qk_norm=True, tied=False),
         dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3),
+        dict(qk_norm=True),
+        dict(qk_norm=True, n_kv_head=2, head_width=6, mlp_width=40, tied=False, norm_eps=1e-6, **LLAMA3),
     ],
 }
 CASES = [(name, options) for name, many in ARCHITECTURES.items() for options in many]
@@ -130,6 +133,38 @@ def test_rows_that_nobody_owns_stay_and_are_never_generated(transformers: Any, t
     )
     (ours,) = generate.sample(model, [prompt], max_new_tokens=20, temperature=0)
     assert found[0, len(prompt) :].tolist() == ours.ids and max(ours.ids) < 406
+
+
+REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé 漢字"]
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+@torch.no_grad()
+def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: Path, tags: str) -> None:
+    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both sides."""
+    tok = tokenizer.load("gpt2:4096")
+    model = saved(tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0)
+    stop = [*chat.stop_sequences(tok, tags), (tok.eot_id,)]  # the export ends at the end of text too
+    prompts = [chat.prompt([{"role": "user", "content": text}], tok, tags) for text in REQUESTS]
+    (answer,) = generate.sample(model, prompts[:1], max_new_tokens=8, temperature=0)
+    model.wte.weight[stop[0][-1]] *= 3
+    model.wte.weight[tok.eot_id] = 1.1 * model.wte.weight[answer.ids[-1]]  # both make some answers end
+    checkpoint.save(paths.find_run("r"), 2, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags})
+    out = exported(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
+    reader = transformers.AutoTokenizer.from_pretrained(out)
+    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+    ours = generate.sample(model, prompts, max_new_tokens=40, temperature=0, stop=stop)
+    for text, prompt, expected in zip(REQUESTS, prompts, ours, strict=True):
+        given = reader.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        assert given["input_ids"].tolist() == [prompt]
+        torch.testing.assert_close(theirs(**given).logits, model(given["input_ids"]), atol=1e-4, rtol=1e-4)
+        ends = {} if tags == "reserved" else dict(stop_strings=[chat.END_TAG], tokenizer=reader)
+        found = theirs.generate(**given, max_new_tokens=40, do_sample=False, **ends)[0, len(prompt) :].tolist()
+        assert found == expected.ids
+    assert {c.stop for c in ours} == {"stop", "length"}, "some answers end, and some are cut"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -262,24 +297,54 @@ def test_llama_cpp_recognises_the_gpt2_vocabulary(tags: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, named",
     [
-        (dict(pos="learned", mlp="gelu"), "pos=learned, mlp=gelu"),
-        (dict(mlp="gelu"), "mlp=gelu"),
-        (dict(pos="learned"), "pos=learned"),
-        (dict(causal=False), "causal=False"),
-        (dict(qkv_bias=True), "mlp=relu2, qkv_bias=True"),
-        (dict(qk_norm=True), "mlp=relu2, qkv_bias=False, qk_norm=True"),
-        (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), "qk_norm=True"),
-        (dict(mlp="swiglu", n_embd=30, head_width=8), "n_embd 30.*n_head 4"),
+        (dict(pos="learned", mlp="gelu"), ["model.pos learned", "rope", "model.mlp gelu", "relu2"]),
+        (dict(mlp="gelu"), ["model.mlp gelu", "relu2", "swiglu"]),
+        (dict(mlp="gelu", qk_norm=True), ["model.mlp gelu"]),
+        (dict(pos="learned"), ["model.pos learned", "rope"]),
+        (dict(causal=False), ["model.causal False", "True"]),
+        (dict(attention="mla"), ["model.attention mla", "mha"]),
+        (dict(qkv_bias=True), ["model.qkv_bias True", "False", "mlp relu2"]),
+        (dict(qkv_bias=True, qk_norm=True), ["model.qkv_bias True", "False", "qk_norm True"]),
+        (dict(mlp="swiglu", qkv_bias=True, qk_norm=True), ["model.qkv_bias True", "qk_norm True"]),
+        (dict(mlp="swiglu", n_embd=30, head_width=8), ["model.n_embd 30", "n_head 4"]),
     ],
     ids=str,
 )
-def test_an_architecture_without_a_class_raises(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_an_architecture_without_a_class_raises(tmp_path: Path, options: dict[str, Any], named: list[str]) -> None:
     saved(**options)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         exported(tmp_path)
+    assert all(word in str(caught.value) for word in named)
+    assert str(caught.value).count("model.") == sum("model." in word for word in named), "only what does not fit"
     assert left_behind(tmp_path) == []
+
+
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results, and the last need attention mla.
+ELSEWHERE = {"n_tags", "checkpoint_blocks", "kv_rank", "q_rank", "rope_head_width"}
+NEEDED = dict.fromkeys(("rope_low", "rope_high", "rope_block"), {"rope_factor": 2.0}) | {
+    "attention": {"qk_norm": False}
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in fields(GPTConfig)])
+def test_every_field_of_the_architecture_is_exported_or_rejected(field: str) -> None:
+    """A field that is added to GPTConfig and forgotten here would be dropped in silence."""
+    base = GPTConfig(**PRESETS["nano"] | NEEDED.get(field, {}))
+    values = dict(mlp="swiglu", pos="learned", attention="mla", head_width=62, n_kv_head=1, mlp_width=100, rows=4200)
+    value = getattr(base, field)
+    other = values.get(field, not value if isinstance(value, bool) else (value or 4) * 2)
+    assert other != value
+
+    def about(cfg: GPTConfig) -> Any:
+        try:
+            return hf_format.to_hf(cfg, dtype="float32", bos_id=0, eos_ids=[0])
+        except ConfigError as error:
+            assert f"model.{field}" in str(error)
+
+    assert about(base)["model_type"] == ("arcee" if field == "attention" else "qwen3")
+    assert (about(replace(base, **{field: other})) != about(base)) == (field not in ELSEWHERE)
 
 
 def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,6 +486,48 @@ def test_an_export_comes_back_as_it_was(tmp_path: Path) -> None:
     assert there.ids == here.ids and there.loss_mask == here.loss_mask
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_squared_relu_with_normed_queries_comes_back_bit_for_bit(tmp_path: Path, tied: bool) -> None:
+    model = saved(qk_norm=True, n_kv_head=2, tied=tied)
+    out = exported(tmp_path)
+    with safetensors_files.Weights(out) as weights:
+        for name in ("gate", "up"):
+            assert torch.equal(weights[f"model.layers.1.mlp.{name}_proj.weight"], model.blocks[1].mlp.up.weight)
+    loaded = imported(out)
+    assert (loaded.model.cfg.mlp, loaded.model.cfg.qk_norm) == ("relu2", True)
+    there, here = loaded.model.state_dict(), model.state_dict()
+    assert there.keys() == here.keys() and all(torch.equal(there[name], here[name]) for name in here)
+    assert export.export(export.ExportConfig(ckpt="theirs", out=tmp_path / "again", dtype="float32")).is_dir()
+    first, again = ((d / safetensors_files.ONE_FILE).read_bytes() for d in (out, tmp_path / "again"))
+    assert first == again
+
+
+@torch.no_grad()
+def test_the_rounded_weights_of_squared_relu_come_back(tmp_path: Path) -> None:
+    model = saved(qk_norm=True)
+    loaded = imported(exported(tmp_path, dtype="bfloat16"))
+    assert torch.equal(loaded.model.blocks[0].mlp.up.weight, model.blocks[0].mlp.up.weight.bfloat16().float())
+
+
+@torch.no_grad()
+def test_a_relu_whose_gate_is_its_own_is_rejected(transformers: Any, tmp_path: Path) -> None:
+    theirs = foreign(transformers, tmp_path / "in", "qwen3", hidden_act="relu")
+    with pytest.raises(CheckpointError) as caught:
+        imported(tmp_path / "in")
+    assert all(f"model.layers.0.mlp.{name}_proj.weight" in str(caught.value) for name in ("gate", "up"))
+    assert not paths.exists("theirs")
+    for layer in theirs.model.layers:
+        layer.mlp.gate_proj.weight.copy_(layer.mlp.up_proj.weight)
+    theirs.save_pretrained(tmp_path / "in", max_shard_size="20KB")
+    loaded, ids = imported(tmp_path / "in"), ids_below(411, 2, 128)
+    assert loaded.model.cfg.mlp == "relu2" and loaded.model.blocks[0].mlp.gate is None
+    torch.testing.assert_close(loaded.model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+    theirs.model.layers[1].mlp.gate_proj.weight[3, 4] += 1e-6  # a single number, in the last layer
+    theirs.save_pretrained(tmp_path / "in", max_shard_size="20KB")
+    with pytest.raises(CheckpointError):
+        imported(tmp_path / "in", "other")
+
+
 def test_llama3_frequencies_by_hand() -> None:
     """Waves of 2 pi / f tokens: shorter than block / high keep f, longer than block / low get f / factor, between a straight mix in block / wave."""
     cfg = GPTConfig(n_embd=64, n_head=1, rope_factor=8.0, rope_low=1.0, rope_high=4.0, rope_block=1024)
@@ -547,8 +654,10 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
     "change, message",
     [
         (dict(model_type="gpt2"), "'gpt2'.*arcee, llama, qwen2, qwen3"),
+        (dict(model_type="qwen3", hidden_act="gelu"), "hidden_act=gelu.*silu or relu"),
         (dict(attention_bias=True), "attention_bias=True"),
         (dict(hidden_act="gelu"), "hidden_act=gelu"),
+        (dict(hidden_act="relu"), "hidden_act=relu"),
         (dict(use_sliding_window=True), "use_sliding_window"),
         (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types"),
         (dict(quantization_config={"bits": 4}), "quantization_config"),

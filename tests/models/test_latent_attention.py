@@ -202,7 +202,7 @@ def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Path) -> None:
 
 
 def test_export_and_adapters_name_the_attention() -> None:
-    with pytest.raises(ConfigError, match="attention=mla"):
+    with pytest.raises(ConfigError, match="model.attention mla"):
         hf_format.family_of(shape())
     with pytest.raises(ConfigError, match="lora_targets qkv.* mla"):
         lora.attach(GPT(shape()), 2, targets=("qkv",))

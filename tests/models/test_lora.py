@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from contracts import resume_contract, weights
 from safetensors.torch import load_file, save_file
 
 from codechat import grpo, preference, reinforce
@@ -111,16 +112,19 @@ def test_peft_files_hold_the_documented_names_shapes_and_settings(tmp_path: Path
     torch.testing.assert_close(lora.load_peft(made(), tmp_path / "adapter")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, mlp="relu2", qk_norm=True)], ids=["swiglu", "nano"])
 @torch.no_grad()
-def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path) -> None:
+def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path, shape: GPTConfig) -> None:
     """transformers with the export, peft with the adapters: our logits. And back: what peft saves is what we load."""
     transformers, peft = (pytest.importorskip(name, reason="needs the test extra") for name in ("transformers", "peft"))
-    model = moved(lora.attach(made(replace(SHAPE, vocab_size=300)), 3, 6.0, lora.TARGETS)).eval()
+    shape = replace(shape, vocab_size=300)
+    targets = [t for t in lora.TARGETS if t != "gate" or shape.mlp == "swiglu"]
+    model = moved(lora.attach(made(shape), 3, 6.0, targets)).eval()
     base = Run.create("base", {}, kind="test")
     checkpoint.save(
         base.path,
         1,
-        model=made(replace(SHAPE, vocab_size=300)),
+        model=made(shape),
         meta={"tokenizer": tokenizer.load("gpt2:299").to_dict(), "tags": "text"},
     )
     base.finish()
@@ -131,9 +135,29 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     ).eval()
     torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-4, rtol=1e-4)
     theirs.save_pretrained(tmp_path / "again")
-    torch.testing.assert_close(
-        lora.load_peft(made(replace(SHAPE, vocab_size=300)), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(lora.load_peft(made(shape), tmp_path / "again")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
+    """The exported gate projection repeats the up projection, so both need the adapter, and reading them adds it once."""
+    shape = replace(SHAPE, mlp="relu2", qk_norm=True)
+    model = moved(lora.attach(made(shape), 3, 6.0, ("up", "down"))).eval()
+    lora.save_peft(model, tmp_path)
+    torch.testing.assert_close(lora.load_peft(made(shape), tmp_path)(IDS), model(IDS), atol=1e-5, rtol=1e-5)
+    path = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(path)
+    gates = {k for k in tensors if "gate_proj" in k}
+    assert len(gates) == 4 and all(torch.equal(tensors[k], tensors[k.replace("gate", "up")]) for k in gates)
+    for other in (
+        {k: v for k, v in tensors.items() if k not in gates},
+        {k: v for k, v in tensors.items() if "up_proj" not in k},
+        tensors | {k: tensors[k] + 1 for k in gates},
+    ):
+        save_file(other, path)
+        with pytest.raises(CheckpointError) as caught:
+            lora.load_peft(made(shape), tmp_path)
+        assert "gate_proj" in str(caught.value) and "up_proj" in str(caught.value)
 
 
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
@@ -160,9 +184,7 @@ def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", ["reinforce", "grpo", "preference"])
-def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
-    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: str, home: Path) -> None:
     module, cls = dict(
         reinforce=(reinforce, reinforce.ReinforceConfig),
         grpo=(grpo, grpo.GRPOConfig),
@@ -171,7 +193,7 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
     base = dict(max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start") | (
         dict(sample_groups=8) if loop == "preference" else dict(diagnose_groups=0)
     )
-    reinforce.train(
+    started = reinforce.train(
         config.resolve(
             reinforce.ReinforceConfig,
             "toy",
@@ -179,28 +201,8 @@ def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(
             presets=reinforce.RUN_PRESETS,
         )
     )
-    whole = module.train(
-        config.resolve(cls, "toy", overrides=base | dict(run_name="whole"), presets=module.RUN_PRESETS)
-    )
-    saved = checkpoint.save
-
-    class Killed(Exception):
-        pass
-
-    def save_then_die(path: Path, step: int, **what: object) -> Path:
-        out = saved(path, step, **what)
-        if step == 2:
-            raise Killed
-        return out
-
-    monkeypatch.setattr(checkpoint, "save", save_then_die)
-    cut = config.resolve(cls, "toy", overrides=base | dict(run_name="cut"), presets=module.RUN_PRESETS)
-    with pytest.raises(Killed):
-        module.train(cut)
-    monkeypatch.setattr(checkpoint, "save", saved)
-    resumed = module.train(replace(cut, resume=True))
-    a, b, start = (checkpoint.load(r).model_state for r in (whole.path, resumed.path, "start"))
-    assert all(torch.equal(a[n], b[n]) for n in a)
+    whole, _ = resume_contract(module.train, config.resolve(cls, "toy", overrides=base, presets=module.RUN_PRESETS), 2)
+    a, start = weights(whole), weights(started)
     changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
     assert changed == {"qkv", "up"}
     loading.load_model("whole")

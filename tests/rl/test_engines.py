@@ -21,6 +21,8 @@ import torch
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
+from contracts import assert_close_curves, curve, weights  # noqa: E402
+from ranks import train_on_ranks  # noqa: E402
 from server import Serving  # noqa: E402
 from test_episodes import END, Talk  # noqa: E402
 
@@ -33,7 +35,7 @@ from codechat.models.gpt import GPT
 from codechat.models.safetensors_files import Weights  # noqa: E402
 from codechat.rl import engines, losses, rollout  # noqa: E402
 from codechat.rl.engines import EngineLost  # noqa: E402
-from codechat.runs import checkpoint, paths, run
+from codechat.runs import checkpoint, run
 from codechat.tasks.base import Problem  # noqa: E402
 from codechat.tasks.toy import TOY_MODEL  # noqa: E402
 from codechat.text import chat, tokenizer
@@ -49,13 +51,11 @@ CURVE = ("reward_mean", "exact_match", "policy_loss", "grad_norm", "entropy", "e
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Runs of the test below tmp_path, and weights/start, which holds a model of the toy's shape that no run begins with."""
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beside the runs of the test weights/start, which holds a model of the toy's shape that no run begins with."""
     monkeypatch.setattr(engines, "PAUSES_S", (0.02, 0.2))
-    save(model(5), tmp_path / "weights/start")
-    return tmp_path
+    save(model(5), home / "weights/start")
+    return home
 
 
 def model(seed: int, **changes: Any) -> GPT:
@@ -92,15 +92,10 @@ def train(cfg: Any) -> run.Run:
     return (reinforce if isinstance(cfg, reinforce.ReinforceConfig) else grpo).train(cfg)
 
 
-def curve(found: run.Run, *columns: str) -> list[list[float]]:
-    return found.metrics().sort_values("step")[list(columns or CURVE)].to_numpy().tolist()
-
-
 def same(a: run.Run, b: run.Run) -> None:
-    for x, y in zip(curve(a), curve(b), strict=True):
-        assert x == pytest.approx(y, rel=1e-3, abs=2e-5)
-    for name, tensor in checkpoint.load(a.path).model_state.items():
-        torch.testing.assert_close(tensor, checkpoint.load(b.path).model_state[name], atol=2e-4, rtol=1e-3)
+    assert_close_curves(a, b, *CURVE, rel=1e-3)
+    for name, tensor in weights(a).items():
+        torch.testing.assert_close(tensor, weights(b)[name], atol=2e-4, rtol=1e-3)
 
 
 def opened(home: Path, url: str, **changes: Any) -> Any:
@@ -350,7 +345,7 @@ def test_the_curve_over_http_is_the_local_one(loop: str, up: Any, home: Path) ->
 def test_older_weights_are_bounded_logged_and_weighed(up: Any, home: Path) -> None:
     more = dict(engine="http", engine_url=up.url, max_off_policy=2, max_steps=5, lr=2e-2)
     plain = train(settings("reinforce", home, run_name="plain", **more))
-    assert [x for (x,) in curve(plain, "off_policy_steps")] == [0, 1, 2, 0, 1]
+    assert [x for _, x in curve(plain, "off_policy_steps")] == [0, 1, 2, 0, 1]
     behind = plain.metrics().sort_values("step")["mismatch_kl"]
     assert behind.iloc[[0, 3]].max() < 1e-6 < 1e-4 < behind.iloc[[1, 2, 4]].min(), (
         "steps that sampled from older weights show it"
@@ -456,40 +451,10 @@ def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monke
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_two_ranks_over_http_learn_what_one_does_alone(up: Any, home: Path) -> None:
-    cfg = settings(
-        "reinforce", home, run_name="two", engine="http", engine_url=up.url, device_batch_size=2, max_steps=2
-    )
-    (home / "two.json").write_text(json.dumps(config.to_dict(cfg)))
-    (home / "ranks.py").write_text(
-        "import pathlib\nfrom codechat.core import config; from codechat.distributed import dist; from codechat import reinforce; from codechat.runs import paths as rundirs\n"
-        f"rundirs.ROOT = home = pathlib.Path({str(home)!r})\n"
-        "with dist.session():\n    reinforce.train(config.resolve(reinforce.ReinforceConfig, file=home / 'two.json'))\n"
-    )
-    ranks = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(home / "ranks.py"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        _, err = ranks.communicate(timeout=240)
-    finally:  # torchrun ends its ranks on SIGTERM, which a killed torchrun could not
-        ranks.terminate()
-        ranks.wait(timeout=30)
-    assert ranks.returncode == 0, err.decode()[-3000:]
+    there = dict(engine="http", engine_url=up.url)
+    train_on_ranks(2, home, settings("reinforce", home, run_name="two", device_batch_size=2, max_steps=2, **there))
     one = train(settings("reinforce", home, run_name="one", device_batch_size=4, max_steps=2))
-    for a, b in zip(
-        curve(one, "reward_mean", "grad_norm"), curve(run.Run.open("two"), "reward_mean", "grad_norm"), strict=True
-    ):
-        assert a == pytest.approx(b, rel=2e-3, abs=2e-5)
+    assert_close_curves(one, run.Run.open("two"), "reward_mean", "grad_norm")
 
 
 # ---------------------------------------------------------------- vLLM's wire form

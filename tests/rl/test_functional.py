@@ -13,7 +13,7 @@ import torch
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import functional as al
+from codechat.rl import functional
 
 LOGP = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 OLD = LOGP - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
@@ -42,12 +42,12 @@ def models() -> tuple[GPT, GPT]:
 
 
 def test_prompt_and_output_are_joined_shifted_and_masked() -> None:
-    found = al.tokenize_prompt_and_output(["ab", "c"], ["xyz", "w"], Words())
+    found = functional.tokenize_prompt_and_output(["ab", "c"], ["xyz", "w"], Words())
     assert found["input_ids"].tolist() == [[97, 98, 120, 121], [99, 119, 256, 256]]
     assert found["labels"].tolist() == [[98, 120, 121, 122], [119, 256, 256, 256]]
     assert found["response_mask"].tolist() == [[False, True, True, True], [True, False, False, False]]
     with pytest.raises(ConfigError, match="2 prompts.*1 outputs"):
-        al.tokenize_prompt_and_output(["a", "b"], ["c"], Words())
+        functional.tokenize_prompt_and_output(["a", "b"], ["c"], Words())
 
 
 def test_entropy_by_hand_and_beyond_what_exp_can_hold() -> None:
@@ -55,14 +55,14 @@ def test_entropy_by_hand_and_beyond_what_exp_can_hold() -> None:
         [[[0.0, 0.0, 0.0, 0.0], [1000.0, 0.0, -1000.0, 0.0], [0.0, math.log(3), -math.inf, -math.inf]]]
     )
     expected = [math.log(4), 0.0, -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))]
-    assert al.compute_entropy(logits)[0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert functional.compute_entropy(logits)[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_response_log_probs_are_those_of_the_library(models: tuple[GPT, GPT]) -> None:
     ids = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
     model = models[0]
-    plain = al.get_response_log_probs(model, ids[:, :-1], ids[:, 1:], return_token_entropy=True)
-    wrapped = al.get_response_log_probs(lambda x: SimpleNamespace(logits=model(x)), ids[:, :-1], ids[:, 1:])  # type: ignore[arg-type]
+    plain = functional.get_response_log_probs(model, ids[:, :-1], ids[:, 1:], return_token_entropy=True)
+    wrapped = functional.get_response_log_probs(lambda x: SimpleNamespace(logits=model(x)), ids[:, :-1], ids[:, 1:])  # type: ignore[arg-type]
     whole = model(ids[:, :-1]).log_softmax(-1)
     torch.testing.assert_close(plain["log_probs"], whole.gather(-1, ids[:, 1:, None])[..., 0])
     torch.testing.assert_close(plain["token_entropy"], -(whole.exp() * whole).sum(-1))
@@ -70,15 +70,15 @@ def test_response_log_probs_are_those_of_the_library(models: tuple[GPT, GPT]) ->
 
 
 def test_reductions_by_hand() -> None:
-    assert float(al.masked_mean(LOGP, MASK)) == pytest.approx(-15.5 / 5)
-    assert al.masked_mean(LOGP, MASK, 1).tolist() == pytest.approx([-1.5, -12.5 / 3])
-    assert al.masked_mean(LOGP, MASK, 0).tolist() == pytest.approx([-0.75, -3.0, -8.0])
-    assert al.masked_mean(LOGP, torch.zeros(2, 3), 1).isnan().all()
-    assert float(al.masked_normalize(LOGP, MASK, None, 10.0)) == pytest.approx(-1.55)
-    assert al.masked_normalize(LOGP, MASK, 1, 4.0).tolist() == pytest.approx([-0.75, -3.125])
+    assert float(functional.masked_mean(LOGP, MASK)) == pytest.approx(-15.5 / 5)
+    assert functional.masked_mean(LOGP, MASK, 1).tolist() == pytest.approx([-1.5, -12.5 / 3])
+    assert functional.masked_mean(LOGP, MASK, 0).tolist() == pytest.approx([-0.75, -3.0, -8.0])
+    assert functional.masked_mean(LOGP, torch.zeros(2, 3), 1).isnan().all()
+    assert float(functional.masked_normalize(LOGP, MASK, None, 10.0)) == pytest.approx(-1.55)
+    assert functional.masked_normalize(LOGP, MASK, 1, 4.0).tolist() == pytest.approx([-0.75, -3.125])
     poisoned = LOGP.clone()
     poisoned[0, 2] = math.nan
-    assert al.masked_mean(poisoned, MASK).isfinite() and al.masked_normalize(poisoned, MASK).isfinite()
+    assert functional.masked_mean(poisoned, MASK).isfinite() and functional.masked_normalize(poisoned, MASK).isfinite()
 
 
 def test_group_normalised_rewards_by_hand() -> None:
@@ -86,30 +86,30 @@ def test_group_normalised_rewards_by_hand() -> None:
         return {"reward": float(response == truth), "format_reward": 1.0}
 
     responses, truths = list("aabbcccc"), list("aaaacccc")
-    with_std, raw, stats = al.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, True)
-    without, _, _ = al.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, False)
+    with_std, raw, stats = functional.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, True)
+    without, _, _ = functional.compute_group_normalized_rewards(reward, responses, truths, 4, 1e-6, False)
     assert raw.tolist() == [1, 1, 0, 0, 1, 1, 1, 1]
     assert without.tolist() == [0.5, 0.5, -0.5, -0.5, 0, 0, 0, 0]
     assert with_std.tolist() == pytest.approx([x / (math.sqrt(1 / 3) + 1e-6) for x in without.tolist()])
     assert stats["reward_mean"] == 0.75 and stats["frac_zero_std_groups"] == 0.5
     with pytest.raises(ConfigError, match="group_size 3"):
-        al.compute_group_normalized_rewards(reward, responses, truths, 3, 1e-6, True)
+        functional.compute_group_normalized_rewards(reward, responses, truths, 3, 1e-6, True)
 
 
 def test_the_three_losses_by_hand_and_their_gradients() -> None:
-    naive, _ = al.compute_policy_gradient_loss(LOGP, "reinforce_with_baseline", advantages=ADVANTAGES)
+    naive, _ = functional.compute_policy_gradient_loss(LOGP, "reinforce_with_baseline", advantages=ADVANTAGES)
     torch.testing.assert_close(naive, torch.tensor([[2.0, 4.0, 6.0], [-0.5, -4.0, -8.0]]))
-    raw, _ = al.compute_policy_gradient_loss(LOGP, "no_baseline", raw_rewards=ADVANTAGES * 2)
+    raw, _ = functional.compute_policy_gradient_loss(LOGP, "no_baseline", raw_rewards=ADVANTAGES * 2)
     torch.testing.assert_close(raw, naive * 2)
     leaf = LOGP.clone().requires_grad_()
-    clipped, about = al.compute_policy_gradient_loss(
+    clipped, about = functional.compute_policy_gradient_loss(
         leaf, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2
     )
     torch.testing.assert_close(clipped, torch.tensor([[-2.4, -1.0, -2.0], [0.8, 1.1, 2.0]]))
     assert about["clipped"].tolist() == [[True, False, False], [True, False, False]]
     clipped.sum().backward()
     torch.testing.assert_close(leaf.grad, torch.tensor([[0.0, -1.0, -2.0], [0.0, 1.1, 2.0]]))
-    wide, about = al.compute_grpo_clip_loss(ADVANTAGES, LOGP, OLD, 10.0)
+    wide, about = functional.compute_grpo_clip_loss(ADVANTAGES, LOGP, OLD, 10.0)
     assert not about["clipped"].any()
     torch.testing.assert_close(wide, -ADVANTAGES * (LOGP - OLD).exp())
 
@@ -124,22 +124,24 @@ def test_the_three_losses_by_hand_and_their_gradients() -> None:
 )
 def test_a_missing_input_is_named(how: dict, name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        al.compute_policy_gradient_loss(LOGP, **how)
+        functional.compute_policy_gradient_loss(LOGP, **how)
 
 
 def test_micro_batch_steps_by_hand_and_accumulation_divides() -> None:
     leaf = LOGP.clone().requires_grad_()
-    loss, _ = al.sft_microbatch_train_step(leaf, MASK, 2, 2.0)
+    loss, _ = functional.sft_microbatch_train_step(leaf, MASK, 2, 2.0)
     assert float(loss) == pytest.approx((3.0 / 2 + 12.5 / 2) / 2 / 2)
     torch.testing.assert_close(leaf.grad, -MASK / (2.0 * 2 * 2))
     leaf = LOGP.clone().requires_grad_()
-    loss, _ = al.grpo_microbatch_train_step(leaf, MASK, 4, "reinforce_with_baseline", advantages=ADVANTAGES)
+    loss, _ = functional.grpo_microbatch_train_step(leaf, MASK, 4, "reinforce_with_baseline", advantages=ADVANTAGES)
     assert float(loss) == pytest.approx((3.0 - 12.5 / 3) / 2 / 4)
     torch.testing.assert_close(leaf.grad, torch.tensor([[-1.0, -1.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]) / 8)
     whole, parts = LOGP.clone().requires_grad_(), LOGP.clone().requires_grad_()
-    al.grpo_microbatch_train_step(whole, MASK, 1, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2)
+    functional.grpo_microbatch_train_step(
+        whole, MASK, 1, "grpo_clip", advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.2
+    )
     for i in (0, 1):
-        al.grpo_microbatch_train_step(
+        functional.grpo_microbatch_train_step(
             parts[i : i + 1],
             MASK[i : i + 1],
             2,
@@ -154,23 +156,23 @@ def test_micro_batch_steps_by_hand_and_accumulation_divides() -> None:
 def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "sft.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{i}", "response": f"r{i}"}) + "\n" for i in range(3)))
-    data = al.PackedSFTDataset(Words(), path, 50, shuffle=False)
-    texts = [al.INSTRUCTION.format(instruction=f"p{i}", response=f"r{i}").encode() for i in range(3)]
+    data = functional.PackedSFTDataset(Words(), path, 50, shuffle=False)
+    texts = [functional.INSTRUCTION.format(instruction=f"p{i}", response=f"r{i}").encode() for i in range(3)]
     stream = [i for text in texts for i in [257, *text, 256]]
     assert len(data) == (len(stream) - 1) // 50
     assert [i for piece in data for i in piece["input_ids"].tolist()] == stream[: 50 * len(data)]
     assert [i for piece in data for i in piece["labels"].tolist()] == stream[1 : 50 * len(data) + 1]
-    batches = list(al.iterate_batches(data, 4, shuffle=False))
+    batches = list(functional.iterate_batches(data, 4, shuffle=False))
     assert [len(b["input_ids"]) for b in batches] == [4] * (len(data) // 4) + [len(data) % 4] * bool(len(data) % 4)
-    mixed = al.PackedSFTDataset(Words(), path, 50, shuffle=True)
+    mixed = functional.PackedSFTDataset(Words(), path, 50, shuffle=True)
     assert sorted(mixed.ids.tolist()) == sorted(data.ids.tolist())
     with pytest.raises(IndexError):
         data[len(data)]
     path.write_text('{"prompt": "x"}\n')
     with pytest.raises(DataError, match="sft.jsonl:1"):
-        al.PackedSFTDataset(Words(), path, 50, shuffle=False)
+        functional.PackedSFTDataset(Words(), path, 50, shuffle=False)
     with pytest.raises(MissingFile):
-        al.PackedSFTDataset(Words(), tmp_path / "none.jsonl", 50, shuffle=False)
+        functional.PackedSFTDataset(Words(), tmp_path / "none.jsonl", 50, shuffle=False)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_packed_data_is_one_stream_in_pieces(tmp_path: Path) -> None:
     ],
 )
 def test_mmlu_letters(text: str, answer: str | None) -> None:
-    assert al.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == answer
+    assert functional.parse_mmlu_response({"options": ["1", "2", "3", "4"]}, text) == answer
 
 
 @pytest.mark.parametrize(
@@ -204,15 +206,15 @@ def test_mmlu_letters(text: str, answer: str | None) -> None:
     ],
 )
 def test_gsm8k_takes_the_last_number(text: str, answer: str | None) -> None:
-    assert al.parse_gsm8k_response(text) == answer
+    assert functional.parse_gsm8k_response(text) == answer
 
 
 def test_per_instance_dpo_is_log_two_at_the_reference_and_prefers_the_chosen(models: tuple[GPT, GPT]) -> None:
     lm, ref = models
-    same = al.compute_per_instance_dpo_loss(lm, lm, Words(), 0.5, "Say it.", "yes", "no")
+    same = functional.compute_per_instance_dpo_loss(lm, lm, Words(), 0.5, "Say it.", "yes", "no")
     assert float(same.detach()) == pytest.approx(math.log(2), abs=1e-5)
     pair = [
-        al.compute_per_instance_dpo_loss(lm, ref, Words(), 0.5, "Say it.", *answers)
+        functional.compute_per_instance_dpo_loss(lm, ref, Words(), 0.5, "Say it.", *answers)
         for answers in (("yes", "no"), ("no", "yes"))
     ]
     margin = float(pair[1] - pair[0])  # log sigmoid(x) - log sigmoid(-x) = x

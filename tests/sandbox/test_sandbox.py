@@ -12,11 +12,11 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from raising import raising
 
 from codechat.core.errors import ConfigError, DataError, RunError, UserError
 from codechat.sandbox import (  # fmt: skip
@@ -37,15 +37,6 @@ from codechat.sandbox import (  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 ADD = "def add(a, b):\n    return a + b\n"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    try:
-        with Pool(1) as made:
-            yield made
-    except SandboxUnavailable as why:
-        pytest.skip(f"no isolation on this machine: {why}")
 
 
 def judged(pool: Pool, code: str, *tests: str, **more: object) -> Verdict:
@@ -339,7 +330,7 @@ def test_nothing_runs_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None
     layers.choose.cache_clear()
     monkeypatch.setattr(layers, "problem_of", lambda level: "not allowed here")
     monkeypatch.setattr("codechat.sandbox.pool._default", {})
-    with pytest.raises(SandboxUnavailable, match="full: .*landlock: .*--sandbox none") as raised:
+    with raising(SandboxUnavailable, "full", "landlock", "--sandbox none") as raised:
         Pool(1)
     assert isinstance(raised.value, UserError)
     with pytest.raises(SandboxUnavailable):

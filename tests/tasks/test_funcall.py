@@ -7,6 +7,8 @@ import json
 import random
 
 import pytest
+from noise import noise
+from raising import raising
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile
@@ -226,29 +228,8 @@ def test_deep_nesting_neither_crashes_nor_pays():
 
 
 def test_scoring_never_raises_on_noise():
-    rng = random.Random(0)
-    pieces = [
-        TAG,
-        "{",
-        "}",
-        '"name"',
-        ": ",
-        '"mix"',
-        '"arguments"',
-        "'",
-        '"',
-        "\\",
-        "[",
-        "]",
-        ", ",
-        "NaN",
-        "\ud800",
-        "1e9999",
-        "\x00",
-    ]
-    for _ in range(3000):
-        text = "".join(rng.choices(pieces, k=rng.randint(1, 20)))
-        score = score_call(text, rng.choice([GOLD, None]))
+    for text, gold in zip(noise('"mix"', "NaN", "1e9999"), itertools.cycle([GOLD, None])):
+        score = score_call(text, gold)
         assert 0 <= score.reward <= 1 and score.tier in TIERS
 
 
@@ -384,7 +365,7 @@ def test_the_reference_check_counts_failures_by_reason_and_raises():
     task = FuncallTask()
     task.score = lambda problem, text: Score(1.0, "full", {}, False)
     assert dict(check_reference_solutions(task, problems).reasons) == {"maximum reward but not correct": 3}
-    with pytest.raises(DataError, match="funcall got 0 problems"):
+    with raising(DataError, "funcall", 0):
         check_reference_solutions(FuncallTask(), []).require()
 
 

@@ -410,12 +410,13 @@ def test_an_evaluation_keeps_every_example_and_counts_truncations(
 
 def test_terms_are_logged_separately_and_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from codechat.evaluation import evaluate
+    from codechat.models import generate
     from codechat.models.generate import Completion
 
     tok, task = tokenizer.load("bytes"), tasks.load("reasoning")
     texts = iter([GOOD, GOOD.replace("7", "8"), "7", GOOD + " tail"])
     monkeypatch.setattr(
-        evaluate.generate, "sample", lambda model, prompts, **more: [Completion([], [], "stop") for _ in prompts]
+        generate, "sample", lambda model, prompts, **more: [Completion([], [], "stop") for _ in prompts]
     )
     monkeypatch.setattr("codechat.text.chat.completion_text", lambda *_: next(texts))
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=400, vocab_size=tok.n_vocab))

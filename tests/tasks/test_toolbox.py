@@ -12,6 +12,7 @@ import time
 from collections import Counter
 
 import pytest
+from raising import raising
 
 from codechat.core.errors import ConfigError
 from codechat.tasks import toolbox
@@ -129,38 +130,38 @@ def test_known_results(name, arguments, result):
 
 
 @pytest.mark.parametrize(
-    "name, arguments, complaint",
+    "name, arguments, named",
     [
-        ("no_such_tool", {}, "no function"),
-        ("square", {}, "missing x"),
-        ("square", {"x": 1, "y": 2}, "unknown y"),
-        ("square", {"x": "5"}, "number"),
-        ("square", {"x": True}, "number"),
-        ("square", {"x": math.nan}, "number"),
-        ("square", {"x": math.inf}, "number"),
-        ("square", {"x": 10**400}, "number"),
-        ("square", [1], "object"),
-        ("is_prime", {"n": 2.5}, "integer"),
-        ("is_prime", {"n": 10**13}, "at most"),
-        ("modulo", {"a": 5, "b": 0}, "zero"),
-        ("sqrt", {"x": -1}, "negative"),
-        ("power", {"base": 9, "exponent": 10**6}, "exponent"),
-        ("power", {"base": 0, "exponent": -1}, "power"),
-        ("mean", {"numbers": []}, "list"),
-        ("mean", {"numbers": [1, "2"]}, r"numbers\[1\]"),
-        ("mean", {"numbers": [1] * 1001}, "list"),
-        ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, "one of"),
-        ("weekday", {"date": "2023-02-29"}, "date"),
-        ("twelve_hour", {"time": "25:00"}, "time"),
-        ("hex_to_rgb", {"color": "red"}, "colour"),
-        ("to_morse", {"word": "7"}, "Morse"),
-        ("repeat_text", {"text": "a", "times": 10**9}, "times"),
-        ("uppercase", {"text": "x" * 1001}, "string"),
-        ("circle_area", {"radius": 0}, "above 0"),
+        ("no_such_tool", {}, ["'no_such_tool'"]),
+        ("square", {}, ["square(x)"]),
+        ("square", {"x": 1, "y": 2}, ["square(x)", "y"]),
+        ("square", {"x": "5"}, ["x", "number"]),
+        ("square", {"x": True}, ["x", "number"]),
+        ("square", {"x": math.nan}, ["x", "number"]),
+        ("square", {"x": math.inf}, ["x", "number"]),
+        ("square", {"x": 10**400}, ["x", "number"]),
+        ("square", [1], ["square", "object"]),
+        ("is_prime", {"n": 2.5}, ["n", "integer"]),
+        ("is_prime", {"n": 10**13}, ["n", "10^12"]),
+        ("modulo", {"a": 5, "b": 0}, ["modulo"]),
+        ("sqrt", {"x": -1}, ["x"]),
+        ("power", {"base": 9, "exponent": 10**6}, ["exponent", -100, 100]),
+        ("power", {"base": 0, "exponent": -1}, ["power"]),
+        ("mean", {"numbers": []}, ["numbers", "list", 1, 1000]),
+        ("mean", {"numbers": [1, "2"]}, ["numbers[1]", "number"]),
+        ("mean", {"numbers": [1] * 1001}, ["numbers", "list", 1, 1000]),
+        ("convert_length", {"value": 1, "unit": "mile", "to": "km"}, ["unit", "km", "mi"]),
+        ("weekday", {"date": "2023-02-29"}, ["'2023-02-29'", "date"]),
+        ("twelve_hour", {"time": "25:00"}, ["'25:00'", "time"]),
+        ("hex_to_rgb", {"color": "red"}, ["'red'"]),
+        ("to_morse", {"word": "7"}, ["'7'", "Morse"]),
+        ("repeat_text", {"text": "a", "times": 10**9}, ["times", 0, 1000]),
+        ("uppercase", {"text": "x" * 1001}, ["text", "string"]),
+        ("circle_area", {"radius": 0}, ["radius", 0]),
     ],
 )
-def test_bad_arguments_give_an_error_message(name, arguments, complaint):
-    with pytest.raises(ToolError, match=complaint):
+def test_bad_arguments_give_an_error_message(name, arguments, named):
+    with raising(ToolError, *named):
         execute(name, arguments)
     assert "error" in json.loads(toolbox.respond(name, arguments))
 

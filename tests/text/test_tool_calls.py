@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising import raising
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import chat
@@ -321,7 +322,7 @@ def test_what_is_no_call_is_not_written(name: Any, arguments: Any) -> None:
 def test_circular_arguments_raise() -> None:
     arguments: dict[str, Any] = {}
     arguments["self"] = arguments
-    with pytest.raises(DataError, match="arguments of f"):
+    with raising(DataError, "arguments"):
         format_call("f", arguments)
 
 
@@ -484,12 +485,12 @@ def test_no_tools_are_said_to_be_none(style: str) -> None:
 )
 def test_what_is_no_schema_raises(tool: Any) -> None:
     for style in ("compact", "json"):
-        with pytest.raises(DataError, match="name and parameters"):
+        with raising(DataError, "name", "parameters"):
             tools_prompt([tool], style)
 
 
 def test_unknown_styles_raise() -> None:
-    with pytest.raises(ConfigError, match="compact or json"):
+    with raising(ConfigError, "xml", "compact", "json"):
         tools_prompt([WEATHER], "xml")
 
 

@@ -1,0 +1,135 @@
+"""What every loop keeps, whatever it learns: killed and resumed it ends as if nobody had stopped it, two ranks learn what one does,
+and a task without signal is rejected. Each loop's tests call these with settings of their own and add what only that loop does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from raising import raising
+from ranks import train_on_ranks
+
+from codechat.core import registry
+from codechat.core.errors import RunError
+from codechat.runs import checkpoint, metrics, run
+from codechat.tasks import toy
+
+# what another process measures differently
+TIMED = {"time", "mfu"} | {name for name, m in metrics.METRICS.items() if m.unit in ("s", "tokens/s", "MB")}
+Train = Callable[[Any], run.Run]
+
+
+def curve(found: run.Run, *columns: str) -> list[tuple[float, ...]]:
+    """(step, value of each column) of every logged step."""
+    frame = found.metrics().sort_values("step")
+    return list(frame[["step", *columns]].itertuples(index=False, name=None))
+
+
+def weights(found: run.Run) -> dict[str, torch.Tensor]:
+    """Weights of the last checkpoint."""
+    return checkpoint.load(found.path).model_state
+
+
+def assert_same_weights(a: run.Run, b: run.Run) -> None:
+    one, other = weights(a), weights(b)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def assert_close_curves(a: run.Run, b: run.Run, *columns: str, rel: float = 2e-3, abs: float = 2e-5) -> None:
+    """Another order of summation, and what AdamW makes of it: it divides by gradients that may be near 0."""
+    for one, other in zip(curve(a, *columns), curve(b, *columns), strict=True):
+        assert one == pytest.approx(other, rel=rel, abs=abs), a.name
+
+
+# ---------------------------------------------------------------- resuming
+
+
+class Killed(Exception):
+    pass
+
+
+@contextmanager
+def killed_after(step: int | None = None) -> Iterator[None]:
+    """The block must die as soon as the checkpoint of `step`, or any, is saved; it may still be on its way to the disk."""
+    saved = checkpoint.save
+
+    def save_then_die(path: Path, at: int, **what: Any) -> None:
+        saved(path, at, **what)
+        if step in (None, at):
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoint, "save", save_then_die)
+        yield
+
+
+def untimed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order of steps, without times and what is derived from them."""
+    return frame.drop(columns=TIMED & set(frame)).sort_values("step", kind="stable").reset_index(drop=True)
+
+
+def assert_same_runs(a: run.Run, b: run.Run) -> None:
+    """Metrics, evaluations and weights, bit by bit."""
+    for one, other in ((a.metrics(), b.metrics()), (a.evals(), b.evals())):
+        pd.testing.assert_frame_equal(untimed(one), untimed(other), check_exact=True, check_like=True)
+    assert_same_weights(a, b)
+
+
+def resume_contract(train: Train, cfg: Any, step: int) -> tuple[run.Run, run.Run]:
+    """The runs `whole`, and `cut`: killed after its checkpoint of `step` and resumed. Same weights, metrics and evaluations, bit by bit."""
+    whole = train(replace(cfg, run_name="whole"))
+    cut = replace(cfg, run_name="cut")
+    with killed_after(step):
+        train(cut)
+    before = run.Run.open("cut").metrics().query("step <= @step")
+    resumed = train(replace(cut, resume=True))
+    assert before["step"].max() == step < whole.metrics()["step"].max()
+    after = resumed.metrics().query("step <= @step")
+    assert after["time"].tolist() == before["time"].tolist(), "steps before the checkpoint are not trained again"
+    assert_same_runs(resumed, whole)
+    return whole, resumed
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def train_one_and_two(home: Path, *cfgs: Any) -> list[tuple[run.Run, run.Run]]:
+    """Runs of each configuration: of one process, and of two gloo ranks with half its batch each, NAME and NAME-two."""
+    halves = [replace(c, run_name=f"{c.run_name}-two", device_batch_size=c.device_batch_size // 2) for c in cfgs]
+    train_on_ranks(2, home, *halves)
+    found = []
+    for one, two in zip(cfgs, halves):
+        loop = registry.entry_of(one)
+        found.append((loop.load(loop.function)(one), run.Run.open(two.run_name)))
+    return found
+
+
+# ---------------------------------------------------------------- a task without signal
+
+
+def all_or_nothing(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
+    """A reward of the toy task that an untrained policy never earns."""
+    right = text == self.gold(problem)
+    return toy.Score(float(right), "all" if right else "none", {}, right)
+
+
+def dead_task_contract(train: Train, cfg: Any) -> run.Run:
+    """The toy task without signal is rejected before anything is written; with --allow-dead the run ends after --dead-patience steps."""
+    cfg = replace(cfg, diagnose_groups=8, dead_patience=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toy.ToyTask, "score", all_or_nothing)
+        with raising(RunError, "DEAD", "--allow-dead"):
+            train(cfg)
+        assert not run.exists(cfg.run_name)
+        found = train(replace(cfg, allow_dead=True))
+    assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"]
+    assert len(found.metrics()) == 5
+    return found
