@@ -117,7 +117,7 @@ def evaluate_task(
         pass_at=passes,
         reward=bootstrap_interval([r.reward_mean for r in counted], seed=seed),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
-        truncated_frac=sum(r["stop"] != "stop" for r in rows) / len(rows),
+        truncated_frac=sum(r["stop"] in models.generate.CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
         examples=rows,
         formatted=tuple(getattr(task, "formatted", ())),
