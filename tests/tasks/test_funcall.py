@@ -121,6 +121,15 @@ def test_booleans_are_not_numbers_and_large_integers_are_exact():
     assert reward(call(a=1), {"name": "mix", "arguments": {"a": True}}) == 0.55
     assert reward(call(a=True), {"name": "mix", "arguments": {"a": 1}}) == 0.55
     assert reward(call(a=123456790), {"name": "mix", "arguments": {"a": 123456789}}) == 0.55
+    for near in (1000000.9, 999999.5, 1000001, 1000000 + 1e-4):
+        assert reward(call(a=near), {"name": "mix", "arguments": {"a": 1000000}}) == 0.55, near
+        assert reward(call(a=[near]), {"name": "mix", "arguments": {"a": [1000000]}}) == 0.55, near
+    assert (
+        reward(call(a=1000000.0), {"name": "mix", "arguments": {"a": 1000000}}) == 1.0
+    )  # JSON knows one kind of number
+    assert reward(call(a=2.0**53), {"name": "mix", "arguments": {"a": 2**53 + 1}}) == 0.55
+    for near in (1000000.9, 1000000):
+        assert reward(call(a=near), {"name": "mix", "arguments": {"a": 1000000.5}}) == 1.0, near
     giant = TAG + '{"name": "mix", "arguments": {"a": 1' + "0" * 400 + "}}"
     assert reward(giant, {"name": "mix", "arguments": {"a": 1.5}}) == 0.55
 

@@ -7,9 +7,11 @@ penalty. The first call counts. Further calls cap the score at 0.99, so several 
 last value counts, as in any JSON reader. Where no call is correct, an answer without a call scores 1 and any call
 scores 0.
 
-Two values match if both are numbers within a tolerance (two integers must be equal), both are strings that are equal up
-to case and surrounding blanks, or both are lists or objects whose items match. Types are never mixed: true is not 1 and
-"5" is not 5, because the called function would not accept one for the other. NaN and infinities match nothing.
+Two values match if both are equal numbers, both are strings that are equal up to case and surrounding blanks, or both
+are lists or objects whose items match. A number that is expected as an integer needs exactly that value, written as an
+integer or as a float (3 or 3.0: JSON has one kind of number); one that is expected as a float has a tolerance. Types are
+never mixed: true is not 1 and "5" is not 5, because the called function would not accept one for the other. NaN and
+infinities match nothing.
 """
 
 from __future__ import annotations
@@ -41,16 +43,21 @@ class Staircase:
     cap: float = opt(0.99, "largest reward of anything less than a full match")
     extra_penalty: float = opt(0.1, "share of the argument credit lost per unexpected argument")
     least_credit: float = opt(0.5, "share of the argument credit that unexpected arguments cannot take")
-    tolerance: float = opt(1e-6, "numbers match within this, relative above 1 and absolute below")
+    tolerance: float = opt(1e-6, "floats match within this, relative above 1 and absolute below")
+    integer_tolerance: float = opt(0.0, "the same for a float where an integer is expected; 0 = equal values only")
 
     def __post_init__(self) -> None:
         rungs = [self.no_tag, self.bad_json, self.no_name, self.wrong_name]
         rungs += [self.name_only, self.cap, self.full]
         if sorted(set(rungs)) != rungs or rungs[0] < 0:
             raise ConfigError(f"staircase rewards {rungs}; they must rise strictly from 0 or more; reorder them")
-        if not (0 <= self.extra_penalty <= 1 and 0 <= self.least_credit <= 1 and self.tolerance >= 0):
+        if not (0 <= self.extra_penalty <= 1 and 0 <= self.least_credit <= 1):
             raise ConfigError(
-                f"extra_penalty {self.extra_penalty}, least_credit {self.least_credit}, tolerance {self.tolerance}; required: in [0, 1], in [0, 1], 0 or more"
+                f"extra_penalty {self.extra_penalty}, least_credit {self.least_credit}; both must be in [0, 1]"
+            )
+        if min(self.tolerance, self.integer_tolerance) < 0:
+            raise ConfigError(
+                f"tolerance {self.tolerance}, integer_tolerance {self.integer_tolerance}; neither may be negative"
             )
 
     def arguments_reward(self, f: float) -> float:
@@ -92,7 +99,7 @@ def _failed_before_arguments(call: chat.Call, name: str) -> str | None:
 def _score_arguments(
     arguments: Any, gold: Mapping[str, Any], calls: int, parts: dict[str, Any], staircase: Staircase
 ) -> Score:
-    matched, expected, extra = count_matches(arguments, gold, staircase.tolerance)
+    matched, expected, extra = count_matches(arguments, gold, staircase)
     penalty = max(staircase.least_credit, 1 - staircase.extra_penalty * extra)
     f = (matched / expected if expected else 1.0) * penalty
     if not isinstance(arguments, Mapping):
@@ -105,9 +112,7 @@ def _score_arguments(
     return Score(staircase.arguments_reward(f), "partial", parts, False)
 
 
-def count_matches(
-    arguments: Any, gold: Mapping[str, Any], tolerance: float = DEFAULT.tolerance
-) -> tuple[int, int, int]:
+def count_matches(arguments: Any, gold: Mapping[str, Any], staircase: Staircase = DEFAULT) -> tuple[int, int, int]:
     """(matched, expected, extra). An argument that may be omitted is expected only where it was given."""
     given = arguments if isinstance(arguments, Mapping) else {}
     if "acceptable" in gold:
@@ -116,25 +121,25 @@ def count_matches(
     else:
         ways, fits = {k: [v] for k, v in gold["arguments"].items()}, values_match
         due = list(ways)
-    matched = sum(k in given and any(fits(way, given[k], tolerance) for way in ways[k]) for k in due)
+    matched = sum(k in given and any(fits(way, given[k], staircase) for way in ways[k]) for k in due)
     return matched, len(due), sum(k not in ways for k in given)
 
 
-def accepts(expected: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bool:
+def accepts(expected: Any, value: Any, staircase: Staircase = DEFAULT) -> bool:
     """`values_match`, but an object in `expected` lists the acceptable values of each of its keys (BFCL)."""
     if isinstance(expected, list):
         return (
             isinstance(value, list)
             and len(value) == len(expected)
-            and all(accepts(w, v, tolerance) for w, v in zip(expected, value, strict=True))
+            and all(accepts(w, v, staircase) for w, v in zip(expected, value, strict=True))
         )
     if not isinstance(expected, Mapping):
-        return values_match(expected, value, tolerance)
+        return values_match(expected, value, staircase)
     if not isinstance(value, Mapping) or not value.keys() <= expected.keys():
         return False
     options = {k: ways_of(v) for k, v in expected.items()}
     return all(
-        any(accepts(way, value[k], tolerance) for way in ways) if k in value else ABSENT in ways
+        any(accepts(way, value[k], staircase) for way in ways) if k in value else ABSENT in ways
         for k, ways in options.items()
     )
 
@@ -144,32 +149,33 @@ def ways_of(value: Any) -> list[Any]:
     return (value or [ABSENT]) if isinstance(value, list) else [value]
 
 
-def values_match(expected: Any, value: Any, tolerance: float = DEFAULT.tolerance) -> bool:
+def values_match(expected: Any, value: Any, staircase: Staircase = DEFAULT) -> bool:
     """Equality of JSON values by the rules of the module docstring. Recurses only as deep as `expected`."""
     if isinstance(expected, str):
         return isinstance(value, str) and expected.strip().casefold() == value.strip().casefold()
     if isinstance(expected, bool) or expected is None:
         return value is expected
     if isinstance(expected, (int, float)):
-        return _numbers_match(expected, value, tolerance)
+        return _numbers_match(expected, value, staircase)
     if isinstance(expected, Mapping):
         return (
             isinstance(value, Mapping)
             and expected.keys() == value.keys()
-            and all(values_match(expected[k], value[k], tolerance) for k in expected)
+            and all(values_match(expected[k], value[k], staircase) for k in expected)
         )
     return (
         isinstance(value, list)
         and len(value) == len(expected)
-        and all(values_match(w, v, tolerance) for w, v in zip(expected, value, strict=True))
+        and all(values_match(w, v, staircase) for w, v in zip(expected, value, strict=True))
     )
 
 
-def _numbers_match(expected: int | float, value: Any, tolerance: float) -> bool:
+def _numbers_match(expected: int | float, value: Any, staircase: Staircase) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
-    if isinstance(expected, int) and isinstance(value, int):
-        return expected == value
+    tolerance = staircase.integer_tolerance if isinstance(expected, int) else staircase.tolerance
+    if isinstance(expected, int) and (isinstance(value, int) or not tolerance):
+        return expected == value  # exact, also between an integer and a float
     try:  # NaN and infinities fail the comparison, whichever side they are on
         return abs(expected - value) <= tolerance * max(1.0, abs(expected))
     except OverflowError:  # an integer with more digits than a float can hold
