@@ -52,11 +52,12 @@ _LITERALS = {"true": True, "false": False, "null": None, "True": True, "False": 
 
 class Call(NamedTuple):
     """A function call. name is None in "no_name" and "bad_json"; arguments may be None in these and
-    "bad_arguments"."""
+    "bad_arguments". after: the text between its end and the next tag, stripped; "" in "bad_json", which has no end."""
 
     name: str | None
     arguments: dict[str, Any] | None
     form: str
+    after: str = ""
 
 
 # ------------------------------------------------------------------ writing
@@ -130,6 +131,8 @@ def parse_calls(text: str) -> list[Call]:
         items = value if isinstance(value, list) and value else [value]
         calls += [_call_of(item, form) for item in items]
         n = max(n + 1, bisect_left(tags, end))
+        if calls[-1].form != "bad_json":
+            calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
     return calls
 
 
