@@ -71,6 +71,8 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     meta: identity=False keeps the field out of `config_hash`. late=True does so where the field has its default,
     so that a setting added today keeps the hashes of older runs. positional=True takes a bare word of the command
     line. hashed_as="old_name" is for a renamed field: `config_hash` uses the old name, which is still read.
+    hashed_value=function is for a field whose values have come to mean something else: `config_hash` uses
+    function(value), so that what means the same keeps its hash and nothing else has it.
     """
     return _dataclass_field(default, {"help": help, **meta})
 
@@ -386,12 +388,14 @@ def to_dict(cfg: Any) -> dict[str, Any]:
 
 def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False, and those marked late=True
-    (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as)."""
+    (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as), a value
+    with another meaning its first meaning (hashed_value)."""
     out = {}
     for f in dataclasses.fields(cfg):
         meta, value = metadata_of(type(cfg))[f.name], getattr(cfg, f.name)
         if meta.get("identity", True) and not (meta.get("late") and value == f.default):
-            out[meta.get("hashed_as", f.name)] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+            value = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+            out[meta.get("hashed_as", f.name)] = meta.get("hashed_value", lambda v: v)(value)
     return out
 
 
