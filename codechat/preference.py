@@ -202,7 +202,9 @@ def train(cfg: PreferenceConfig) -> Run:
         judge = Judge(cfg, model, pairs, held_out)
         models.lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         optimizers = training.build_optimizers(cfg, model)
-        lineage = training.lineage(cfg, "preference", parent, data_dir=cfg.data_dir, task=cfg.task)
+        lineage = training.lineage(
+            cfg, "preference", parent, data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data
+        )
         run, last = training.open_run("preference", cfg, model, optimizers)
         start, size = last.step if last else 0, len(pairs.prompts)
 

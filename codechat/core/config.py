@@ -71,9 +71,10 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     meta: identity=False keeps the field out of `config_hash`. late=True does so where the field has its default,
     so that a setting added today keeps the hashes of older runs. positional=True takes a bare word of the command
     line. hashed_as="old_name" is for a renamed field: `config_hash` uses the old name, which is still read.
-    verbatim=True is for a tuple of texts that are kept as they are written: its flag takes the next word also where that
-    begins with --, may be repeated, and splits nothing at commas. hashed_value=function is for a field whose values have come to mean something else: `config_hash` uses
-    function(value), so that what means the same keeps its hash and nothing else has it.
+    hashed_value=function is for a field whose values have come to mean something else: `config_hash` uses
+    function(value), so that what means the same keeps its hash and nothing else has it. verbatim=True is for a tuple of
+    texts that are kept as they are written: its flag takes the next word also where that begins with --, may be
+    repeated, and splits nothing at commas.
     """
     return _dataclass_field(default, {"help": help, **meta})
 
