@@ -152,16 +152,21 @@ def resample_flat_groups(
     return batch, drawn
 
 
-def credit(cfg: GRPOConfig, batch: RolloutBatch, old: torch.Tensor, ref: torch.Tensor | None) -> torch.Tensor:
-    """(P, G) advantages: rewards within their group, less the completion's KL divergence from the reference where --kl-in reward.
+def credit(
+    cfg: GRPOConfig, batch: RolloutBatch, old: torch.Tensor, ref: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(P, G) advantages, and which of them come from the reward: rewards within their group, less the completion's KL divergence from the
+    reference where --kl-in reward.
 
-    The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree."""
+    The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree. It makes no
+    completion live: where rewards agree, rounding alone gives each completion a penalty of its own."""
     advantage = rl.advantages.group_advantages(batch.rewards, cfg.baseline)
+    live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
-        return advantage
+        return advantage, live
     penalty = (rl.losses.kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
     baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
-    return advantage - cfg.kl_coef * rl.advantages.group_advantages(penalty, baseline)
+    return advantage - cfg.kl_coef * rl.advantages.group_advantages(penalty, baseline), live
 
 
 def train(cfg: GRPOConfig) -> Run:
@@ -217,16 +222,14 @@ def train(cfg: GRPOConfig) -> Run:
                 importance, off_policy = rl.losses.importance_weights(
                     old, sampler, batch.mask().to(world.device), cfg.importance_cap
                 )  # (N, C)
-                advantage = credit(cfg, batch, old, ref)  # (P, G)
+                advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
                 meter.rolled_out(model)
 
                 # learn: each minibatch is one update, its loss divided by the sequences or tokens of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
                 grad_norm = 0.0
                 parts = training.minibatches(batch, cfg.minibatches)
-                counts = training.totals(
-                    [[len(p.completions), p.n_tokens, int((advantage[g] != 0).sum())] for g, p in parts]
-                )
+                counts = training.totals([[len(p.completions), p.n_tokens, int(live[g].sum())] for g, p in parts])
                 for update in range(cfg.inner_epochs * cfg.minibatches):
                     (groups, part), (n_sequences, n_tokens, n_live) = (
                         parts[update % len(parts)],

@@ -21,7 +21,7 @@ from codechat import distributed, evaluation, models, rl, runs, tasks, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.tasks import NAMES
+from codechat.tasks import NAMES, hashed
 from codechat.tasks.presets import TOY_RUN
 from codechat.training.settings import LearningSettings, PolicySettings, run_presets
 
@@ -42,7 +42,9 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     run_name: str = default("preference")
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
-    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
+    task: str | None = opt(
+        None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}", hashed_value=hashed
+    )
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     sample_groups: int = opt(256, "groups to sample where pairs come from rollouts")
     group_size: int = opt(8, "completions per group")
@@ -200,7 +202,9 @@ def train(cfg: PreferenceConfig) -> Run:
         judge = Judge(cfg, model, pairs, held_out)
         models.lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         optimizers = training.build_optimizers(cfg, model)
-        lineage = training.lineage(cfg, "preference", parent, data_dir=cfg.data_dir, task=cfg.task)
+        lineage = training.lineage(
+            cfg, "preference", parent, data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data
+        )
         run, last = training.open_run("preference", cfg, model, optimizers)
         start, size = last.step if last else 0, len(pairs.prompts)
 

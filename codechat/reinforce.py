@@ -96,8 +96,9 @@ def train(cfg: ReinforceConfig) -> Run:
 
                 # learn: one step on the ids that were sampled, divided by the tokens of all completions of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
-                ((n_tokens,),) = training.totals([[batch.n_tokens]])
-                for packed in training.packs(cfg, model, batch, advantage, skip_zero=not cfg.entropy_coef):
+                ((n_tokens, n_live),) = training.totals([[batch.n_tokens, int((advantage != 0).sum())]])
+                packs = training.packs(cfg, model, batch, advantage, skip_zero=not cfg.entropy_coef) if n_live else ()
+                for packed in packs:
                     mask = packed.targets >= 0  # (R, T)
                     logprobs, entropy = training.token_logprobs(cfg, model, packed)  # (R, T) each
                     weight, off_policy = rl.losses.importance_weights(
@@ -110,7 +111,8 @@ def train(cfg: ReinforceConfig) -> Run:
                     meter.loss(loss, packed.n_tokens)
                     meter.add(tokens=mask.sum(), **off_policy)
                     meter.gap(logprobs, packed.old_logprobs, mask)
-                grad_norm = training.apply_gradients(cfg, optimizers, model)
+                # without an advantage neither momentum nor an entropy bonus may move the policy
+                grad_norm = training.apply_gradients(cfg, optimizers, model) if n_live else 0.0
 
                 # log
                 row = meter.row(cfg, batch, task, adv_abs_mean=advantage.abs().mean(), **engine.metrics(step))

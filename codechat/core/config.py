@@ -71,6 +71,10 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     meta: identity=False keeps the field out of `config_hash`. late=True does so where the field has its default,
     so that a setting added today keeps the hashes of older runs. positional=True takes a bare word of the command
     line. hashed_as="old_name" is for a renamed field: `config_hash` uses the old name, which is still read.
+    hashed_value=function is for a field whose values have come to mean something else: `config_hash` uses
+    function(value), so that what means the same keeps its hash and nothing else has it. verbatim=True is for a tuple of
+    texts that are kept as they are written: its flag takes the next word also where that begins with --, may be
+    repeated, and splits nothing at commas.
     """
     return _dataclass_field(default, {"help": help, **meta})
 
@@ -254,6 +258,10 @@ def convert(tp: Any, value: Any) -> Any:
 
 
 def _checked(field: Field, name: str, value: Any) -> Any:
+    if field.meta.get("verbatim"):
+        lines = (value,) if isinstance(value, str) else value
+        if isinstance(lines, (list, tuple)) and all(isinstance(line, str) for line in lines):
+            return tuple(lines)
     try:
         return convert(field.type, value)
     except (ValueError, OverflowError):
@@ -386,12 +394,14 @@ def to_dict(cfg: Any) -> dict[str, Any]:
 
 def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False, and those marked late=True
-    (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as)."""
+    (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as), a value
+    with another meaning its first meaning (hashed_value)."""
     out = {}
     for f in dataclasses.fields(cfg):
         meta, value = metadata_of(type(cfg))[f.name], getattr(cfg, f.name)
         if meta.get("identity", True) and not (meta.get("late") and value == f.default):
-            out[meta.get("hashed_as", f.name)] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+            value = identity(value) if dataclasses.is_dataclass(value) else plain(value)
+            out[meta.get("hashed_as", f.name)] = meta.get("hashed_value", lambda v: v)(value)
     return out
 
 
@@ -444,7 +454,12 @@ class _Words:
     def takes(self, name: str | None, kind: type) -> bool:
         return name in self.leaves and kind in [typing.get_origin(a) or a for a in arms(self.leaves[name].type)]
 
+    def verbatim(self, name: str | None) -> bool:
+        return name in self.leaves and bool(self.leaves[name].meta.get("verbatim"))
+
     def put(self, name: str, value: Any, word: str) -> None:
+        if self.verbatim(name):
+            value = [*self.values.pop(name, ()), *([value] if isinstance(value, str) else value)]
         if name in self.values:
             raise ConfigError(f"{word}: {name} is given twice; keep one")
         self.values[name] = value
@@ -465,9 +480,11 @@ class _Words:
         self.put(name, value, word)
 
     def following(self, name: str, word: str) -> str | list[str]:
-        many = self.takes(name, tuple)
+        many, any_first = self.takes(name, tuple), self.verbatim(name)
         taken: list[str] = []
-        while self.words and not self.words[0].startswith("--") and (many or not taken):
+        while self.words and (many or not taken):
+            if self.words[0].startswith("--") and (taken or not any_first):
+                break
             taken.append(self.words.pop(0))
         if not taken and not many:
             kind = type_name(self.leaves[name].type) if name in self.leaves else "a name"

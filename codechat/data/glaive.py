@@ -3,7 +3,8 @@
 `system` is "SYSTEM: ..." followed by JSON schemas of functions, or says that there are none. `chat` holds turns that open with USER:, ASSISTANT:
 (some rows A:) and FUNCTION RESPONSE:, two or three line ends apart; assistant turns close with <|endoftext|>. Calls are `<functioncall> {...}`
 with arguments as an object, as JSON in single quotes, or worse, sometimes after prose. `chat.parse_calls` reads them and `conversation` writes
-each one in the canonical form.
+each one in the canonical form. A row with text after a call is dropped for that reason: the canonical form has none, and a model that learned
+to write it would be marked down by the staircase.
 
 Left out: judging whether a call is right (tasks.funcall).
 """
@@ -21,7 +22,7 @@ Row = dict[str, Any]
 Message = dict[str, str]
 
 COLUMNS = ("system", "chat")
-REASONS = ("no_turns", "no_assistant", "unreadable_call", "unreadable_tools")
+REASONS = ("no_turns", "no_assistant", "unreadable_call", "text_after_call", "unreadable_tools")
 CALL = chat.CALL_TAG
 _TURN = re.compile(r"(?:\A|\n[ \t]*\n)\s*(USER|ASSISTANT|A|FUNCTION RESPONSE):[ \t]?")
 _ROLES = {"USER": "user", "ASSISTANT": "assistant", "A": "assistant", "FUNCTION RESPONSE": "function"}
@@ -70,6 +71,8 @@ def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
         return "unreadable_tools"
     for message in messages:
         if message["role"] == "assistant" and CALL in message["content"]:
+            if any(call.after for call in chat.parse_calls(message["content"])):
+                return "text_after_call"
             content = canonical(message["content"])
             if content is None:
                 return "unreadable_call"
@@ -79,7 +82,8 @@ def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
 
 
 def canonical(content: str) -> str | None:
-    """An assistant turn with its calls in canonical form, after the prose before them; None where one cannot be read."""
+    """An assistant turn with its calls in canonical form, after the prose before them, without text after one of them; None where one cannot be
+    read."""
     calls = chat.parse_calls(content)
     if not calls or any(not call.name or not isinstance(call.arguments, dict) for call in calls):
         return None

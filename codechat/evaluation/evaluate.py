@@ -125,7 +125,7 @@ def evaluate_task(
         pass_at=passes,
         reward=bootstrap_interval([r.reward_mean for r in counted], seed=seed),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
-        truncated_frac=sum(r["stop"] != "stop" for r in rows) / len(rows),
+        truncated_frac=sum(r["stop"] in models.generate.CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
         examples=rows,
         formatted=tuple(getattr(task, "formatted", ())),
@@ -399,12 +399,12 @@ def _evaluate_checkpoint(
 def _evaluate_sampling(
     cfg: EvaluateConfig,
     run: Run,
-    loaded: loading.LoadedModel,
+    loaded: models.loading.LoadedModel,
     task: Task,
     problems: Sequence[Problem],
     split: str,
     sampling: Sampling,
-    world: dist.World,
+    world: distributed.dist.World,
 ) -> TaskResult:
     """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
     how = dict(n=sampling.n, ks=sampling.ks, temperature=sampling.temperature, forced_call=sampling.forced_call)

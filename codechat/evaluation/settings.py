@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codechat.core.config import Settings, opt
+from codechat.tasks import hashed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,11 @@ class SamplingSettings(Settings):
 
     run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
-    task: str = opt("funcall", "task, such as funcall, micro, gsm8k, reasoning:levels=[1,2] or mbpp:variant=sanitized")
+    task: str = opt(
+        "funcall",
+        "task, such as funcall, micro, gsm8k, reasoning:levels=[1,2] or mbpp:variant=sanitized",
+        hashed_value=hashed,
+    )
     data_dir: str | None = opt(
         None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
     )

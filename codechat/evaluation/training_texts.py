@@ -1,9 +1,10 @@
 """The texts that a checkpoint was trained on, source by source, from the data directories that its lineage names.
 
-A corpus is decoded shard by shard, conversations and problems are read from their files, generated problems are generated again. A source that
-cannot be found is reported in `missing`: a check that read nothing proves nothing.
+A corpus is decoded shard by shard, conversations, preferences and problems are read from their files, generated problems are generated again with
+the run's seed. A source that cannot be found is reported in `missing`, and so is one that an older lineage does not name well enough: a check that
+read nothing, or something else, proves nothing.
 
-Left out: data that a lineage does not name (imported weights carry no record of theirs).
+Left out: data that a lineage does not name (imported weights carry no record of theirs), and what a policy sampled itself.
 """
 
 from __future__ import annotations
@@ -56,13 +57,19 @@ class Texts:
 
 
 def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    if entry.get("task"):
-        yield from _problem_texts(entry["task"], entry.get("data_dir"))
+    preferences, data_dir = entry.get("kind") == "preference", entry.get("data_dir")
+    if entry.get("task") and not (preferences and data_dir):  # with preferences from files the task only evaluates
+        if preferences and "task_data" not in entry:
+            raise UserError("its lineage names no task_data: where its problems came from is not known")
+        source = entry["task_data"] if preferences else data_dir
+        yield from _problem_texts(entry["task"], source, entry.get("seed"))
         return
-    if not entry.get("data_dir"):
+    if not data_dir:
         raise UserError("its lineage names no data")
-    directory = _directory(entry["data_dir"])
-    if entry.get("kind") == "pretrain":
+    directory = _directory(data_dir)
+    if preferences:
+        yield from _preference_texts(directory)
+    elif entry.get("kind") == "pretrain":
         yield from ((text, False) for text in _corpus_texts(directory))
     else:
         yield from _conversation_texts(directory)
@@ -96,11 +103,28 @@ def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
                 )
 
 
-def _problem_texts(name: str, data_dir: str | None) -> Iterator[tuple[str, bool]]:
-    """Prompts only: RL never shows a reference solution."""
-    task = tasks.load(name, **({"source": str(_directory(data_dir))} if data_dir else {}))
-    for problem in task.problems("train"):
-        yield request(problem), True
+def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
+    """Prompts and completions, chosen and rejected: a model learns from both."""
+    for _, row in read_jsonl(directory / "preferences.train.jsonl"):
+        for value in (row.get(name) for name in ("prompt", "chosen", "rejected", "completion")):
+            messages = [{"role": "", "content": value}] if isinstance(value, str) else value or ()
+            yield from ((m["content"], True) for m in messages if m["role"] != "system")
+
+
+def _problem_texts(name: str, source: str | None, seed: int | None) -> Iterator[tuple[str, bool]]:
+    """Prompts only: RL never shows a reference solution. seed: of the run; None where an older lineage does not name it, which is an error
+    after the problems of seed 0 where the task samples others for another seed."""
+    task = tasks.load(name, **({"source": _source(source)} if source else {}))
+    problems = [request(problem) for problem in task.problems("train", seed=seed or 0)]
+    yield from ((text, True) for text in problems)
+    if seed is None and {*problems} != {request(problem) for problem in task.problems("train", seed=1)}:
+        raise UserError("its lineage names no seed, and the task samples its problems; those of seed 0 were searched")
+
+
+def _source(name: str) -> str:
+    """A path, or a word such as hub."""
+    directory = _directory(name)
+    return str(directory) if directory.exists() else name
 
 
 def request(problem: Problem) -> str:

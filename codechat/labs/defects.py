@@ -65,6 +65,10 @@ class Defect:
     swaps: Callable[[], list[Swap]]
 
 
+# a run with a defect is paid as the original's runs were
+PUBLISHED = {"funcall": "funcall:staircase=published"}
+
+
 # ---- stop-set: F1, F2
 
 

@@ -4,7 +4,7 @@ Only launch.sh holds a torchrun line. Without arguments it starts on this machin
 its cluster. Started again, it continues the run from its last checkpoint.
 
 Left out: containers, module loads, accounts, partitions and quotas, which no two clusters share: `lines` of a job take them
-(`--job-lines "--partition=gpu"`).
+(`--job-lines "--partition=gpu" --job-lines "--constraint=a100,h100"`).
 """
 
 from __future__ import annotations

@@ -351,7 +351,9 @@ class LaunchConfig:
     pbs: bool = opt(False, "also write job.pbs")
     modal: bool = opt(False, "also write modal_app.py for modal.com")
     hours: float = opt(24.0, "time limit of a job, hours")
-    job_lines: tuple[str, ...] = opt((), "more options of a job script, such as --partition=gpu")
+    job_lines: tuple[str, ...] = opt(
+        (), "one more option of a job script, such as --partition=gpu; may be repeated", verbatim=True
+    )
     overwrite: bool = opt(False, "replace a run of this name that has begun")
     start: bool = opt(False, "start it at once")
     now: bool = opt(False, "stop: kill instead of asking to save")

@@ -32,6 +32,7 @@ COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache c
 BLOCK = 64  # our padded vocabulary is a multiple of it
 
 StopReason = Literal["stop", "length", "context", "turns"]
+CUT_OFF: tuple[StopReason, ...] = ("length", "context")
 OnOverflow = Literal["raise", "stop"]
 
 
@@ -51,6 +52,11 @@ class Completion:
     def written(self) -> list[bool]:
         """True for ids that the policy sampled."""
         return [True] * len(self.ids) if self.mask is None else self.mask
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether it ended in the middle of an answer. An episode whose last turn was used ended in order."""
+        return self.stop in CUT_OFF
 
 
 @dataclass(frozen=True, kw_only=True)

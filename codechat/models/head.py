@@ -136,7 +136,8 @@ class _Logprobs(torch.autograd.Function):
             weights = buffer[rows] if keep else buffer[: len(logits)]
             lse = _softmax(logits, out=weights)
             found[rows] = (logits.gather(1, targets[rows, None]) - lse)[:, 0]
-            mean = torch.bmm(weights[:, None], logits[:, :, None])  # (N, 1, 1): the expected logit
+            with torch.autocast(logits.device.type, enabled=False):  # which would sum V terms in bfloat16
+                mean = torch.bmm(weights[:, None], logits[:, :, None])  # (N, 1, 1): the expected logit
             lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype = temperature, dtype

@@ -74,9 +74,9 @@ def build(
         dict(params=[p for p in rest if p.ndim >= 2], weight_decay=weight_decay, lr=lr, base_lr=lr),
         dict(params=[p for p in rest if p.ndim < 2], weight_decay=0.0, lr=lr, base_lr=lr),
     ]
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True)
-    ]
+    made: list[torch.optim.Optimizer] = []
+    if rest:  # none where only adapters are trained: each lies in a block
+        made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True))
     if hidden:
         made.append(Muon(hidden, lr=muon_lr, weight_decay=weight_decay))
     return made

@@ -102,12 +102,12 @@ class RolloutBatch:
         return per_token * ((prompts + completions) / 3 + trained)
 
     def cut_off(self) -> Tensor:
-        """(P, G) bool: completions that ended without their stop sequence."""
-        return torch.tensor([c.stop != "stop" for c in self.completions]).view_as(self.rewards)
+        """(P, G) bool: completions that ended in the middle of an answer, without its stop sequence."""
+        return torch.tensor([c.cut_off for c in self.completions]).view_as(self.rewards)
 
     @property
     def truncated_frac(self) -> float:
-        """Share of completions that ended without their stop sequence."""
+        """Share of completions that were cut off."""
         return int(self.cut_off().sum()) / len(self.completions)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:

@@ -8,7 +8,7 @@ timings), each under the rule by which ranks are combined, and one collective re
     reward_mean, reward_std    over all completions; the task's own reward, without penalties
     exact_match, tier/*        shares of completions; reward/*: mean of each term of the reward
     frac_zero_std_groups       share of groups whose rewards are all equal; effective_groups: how many groups differ, on all ranks
-    completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share that ended without a stop sequence
+    completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share cut off within an answer
     entropy                    nats per token: -log p of each sampled token under the sampler, averaged over all completion tokens. Its
                                expectation is the mean entropy of the distributions sampled from, and every engine returns it
 

@@ -298,7 +298,8 @@ def _check_same(name: str, config: Any) -> None:
             ) from e
         if configs.config_hash(begun) != env.get("config_hash"):
             raise RunError(
-                f"config.json of run {name} was edited after the run was begun; undo the edit, or choose another --run-name"
+                f"config.json of run {name} was edited after the run was begun, or one of its settings meant something else then; "
+                "undo the edit, or choose another --run-name"
             )
         stored, config = configs.identity(begun), configs.identity(config)
         _check_batch(name, stored, config, env.get("world_size", 1))

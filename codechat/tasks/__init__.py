@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, UserError, nearest
@@ -20,11 +20,13 @@ from codechat.tasks.base import SPLITS, Problem, ReferenceCheck, Score, Task, ch
 
 
 class TaskEntry(NamedTuple):
-    """Where a task is, and one line of help."""
+    """Where a task is, and one line of help. late: options added when runs existed, {name: (default, what the task did
+    before)}; see `hashed`."""
 
     module: str
     cls: str
     about: str
+    late: Mapping[str, tuple[str, str]] = {}
 
 
 # A class may stand here too, so that a program can add a task of its own: tasks.TASKS["mine"] = MyTask.
@@ -32,7 +34,12 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "apps": TaskEntry("apps.task", "AppsTask", "multi-turn requests in simulated apps with state"),
     "appworld": TaskEntry("appworld.task", "AppWorldTask", "AppWorld episodes on a server of its own"),
     "bfcl": TaskEntry("bfcl.task", "BfclTask", "Berkeley Function Calling Leaderboard, single turn; evaluation only"),
-    "funcall": TaskEntry("funcall.task", "FuncallTask", "one function call, graded by the staircase reward"),
+    "funcall": TaskEntry(
+        "funcall.task",
+        "FuncallTask",
+        "one function call, graded by the staircase reward",
+        late={"staircase": ("ours", "published")},
+    ),
     "gsm8k": TaskEntry("reasoning.task", "Gsm8kTask", "GSM8K grade school mathematics"),
     "humaneval": TaskEntry("coding.task", "HumanEvalTask", "HumanEval programs, run against tests; evaluation only"),
     "mbpp": TaskEntry("coding.task", "MbppTask", "MBPP programs, run against tests"),
@@ -42,6 +49,7 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),
 }
 NAMES = tuple(TASKS)
+_SEPARATOR = re.compile(r",(?![^\[]*\])")
 
 __getattr__, _, _modules = attach(
     __name__,
@@ -57,6 +65,7 @@ __all__ = [
     "Task",
     "TaskEntry",
     "check_reference_solutions",
+    "hashed",
     "load",
     "score_all",
     "task_class",
@@ -93,11 +102,31 @@ def load(name: str, **options: Any) -> Task:
         raise ConfigError(f"task {name!r} does not accept {options} ({error}); correct the value") from None
 
 
+def hashed(name: str | None) -> str | None:
+    """What `config_hash` uses for a task and its options: an option that was added later is left out where it asks for
+    what the task did before, and written out elsewhere, also where it is the default.
+
+    So "funcall:staircase=published" has the hash of the runs that were begun as "funcall", and "funcall" has a new
+    one: a run that was paid by another reward is never taken for this one."""
+    task, _, words = (name or "").partition(":")
+    entry = TASKS.get(task)
+    late = entry.late if isinstance(entry, TaskEntry) else {}
+    if not late:
+        return name
+    given = [word.partition("=") for word in _SEPARATOR.split(words) if word]
+    kept = ["".join(word) for word in given if word[0] not in late]
+    values = {option: value for option, _, value in given}
+    for option, (default, before) in late.items():
+        if (value := values.get(option, default)) != before:
+            kept.append(f"{option}={value}")
+    return task + (":" if kept else "") + ",".join(kept)
+
+
 def _options(words: str) -> dict[str, Any]:
     """{"shots": 3} from "shots=3". Values are JSON where they parse, else text. A comma inside brackets is no
     separator."""
     found: dict[str, Any] = {}
-    for word in re.split(r",(?![^\[]*\])", words) if words else ():
+    for word in _SEPARATOR.split(words) if words else ():
         option, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"task option {word!r}; options are written NAME:option=value,option=value")

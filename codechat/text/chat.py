@@ -26,7 +26,17 @@ from typing import NamedTuple
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import hf_chat_template
 from codechat.text.tokenizer import Tokenizer
-from codechat.text.tool_calls import CALL_TAG, FORMS, READABLE, TAGS, Call, format_call, parse_calls, tools_prompt  # noqa: F401 (offered here too)
+from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
+    CALL_TAG,
+    FORMS,
+    READABLE,
+    TAGS,
+    Call,
+    format_call,
+    offered_names,
+    parse_calls,
+    tools_prompt,
+)
 
 Message = Mapping[str, str]
 

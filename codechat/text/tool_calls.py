@@ -16,6 +16,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
@@ -52,11 +53,12 @@ _LITERALS = {"true": True, "false": False, "null": None, "True": True, "False": 
 
 class Call(NamedTuple):
     """A function call. name is None in "no_name" and "bad_json"; arguments may be None in these and
-    "bad_arguments"."""
+    "bad_arguments". after: the text between its end and the next tag, stripped; "" in "bad_json", which has no end."""
 
     name: str | None
     arguments: dict[str, Any] | None
     form: str
+    after: str = ""
 
 
 # ------------------------------------------------------------------ writing
@@ -92,6 +94,22 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     if style == "compact":
         return "\n".join(["Functions:", *lines])
     return f"{WITH_TOOLS}\n" + "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools)
+
+
+@lru_cache(maxsize=4096)
+def offered_names(prompt: str) -> frozenset[str]:
+    """Names of the functions that a system text offers in either style of `tools_prompt`; empty where none can be read."""
+    head, found, listed = prompt.partition("Functions:\n")
+    if found and not head.strip():
+        return frozenset(line.partition("(")[0] for line in listed.partition("\n\n")[0].splitlines() if "(" in line)
+    names, at = set(), prompt.find("{")
+    while at >= 0:
+        found = _strict(prompt, at, len(prompt))
+        schema, end = found if isinstance(found, tuple) else (None, at + 1)
+        if isinstance(schema, dict) and isinstance(schema.get("name"), str):
+            names.add(schema["name"].strip())
+        at = prompt.find("{", end)
+    return frozenset(names)
 
 
 def _signature(tool: Mapping[str, Any]) -> str:
@@ -130,6 +148,8 @@ def parse_calls(text: str) -> list[Call]:
         items = value if isinstance(value, list) and value else [value]
         calls += [_call_of(item, form) for item in items]
         n = max(n + 1, bisect_left(tags, end))
+        if calls[-1].form != "bad_json":
+            calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
     return calls
 
 

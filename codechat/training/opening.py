@@ -58,9 +58,9 @@ def build_optimizers(cfg: Any, model: nn.Module) -> list[Any]:
 
 
 def lineage(cfg: Any, kind: str, parent: Checkpoint | None, **trained_on: Any) -> list[Mapping[str, Any]]:
-    """The runs that led to this one, itself last, each with what it was trained on: what the contamination check searches."""
+    """The runs that led to this one, itself last, each with its seed and what it was trained on: what the contamination check searches."""
     former = parent.meta.get("lineage", []) if parent else []
-    return [*former, {"run": cfg.run_name, "kind": kind, **trained_on}]
+    return [*former, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}]
 
 
 def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[GPT], dict[str, Any]]]:

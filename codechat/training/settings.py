@@ -17,7 +17,7 @@ from codechat.core.errors import ConfigError
 from codechat.models import lora_settings
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import engine_settings
-from codechat.tasks import NAMES
+from codechat.tasks import NAMES, hashed
 
 TASKS = f"task whose reward is optimised: {', '.join(NAMES)}"
 
@@ -55,7 +55,7 @@ class PolicySettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(Group):
-    task: str = opt("funcall", TASKS)
+    task: str = opt("funcall", TASKS, hashed_value=hashed)
     data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
 
 

@@ -337,6 +337,10 @@ def test_glaive_rows_that_cannot_be_read_have_a_reason():
     good = glaive_row("Yes.")
     assert glaive.conversation(glaive_row("<functioncall> {oops")) == "unreadable_call"
     assert glaive.conversation({**good, "system": SYSTEM + "{broken"}) == "unreadable_tools"
+    called = '<functioncall> {"name": "mix", "arguments": {"a": "red"}}'
+    for after in ("}", " I called it.", " Now: " + called):  # not in the canonical form, so it would be lost silently
+        assert glaive.conversation(glaive_row(called + after)) == "text_after_call"
+    assert isinstance(glaive.conversation(glaive_row(f"Sure. {called}\n{called} \n")), list)
     assert glaive.conversation({**good, "chat": "nothing"}) == "no_turns"
     assert glaive.conversation({**good, "chat": "USER: hi"}) == "no_assistant"
     no_tools = {**good, "system": "SYSTEM: You have no access to external functions.\n\n\n"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from codechat import tasks
 from codechat.data import command
 from codechat.evaluation import contamination, evaluate
 from codechat.models.config import GPTConfig
@@ -151,6 +152,56 @@ def test_a_lineage_is_searched_through_its_manifests(trained: Path) -> None:
     assert [r.partition(":")[0] for r in report.read] == ["p (pretrain)", "s (sft)"]
     assert len(report.missing) == 1 and "gone" in report.missing[0]
     assert all(words in str(report) for words in ("1 of 1", "program 1", "gone"))
+
+
+def searched(problems: list[Problem], **entry: object) -> contamination.Report:
+    return contamination.check(problems, [{"run": "r", **entry}])
+
+
+def test_sampled_problems_are_those_of_the_runs_seed() -> None:
+    seen = tasks.load("funcall").problems("train", seed=7)[:40]
+    where = dict(kind="reinforce", task="funcall", data_dir=None)
+    assert len(searched(seen, **where, seed=7).how) == 40 > len(searched(seen, **where, seed=0).how)
+    old = searched(seen, **where)  # a lineage of before seeds were kept: what cannot be known is said
+    assert len(old.missing) == 1 and "seed" in old.missing[0]
+
+
+@pytest.mark.parametrize(
+    "row, way",
+    [
+        (dict(prompt=REQUEST, chosen="a", rejected="b"), "prompt"),
+        (dict(prompt="Write it.", chosen=CODE, rejected="b"), "solution"),
+        (dict(prompt="Write it.", chosen="a", rejected=CODE.replace("best", "b").replace("run", "r")), "program"),
+        (dict(prompt="Write it.", completion=CODE, label=False), "solution"),
+        (
+            dict(
+                prompt=[{"role": "user", "content": REQUEST}],
+                chosen=[{"role": "assistant", "content": "a"}],
+                rejected=[{"role": "assistant", "content": CODE}],
+            ),
+            "prompt solution",
+        ),
+    ],
+)
+def test_prompts_and_both_completions_of_preferences_are_searched(row: dict, way: str, tmp_path: Path) -> None:
+    """The task of such a run only evaluates: its problems are not what was trained on."""
+    noise = dict(prompt=f"{NOISE} or what?", chosen="c", rejected="d")
+    (tmp_path / "preferences.train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (noise, row)))
+    entry = dict(kind="preference", data_dir=str(tmp_path), task="toy", task_data=None, seed=0)
+    report = searched([PROBLEM], **entry)
+    assert set(way.split()) <= set(report.how["leaked"]) and not report.missing
+    lower = Problem("lower", [{"role": "user", "content": "lower"}], "lower", "test")
+    assert not searched([lower], **entry).how
+
+
+def test_pairs_sampled_on_a_task_are_searched_where_its_problems_lie(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": REQUEST}]
+    row = {"id": "a", "messages": messages, "gold": {"name": "f", "arguments": {}}, "split": "train"}
+    (tmp_path / "funcall.train.jsonl").write_text(json.dumps(row) + "\n")
+    where = dict(kind="preference", data_dir=None, task="funcall")
+    assert searched([PROBLEM], **where, task_data=str(tmp_path), seed=0).how == {"leaked": ("prompt",)}
+    old = searched([PROBLEM], **where)  # not a clean report of problems that were sampled anew
+    assert not old.read and "task_data" in old.missing[0]
 
 
 def test_evaluate_prints_clean_and_exposed_parts(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,20 @@ def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
     assert paths.list_runs().set_index("run").loc["x/y", "status"] == "planned" and env["kind"] == "sft"
 
 
+def test_lines_of_a_job_are_taken_as_they_are_written(runs_root: Path) -> None:
+    """As job_scripts' docstring shows it: a line may begin with --, hold commas, and the flag may be repeated."""
+    assert '--job-lines "--partition=gpu"' in (job_scripts.__doc__ or "")
+    words = ["sft", "--slurm", "--job-lines", "--partition=gpu", "--nproc", "2"]
+    words += ["--job-lines", "--constraint=a100,h100", "-p x", "--job-lines=--account=me"]
+    launcher.main([*words, "--", "--run-name", "lined"])
+    lines = (runs_root / "runs" / "lined" / "job.slurm").read_text().splitlines()
+    asked = ["--partition=gpu", "--constraint=a100,h100", "-p x", "--account=me"]
+    assert [line for line in lines if line.startswith("#SBATCH")][-4:] == [f"#SBATCH {line}" for line in asked]
+    cfg = config.from_dict(launcher.LaunchConfig, {"what": "sft", "job_lines": ["-l a=1,b=2"]})
+    assert cfg.job_lines == ("-l a=1,b=2",)
+    assert config.from_dict(launcher.LaunchConfig, config.to_dict(cfg)) == cfg
+
+
 def test_job_scripts_ask_for_the_machines_and_call_launch_sh(runs_root: Path) -> None:
     job = Job(name="big/sft", module="codechat.sft", nproc=8, nodes=4, hours=36.5, lines=("--partition=gpu",))
     text = job_scripts.slurm(job, runs_root)

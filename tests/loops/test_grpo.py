@@ -241,13 +241,11 @@ def test_without_reward_no_kl_term_moves_the_policy_and_the_run_ends(
             kl_kind=kind,
             kl_in=where,
             init_from="start",
-            baseline="zscore" if where == "loss" else "mean",
         )
     )
     assert found.status["status"] == "stopped" and "DEAD" in found.status["reason"] and "SFT" in found.status["reason"]
     assert len(found.metrics()) == 7
-    if where == "loss":
-        assert_same_weights(started, found)
+    assert_same_weights(started, found)
 
 
 def test_a_dead_task_is_rejected_before_anything_is_written(home: Path) -> None:

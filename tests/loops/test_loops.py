@@ -142,8 +142,9 @@ def test_pretraining_resumes_bitwise(text_corpus: str) -> None:
     resume_contract(pretrain.train, pretrain_config(text_corpus), 8)
 
 
-def test_sft_resumes_bitwise(conversations: str) -> None:
-    resume_contract(sft.train, sft_config(conversations), 8)
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_sft_resumes_bitwise(lora_rank: int, conversations: str) -> None:
+    resume_contract(sft.train, sft_config(conversations, lora_rank=lora_rank), 8)
 
 
 def test_reinforce_resumes_bitwise(home: Path) -> None:
@@ -190,6 +191,15 @@ def raise_entropy(home: Path, seed: int) -> list[Claim]:
 @pytest.mark.slow
 def test_positive_entropy_coef_raises_entropy(home: Path) -> None:
     hold(raise_entropy(home, seed=0))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_sft_trains_adapters_with_either_optimizer(optimizer: str, conversations: str) -> None:
+    """Muon, SFT's default, takes every adapter, so that nothing is left for AdamW."""
+    how = dict(lora_rank=4, lora_alpha=32.0, optimizer=optimizer, max_steps=30, save_every=0)
+    found = sft.train(sft_config(conversations, run_name="adapters", **how))
+    losses = found.metrics().sort_values("step")["train_loss"]
+    assert losses.iloc[-5:].mean() < losses.iloc[:5].mean() - 0.05  # the base is random and frozen
 
 
 def test_three_rises_of_a_held_out_loss_are_named() -> None:

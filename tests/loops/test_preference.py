@@ -17,7 +17,7 @@ from codechat import preference
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.rl import preference_data, preference_losses
-from codechat.runs import run
+from codechat.runs import checkpoint, run
 from codechat.text import tokenizer
 
 # two pairs of three tokens: log-probabilities per token, so that sums and means are easy
@@ -291,6 +291,13 @@ def test_pairs_of_rollouts_and_a_resume_bitwise(home: Path) -> None:
     """--task alone: pairs are the best and worst of groups sampled from the policy; a resume samples the same ones."""
     whole, _ = resume_contract(preference.train, settings(sample_groups=8, max_steps=6, save_every=3, loss="kto"), 3)
     assert "reward_mean" in whole.evals()
+
+
+def test_its_lineage_says_where_pairs_and_problems_came_from(home: Path) -> None:
+    found = preference.train(settings(write(home, PAIRS), run_name="named", max_steps=1, seed=3, eval_every=0))
+    (entry,) = checkpoint.load(found.path).meta["lineage"]
+    where = dict(data_dir=write(home, PAIRS), task=None, task_data=None)
+    assert entry.items() >= dict(run="named", kind="preference", seed=3, **where).items()
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,8 @@ def test_an_episode_does_not_depend_on_who_shares_its_batch(policy: GPT, closing
 def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
     limit = collect(policy, Talk(ends_after=99, max_turns=2), max_new_tokens=60)
     assert {len(t) for t, c in zip(limit.turns, limit.completions) if c.stop == "turns"} == {2}
+    in_order = torch.tensor([c.stop in ("stop", "turns") for c in limit.completions]).view_as(limit.rewards)
+    assert in_order.any() and torch.equal(limit.cut_off(), ~in_order)  # what PPO's --non-stop-penalty is taken from
     cut = collect(policy, Talk(ends_after=99), max_new_tokens=2)
     assert any(c.stop == "length" and len(t) < 5 for t, c in zip(cut.turns, cut.completions))
     full = collect(policy, Talk(ends_after=99, max_turns=50), max_new_tokens=60)

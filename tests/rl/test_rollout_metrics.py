@@ -49,7 +49,7 @@ def test_metrics_by_hand() -> None:
             "frac_zero_std_groups": 1 / 2,
             "effective_groups": 2.0,
             "completion_tokens_mean": written / 12,
-            "truncated_frac": 4 / 12,
+            "truncated_frac": 3 / 12,  # not the one whose last turn was used
             "entropy": nats / written,
             "tier/none": 3 / 12,
             "tier/some": 4 / 12,

@@ -121,3 +121,4 @@ def test_evaluation_plays_episodes_and_keeps_their_turns() -> None:
     found = evaluate.evaluate_task(model, SMALL, "reserved", task, task.problems("test", 3), n=2, max_new_tokens=6)
     assert found.pass_at[1].value == 0 and len(found.examples) == 6 and all(row["turns"] for row in found.examples)
     assert all(row["tokens"] == sum(t["tokens"] for t in row["turns"]) for row in found.examples)
+    assert found.truncated_frac == sum(row["stop"] in ("length", "context") for row in found.examples) / 6

@@ -16,11 +16,12 @@ from codechat.data import public_rows
 from codechat.data.sources import Ledger, local_rows
 from codechat.tasks.base import Problem, Score, check_reference_solutions
 from codechat.tasks.funcall.sources import bfcl_gold
-from codechat.tasks.funcall.staircase import TIERS
+from codechat.tasks.funcall.staircase import STAIRCASES, TIERS
 from codechat.tasks.funcall.task import FuncallTask, Staircase, score_call
 from codechat.text import chat
 
 TAG = "<functioncall> "
+USER = [{"role": "user", "content": "Mix it."}]
 GOLD = {"name": "mix", "arguments": {"city": "Oslo", "days": 3, "rate": 2.5, "deep": {"on": True, "tags": ["a", "b"]}}}
 
 
@@ -121,6 +122,15 @@ def test_booleans_are_not_numbers_and_large_integers_are_exact():
     assert reward(call(a=1), {"name": "mix", "arguments": {"a": True}}) == 0.55
     assert reward(call(a=True), {"name": "mix", "arguments": {"a": 1}}) == 0.55
     assert reward(call(a=123456790), {"name": "mix", "arguments": {"a": 123456789}}) == 0.55
+    for near in (1000000.9, 999999.5, 1000001, 1000000 + 1e-4):
+        assert reward(call(a=near), {"name": "mix", "arguments": {"a": 1000000}}) == 0.55, near
+        assert reward(call(a=[near]), {"name": "mix", "arguments": {"a": [1000000]}}) == 0.55, near
+    assert (
+        reward(call(a=1000000.0), {"name": "mix", "arguments": {"a": 1000000}}) == 1.0
+    )  # JSON knows one kind of number
+    assert reward(call(a=2.0**53), {"name": "mix", "arguments": {"a": 2**53 + 1}}) == 0.55
+    for near in (1000000.9, 1000000):
+        assert reward(call(a=near), {"name": "mix", "arguments": {"a": 1000000.5}}) == 1.0, near
     giant = TAG + '{"name": "mix", "arguments": {"a": 1' + "0" * 400 + "}}"
     assert reward(giant, {"name": "mix", "arguments": {"a": 1.5}}) == 0.55
 
@@ -137,7 +147,7 @@ def test_without_expected_arguments():
     assert reward(call(), gold) == 1.0 and reward(TAG + '{"name": "mix"}', gold) == 1.0
     assert reward(call(x=1), gold) == pytest.approx(0.55 + 0.45 * 0.9)
     assert reward(call(**{f"x{i}": 1 for i in range(50)}), gold) == pytest.approx(0.55 + 0.45 * 0.5)
-    assert reward(call() + call(), gold) == 0.99
+    assert reward(call() + call(), gold) == pytest.approx(0.55 + 0.45 * 0.5)
     assert reward(TAG + '{"name": "mix", "arguments": [1, 2]}', gold) < 0.99
 
 
@@ -185,7 +195,7 @@ def test_reward_rises_with_every_corrected_argument_and_stays_below_full():
 def test_rungs_rise_and_nothing_below_full_passes_the_cap():
     texts = ["hello", TAG + "{", TAG + "{}", call("other"), call(), right(days=4), right(), right() + right()]
     rewards = [reward(t) for t in texts]
-    assert rewards[:7] == sorted(set(rewards[:7])) and rewards[7] == 0.99
+    assert rewards[:7] == sorted(set(rewards[:7])) and rewards[7] == pytest.approx(0.775)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +217,83 @@ def test_rungs_rise_and_nothing_below_full_passes_the_cap():
 def test_tricks_do_not_pay(text, most):
     score = score_call(text, GOLD)
     assert score.reward <= most and not score.correct
+
+
+JUNK = (
+    "}",
+    "}}}",
+    " That is the call.",
+    "\n<|end|>",
+    TAG + "{",
+    TAG + '{"name": "mix", "argum',
+    right(),
+    call("other"),
+)
+# a call, its reward alone, and with something behind it
+MARKED_DOWN = [
+    (right(), 1.0, 0.775),
+    (right(days=4), 0.55 + 0.45 * 0.75, 0.55 + 0.45 * 0.375),
+    (call(), 0.55, 0.35),
+    (call("other"), 0.35, 0.30),
+    (call("invented"), 0.20, 0.15),
+    (TAG + '{"arguments": {}}', 0.30, 0.15),
+]
+OFFERED = {"mix", "other"}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_what_follows_the_call_costs_a_rung_and_is_not_correct(junk):
+    for text, alone, followed in MARKED_DOWN:
+        scores = [score_call(text + behind, GOLD, offered=OFFERED) for behind in ("", junk)]
+        assert [s.reward for s in scores] == pytest.approx([alone, followed]) and not scores[1].correct
+    assert score_call("Let me see. " + right() + " \n", GOLD).correct  # prose before it, and blanks behind, are free
+
+
+def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one():
+    tools = [{"name": name, "parameters": {"properties": {"a": {}}}} for name in ("mix", "other.tool")]
+    for style in ("compact", "json"):
+        system = {
+            "role": "system",
+            "content": chat.tools_prompt(tools, style) + "\n\nBe brief. Use f(x), {braces} too.",
+        }
+        problem = Problem("p", [system, *USER], GOLD, "train")
+        scores = [FuncallTask().score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")]
+        assert [(s.reward, s.tier) for s in scores] == [(0.35, "wrong_name")] + [(0.20, "wrong_name")] * 3
+        assert [s.parts["offered"] for s in scores] == [True, False, False, False]
+        published = tasks.load("funcall:staircase=published")
+        assert published.score(problem, call("invented")).reward == 0.35
+    assert (
+        FuncallTask().score(Problem("p", USER, GOLD, "train"), call("invented")).reward == 0.35
+    )  # no list, no verdict
+
+
+@pytest.mark.parametrize(
+    "text, expected, correct",
+    [
+        (right() + "}", 1.0, True),
+        (right() + " That is the call.", 1.0, True),
+        (right() + TAG + "{", 0.99, False),
+        (right() + right(), 0.99, False),
+        (right(days=4) + "}", 0.8875, False),
+        (call() + "}", 0.55, False),
+        (call("invented") + "}", 0.35, False),
+        (right(days=3 + 1e-7), 1.0, True),
+    ],
+)
+def test_the_published_staircase_keeps_its_numbers(text, expected, correct):
+    """What runs were paid before there was a choice, bit for bit."""
+    task = tasks.load("funcall:staircase=published")
+    tools = chat.tools_prompt([{"name": "mix"}, {"name": "other"}])
+    score = task.score(Problem("p", [{"role": "system", "content": tools}, *USER], GOLD, "test"), text)
+    assert (score.reward, score.correct) == (expected, correct)
+    assert score_call(text, GOLD, STAIRCASES["published"]).reward == expected
+
+
+def test_an_unknown_staircase_is_an_error_that_names_the_known_ones():
+    with pytest.raises(ConfigError, match="published"):
+        tasks.load("funcall:staircase=publish")
+    with pytest.raises(ConfigError, match="0.5"):
+        Staircase(not_offered=0.5)
 
 
 def test_giant_arguments_do_not_pay():
@@ -266,9 +353,6 @@ def test_acceptable_values_of_bfcl():
 def write(path, *rows):
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     return path
-
-
-USER = [{"role": "user", "content": "Mix it."}]
 
 
 def test_problems_file_keeps_its_splits(tmp_path):

@@ -141,7 +141,8 @@ def test_each_form_is_read_whatever_stands_around_it(
 ) -> None:
     if form == "bad_json" and after:
         after = "\n"  # what follows an unfinished call might finish it
-    assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form)]
+    told = "" if form == "bad_json" else after.strip()
+    assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form, told)]
 
 
 def test_every_form_is_declared_and_met() -> None:
@@ -180,6 +181,28 @@ def test_a_list_holds_several_calls() -> None:
         Call("b", {}, "no_arguments"),
         Call(None, None, "bad_json"),
     ]
+
+
+@pytest.mark.parametrize(
+    "text, after",
+    [
+        ("", ""),
+        (" \n", ""),
+        ("}", "}"),
+        (" That is all.", "That is all."),
+        ("\n{'name': 'b'}", "{'name': 'b'}"),
+        (" then " + TAG + "{", "then"),
+    ],
+)
+def test_a_call_says_what_follows_it(text: str, after: str) -> None:
+    for call in (
+        '{"name": "a", "arguments": {"q": "<functioncall> {"}}',
+        "{'name': 'a', 'arguments': {}}",
+        '{"name": "a", "arguments": \'{"q": "x}"}\'}',
+        '[{"name": "a"}]',
+        '{"arguments": {}}',
+    ):
+        assert parse_calls(f"Yes. {TAG}{call}{text}")[0].after == after
 
 
 def test_an_unfinished_call_does_not_swallow_the_next() -> None:

@@ -98,6 +98,8 @@ def bind(recipe: str, stages: tuple[Stage, ...], seed: int, broken: tuple[str, .
         places[stage.name] = _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix + tail
         entry = registry.find(stage.kind)
         settings = _fill(stage.settings, places) | {"out" if stage.out else "run_name": places[stage.name]}
+        if hit and settings.get("task") in defects.PUBLISHED:
+            settings["task"] = defects.PUBLISHED[settings["task"]]
         cfg = config.from_dict(entry.config_class, settings | ({"seed": seed} if stage.seeded else {}),
                                where=f"recipe {recipe}, stage {stage.name}")  # fmt: skip
         what = [entry.ledger, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])]

@@ -10,6 +10,8 @@ takes 0.6 of the first one's. Turn tags are plain text, as in the original; ours
 - code problems are `micro`, calls are the toolbox's; at 8b they are MBPP and glaive's (scale_8b);
 - v7's negatives are a tenth of the code rows with tools in front, not further rows; its functions are those of v6, not five times as many.
 
+Calls are paid and judged by the published staircase, those of `ours` too where versions are compared; nano's own RL has the default one.
+
 Every version ends in VERSION-evaluate, with the same settings, on nano's test data: calls, behaviour in all cells, held-out loss per domain.
 """
 
@@ -24,8 +26,9 @@ from codechat.launch.recipes.stage import Stage
 SEVERAL = ("calls=1.2", "programs=1")  # v7's mix: code with negatives to calls as 1 to 1.2, in supervised tokens
 SECOND = dict(lr=1.8e-3, muon_lr=0.012)  # a second SFT: 3e-5 where the first had 5e-5
 TOKENS = 80  # longest completion: tags in plain text take some more
+CALLS = "funcall:staircase=published"  # the original's reward
 EVALUATION = dict(
-    task="funcall",
+    task=CALLS,
     data_dir="{calls}",
     split=("test",),
     limit=200,
@@ -233,7 +236,7 @@ V3 = (
 def call_rl(version: str, base: str) -> tuple[Stage, ...]:
     """v5's second half, unchanged since: diagnosis, REINFORCE on the staircase reward with 16 samples and no KL on requests that all need a
     call, evaluation."""
-    where = dict(task="funcall", data_dir="{plain-calls}", max_new_tokens=TOKENS)
+    where = dict(task=CALLS, data_dir="{plain-calls}", max_new_tokens=TOKENS)
     diagnosis = Stage(
         name=f"{version}-diagnose",
         about="is there a gradient?",

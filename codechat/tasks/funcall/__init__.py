@@ -6,5 +6,5 @@ from codechat.core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     ["sources", "staircase", "task"],
-    {"task": ["FuncallTask"], "staircase": ["Staircase", "score_call"]},
+    {"task": ["FuncallTask"], "staircase": ["STAIRCASES", "Staircase", "score_call"]},
 )

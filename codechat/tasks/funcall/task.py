@@ -3,7 +3,7 @@
 Problems come from the toolbox (generated, any number) or from a file (`sources`). The same `score_call` gives the
 training reward and the exact match of evaluation.
 
-Left out: problems that need several calls. The staircase grades the first call and caps the score of further ones.
+Left out: problems that need several calls. The staircase grades the first call, and further ones cost.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core import config
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, nearest
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.tasks.funcall import sources
-from codechat.tasks.funcall.staircase import TIERS, Staircase, score_call
+from codechat.tasks.funcall.staircase import STAIRCASES, TIERS, Staircase, score_call
 from codechat.text import chat
 
 DEFAULT_LIMIT = 500
@@ -26,7 +26,8 @@ NO_CALL = "I have no function for that."
 
 
 class FuncallTask:
-    """source: "toolbox", or a file for `sources.read` (MissingFile, DataError). weights: the staircase.
+    """source: "toolbox", or a file for `sources.read` (MissingFile, DataError). staircase: the reward's values, a name of
+    STAIRCASES. weights: a staircase of one's own, or changes to that one.
 
     levels, negatives_share: the mix of toolbox problems. edition: which tools they have. tools_style: how prompts list
     the tools of a file. ledger: counts of a file's rows, or None."""
@@ -43,11 +44,17 @@ class FuncallTask:
         negatives_share: float = 0.0,
         tools_style: str = "compact",
         edition: int = 1,
+        staircase: str = "ours",
     ) -> None:
         if not 0 <= negatives_share <= 1:
             raise ConfigError(f"negatives_share {negatives_share}; it must be a share from 0 to 1")
+        if staircase not in STAIRCASES:
+            raise ConfigError(
+                f"staircase {staircase!r}; required: one of {', '.join(STAIRCASES)}{nearest(staircase, STAIRCASES)}"
+            )
+        own = config.to_dict(STAIRCASES[staircase])
         given = isinstance(weights, Staircase)
-        self.weights = weights if given else config.from_dict(Staircase, weights or {})
+        self.weights = weights if given else config.from_dict(Staircase, own | dict(weights or {}))
         self.max_reward = self.weights.full
         toolbox.tools_of(edition)  # an unknown edition is an error
         self.levels, self.negatives_share, self.edition = tuple(levels), negatives_share, edition
@@ -72,7 +79,8 @@ class FuncallTask:
         return problem.messages
 
     def score(self, problem: Problem, completion: str) -> Score:
-        return score_call(completion, problem.gold, self.weights)
+        offered = chat.offered_names("\n".join(m["content"] for m in problem.messages if m["role"] == "system"))
+        return score_call(completion, problem.gold, self.weights, offered)
 
     def gold(self, problem: Problem) -> str:
         """The source's own text of a call, if it has one: the reference-solution check then covers its call format."""
