@@ -20,7 +20,7 @@
 # partial credit change for a model that is almost never correct?
 #
 # **Result.** Seven tiers lead from 0 to 1. A correct call scores 1 in each of 9 notations, and none of 14
-# attempts to cheat scores more than 0.99. On the same 512 synthetic completions of a weak policy a binary
+# attempts to cheat scores more than 0.955. On the same 512 synthetic completions of a weak policy a binary
 # reward leaves under 5 % of the groups with a gradient (DEAD), the staircase over 90 % (LIVE). Of 400 correct
 # calls with arguments in single quotes, as in the original project's training data, its parser reads 0 and
 # the parser here 400.
@@ -270,7 +270,7 @@ fig
 assert [score.tier for score in climbed.values()] == list(task.tiers) == list(climbed)
 assert climbed["no_tag"].reward == 0 and climbed["full"].reward == 1
 assert len(judged) == 9 and all(score.correct and score.reward == 1 for score in judged.values())
-assert len(caught) == 14 and max(score.reward for score in caught.values()) == 0.99
+assert len(caught) == 14 and round(max(score.reward for score in caught.values()), 3) == 0.955
 assert not any(score.correct for score in caught.values())
 assert reads["with arguments"] == {"calls": 400, "their parser": 0, "here": 400}
 assert silent.pop("no_tag") == 1 and not any(silent.values())

@@ -130,6 +130,8 @@ def evaluate_task(
         examples=rows,
         formatted=tuple(getattr(task, "formatted", ())),
         grouped_by=getattr(task, "grouped_by", ""),
+        classified_by=getattr(task, "classified_by", ""),
+        classes=tuple(getattr(task, "classes", ())),
     )
 
 

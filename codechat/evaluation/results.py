@@ -40,7 +40,8 @@ class ProblemResult:
 class TaskResult:
     """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the N problems. examples: every completion
     with its score. formatted: the tiers of completions in the required format; empty where the task requires none. grouped_by: the key of
-    a problem's meta by which the task groups scores, such as "category"."""
+    a problem's meta by which the task groups scores, such as "category". classified_by, classes: the key of a score's parts whose values are
+    counted, and those values, such as what a call names."""
 
     task: str
     tiers: tuple[str, ...]
@@ -55,6 +56,8 @@ class TaskResult:
     examples: list[dict[str, Any]] = field(default_factory=list, repr=False)
     formatted: tuple[str, ...] = ()
     grouped_by: str = ""
+    classified_by: str = ""
+    classes: tuple[str, ...] = ()
 
     @property
     def N(self) -> int:  # noqa: N802  (the letter that goes with pass@k)
@@ -105,10 +108,27 @@ class TaskResult:
             members.setdefault(str(p.meta.get(self.grouped_by, "other")), []).append(p)
         return {name: (_pass_at_1(members[name]), len(members[name])) for name in sorted(members)}
 
+    def class_shares(self) -> dict[str, dict[str, float]]:
+        """Group -> class -> share of its completions; one group "" where the task has none. Empty without classes."""
+        if not self.classes:
+            return {}
+        of = {p.id: str(p.meta.get(self.grouped_by, "other")) if self.grouped_by else "" for p in self.problems}
+        counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(of.values()))}
+        for e in self.examples:
+            counts[of[e["problem"]]][e["parts"].get(self.classified_by, "")] += 1
+        return {name: {c: found[c] / max(1, found.total()) for c in self.classes} for name, found in counts.items()}
+
     def group_lines(self) -> list[str]:
         """A line for each group, then the mean in which each group counts the same; none without groups."""
-        groups, by = self.groups(), self.grouped_by
-        lines = [f"  {by} {name}: pass@1 = {passes} ({self.counts(size)})" for name, (passes, size) in groups.items()]
+        groups, by, classes = self.groups(), self.grouped_by, self.class_shares()
+
+        def shown(name: str) -> str:
+            return "; " + ", ".join(f"{c} {share:.2f}" for c, share in classes[name].items()) if classes else ""
+
+        lines = [
+            f"  {by} {name}: pass@1 = {passes} ({self.counts(size)}){shown(name)}"
+            for name, (passes, size) in groups.items()
+        ]
         return lines + ([f"  mean over {len(groups)} of {by}: {_mean(groups):.3f}"] if groups else [])
 
     def row(self) -> dict[str, float]:
@@ -124,6 +144,8 @@ class TaskResult:
             row["mean_of_groups"] = _mean(groups)
         for name, (passes, size) in groups.items():
             row |= passes.row(f"{name}/pass@1") | {f"{name}/n": size}
+        for name, shares in self.class_shares().items():
+            row |= {f"{name}/{self.classified_by}_{c}".lstrip("/"): share for c, share in shares.items()}
         return row | dict(
             exact_match=self.exact_match,
             n_samples=self.n,

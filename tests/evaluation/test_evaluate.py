@@ -31,6 +31,8 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
+from codechat.tasks.funcall.staircase import NAMED
+from codechat.tasks.toolbox import reading
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
 from codechat.text import chat, tokenizer
 
@@ -111,6 +113,21 @@ def test_evaluation_counts_what_the_task_scores(policy: tuple[GPT, tokenizer.Tok
     assert row["reward_mean/lo"] < row["reward_mean"] < row["reward_mean/hi"]
     for part in ("pass@1 = ", "pass@4 = ", "n=4", "N=8", "temperature=1"):
         assert part in str(found)
+
+
+def test_completions_are_counted_by_group_and_class(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    problems = [p for stratum in ("call", "unfitting") for p in reading.problems("test", 4, shares={stratum: 1.0})]
+    task = tasks.load("funcall")
+    task.grouped_by = "stratum"
+    result = evaluate.evaluate_task(*policy, "reserved", task, problems, n=2, max_new_tokens=8)
+    shares, row = result.class_shares(), result.row()
+    assert list(shares) == ["call", "unfitting"] and list(shares["call"]) == list(NAMED)
+    for name in shares:
+        mine = [e for e in result.examples if f"-{name}-" in e["problem"]]
+        assert len(mine) == 8 and sum(shares[name].values()) == pytest.approx(1)
+        for c in NAMED:
+            assert shares[name][c] == sum(e["parts"]["named"] == c for e in mine) / 8 == row[f"{name}/named_{c}"]
+    assert len(result.group_lines()) == 3
 
 
 def test_draws_do_not_depend_on_the_other_problems_or_the_batch(

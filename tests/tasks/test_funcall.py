@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from noise import noise
@@ -259,7 +260,17 @@ def test_a_name_that_is_not_offered_earns_less_than_an_offered_wrong_one():
         problem = Problem("p", [system, *USER], GOLD, "train")
         scores = [FuncallTask().score(problem, call(name)) for name in ("other.tool", "invented", "f", "mix(a")]
         assert [(s.reward, s.tier) for s in scores] == [(0.35, "wrong_name")] + [(0.20, "wrong_name")] * 3
-        assert [s.parts["offered"] for s in scores] == [True, False, False, False]
+        assert [s.parts["named"] for s in scores] == ["other"] + ["not_offered"] * 3
+        named = [
+            FuncallTask().score(problem, text).parts["named"]
+            for text in (right(), "No.", "<functioncall> {", "<functioncall> {}")
+        ]
+        assert named == ["right", "no_call", "unreadable", "unreadable"]
+        without = replace(problem, gold=None)
+        assert [FuncallTask().score(without, call(n)).parts["named"] for n in ("mix", "invented")] == [
+            "other",
+            "not_offered",
+        ]
         published = tasks.load("funcall:staircase=published")
         assert published.score(problem, call("invented")).reward == 0.35
     assert (

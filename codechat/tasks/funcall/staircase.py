@@ -30,6 +30,8 @@ from codechat.core.errors import ConfigError
 from codechat.tasks.base import Score
 from codechat.text import chat
 
+# What the first call names: no call at all, no readable name, a name that the prompt does not offer, another offered one, the right one.
+NAMED = ("no_call", "unreadable", "not_offered", "other", "right")
 TIERS = ("no_tag", "bad_json", "no_name", "wrong_name", "name_only", "partial", "full")
 # An acceptable value of a BFCL argument: the argument may be omitted.
 ABSENT = ""
@@ -94,11 +96,12 @@ def score_call(
     gold: {"name", "arguments"}, optionally with "acceptable": {argument: [values]} where "" means that the argument may
     be omitted (BFCL). None: no call is correct, and any call, readable or not, is a wrong name of reward 0. offered:
     names of the functions in the prompt; empty = unknown, and then every name counts as offered. parts: calls, form,
-    trailing (whether anything follows the first call), with a wrong name offered, with a correct one matched, expected,
-    extra, f."""
+    trailing (whether anything follows the first call), named (one of NAMED), with a correct name matched, expected, extra,
+    f."""
     calls = chat.parse_calls(text)
     trailing = len(calls) > 1 or bool(calls and calls[0].after)
     parts: dict[str, Any] = {"calls": len(calls), "form": calls[0].form if calls else None, "trailing": trailing}
+    parts["named"] = _named(calls[0] if calls else None, gold, offered)
     if gold is None:
         silent = not calls
         return Score(staircase.full if silent else 0.0, "full" if silent else "wrong_name", parts, silent)
@@ -107,11 +110,19 @@ def score_call(
     tier = _failed_before_arguments(calls[0], gold["name"])
     if not tier:
         return _score_arguments(calls[0].arguments, gold, parts, staircase)
-    rung = tier
-    if tier == "wrong_name":
-        parts["offered"] = not offered or calls[0].name.strip() in offered
-        rung = tier if parts["offered"] else "not_offered"
+    rung = "not_offered" if parts["named"] == "not_offered" else tier
     return Score(_reward(rung, trailing, staircase), tier, parts, False)
+
+
+def _named(call: chat.Call | None, gold: Mapping[str, Any] | None, offered: Collection[str]) -> str:
+    if call is None:
+        return "no_call"
+    if _failed_before_arguments(call, "") != "wrong_name":
+        return "unreadable"
+    name = call.name.strip()
+    if gold is not None and name == gold["name"].strip():
+        return "right"
+    return "other" if not offered or name in offered else "not_offered"
 
 
 def _reward(rung: str, trailing: bool, staircase: Staircase) -> float:

@@ -18,7 +18,7 @@ from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score, check_split, shuffled
 from codechat.tasks.funcall import sources
-from codechat.tasks.funcall.staircase import STAIRCASES, TIERS, Staircase, score_call
+from codechat.tasks.funcall.staircase import NAMED, STAIRCASES, TIERS, Staircase, score_call
 from codechat.text import chat
 
 DEFAULT_LIMIT = 500
@@ -35,6 +35,7 @@ class FuncallTask:
     name = "funcall"
     tiers = TIERS
     grouped_by = ""  # the key of a problem's meta by which evaluations group scores
+    classified_by, classes = "named", NAMED  # the key of a score's parts whose values evaluations count
 
     def __init__(
         self,
