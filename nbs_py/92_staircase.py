@@ -172,7 +172,7 @@ plots.rl_saturation(metrics, evals, f"groups with variance, first and last ten s
 found = {f"pass@{k}, test": comparisons.paired_gains(frames, stages["evaluate"], "test", k) for k in (1, 8)}
 found["pass@1, select, last 40 steps"] = comparisons.paired_gains(frames, stages["choose"], "select")
 table = comparisons.gain_table(found)
-one, eight, late = (comparisons.mean_over_seeds(gaps) for gaps in found.values())
+one, eight, late = (gains.all for gains in found.values())
 plots.differences(table, f"RL adds {one.value:+.3f} to pass@1, {eight.value:+.3f} to pass@8, and {late.value:+.3f} after step 20")
 
 # %%
@@ -197,14 +197,14 @@ assert (reserved["cosine"] > 0.999).all() and gold["ours"] == 1 > gold["broken"]
 # %% tags=["headline"]
 tests = [run_frames.rows_of(frames["evals"], run).query("split == 'test'") for run in stages["evaluate"]]
 score = {k: np.mean([rows[f"pass@{k}"].iloc[0] for rows in tests]) for k in (1, 8)}
-above, end = sum(g.lo > 0 for g in found["pass@1, test"]), np.mean([b for _, b in variance.values()])
+above, end = sum(g.lo > 0 for g in found["pass@1, test"].seeds), np.mean([b for _, b in variance.values()])
 flat, sharpened = late.lo <= 0 <= late.hi, eight.lo <= 0 <= eight.hi
 print(f"RL minus SFT on test, mean of {len(tests)} seeds: pass@1 {one.value:+.3f} [{one.lo:+.3f}, {one.hi:+.3f}] (above 0 by problems in {above} of {len(tests)}), "
       f"pass@8 {eight.value:+.3f} [{eight.lo:+.3f}, {eight.hi:+.3f}]; SFT has {score[1]:.2f} and {score[8]:.2f}")
 print(f"does it saturate? from step 20 to 60 pass@1 on select gains {late.value:+.3f} [{late.lo:+.3f}, {late.hi:+.3f}]: "
       f"{'no gain that these seeds can show' if flat else 'still moving'}; {end:.0%} of groups have variance in the last ten steps: "
       f"{'not for want of a gradient' if end > 0.25 else 'the gradient has run out'}; {'pass@8 stays: what SFT could do is sharpened' if sharpened else 'pass@8 moves'}")
-assert len(found["pass@1, test"]) == len(stages["rl"]) and all(g.lo <= g.value <= g.hi for gaps in found.values() for g in gaps)
+assert len(found["pass@1, test"].seeds) == len(stages["rl"]) and all(g.lo <= g.value <= g.hi for gains in found.values() for g in (*gains.seeds, gains.all))
 
 # %%
 numbers = {f"live_{name}": share for name, share in live.items()} | dict(pass1=one.value, pass8=eight.value, late=late.value, variance_end=end)

@@ -92,32 +92,33 @@ def hierarchical_interval(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Mean of values (seeds, problems) with the 95 % percentile interval of a bootstrap over both.
+    """Mean of values (seeds, problems) with the 95 % percentile interval of a bootstrap over both; nan = that seed had not that problem.
 
-    All seeds have the same problems in the same order, so a resample draws seeds and, for all of them together, problems. For a paired
-    difference the values are differences. clusters: one per problem, such as its tool; clusters are then drawn instead of problems. One seed
-    gives the bootstrap over problems. With S seeds the spread over seeds is estimated from S values: with three it is rough.
-    ConfigError for values that are no table, or clusters of another length."""
+    A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. For a paired difference the values
+    are differences. clusters: one per problem, such as its tool; clusters are then drawn instead of problems. One seed gives the bootstrap
+    over problems. With S seeds the spread over seeds is estimated from S values: with three it is rough.
+    ConfigError for values that are no table, a seed without values, or clusters of another length."""
     x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 2 or not x.size or (clusters is not None and len(clusters) != x.shape[1]):
+    if x.ndim != 2 or not x.size or np.isnan(x).all(1).any() or (clusters is not None and len(clusters) != x.shape[1]):
         raise ConfigError(
             f"values of shape {x.shape} and {len(clusters or ())} clusters; "
-            "required: (seeds, problems), the same problems for each seed, and one cluster per problem"
+            "required: (seeds, problems), at least one value for each seed, and one cluster per problem"
         )
-    groups = (
-        np.unique(list(map(str, clusters)), return_inverse=True)[1] if clusters is not None else np.arange(x.shape[1])
-    )
-    n_groups, rng = int(groups.max()) + 1, np.random.default_rng(seed)
-    sums = np.stack([np.bincount(groups, row, n_groups) for row in x])  # (seeds, groups)
-    sizes = np.bincount(groups, minlength=n_groups)  # (groups,)
+    names = range(x.shape[1]) if clusters is None else map(str, clusters)
+    groups = np.unique(list(names), return_inverse=True)[1]
+    n_groups, rng, there = int(groups.max()) + 1, np.random.default_rng(seed), ~np.isnan(x)
+    sums, sizes = (
+        np.stack([np.bincount(groups, row, n_groups) for row in part]) for part in (np.where(there, x, 0), there)
+    )  # (seeds, groups) each
     means, rows = [], max(1, 2_000_000 // n_groups)
     for at in range(0, resamples, rows):
         r = min(rows, resamples - at)
         of_seeds = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), r)  # (r, seeds) times that each is drawn
         of_groups = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), r)  # (r, groups)
-        means.append(((of_seeds @ sums) * of_groups).sum(1) / (len(x) * (of_groups @ sizes)))
+        total, count = (((of_seeds @ part) * of_groups).sum(1) for part in (sums, sizes))
+        means.append(total / np.maximum(count, 1))
     lo, hi = np.percentile(np.concatenate(means), (2.5, 97.5))
-    return Interval(float(x.mean()), float(lo), float(hi))
+    return Interval(float(np.nanmean(x)), float(lo), float(hi))
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:

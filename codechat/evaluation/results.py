@@ -6,6 +6,7 @@ Left out: how completions are sampled (`evaluate`) and scored (`tasks`).
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,13 @@ from typing import Any
 
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError, MissingFile
-from codechat.evaluation.intervals import Interval, estimate_pass_at_k, paired_bootstrap, share_interval
+from codechat.evaluation.intervals import (
+    Interval,
+    estimate_pass_at_k,
+    hierarchical_interval,
+    paired_bootstrap,
+    share_interval,
+)
 from codechat.runs.run import Run
 
 
@@ -172,14 +179,29 @@ def paired_difference(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, k: int = 1, seed: int = 0
 ) -> Interval:
     """pass@k of b minus that of a with the paired bootstrap interval, from rows of per_problem.jsonl. DataError if the problems differ."""
+    before, after = zip(*_pairs(a, b, k).values(), strict=True)
+    return Interval(*paired_bootstrap(before, after, seed))
+
+
+def _pairs(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], k: int) -> dict[str, tuple[float, float]]:
+    """{problem: its pass@k in a and in b}, in the order of b."""
     by_id = {row["id"]: row for row in a}
     if len(by_id) != len(a) or by_id.keys() != {row["id"] for row in b} or len(a) != len(b):
         raise DataError(
             f"{len(a)} and {len(b)} problems that are not the same; a paired difference needs the same ids, each once"
         )
-    in_order = [by_id[row["id"]] for row in b]
-    first, second = ([estimate_pass_at_k(r["n"], r["c"], k) for r in rows] for rows in (in_order, b))
-    return Interval(*paired_bootstrap(first, second, seed))
+    passed = lambda row: estimate_pass_at_k(row["n"], row["c"], k)  # noqa: E731
+    return {row["id"]: (passed(by_id[row["id"]]), passed(row)) for row in b}
+
+
+def difference_over_seeds(
+    seeds: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]], *, k: int = 1, seed: int = 0
+) -> Interval:
+    """pass@k of b minus that of a over several seeds, each with its rows (a, b) of per_problem.jsonl, with the hierarchical interval over
+    seeds and problems (`intervals.hierarchical_interval`). The seeds' problems may differ in part. DataError as of `paired_difference`."""
+    gains = [{id: after - before for id, (before, after) in _pairs(a, b, k).items()} for a, b in seeds]
+    ids = sorted(set().union(*gains))
+    return hierarchical_interval([[gain.get(id, math.nan) for id in ids] for gain in gains], seed=seed)
 
 
 def clean_and_exposed(result: TaskResult, exposed: Collection[str], *, seed: int = 0) -> dict[str, float]:

@@ -7,53 +7,45 @@ Pure functions over the frames of `run_frames`; the figures are in `plots`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from codechat.core.errors import DataError
 from codechat.evaluation.behaviour_probes import CELLS, WANTED
 from codechat.evaluation.intervals import Interval
-from codechat.evaluation.results import paired_difference
+from codechat.evaluation.results import difference_over_seeds, paired_difference
 from codechat.models.config import GPTConfig
 from codechat.reports.run_frames import Frames, rows_of
 from codechat.runs import checkpoint
 
 Row = Mapping[str, Any]
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t for the mean of so many values
 
 
-def paired_gains(frames: Frames, runs: Sequence[str], split: str, k: int = 1) -> list[Interval]:
-    """For each evaluation run: pass@k of its last checkpoint minus that of its first, paired by problem, on one
-    split."""
-    gains = []
+class Gains(NamedTuple):
+    """Paired gains of several seeds: each seed's, and all together."""
+
+    seeds: list[Interval]
+    all: Interval
+
+
+def paired_gains(frames: Frames, runs: Sequence[str], split: str, k: int = 1) -> Gains:
+    """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A run is a seed; all together
+    have the hierarchical interval over seeds and problems."""
+    pairs = []
     for run in runs:
         rows = rows_of(frames["per_problem"], run).query("split == @split")
         names = list(dict.fromkeys(rows["checkpoint"]))
-        first, last = (rows[rows["checkpoint"] == name].to_dict("records") for name in (names[0], names[-1]))
-        gains.append(paired_difference(first, last, k=k))
-    return gains
+        pairs.append(tuple(rows[rows["checkpoint"] == name].to_dict("records") for name in (names[0], names[-1])))
+    return Gains([paired_difference(*pair, k=k) for pair in pairs], difference_over_seeds(pairs, k=k))
 
 
-def mean_over_seeds(gains: Sequence[Interval]) -> Interval:
-    """The mean over seeds with Student's 95 % interval from their scatter. DataError for fewer than 2 or more than 5
-    seeds."""
-    if len(gains) not in STUDENT:
-        raise DataError(f"{len(gains)} seeds; required 2 to 5 for an interval of their mean")
-    values = np.array([g.value for g in gains])
-    mean, half = float(values.mean()), STUDENT[len(values)] * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
-
-
-def gain_table(gains: Mapping[str, Sequence[Interval]]) -> pd.DataFrame:
-    """name, value, lo, hi: each seed's gain and the mean of all, in order."""
+def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:
+    """name, value, lo, hi: each seed's gain and that of all, in order."""
     rows = []
     for name, found in gains.items():
-        rows += [(f"{name}, seed {i}", gain) for i, gain in enumerate(found)]
-        rows.append((f"{name}, mean of {len(found)}", mean_over_seeds(found)))
+        rows += [(f"{name}, seed {i}", gain) for i, gain in enumerate(found.seeds)]
+        rows.append((f"{name}, {len(found.seeds)} seeds", found.all))
     return pd.DataFrame([dict(name=name, value=g.value, lo=g.lo, hi=g.hi) for name, g in rows])
 
 

@@ -40,7 +40,19 @@ def test_problems_of_one_tool_are_drawn_together() -> None:
     assert unequal.value == pytest.approx(0.9) and (unequal.lo, unequal.hi) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("values, clusters", [([], None), ([1.0, 2.0], None), ([[1.0, 2.0]], ["a"])])
+def test_seeds_with_other_problems_count_what_they_have() -> None:
+    rng, nan = np.random.default_rng(0), np.nan
+    x = rng.normal(0, 1, (2, 200))
+    apart = np.concatenate([np.where(np.arange(400) < 200, np.tile(row, 2), nan)[None] for row in x])
+    apart[1] = apart[1][::-1]  # no problem in common
+    found = hierarchical_interval(apart)
+    assert found.value == pytest.approx(x.mean()) and found.lo < found.value < found.hi
+    assert hierarchical_interval([[1.0, nan], [nan, 1.0]]).value == 1
+
+
+@pytest.mark.parametrize(
+    "values, clusters", [([], None), ([1.0, 2.0], None), ([[1.0, 2.0]], ["a"]), ([[1.0], [float("nan")]], None)]
+)
 def test_other_shapes_are_an_error(values: list, clusters: list | None) -> None:
     with pytest.raises(ConfigError):
         hierarchical_interval(values, clusters=clusters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import pandas as pd
 import pytest
 from raising import raising
 
-from codechat.core.errors import DataError, MissingFile, RunError
+from codechat.core.errors import MissingFile, RunError
 from codechat.evaluation.behaviour_probes import CELLS
-from codechat.evaluation.intervals import Interval
 from codechat.reports import build, comparisons, html, run_checks, run_frames
 from codechat.reports.style import colour_of
 from codechat.runs.run import Run
@@ -175,13 +175,21 @@ def test_a_version_has_one_colour_in_all_its_stages_and_no_two_versions_share_on
 # ---------------------------------------------------------------- comparisons
 
 
-def test_seeds_are_pooled_by_their_scatter_and_not_by_their_problems() -> None:
-    found = comparisons.mean_over_seeds([Interval(v, v - 0.001, v + 0.001) for v in (0.01, 0.02, 0.06)])
-    half = 4.303 * pd.Series([0.01, 0.02, 0.06]).std() / 3**0.5
-    assert (found.value, found.lo, found.hi) == pytest.approx((0.03, 0.03 - half, 0.03 + half)) and found.lo < 0
-    with raising(DataError, 1):
-        comparisons.mean_over_seeds([found])
-    assert list(comparisons.gain_table({"x": [found, found]})["name"]) == ["x, seed 0", "x, seed 1", "x, mean of 2"]
+def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
+    rng, rows = random.Random(0), []
+    for seed, share in enumerate((0.1, 0.5, 0.9)):
+        for i in range(50 * seed, 50 * seed + 200):  # the seeds share half of their problems or more
+            hit = int(rng.random() < share)
+            rows += [
+                dict(run=f"s{seed}", checkpoint=c, split="test", id=str(i), n=1, c=n) for c, n in (("a", 0), ("b", hit))
+            ]
+    found = comparisons.paired_gains({"per_problem": pd.DataFrame(rows)}, ["s0", "s1", "s2"], "test")
+    assert [round(g.value, 1) for g in found.seeds] == [0.1, 0.5, 0.9]
+    assert found.all.value == pytest.approx(sum(g.value for g in found.seeds) / 3)
+    assert found.all.lo < 0.25 and found.all.hi > 0.75, "the seeds differ by far more than their problems say"
+    assert max(g.hi - g.lo for g in found.seeds) < 0.15
+    names = list(comparisons.gain_table({"x": found})["name"])
+    assert names == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
 
 
 def test_wrong_calls_leave_the_cell_out_in_which_a_call_is_right() -> None:
@@ -205,8 +213,8 @@ def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
     ]
     frames = {"per_problem": pd.DataFrame(rows)}
     assert (
-        comparisons.paired_gains(frames, ["e"], "test")[0].value == pytest.approx(0.5)
-        and comparisons.paired_gains(frames, ["e"], "test", k=2)[0].value == 1
+        comparisons.paired_gains(frames, ["e"], "test").all.value == pytest.approx(0.5)
+        and comparisons.paired_gains(frames, ["e"], "test", k=2).seeds[0].value == 1
     )
     with pytest.raises(MissingFile):
         comparisons.paired_gains(frames, ["other"], "test")
