@@ -13,7 +13,8 @@ from codechat.models.config import PRESETS
 TOKENIZER = "gpt2:4096"
 MODEL = {name: value for name, value in PRESETS["nano"].items() if name != "vocab_size"}  # the corpus sets it
 RATES = dict(lr=2.4e-2, muon_lr=0.012)  # of pretraining; preset nano has the same
-ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)
+# the published staircase: every committed figure of this recipe was made with it
+ANSWER = dict(task="funcall:staircase=published", data_dir="{calls}", max_new_tokens=64)
 
 NANO = (
     Stage(

@@ -10,7 +10,7 @@ takes 0.6 of the first one's. Turn tags are plain text, as in the original; ours
 - code problems are `micro`, calls are the toolbox's; at 8b they are MBPP and glaive's (scale_8b);
 - v7's negatives are a tenth of the code rows with tools in front, not further rows; its functions are those of v6, not five times as many.
 
-Calls are paid and judged by the published staircase, those of `ours` too where versions are compared; nano's own RL has the default one.
+Calls are paid and judged by the published staircase, those of `ours` too.
 
 Every version ends in VERSION-evaluate, with the same settings, on nano's test data: calls, behaviour in all cells, held-out loss per domain.
 """
@@ -321,7 +321,7 @@ OURS = (
         seeded=True,
         settings=dict(
             ckpt=("{sft}", "{rl}@20", "{rl}@40", "{rl}@60"),
-            task="funcall",
+            task=CALLS,
             data_dir="{calls}",
             split=("select",),
             limit=128,
