@@ -62,6 +62,9 @@ ALIASES: dict[str, str | tuple[str, ...]] = {
     "max_seq_len": "block_size", "seq_len": "block_size", "sequence_len": "block_size",
 }  # fmt: skip
 
+# The field's word for a value whose own name stays, because files and finished runs hold it.
+VALUE_ALIASES = {"validation": "select"}
+
 # ---- declaring fields
 
 
@@ -240,7 +243,7 @@ def convert(tp: Any, value: Any) -> Any:
     word = str(value)
     if typing.get_origin(tp) is Literal:
         for choice in typing.get_args(tp):
-            if str(choice) == word:
+            if str(choice) in (word, VALUE_ALIASES.get(word)):
                 return choice
     elif typing.get_origin(tp) is tuple:
         return _items(tp, value)

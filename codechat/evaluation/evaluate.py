@@ -228,7 +228,7 @@ class EvaluateConfig(SamplingSettings):
         config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
     )
     split: tuple[Literal["select", "test", "test_hard"], ...] = opt(
-        ("test",), "splits: choose a checkpoint on select, the validation split, and report it on test"
+        ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
     )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
     limit: int | None = opt(None, "problems per split; none = all that the task has")

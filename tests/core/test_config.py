@@ -292,6 +292,16 @@ def test_settings_groups_are_inherited_and_listed_in_order() -> None:
     assert (Further().lr, describe(Further)[2].help) == (1e-4, "peak learning rate")
 
 
+def test_validation_is_another_name_of_the_split_select() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Splits:
+        split: tuple[Literal["select", "test"], ...] = opt(("test",), "splits")
+
+    assert parse(Splits, ["--split", "validation", "test"]).split == ("select", "test")
+    with pytest.raises(ConfigError):
+        parse(Splits, ["--split", "valid"])
+
+
 def test_help_names_the_group_that_declares_a_setting() -> None:
     lines = format_help(Grouped).splitlines()
     headings = {line for line in lines if line.endswith(":") and not line.startswith(" ")}
