@@ -83,7 +83,7 @@ def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
 
 def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> None:
     """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
-    if cfg.tags != "reserved" or cfg.model.owned >= tok.n_vocab + text.chat.N_TAGS:
+    if cfg.tags != "reserved" or cfg.model.n_ids >= tok.n_vocab + text.chat.N_TAGS:
         return
     advice = "leave --model.n-tags at 6, or set --tags text"
     if parent:

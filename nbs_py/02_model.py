@@ -93,7 +93,7 @@ print(inspect.getsource(gpt.MLP.forward))
 # multiple of 64, for which matrix units are fastest. Unused rows are never sampled.
 
 # %%
-unused = nano.padded_vocab - nano.owned
+unused = nano.padded_vocab - nano.n_ids
 rows_of = {"tokens": nano.vocab_size, "chat tags": nano.n_tags, "unused padding": unused}
 pd.Series(rows_of).to_frame("rows")
 

@@ -223,7 +223,7 @@ plots.behaviour_over_training(run, evals)
 def behaviour(row):
     """Share of expected behaviour in each cell, with its 95 % interval."""
     found = {}
-    for cell, wanted in behaviour_probes.WANTED.items():
+    for cell, wanted in behaviour_probes.EXPECTED.items():
         n = int(row[f"probe/{cell}/n"])
         hits = round(row[f"probe/{cell}/{wanted}"] * n)
         found[f"{cell.replace('_', ' ')}: {wanted}"] = wilson_interval(hits, n)

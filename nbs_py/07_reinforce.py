@@ -136,7 +136,7 @@ total, count = torch.zeros(()), 2 * sum(map(len, completions))
 for row in both:
     for completion, a in zip(completions, row):
         sequence = torch.tensor([prompt + completion])
-        logprobs = policy(sequence[:, :-1])[..., : shape.owned].log_softmax(-1)  # (1, T - 1, V)
+        logprobs = policy(sequence[:, :-1])[..., : shape.n_ids].log_softmax(-1)  # (1, T - 1, V)
         taken = logprobs.gather(-1, sequence[:, 1:, None])[0, len(prompt) - 1 :, 0]  # (C,)
         total = total + a * taken.sum()
 by_hand = -total / count

@@ -235,7 +235,7 @@ def draw(policy, n, step):
 @torch.no_grad()
 def exact_kl(policy, ids):
     """KL(policy || reference) of the next token, summed over the vocabulary, mean over the prefixes `ids`."""
-    new, old = (m(ids)[..., : shape.owned].log_softmax(-1) for m in (policy, reference))
+    new, old = (m(ids)[..., : shape.n_ids].log_softmax(-1) for m in (policy, reference))
     return float((new.exp() * (new - old)).sum(-1).mean())
 
 

@@ -75,7 +75,7 @@ print(text.tokenizer.decode(text.val[:300].tolist()))
 # %%
 rng = torch.Generator().manual_seed(0)
 small = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=text.tokenizer.n_vocab, n_tags=0), seed=0)
-windows, places, V = text.draw_windows(8, 9, rng), 8, small.cfg.owned
+windows, places, V = text.draw_windows(8, 9, rng), 8, small.cfg.n_ids
 every = torch.arange(V)[None, :, None].expand(8, V, places)  # each character once at each position, weighted by its probability
 logprobs, _ = per_token_rewards.symbol_logprobs(small, windows[:, :-1], per_token_rewards.states(small, windows[:, :-1], places), every)
 rewards = chars.dense_rewards(every, windows[:, None, -places:])

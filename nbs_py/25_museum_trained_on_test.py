@@ -40,7 +40,7 @@ import pandas as pd
 import torch
 
 from codechat import DataError, GPT, GPTConfig, contamination, conversations, defects, evaluate, optim, tokenizer
-from codechat.data.public_rows import refuse_evaluation
+from codechat.data.public_rows import reject_benchmark_rows
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import load, micro
 
@@ -148,7 +148,7 @@ print("problems that select and test share:", overlap)
 
 # %%
 try:
-    list(refuse_evaluation([{"task_id": 11, "text": "Remove the first and last occurrence.", "code": "pass", "test_list": []}], "mbpp.jsonl"))
+    list(reject_benchmark_rows([{"task_id": 11, "text": "Remove the first and last occurrence.", "code": "pass", "test_list": []}], "mbpp.jsonl"))
     message = ""
 except DataError as error:
     message = str(error)

@@ -46,7 +46,7 @@ def start(
     )
 
 
-def finish(ranks: subprocess.Popen[str], timeout: float = 400) -> str:
+def finish(ranks: subprocess.Popen[str], timeout: float = 1200) -> str:
     """What all ranks printed; none of them outlives this."""
     try:
         out, _ = ranks.communicate(timeout=timeout)

@@ -24,7 +24,7 @@ class Running:
         """OpenAI's own."""
         import openai
 
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -35,7 +35,7 @@ class Running:
         return self.send("GET", "/health")[1]
 
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        link = http.client.HTTPConnection(*self.place, timeout=30)
+        link = http.client.HTTPConnection(*self.place, timeout=300)
         data = body if isinstance(body, str | bytes | None) else json.dumps(body)
         link.request(method, path, data, {"Content-Type": "application/json", **headers})
         answer = link.getresponse()

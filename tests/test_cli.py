@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_process_cleanly() -> None:
     )
     assert process.stdout.read(9) == "half a li"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (130, "", "interrupted\n")
 
 
@@ -147,7 +147,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     os.close(read)
     process = start("--help", stdout=write)
     os.close(write)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
 
 

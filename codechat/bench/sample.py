@@ -90,7 +90,7 @@ def _without_cache(cfg: SampleBench, model: GPT, prompts: torch.Tensor) -> Any:
         with torch.no_grad(), dist.autocast(prompts.device):
             for _ in range(cfg.max_new_tokens):
                 logits = torch.nn.functional.linear(model.hidden(ids)[:, -1], model.head_weight())
-                logits = logits[:, : cfg.model.owned].float()
+                logits = logits[:, : cfg.model.n_ids].float()
                 if cfg.top_k:
                     least = logits.topk(cfg.top_k)[0][:, -1:]
                     logits = logits.masked_fill(logits < least, -torch.inf)

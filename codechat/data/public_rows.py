@@ -5,7 +5,7 @@
                     (MBPP), {messages}
     calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style), {messages}
 
-`refuse_evaluation` checks every row first: rows of a benchmark never become training data, whatever file they come in. Left out: problems that a
+`reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they come in. Left out: problems that a
 task reads from a file directly (tasks.funcall.sources).
 """
 
@@ -78,7 +78,7 @@ def evaluation_set(row: Row) -> str | None:
     return None
 
 
-def refuse_evaluation(rows: Iterable[Row], origin: str) -> Iterator[Row]:
+def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:
     """The rows, messages checked. DataError at the first row of a benchmark, or with a malformed message."""
     for number, row in enumerate(rows, 1):
         benchmark = evaluation_set(row)
@@ -114,7 +114,7 @@ def text_files(paths: Iterable[Path], root: Path, ledger: Ledger) -> Iterator[Do
 
 def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Document]:
     """Documents of rows with Python source under `code`, `content` or `text`; other languages are skipped by rule."""
-    rows = require_columns(refuse_evaluation(rows, origin), [(c,) for c in DOCUMENT_COLUMNS], origin)
+    rows = require_columns(reject_benchmark_rows(rows, origin), [(c,) for c in DOCUMENT_COLUMNS], origin)
     for number, row in enumerate(rows):
         text = next((row[c] for c in DOCUMENT_COLUMNS if c in row), None)
         language = str(row.get("language", row.get("lang", "Python"))).lower()
@@ -134,7 +134,7 @@ def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterat
     """One-turn conversations of rows with an instruction and an answer, in domain "code" where the answer is Python and "chat" where it is prose.
     Code in other languages and repeats are skipped by rule."""
     seen: set[str] = set()
-    for row in require_columns(refuse_evaluation(rows, origin), INSTRUCTION_COLUMNS, origin):
+    for row in require_columns(reject_benchmark_rows(rows, origin), INSTRUCTION_COLUMNS, origin):
         found = instruction_row(row)
         if isinstance(found, str):
             ledger.lose(found)
@@ -195,7 +195,7 @@ def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str
     """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages, with every call in canonical form. The hash of the request
     and the tools decides the split."""
     seen: set[str] = set()
-    for row in require_columns(refuse_evaluation(rows, origin), CALL_COLUMNS, origin):
+    for row in require_columns(reject_benchmark_rows(rows, origin), CALL_COLUMNS, origin):
         messages = _call_messages(row, tools_style)
         if isinstance(messages, str):
             ledger.lose(messages)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from codechat.models.gpt import GPT
 
 BEHAVIOURS = ("call", "code", "neither")
-WANTED = {
+EXPECTED = {
     "tool_with_tools": "call",
     "tool_with_other_tools": "neither",
     "tool_without_tools": "neither",
     "code_with_tools": "code",
     "code_without_tools": "code",
 }
-CELLS = tuple(WANTED)
+CELLS = tuple(EXPECTED)
 CODE = re.compile(
     r"```|^\s*(?:(?:async\s+)?def\s+\w+\s*\(|class\s+\w+.*:|import\s+\w|from\s+\w[\w.]*\s+import\b)",
     re.MULTILINE,

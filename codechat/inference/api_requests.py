@@ -76,14 +76,14 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
 def parse_completion(body: CompletionRequest, served: ServedModel) -> ParsedRequest:
     """A plain continuation, of a text or of ids as they are. ApiError names the field."""
     check_model(body.model, served)
-    tokenizer, owned = served.loaded.tokenizer, served.loaded.model.cfg.owned
+    tokenizer, n_ids = served.loaded.tokenizer, served.loaded.model.cfg.n_ids
     given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     given = [given] if isinstance(given[0], int) else given
     prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     stop_ids = tuple((one,) if isinstance(one, int) else tuple(one) for one in body.stop_token_ids or ())
     for field, lists in (("prompt", prompts), ("stop_token_ids", stop_ids)):
-        if not all(0 <= i < owned for ids in lists for i in ids):
-            raise ApiError(400, f"{field} holds ids beyond 0..{owned - 1}, which this model does not know", field)
+        if not all(0 <= i < n_ids for ids in lists for i in ids):
+            raise ApiError(400, f"{field} holds ids beyond 0..{n_ids - 1}, which this model does not know", field)
     if body.keys is not None and len(body.keys) != len(prompts):
         raise ApiError(400, f"{len(body.keys)} keys for {len(prompts)} prompts; give one per prompt", "keys")
     reading = Detokenizer(tokenizer, None, stops=body.stops)

@@ -217,8 +217,8 @@ class Engine:
         if not 0 < len(prompt) < cfg.block_size:
             room = f"it must have at least 1 and leave room in the block of {cfg.block_size}"
             raise ConfigError(f"the prompt has {len(prompt)} tokens; {room}; shorten it")
-        if not 0 <= min(prompt) <= max(prompt) < cfg.owned:
-            raise ConfigError(f"the prompt holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.owned - 1}")
+        if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
+            raise ConfigError(f"the prompt holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.n_ids - 1}")
         if request.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {request.max_new_tokens}; it must be at least 1")
 
@@ -317,7 +317,7 @@ class Engine:
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
         """One token for each job from its last state (B, D); finished rows leave."""
         logits = self._logits_of(hidden).float()
-        logits[:, self.model.cfg.owned :] = -math.inf
+        logits[:, self.model.cfg.n_ids :] = -math.inf
         for row, job in enumerate(jobs):
             if job.request.banned:
                 logits[row, list(job.request.banned)] = -math.inf

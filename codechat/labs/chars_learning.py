@@ -60,7 +60,7 @@ class Learner:
         self.shape = replace(cfg.model, causal=cfg.objective != "denoise")
         self.model = self._build(parent)
         self.head = ValueHead(self.shape.n_embd).to(world.device)
-        self.bigram = chars.Bigram(text.train, self.shape.owned).to(world.device)
+        self.bigram = chars.Bigram(text.train, self.shape.n_ids).to(world.device)
         frozen = cfg.kl_coef and cfg.reference == "random"
         self.frozen = self._build(parent).requires_grad_(False) if frozen else None
         first = world.rank * cfg.device_batch_size
@@ -208,7 +208,7 @@ class Learner:
             self.row["logprob_mismatch"] = float((logprobs.detach() - part.logprobs).abs().max())
         return loss
 
-    def _reference_logprobs(self, part: per_token_rewards.DenseBatch) -> Tensor:
+    def _reference_logprobs(self, part: per_token_rewards.TokenRewardBatch) -> Tensor:
         """(R, S, T) of the drawn symbols."""
         if self.frozen is None:
             return self.bigram.logprobs(part.before.expand_as(part.drawn), part.drawn)

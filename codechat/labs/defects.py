@@ -260,11 +260,11 @@ def _with_test_solutions(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lets_evaluation_in(right: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(right)
-    def refuse_evaluation(rows: Any, origin: str) -> Iterator[Any]:
+    def reject_benchmark_rows(rows: Any, origin: str) -> Iterator[Any]:
         for number, row in enumerate(rows, 1):
             yield data.public_rows.check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
 
-    return refuse_evaluation
+    return reject_benchmark_rows
 
 
 def _test_for_select(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -282,7 +282,7 @@ def _test_solutions() -> list[Swap]:
     return [
         Swap(micro, "dialogues", _with_test_solutions),
         Swap(tasks.micro, "dialogues", _with_test_solutions),  # the same function, by its public name
-        Swap(prepare, "refuse_evaluation", _lets_evaluation_in),
+        Swap(prepare, "reject_benchmark_rows", _lets_evaluation_in),
         Swap(
             prepare,
             "mbpp_split",

@@ -36,7 +36,7 @@ def mask_id(cfg: GPTConfig) -> int:
         raise ConfigError(
             f"causal={cfg.causal} with n_tags {cfg.n_tags}; a denoising model is bidirectional and has a mask: set causal=False, n_tags=1"
         )
-    return cfg.owned - 1
+    return cfg.n_ids - 1
 
 
 def mask_counts(numbers: Tensor, total: int, places: int, offset: float) -> Tensor:

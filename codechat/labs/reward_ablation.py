@@ -10,7 +10,7 @@ are logged, with `what`:
     parser    reference answers, rollouts and a file of conversations read by another parser
     weights   bfloat16 values that a few updates change, with float32 masters and without
 
-The caller provides the alternatives: `dissect` takes a context manager for each (the recipe `reward_ablation` brings
+The caller provides the alternatives: `ablate_rewards` takes a context manager for each (the recipe `reward_ablation` brings
 those of the original system).
 
 Left out: tasks other than function calls (the parts are those of a call), and optimizer moments in bfloat16.
@@ -64,7 +64,7 @@ _CALL = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnatomyConfig:
+class AblationConfig:
     """What to sample, and how many groups to differentiate."""
 
     run_name: str = opt("anatomy", "name of the run directory under runs/", identity=False)
@@ -280,7 +280,7 @@ def parser_rows(
 
 
 def weight_rows(
-    loaded: LoadedModel, batch: RolloutBatch, broken: Switch, cfg: AnatomyConfig
+    loaded: LoadedModel, batch: RolloutBatch, broken: Switch, cfg: AblationConfig
 ) -> Iterator[dict[str, Any]]:
     """Share of bfloat16 values that differ after cfg.updates AdamW steps on the same rollouts, and the distance in
     weight space."""
@@ -312,7 +312,7 @@ def _flat(model: GPT) -> Tensor:
 # ---------------------------------------------------------------- the run
 
 
-def dissect(cfg: AnatomyConfig, broken: Broken | None = None) -> Run:
+def ablate_rewards(cfg: AblationConfig, broken: Broken | None = None) -> Run:
     """Sample rollouts of each checkpoint and log all rows; mask, parser and weights only if `broken` has them, the last
     two for the first checkpoint only. Raises UserError before anything is written if a checkpoint is missing or a
     reference solution fails."""
@@ -337,7 +337,7 @@ def dissect(cfg: AnatomyConfig, broken: Broken | None = None) -> Run:
 
 
 def _rows(
-    cfg: AnatomyConfig,
+    cfg: AblationConfig,
     loaded: LoadedModel,
     task: tasks.Task,
     problems: Sequence[Problem],

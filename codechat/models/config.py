@@ -81,9 +81,9 @@ class GPTConfig:
             raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
         if self.attention == "mla":
             _check_latent_attention(self)
-        if (self.rows or self.owned) < self.owned:
+        if (self.rows or self.n_ids) < self.n_ids:
             raise ConfigError(
-                f"rows {self.rows}; required at least vocab_size + n_tags = {self.owned}; raise model.rows"
+                f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}; raise model.rows"
             )
         if not (self.rope_factor >= 1 and 0 < self.rope_low < self.rope_high and self.rope_block >= 1):
             found = ", ".join(f"{k} {getattr(self, k)}" for k in ("rope_factor", "rope_low", "rope_high", "rope_block"))
@@ -117,13 +117,13 @@ class GPTConfig:
         return self.latent_width + self.rope_width if self.attention == "mla" else 2 * self.kv_heads * self.head_dim
 
     @property
-    def owned(self) -> int:
+    def n_ids(self) -> int:
         """Embedding rows of tokens and tags, without unused padding rows; only these can be sampled."""
         return self.vocab_size + self.n_tags
 
     @property
     def padded_vocab(self) -> int:
-        return self.rows or -(-self.owned // 64) * 64
+        return self.rows or -(-self.n_ids // 64) * 64
 
     @property
     def block_matmul_params(self) -> int:

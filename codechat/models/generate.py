@@ -8,7 +8,7 @@ on the other rows, their order, or the batch size (in float32 up to the rounding
 
 Sampling runs in the caller's autocast and leaves the model in its mode. Left out: beam search, repetition penalties, speculative decoding.
 
-Shapes: B rows, T tokens, V owned vocabulary.
+Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _steps(
     full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
         logits = logits_of(hidden).float()
-        logits[:, model.cfg.owned :] = -math.inf
+        logits[:, model.cfg.n_ids :] = -math.inf
         ids, logprobs = draw(logits, how, uniform(keys, t))
         tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)
         stopped = _ends_with(tail, endings)
@@ -389,9 +389,9 @@ def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, 
     _at_least_1(max_new_tokens=max_new_tokens)
     if not prompt:
         raise ConfigError(f"prompt {index} is empty; required is at least one token, such as the end-of-text id")
-    if not 0 <= min(prompt) <= max(prompt) < cfg.owned:
+    if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
         found = f"prompt {index} holds ids {min(prompt)}..{max(prompt)}"
-        raise ConfigError(f"{found}; the model has 0..{cfg.owned - 1}; encode it with the tokenizer of the checkpoint")
+        raise ConfigError(f"{found}; the model has 0..{cfg.n_ids - 1}; encode it with the tokenizer of the checkpoint")
     room = cfg.block_size - len(prompt)
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
         remedy = f"set max_new_tokens to {room} or less, or shorten" if room > 0 else "shorten"

@@ -180,7 +180,7 @@ class GPT(nn.Module):
         return decoding.prepared(self.blocks, self.head_weight)
 
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
-        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.owned on are unused padding: never sample them."""
+        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.n_ids on are unused padding: never sample them."""
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(
@@ -195,7 +195,7 @@ class GPT(nn.Module):
         places = (flat >= 0).nonzero()[:, 0]  # the head skips tokens without a target
         hidden, flat = hidden.flatten(0, 1)[places], flat[places]
         if reduction == "none":
-            nats = -head.logprobs(hidden, self.head_weight(), flat, owned=self.cfg.padded_vocab)[0]
+            nats = -head.logprobs(hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab)[0]
             return nats.new_zeros(targets.numel()).index_put((places,), nats).view_as(targets)
         total = head.cross_entropy(hidden, self.head_weight(), flat)
         return total if reduction == "sum" else total / max(1, len(places))
@@ -220,7 +220,7 @@ class GPT(nn.Module):
             hidden[places],
             self.head_weight(),
             flat[places],
-            owned=self.cfg.owned,
+            n_ids=self.cfg.n_ids,
             temperature=temperature,
             entropy_grad=entropy_grad,
         )

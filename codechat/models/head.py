@@ -30,13 +30,13 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, owned: int, temperature: float = 1.0, entropy_grad: bool = False
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, n_ids: int, temperature: float = 1.0, entropy_grad: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
 
-    The distribution is softmax(logits / temperature) over the first `owned` rows of the weight. The entropy carries
+    The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy carries
     gradient only with entropy_grad."""
-    found, entropy = _Logprobs.apply(hidden, weight[:owned], targets, temperature, _compute_dtype(hidden))
+    found, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, _compute_dtype(hidden))
     return found, entropy if entropy_grad else entropy.detach()
 
 

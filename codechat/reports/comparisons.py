@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from codechat.evaluation.behaviour_probes import CELLS, WANTED
+from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import Interval
 from codechat.evaluation.results import difference_over_seeds, paired_difference
 from codechat.models.config import GPTConfig
@@ -53,12 +53,12 @@ def expected_behaviour(row: Row, cell: str) -> tuple[int, int]:
     """(completions with the expected behaviour, all completions) of a cell of the behaviour matrix; (0, 0) if it was
     not probed."""
     n = row.get(f"probe/{cell}/n", 0)
-    return (round(row[f"probe/{cell}/{WANTED[cell]}"] * n), int(n)) if n > 0 else (0, 0)
+    return (round(row[f"probe/{cell}/{EXPECTED[cell]}"] * n), int(n)) if n > 0 else (0, 0)
 
 
 def wrong_calls(row: Row) -> tuple[int, int]:
     """(calls, completions) over the cells in which no call is correct."""
-    cells = [c for c in CELLS if WANTED[c] != "call" and row.get(f"probe/{c}/n", 0) > 0]
+    cells = [c for c in CELLS if EXPECTED[c] != "call" and row.get(f"probe/{c}/n", 0) > 0]
     calls = sum(round(row[f"probe/{c}/call"] * row[f"probe/{c}/n"]) for c in cells)
     return calls, int(sum(row[f"probe/{c}/n"] for c in cells))
 

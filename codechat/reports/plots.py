@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
 
-from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, WANTED
+from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, EXPECTED
 from codechat.evaluation.intervals import wilson_interval
 from codechat.labs.scaling_law import Law
 from codechat.reports.style import (
@@ -540,7 +540,7 @@ def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = N
     fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
     for cell in CELLS:
         _draw_cell(axes[_GRID[cell]], evals, cell)
-        axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {WANTED[cell]} expected", fontsize=7.5, loc="left")
+        axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {EXPECTED[cell]} expected", fontsize=7.5, loc="left")
     axes[1, 1].set_axis_off()
     axes[0, 0].set_ylim(-0.03, 1.03)
     for ax in axes[:, 0]:
@@ -565,7 +565,7 @@ def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
     for which in BEHAVIOURS:
         share, colour = rows[f"probe/{cell}/{which}"], BEHAVIOUR_COLOURS[which]
         bands = [wilson_interval(round(p * k), k) for p, k in zip(share, n)]
-        width, size = (2.0, 4) if which == WANTED[cell] else (1.1, 2.5)
+        width, size = (2.0, 4) if which == EXPECTED[cell] else (1.1, 2.5)
         ax.fill_between(
             rows["step"], [b.lo for b in bands], [b.hi for b in bands], color=colour, alpha=0.15, linewidth=0
         )
@@ -576,7 +576,7 @@ def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
 
 def _behaviour_finding(evals: pd.DataFrame) -> str:
     """The cell whose expected behaviour is rarest at the last evaluation, in words."""
-    shares = {c: evals[f"probe/{c}/{WANTED[c]}"].dropna() for c in CELLS if f"probe/{c}/{WANTED[c]}" in evals}
+    shares = {c: evals[f"probe/{c}/{EXPECTED[c]}"].dropna() for c in CELLS if f"probe/{c}/{EXPECTED[c]}" in evals}
     if not shares:
         return "no behaviour probes"
     worst = min(shares, key=lambda c: shares[c].iloc[-1])
@@ -594,7 +594,7 @@ def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None
         share = np.full((2, 3), np.nan)
         for cell, at in _GRID.items():
             share[at] = _write_share(
-                ax, row, cell, at, f"{WANTED[cell]} {{p:.0%}}\n[{{lo:.0%}}, {{hi:.0%}}] n={{n}}", 8
+                ax, row, cell, at, f"{EXPECTED[cell]} {{p:.0%}}\n[{{lo:.0%}}, {{hi:.0%}}] n={{n}}", 8
             )
         _finish_heat(ax, share)
         ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
@@ -612,7 +612,7 @@ def behaviour_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
         for j, cell in enumerate(CELLS):
             share[i, j] = _write_share(ax, row, cell, (i, j), "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
     _finish_heat(ax, share)
-    ax.set_xticks(range(len(CELLS)), [f"{_SHORT[c]}:\n{WANTED[c]} expected" for c in CELLS], fontsize=7)
+    ax.set_xticks(range(len(CELLS)), [f"{_SHORT[c]}:\n{EXPECTED[c]} expected" for c in CELLS], fontsize=7)
     ax.set_yticks(range(len(rows)), list(rows))
     return fig
 
@@ -622,7 +622,7 @@ def _write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int
     probed."""
     if not row.get(f"probe/{cell}/n", 0) > 0:
         return np.nan
-    n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{WANTED[cell]}"]
+    n, p = int(row[f"probe/{cell}/n"]), row[f"probe/{cell}/{EXPECTED[cell]}"]
     shown, colour = wilson_interval(round(p * n), n), "black" if p > 0.55 else "white"
     words = text.format(p=p, lo=shown.lo, hi=shown.hi, n=n)
     ax.text(at[1], at[0], words, ha="center", va="center", fontsize=fontsize, color=colour)
@@ -640,10 +640,10 @@ def behaviour_of_runs(evals: Mapping[str, pd.DataFrame], title: str) -> Plot:
     fig, axes = new_figure(title, 2, 3, size=(7.6, 4.6), sharey=True)
     for ax, cell in zip(axes.flat, CELLS):
         for run, frame in evals.items():
-            name = f"probe/{cell}/{WANTED[cell]}"
+            name = f"probe/{cell}/{EXPECTED[cell]}"
             rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
             ax.plot(rows["step"], rows[name], "o-", color=colour_of(run), markersize=3, linewidth=1.3, label=run)
-        ax.set_title(f"{_SHORT[cell]}: {WANTED[cell]} expected".replace("\n", " "), fontsize=7, loc="left")
+        ax.set_title(f"{_SHORT[cell]}: {EXPECTED[cell]} expected".replace("\n", " "), fontsize=7, loc="left")
         finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
     axes[0, 0].set_ylim(-0.03, 1.03)
     axes[1, 2].set_axis_off()

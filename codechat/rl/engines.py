@@ -232,10 +232,10 @@ class Http:
             )
         if list(choice.get("prompt_token_ids") or prompt) != list(prompt):
             raise RunError(f"the server at {self.link.url} changed prompt_token_ids; rollouts need them unchanged")
-        if not 0 <= min(ids) <= max(ids) < self.shape.owned or len(ids) > max_new_tokens:
+        if not 0 <= min(ids) <= max(ids) < self.shape.n_ids or len(ids) > max_new_tokens:
             raise RunError(
                 f"the server at {self.link.url} sampled ids up to {max(ids)} in {len(ids)} tokens; the policy has ids "
-                f"0..{self.shape.owned - 1}, and max_new_tokens is {max_new_tokens}; serve the same model"
+                f"0..{self.shape.n_ids - 1}, and max_new_tokens is {max_new_tokens}; serve the same model"
             )
         stopped = choice.get("finish_reason") == "stop"
         stop = "stop" if stopped else "length" if len(ids) == max_new_tokens else "context"
@@ -278,7 +278,7 @@ class VLLM(Http):
             raise ConfigError(
                 "vLLM stops at single ids, but a turn of this model ends with several; use --tags reserved, or --engine http"
             )
-        padding = range(self.shape.owned, self.shape.padded_vocab)  # unused rows of the vocabulary
+        padding = range(self.shape.n_ids, self.shape.padded_vocab)  # unused rows of the vocabulary
         return {
             "stop_token_ids": [s[0] for s in stop],
             "top_k": top_k or -1,

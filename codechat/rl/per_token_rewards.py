@@ -32,7 +32,7 @@ from codechat.rl.advantages import Baseline, estimate_gae, group_advantages
 
 
 @dataclass(frozen=True)
-class DenseBatch:
+class TokenRewardBatch:
     """inputs (R, P + T - 1): the model's input; its last T states predict. drawn, logprobs (R, S, T): the sampled symbols and their
     log-probabilities. truth (R, 1, T): the text's symbols. truth_logprobs (R, 1, T): theirs in the contexts of the rows."""
 
@@ -57,11 +57,11 @@ class DenseBatch:
         per_window = self.group_size // self.drawn.shape[1]
         return torch.arange(len(self.inputs)).view(-1, per_window)[list(windows)].flatten()
 
-    def take(self, windows: Sequence[int]) -> DenseBatch:
+    def take(self, windows: Sequence[int]) -> TokenRewardBatch:
         """The batch of these windows."""
         at = self.rows(windows)
         tensors = (self.inputs, self.drawn, self.logprobs, self.truth, self.truth_logprobs)
-        return DenseBatch(*(x[at] for x in tensors), self.group_size)
+        return TokenRewardBatch(*(x[at] for x in tensors), self.group_size)
 
 
 def states(model: GPT, inputs: Tensor, places: int) -> Tensor:
@@ -80,22 +80,22 @@ def symbol_logprobs(
 
 
 @torch.no_grad()
-def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> DenseBatch:
+def draw_fed_by_text(model: GPT, windows: Tensor, places: int, group_size: int, uniforms: Tensor) -> TokenRewardBatch:
     """G draws at each of the last `places` symbols of windows (W, P + T), each in the text's context. uniforms: (W, G, T) in [0, 1)."""
     inputs, truth = windows[:, :-1], windows[:, None, -places:]
     hidden = states(model, inputs, places)
     logits = F.linear(hidden.flatten(0, 1), model.head_weight()).float()  # (W T, V)
-    logits[:, model.cfg.owned :] = -torch.inf
+    logits[:, model.cfg.n_ids :] = -torch.inf
     how = generate.Truncation()
     drawn = [generate.draw(logits.clone(), how, uniforms[:, g].flatten()) for g in range(group_size)]
     ids, logprobs = (torch.stack(x).view(group_size, len(windows), places).transpose(0, 1) for x in zip(*drawn))
-    return DenseBatch(inputs, ids, logprobs, truth, symbol_logprobs(model, inputs, hidden, truth)[0], group_size)
+    return TokenRewardBatch(inputs, ids, logprobs, truth, symbol_logprobs(model, inputs, hidden, truth)[0], group_size)
 
 
 @torch.no_grad()
 def draw_fed_by_itself(
     model: GPT, windows: Tensor, places: int, group_size: int, *, seed: int, first: int = 0, credit: bool = True
-) -> DenseBatch:
+) -> TokenRewardBatch:
     """G continuations of each window's first P symbols by `places` symbols, compared with its last T. Sampling depends on the seed and on
     first + the window's index.
 
@@ -109,7 +109,7 @@ def draw_fed_by_itself(
     truth_logprobs = torch.zeros_like(logprobs[:, None])
     if credit:
         truth_logprobs, _ = symbol_logprobs(model, inputs, states(model, inputs, places), truth)
-    return DenseBatch(inputs, drawn[:, None], logprobs[:, None], truth, truth_logprobs, group_size)
+    return TokenRewardBatch(inputs, drawn[:, None], logprobs[:, None], truth, truth_logprobs, group_size)
 
 
 def group_by_place(rewards: Tensor, group_size: int) -> Tensor:

@@ -133,7 +133,7 @@ def download(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[s
     program = "import sys; from codechat.runs import paths; from codechat import cli; paths.ROOT = __import__('pathlib').Path.cwd(); sys.exit(cli.main(['download', *sys.argv[1:]]))"
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     return subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, *words], cwd=home, env=environment, capture_output=True, text=True, timeout=900
     )
 
 

@@ -69,7 +69,6 @@ print("rank done")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_two_ranks_agree(tmp_path: Path) -> None:
     assert on_ranks(2, TWO, tmp_path, str(tmp_path)).count("rank done") == 2
     rows = (tmp_path / "runs" / "two" / "metrics.jsonl").read_text().splitlines()

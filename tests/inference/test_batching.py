@@ -139,7 +139,7 @@ def test_details_are_of_the_distribution_drawn_from() -> None:
     with Engine(model) as engine:
         for how in HOWS:
             (job,) = finished(engine.submit([asked([1, 2], n=6, how=how, top=90)]))
-            logits = model.model(torch.tensor([[1, 2, *job.ids]]))[0, 1:-1, : model.model.cfg.owned].detach()
+            logits = model.model(torch.tensor([[1, 2, *job.ids]]))[0, 1:-1, : model.model.cfg.n_ids].detach()
             logits = logits / (how.temperature or 1.0)
             for t, detail in enumerate(job.details):
                 p = logits[t].softmax(-1)

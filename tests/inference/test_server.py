@@ -382,7 +382,7 @@ def test_a_client_that_leaves_frees_its_rows(up: Running, slow_steps: None) -> N
     next(iter(stream))
     stream.close()
     assert up.idle()
-    link = http.client.HTTPConnection(*up.place, timeout=30)
+    link = http.client.HTTPConnection(*up.place, timeout=300)
     body = {"model": "tiny/sft", "messages": turns("?"), "temperature": 10, "n": 8, "max_tokens": 370}
     link.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     time.sleep(0.05)
@@ -406,7 +406,7 @@ def test_a_body_that_does_not_arrive_is_408(up: Running, monkeypatch: pytest.Mon
     from codechat.inference import app
 
     monkeypatch.setattr(app, "BODY_S", 0.1)
-    link = http.client.HTTPConnection(*up.place, timeout=30)
+    link = http.client.HTTPConnection(*up.place, timeout=300)
     link.putrequest("POST", "/v1/chat/completions")
     for name, value in (("Content-Type", "application/json"), ("Content-Length", "100")):
         link.putheader(name, value)
@@ -722,7 +722,7 @@ def test_without_the_extra_the_command_says_what_to_install(root: Path) -> None:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         cwd=Path(__file__).resolve().parents[2],
     )
     assert done.returncode == 2 and "pip install 'codechat[serve]'" in done.stderr and done.stderr.count("\n") == 1, (
@@ -746,7 +746,7 @@ def test_ctrl_c_ends_the_command(root: Path) -> None:
         line = process.stdout.readline()
         assert line.startswith("tiny/sft answers at http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 130 and "Traceback" not in err, err
     finally:
         process.kill()

@@ -232,14 +232,14 @@ def test_the_draws_of_a_place_share_the_texts_context() -> None:
         and torch.equal(batch.before[:, 0], windows[:, 1:-1])
     )
     full = torch.nn.functional.linear(model.hidden(windows[:, :-1]), model.head_weight())[
-        ..., : model.cfg.owned
+        ..., : model.cfg.n_ids
     ].log_softmax(-1)[:, -5:]
     want = full[:, None].expand(3, 4, 5, -1).gather(-1, batch.drawn[..., None])[..., 0]
     torch.testing.assert_close(batch.logprobs, want, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         batch.truth_logprobs[:, 0], full.gather(-1, windows[:, -5:, None])[..., 0], atol=1e-5, rtol=1e-5
     )
-    assert batch.drawn.max() < model.cfg.owned
+    assert batch.drawn.max() < model.cfg.n_ids
 
 
 def test_draws_from_text_have_the_models_frequencies() -> None:
@@ -623,7 +623,6 @@ def test_the_command(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     more = {
         "supervised": {},

@@ -441,10 +441,10 @@ def test_checkpoints_would_be_ranked_on_test_and_benchmarks_let_in() -> None:
     select, test = ([p.id for p in task.problems(split, 20)] for split in ("select", "test"))
     assert not set(select) & set(test) and public_rows.evaluation_set(row)
     with raising(DataError, "mbpp", 1):
-        list(prepare.refuse_evaluation([row], "mbpp"))
+        list(prepare.reject_benchmark_rows([row], "mbpp"))
     with switched_on("train-on-test"):
         assert [p.id for p in task.problems("select", 20)] == test
-        assert list(prepare.refuse_evaluation([row], "mbpp")) == [row] and prepare.mbpp_split(11) == "prompt"
+        assert list(prepare.reject_benchmark_rows([row], "mbpp")) == [row] and prepare.mbpp_split(11) == "prompt"
     assert [p.id for p in task.problems("select", 20)] == select
 
 

@@ -199,7 +199,7 @@ def test_gold_in_single_quotes_is_read_by_our_parser() -> None:
 
 def test_small_updates_are_lost_without_masters_and_large_ones_are_not() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "wrong_name"]])
-    cfg = reward_ablation.AnatomyConfig(ckpt=("x",), updates=2, learned=2, lrs=(1e-2, 1e-7))
+    cfg = reward_ablation.AblationConfig(ckpt=("x",), updates=2, learned=2, lrs=(1e-2, 1e-7))
     rows = {(r["lr"], r["weights"]): r for r in reward_ablation.weight_rows(model, batch, rounding, cfg)}
     assert rows[1e-7, "bfloat16 only"]["changed"] < 0.01 * rows[1e-2, "bfloat16 only"]["changed"]
     assert rows[1e-7, "bfloat16 only"]["way"] < rows[1e-7, "float32 masters"]["way"]
@@ -213,18 +213,18 @@ def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root:
             run.path, 1, model=model.model, meta={"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
         )
     broken = {"mask": first_token_only, "parser": first_token_only, "weights": rounding}
-    cfg = reward_ablation.AnatomyConfig(
+    cfg = reward_ablation.AblationConfig(
         ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8, updates=1, learned=1, lrs=(1e-3,)
     )
-    rows = reward_ablation.dissect(cfg, broken).evals()
+    rows = reward_ablation.ablate_rewards(cfg, broken).evals()
     assert {w: len(rows[rows["what"] == w]) for w in ("shape", "mask", "parser", "weights")} == dict(
         shape=4, mask=2, parser=2, weights=2
     )
     assert Run.open("anatomy").status["kind"] == "anatomy" and set(rows["checkpoint"]) == {"tiny"}
     with pytest.raises(MissingFile, match="nowhere.jsonl"):
-        reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
+        reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
     with pytest.raises(MissingFile):
-        reward_ablation.dissect(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
+        reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
     with raising(ConfigError, 64, 1, 2):
-        reward_ablation.AnatomyConfig(ckpt=("tiny",), group_size=1)
+        reward_ablation.AblationConfig(ckpt=("tiny",), group_size=1)
     assert not (runs_root / "runs" / "other").exists()

@@ -427,7 +427,7 @@ def codechat(project: Path, *words: str) -> str:
         env=environment(project),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -524,9 +524,9 @@ def test_a_run_survives_the_restart_of_the_kernel_that_started_it(project: Path,
         def run(code: str) -> str:
             client = manager.blocking_client()
             client.start_channels()
-            client.wait_for_ready(timeout=60)
+            client.wait_for_ready(timeout=600)
             shown: list[str] = []
-            reply = client.execute_interactive(code, timeout=120, output_hook=lambda m: shown.append(str(m["content"])))
+            reply = client.execute_interactive(code, timeout=900, output_hook=lambda m: shown.append(str(m["content"])))
             assert reply["content"]["status"] == "ok", reply["content"]
             client.stop_channels()
             return "".join(shown)

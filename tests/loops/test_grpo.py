@@ -322,7 +322,6 @@ def test_variants_fill_only_what_is_not_set(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, groups replaced and KL included."""
     cfg = settings(run_name="grpo", max_steps=3, variant="dapo", resample_rounds=2, kl_coef=0.1, inner_epochs=2)

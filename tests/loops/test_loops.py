@@ -231,7 +231,6 @@ def test_a_sequence_beyond_the_block_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_a_killed_process_continues_where_its_checkpoint_is(
     number: signal.Signals, text_corpus: str, home: Path
@@ -276,23 +275,22 @@ def test_a_killed_process_continues_where_its_checkpoint_is(
         "killed",
     ]
     process = subprocess.Popen(flags, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.time() + 90
+    deadline = time.time() + 600
     while not (run.exists("killed") and run.Run.open("killed").checkpoints()) and time.time() < deadline:
         time.sleep(0.02)
     os.kill(process.pid, number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     state = run.Run.open("killed").status["status"]
     assert state == ("killed" if number == signal.SIGKILL else "stopped"), err.decode()[-2000:]
     assert process.returncode != 0
-    done = subprocess.run([*flags, "--resume"], capture_output=True, timeout=120)
+    done = subprocess.run([*flags, "--resume"], capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    whole = subprocess.run([*flags[:-1], "whole"], capture_output=True, timeout=120)
+    whole = subprocess.run([*flags[:-1], "whole"], capture_output=True, timeout=900)
     assert whole.returncode == 0, whole.stderr.decode()[-2000:]
     assert_same_runs(run.Run.open("killed"), run.Run.open("whole"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_two_ranks_learn_what_one_does(text_corpus: str, conversations: str, home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch: the same losses."""
     pretrained, tuned, _ = train_one_and_two(

@@ -315,7 +315,6 @@ def test_settings_that_cannot_be_are_rejected(changes: dict, named: tuple) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     write(home, PAIRS, "select")
     cfg = settings(write(home, PAIRS), run_name="kto", loss="kto", max_steps=3)

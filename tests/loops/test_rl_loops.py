@@ -193,7 +193,6 @@ def test_one_completion_per_problem_is_enough_where_no_group_is_needed(loop: str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, for both loops in one process group."""
     cfgs = [settings(loop, run_name=loop, max_steps=3, **MORE[loop]) for loop in LOOPS]

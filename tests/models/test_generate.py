@@ -196,7 +196,7 @@ def test_greedy_takes_the_most_likely_token_and_reports_its_own_logprob() -> Non
     for prompt, completion in zip(PROMPTS, sample(model, PROMPTS, max_new_tokens=10, temperature=0)):
         ids = list(prompt)
         for _ in range(10):
-            ids.append(int(model(torch.tensor([ids]))[0, -1, : model.cfg.owned].argmax()))
+            ids.append(int(model(torch.tensor([ids]))[0, -1, : model.cfg.n_ids].argmax()))
         assert completion.ids == ids[len(prompt) :]
         expected = recomputed(model, prompt, completion, 1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-5, rtol=0)
@@ -228,7 +228,7 @@ def test_truncation_restricts_the_support_and_renormalises(top_k: int | None, to
         samples_per_prompt=400,
     )
     with torch.no_grad():
-        logits = model(torch.tensor([[3]]))[0, 0, : model.cfg.owned] / 0.8
+        logits = model(torch.tensor([[3]]))[0, 0, : model.cfg.n_ids] / 0.8
     kept = kept_tokens(logits, top_k, top_p)
     expected = dict(zip(kept, logits[kept].log_softmax(0).tolist()))
     for completion in out:

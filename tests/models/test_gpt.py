@@ -276,10 +276,10 @@ def test_loss_reductions() -> None:
 @torch.no_grad()
 def test_token_logprobs_are_those_of_owned_rows(temperature: float) -> None:
     model, ids, targets = random_model(), random_ids(2, 6), random_ids(2, 6, seed=1)
-    model.wte.weight.data[model.cfg.owned :] *= 50  # rows of nobody with huge logits must not take any mass
+    model.wte.weight.data[model.cfg.n_ids :] *= 50  # rows of nobody with huge logits must not take any mass
     targets[0, 0] = -100
     logprobs, entropy = model.token_logprobs(ids, targets, temperature=temperature)
-    p = (model(ids)[..., : model.cfg.owned].double() / temperature).softmax(-1)
+    p = (model(ids)[..., : model.cfg.n_ids].double() / temperature).softmax(-1)
     expected = p.log().gather(-1, targets.clamp(min=0)[..., None])[..., 0].float()
     counts = targets >= 0
     torch.testing.assert_close(logprobs, expected * counts, atol=1e-5, rtol=1e-5)

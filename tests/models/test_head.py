@@ -48,7 +48,7 @@ def test_cross_entropy_is_the_formula_in_value_and_gradient(chunked: int) -> Non
 def test_logprobs_are_the_formula_in_value_and_gradient(chunked: int, temperature: float, entropy_grad: bool) -> None:
     hidden, weight, targets = inputs(torch.float32)
     up = torch.randn(2, N, generator=torch.Generator().manual_seed(1))
-    found = head.logprobs(hidden, weight, targets, owned=OWNED, temperature=temperature, entropy_grad=entropy_grad)
+    found = head.logprobs(hidden, weight, targets, n_ids=OWNED, temperature=temperature, entropy_grad=entropy_grad)
     every = ((hidden @ weight.T)[:, :OWNED] / temperature).log_softmax(-1)
     entropy = -(every.exp() * every).sum(-1)
     written_out = every.gather(1, targets[:, None])[:, 0], entropy if entropy_grad else entropy.detach()
@@ -70,7 +70,7 @@ def test_under_bfloat16_autocast_entropy_and_its_gradient_are_float32(
     weight = torch.randn(2048, 32, generator=rng).requires_grad_()
     targets = torch.randint(2048, (64,), generator=rng)
     with torch.autocast("cpu", torch.bfloat16):
-        _, entropy = head.logprobs(hidden, weight, targets, owned=2048, entropy_grad=True)
+        _, entropy = head.logprobs(hidden, weight, targets, n_ids=2048, entropy_grad=True)
     h, w = (x.detach().bfloat16() for x in (hidden, weight))
     logits = (h @ w.mT).double().requires_grad_()
     every = logits.log_softmax(-1)
@@ -86,7 +86,7 @@ def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
     """exp(-200) is 0 in float32; its logarithm must not be."""
     hidden, weight = torch.eye(2)[:1] * 200, torch.eye(2)
     assert head.cross_entropy(hidden, weight, torch.tensor([1])).item() == 200
-    assert head.logprobs(hidden, weight, torch.tensor([1]), owned=2)[0].item() == -200
+    assert head.logprobs(hidden, weight, torch.tensor([1]), n_ids=2)[0].item() == -200
 
 
 def test_no_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_bfloat16_is_the_rounded_weights_and_half_the_bytes(transformers: Any, t
 @torch.no_grad()
 def test_rows_that_nobody_owns_stay_and_are_never_generated(transformers: Any, tmp_path: Path) -> None:
     model = saved()
-    model.wte.weight[model.cfg.owned :] *= 50  # the largest logits by far
+    model.wte.weight[model.cfg.n_ids :] *= 50  # the largest logits by far
     checkpoint.save(
         paths.find_run("r"), 2, model=model, meta={"tokenizer": tokenizer.load(SPEC).to_dict(), "tags": "reserved"}
     )
@@ -640,7 +640,7 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
     foreign(transformers, tmp_path / "in", template=None)
     assert imported(tmp_path / "in").tags == "text"
     loaded = imported(tmp_path / "in", overwrite=True, tags="reserved")
-    assert (loaded.model.cfg.n_tags, loaded.model.cfg.owned, loaded.model.cfg.padded_vocab) == (6, 406, 411)
+    assert (loaded.model.cfg.n_tags, loaded.model.cfg.n_ids, loaded.model.cfg.padded_vocab) == (6, 406, 411)
     assert max(chat.prompt(TALK[:1], loaded.tokenizer, loaded.tags)) == 404
     with pytest.raises(ConfigError, match="template"):
         imported(tmp_path / "in", "other", tags="template")

@@ -13,7 +13,7 @@ import pytest
 from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
-from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, WANTED
+from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, EXPECTED
 from codechat.evaluation.intervals import bootstrap_interval
 from codechat.reports import build, html, notebooks, plots, run_frames, style
 from codechat.runs import metrics, paths
@@ -29,7 +29,7 @@ def probed(share: float, n: int = 20) -> dict[str, float]:
     for cell in CELLS:
         row |= dict.fromkeys((f"probe/{cell}/{b}" for b in BEHAVIOURS), 0.0)
         row |= {f"probe/{cell}/neither": 1 - share, f"probe/{cell}/n": n}
-        row[f"probe/{cell}/{WANTED[cell]}"] = 1.0 if WANTED[cell] == "neither" else share
+        row[f"probe/{cell}/{EXPECTED[cell]}"] = 1.0 if EXPECTED[cell] == "neither" else share
     return row
 
 

@@ -97,7 +97,7 @@ def test_every_setting_that_is_compared_is_one_that_a_loop_has() -> None:
         grpo=grpo.GRPOConfig,
         evaluate=evaluate.EvaluateConfig,
         swaps=counterfactuals.SwapsConfig,
-        anatomy=reward_ablation.AnatomyConfig,
+        anatomy=reward_ablation.AblationConfig,
     )
     assert classes.keys() == run_checks.SETTINGS.keys()
     assert not {

@@ -413,7 +413,6 @@ class Process:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real process, killed with SIGKILL after the first answer of the second step and started again: the same curve as without a server."""
     port = free_port()
@@ -449,7 +448,6 @@ def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_two_ranks_over_http_learn_what_one_does_alone(up: Any, home: Path) -> None:
     there = dict(engine="http", engine_url=up.url)
     train_on_ranks(2, home, settings("reinforce", home, run_name="two", device_batch_size=2, max_steps=2, **there))
@@ -580,7 +578,7 @@ def test_vllm_gets_an_export_after_each_step_and_its_own_fields(vllm: Any, home:
     assert (
         body["top_k"] == -1
         and body["ignore_eos"]
-        and len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.owned
+        and len(body["logit_bias"]) == SHAPE.padded_vocab - SHAPE.n_ids
         and 0 <= body["seed"] < 2**63
     )
     assert len({b["seed"] for b in server.bodies}) == len(server.bodies)

@@ -240,7 +240,7 @@ print('left', flush=True)
     for _ in range(presses):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert "stopping after this step" in err
     assert (out == "left\n") == (process.returncode == 0) == (presses == 1)
     assert ("KeyboardInterrupt" in err) == (presses == 2)
@@ -440,7 +440,7 @@ except RunError as e:
 resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
 run.log(step, lr=2.0)
 """
-    out, _ = child(program, runs_root).communicate(timeout=60)
+    out, _ = child(program, runs_root).communicate(timeout=600)
     failed = int(out.split()[0])
     assert "metrics.jsonl" in out and "--resume" in out
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))

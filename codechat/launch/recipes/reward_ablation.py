@@ -10,7 +10,7 @@ from functools import partial
 
 from codechat.core import config
 from codechat.labs import defects, reward_ablation
-from codechat.labs.reward_ablation import AnatomyConfig
+from codechat.labs.reward_ablation import AblationConfig
 from codechat.runs.run import Run
 
 BROKEN = {
@@ -19,15 +19,17 @@ BROKEN = {
 }
 
 
-def dissect(cfg: AnatomyConfig) -> Run:
-    """The run of `labs.reward_ablation.dissect` with the original's mask, parser and precision as the other side."""
-    return reward_ablation.dissect(cfg, BROKEN)
+def ablate_rewards(cfg: AblationConfig) -> Run:
+    """The run of `labs.reward_ablation.ablate_rewards` with the original's mask, parser and precision as the other side."""
+    return reward_ablation.ablate_rewards(cfg, BROKEN)
 
 
 def main(argv: list[str] | None = None) -> None:
     """`python -m codechat.launch.recipes.reward_ablation`."""
     argv = sys.argv[1:] if argv is None else argv
-    dissect(config.parse(AnatomyConfig, argv, prog="python -m codechat.launch.recipes.reward_ablation", epilog=__doc__))
+    ablate_rewards(
+        config.parse(AblationConfig, argv, prog="python -m codechat.launch.recipes.reward_ablation", epilog=__doc__)
+    )
 
 
 if __name__ == "__main__":

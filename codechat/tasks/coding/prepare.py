@@ -28,7 +28,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import conversations, public_rows, sources, synthetic
 from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
-from codechat.data.public_rows import refuse_evaluation
+from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.coding.answer_text import extract
@@ -113,7 +113,7 @@ def _raw(name: str) -> Iterator[Row]:
         ("content",),
         ("task_id", "code", "test_list"),
     ]
-    return refuse_evaluation(sources.require_columns(rows, accepted, name), name)
+    return reject_benchmark_rows(sources.require_columns(rows, accepted, name), name)
 
 
 def _embedded(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row | str]:
