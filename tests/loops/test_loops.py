@@ -161,17 +161,6 @@ def test_accumulation_equals_one_large_batch(text_corpus: str, conversations: st
         assert_close_curves(one, four, "train_loss", rel=0, abs=2e-5)
 
 
-@lesson()
-def lift_toy_without_a_preset(home: Path, seed: int) -> list[Claim]:
-    rewards = reinforce.train(toy_config(run_name="toy", seed=seed)).metrics().sort_values("step")["reward_mean"]
-    return [below("first reward", rewards.iloc[0], 0.2), above("last five rewards", rewards.iloc[-5:].mean(), 0.9)]
-
-
-@pytest.mark.slow
-def test_reinforce_lifts_the_toy_task(home: Path) -> None:
-    hold(lift_toy_without_a_preset(home, seed=0))
-
-
 def test_reinforce_rejects_a_dead_task_and_stops_when_it_dies(home: Path) -> None:
     found = dead_task_contract(reinforce.train, toy_config(run_name="dead"))
     assert found.metrics()["grad_norm"].max() == 0.0  # nothing moved it while it was dead

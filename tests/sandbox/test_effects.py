@@ -265,10 +265,12 @@ CLEAN = (
 @pytest.mark.parametrize("name", SELFISH)
 def test_the_next_program_finds_everything_in_order(name: str, pool: Pool) -> None:
     test = "assert sum(attempt()) < 0" if "lazy" in name else TRY[0]
-    free, start = shutil.disk_usage("/").free, time.monotonic()
-    selfish = pool.run(Program(code=SELFISH[name], tests=[test], entry_points=("attempt",), timeout_s=1.0))
-    assert time.monotonic() - start < 12, "the pool hung"
     harmless = name in ("closed folders", "links to the library", "400 MB of output", "output by descriptor")
+    free, start = shutil.disk_usage("/").free, time.monotonic()
+    selfish = pool.run(
+        Program(code=SELFISH[name], tests=[test], entry_points=("attempt",), timeout_s=30.0 if harmless else 1.0)
+    )
+    assert time.monotonic() - start < 90, "the pool hung"
     assert selfish.passed == harmless, selfish
     if pool.level == "full":
         assert pool.run(Program(code=CLEAN, tests=TRY, entry_points=("attempt",))).passed
