@@ -34,7 +34,8 @@ examples:
 
 def format_help() -> str:
     """The text of `codechat --help`."""
-    rows = "\n".join(f"  {name:<11}{command.about}" for name, command in COMMANDS.items())
+    width = max(map(len, COMMANDS)) + 2
+    rows = "\n".join(f"  {name:<{width}}{command.about}" for name, command in COMMANDS.items())
     return f"{USAGE}\n\ncommands:\n{rows}\n\n{EXAMPLES}"
 
 

@@ -105,7 +105,9 @@ COMMANDS: dict[str, Command | Entry] = {
     **_command("filter"),
     **_command("evaluate"),
     **_command("natural"),
-    "swaps": Command("codechat.evaluation.counterfactuals", "counterfactual evaluation: change one thing of a prompt"),
+    "counterfactuals": Command(
+        "codechat.evaluation.counterfactuals", "counterfactual evaluation: change one thing of a prompt"
+    ),
     "appworld": Command("codechat.inference.play_appworld", "AppWorld episodes, scored by its own evaluation"),
     "plan": Command("codechat.launch.planner", "memory, hours and cost of a configuration on GPUs"),
     "launch": Command("codechat.launch.launcher", "start a run on one or many GPUs, detached; follow and stop it"),
@@ -123,7 +125,7 @@ COMMANDS: dict[str, Command | Entry] = {
     "download": Command("codechat.data.download", "fetch a model or data set from the Hugging Face hub"),
     "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
 }  # in the order of --help
-FORMER_COMMANDS = {"talk": "chat"}  # still accepted
+FORMER_COMMANDS = {"talk": "chat", "swaps": "counterfactuals"}  # still accepted
 
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:

@@ -1,6 +1,6 @@
 """Counterfactual (minimal-pair) evaluation: swap one thing in a prompt; does the answer follow, ignore the swap, or break?
 
-    codechat swaps --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
+    codechat counterfactuals --ckpt nano/sft nano/rl@best --data-dir data/nano/sft
 
     tools_off       a neutral system block replaces the one with tools: a call is now wrong
     tools_on        tools are offered with a request for code: code is still right
@@ -269,8 +269,12 @@ def _shown(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat swaps`, `python -m codechat.evaluation.counterfactuals`."""
-    run_swaps(config.parse(SwapsConfig, sys.argv[1:] if argv is None else argv, prog="codechat swaps", epilog=__doc__))
+    """`codechat counterfactuals`, `python -m codechat.evaluation.counterfactuals`."""
+    run_swaps(
+        config.parse(
+            SwapsConfig, sys.argv[1:] if argv is None else argv, prog="codechat counterfactuals", epilog=__doc__
+        )
+    )
 
 
 if __name__ == "__main__":
