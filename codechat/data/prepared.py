@@ -48,8 +48,11 @@ def require_kind(out: Path, kind: str) -> None:
         raise DataError(f"{out} holds {other}; {kind} need a directory of their own; choose another --out")
 
 
-def write(out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any) -> dict[str, Any]:
-    """Write `files` (name -> rows) and add them to the manifest, which is returned; ledgers are counts of the sources."""
+def write(
+    out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg: Any, **measured: Any
+) -> dict[str, Any]:
+    """Write `files` (name -> rows) and add them to the manifest, which is returned; ledgers are counts of the sources, measured: further
+    entries of the manifest."""
     path = out / corpus.MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
     files = {name: rows for name, rows in files.items() if rows}
@@ -60,6 +63,7 @@ def write(out: Path, files: Mapping[str, list[Row]], ledgers: list[Ledger], cfg:
         manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text)}
     counted = _supervised(files, tokenizer.load(cfg.tokenizer))
     manifest["domains"] |= counted
+    manifest |= measured
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts

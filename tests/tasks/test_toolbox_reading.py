@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import TOOLS, generated, reading
+from codechat.tasks.toolbox import TOOLS, generated, prepare, reading, tools_of
 from codechat.text import chat
 
 MIX = reading.Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
@@ -152,3 +154,46 @@ def test_unknown_strata_and_missing_code_requests_are_errors() -> None:
         reading.problems("test", 10, shares={"nonsense": 1.0})
     with pytest.raises(ConfigError):
         reading.problems("test", 10, shares={"code": 1.0})
+
+
+def test_values_that_training_has_are_counted() -> None:
+    def problem(value: object) -> dict[str, object]:
+        return {"gold": {"name": "f", "arguments": {"a": value}}, "messages": []}
+
+    call = chat.format_call("f", {"x": [314, "Lutis"]})
+    files = {
+        "calls.train": [{"messages": [{"role": "assistant", "content": call}]}],
+        "copy.train": [
+            {"messages": [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "Brelan 2718"}]}
+        ],
+        "funcall.train": [problem("dopis"), {"gold": None}],
+        "funcall.test": [problem(v) for v in (314, "lutis", 2718, "Dopis", [314, "new"], "new")] + [{"gold": None}],
+    }
+    assert prepare.values_seen(files)["test"] == {"calls": 6, "seen": 4}
+
+
+def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
+    words = [
+        "--tokenizer",
+        "bytes",
+        "--max-examples",
+        "200",
+        "--copies",
+        "50",
+        "--problems",
+        "100",
+        "--eval-examples",
+        "50",
+    ]
+    words += ["--probes", "0", "--edition", "2", "--reading.renamed", "0.5", "--out", str(tmp_path)]
+    manifest = prepare.prepare_calls(parse(prepare.CallsConfig, words))
+    task = FuncallTask(source=tmp_path)
+    assert task.grouped_by == "stratum" and manifest["values"]["test"]["calls"] == 30
+    kinds = {
+        split: Counter(p.meta["stratum"] for p in task.problems(split)) for split in ("train", "test", "test_hard")
+    }
+    assert kinds["test"] == dict(call=20, unfitting=10, no_tools=5, code=5, chain_1=5, chain_2=5)
+    assert kinds["test_hard"] == dict(tool=20, phrasing=15, renamed=15) and kinds["train"].total() == 100
+    unseen = {t.name for t in tools_of(2, True)}
+    asked = {p.meta["tool"] for p in task.problems("test_hard") if p.meta["stratum"] == "tool"}
+    assert asked <= unseen and not unseen & {p.meta.get("tool") for p in task.problems("train")}

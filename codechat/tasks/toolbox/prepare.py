@@ -21,6 +21,7 @@ from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
 from codechat.tasks.preparation import checked_ledgers
 from codechat.tasks.toolbox import reading
+from codechat.text import chat
 
 Row = dict[str, Any]
 CALLS_HUB = "glaiveai/glaive-function-calling-v2"
@@ -69,7 +70,35 @@ def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
     require_kind(out, "conversations")
     with checked_ledgers() as ledgers:
         files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _read_files(cfg, ledgers)
-    return write(out, files | _probe_files(cfg), ledgers, cfg)
+    seen = values_seen(files)
+    for split, counts in seen.items():
+        print(f"{split}: of {counts['calls']} calls, {counts['seen']} have only values that also occur in training")
+    return write(out, files | _probe_files(cfg), ledgers, cfg, values=seen)
+
+
+def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
+    """Split -> {"calls": problems with a call, "seen": those whose every argument value occurs in training}.
+
+    Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In training: an argument of a call
+    or of a problem, or a word of a copying drill."""
+    calls = (c for row in files.get("calls.train", ()) for m in row["messages"] for c in chat.parse_calls(m["content"]))
+    arguments = [*(c.arguments or {} for c in calls), *map(_arguments, files.get("funcall.train", ()))]
+    trained = {part for each in arguments for value in each.values() for part in _parts(value)}
+    trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
+    found = {}
+    for split in ("select", "test", "test_hard"):
+        asked = [_arguments(row) for row in files.get(f"funcall.{split}", ()) if row["gold"]]
+        seen = sum(all(part in trained for v in each.values() for part in _parts(v)) for each in asked)
+        found[split] = {"calls": len(asked), "seen": seen}
+    return found
+
+
+def _arguments(row: Row) -> Mapping[str, Any]:
+    return row["gold"]["arguments"] if row["gold"] else {}
+
+
+def _parts(value: Any) -> list[str]:
+    return [str(part).lower() for part in (value if isinstance(value, list) else [value])]
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
