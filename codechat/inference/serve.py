@@ -155,7 +155,14 @@ def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Re
         server = uvicorn.Server(uvicorn.Config(built, **settings))
         host, port = sock.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
+        begin = server.startup
+
+        async def startup(*args: Any, **kwargs: Any) -> None:
+            """Announce the server once it answers: Ctrl-C before that would end a half-built event loop."""
+            await begin(*args, **kwargs)
+            print(f"{name} answers at {url} (chat page) and {url}/v1 (OpenAI's API); Ctrl-C stops it", flush=True)
+
+        server.startup = startup
         if ready:
             ready(server, url)
         run_quickly(server, sock)
