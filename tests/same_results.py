@@ -196,8 +196,11 @@ def _toy() -> Iterator[Job]:
         needs=("toy/ppo-0",),
         rewind=("toy/ppo-0", 6),
     )
-    yield _job("toy/expert-0", f"expert {rl} --group-size 16 --schedule constant --seed 0")
-    yield _job("toy/expert-1", f"expert {rl} --group-size 16 --schedule constant --seed 1 {several} --lora-rank 4")
+    yield _job("toy/expert-0", f"expert {rl} --group-size 16 --schedule constant --device-batch-size 4 --seed 0")
+    yield _job(
+        "toy/expert-1",
+        f"expert {rl} --group-size 16 --schedule constant --device-batch-size 4 --seed 1 {several} --lora-rank 4",
+    )
     yield _job("toy/preference-0", f"preference {often} --seed 0 --loss dpo")
     yield _job("toy/preference-1", f"preference {often} --seed 1 --loss simpo --grad-accum 2")
     yield _job("toy/preference-kto", f"preference {often} --loss kto")
