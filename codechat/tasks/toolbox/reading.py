@@ -6,7 +6,7 @@ requests need two calls, the second with the first one's result.
 
 Problems have a stratum in `meta["stratum"]`, by which evaluations group scores:
 
-    call       a trained tool, values that training never has
+    call       a trained tool; its values of open domains are of this split (`values`)
     unfitting  the request of a call problem (its twin), whose tool is replaced by others: no call is correct
     no_tools   a request without any list: no call is correct
     code       a request for Python code, with or without tools: no call is correct
@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.data.prepared import check_shares
 from codechat.tasks.base import Message, Problem
 from codechat.tasks.toolbox import conversations as plain
 from codechat.tasks.toolbox import generated
@@ -39,6 +40,9 @@ from codechat.text import chat
 RENAMED_TOOL, RENAMED_ARGUMENT = 0.7, 0.35  # shares of the tools and arguments of a renamed conversation
 CHAIN = ("{first} Then: {second}", "{first} Then take the result. {second}", "{first} After that: {second}")
 RESULT = ("the result", "that", "the answer")
+
+
+KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +64,9 @@ class Mix:
     invented: float = opt(0.0, "share of requests for invented tools")
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if not 0 <= getattr(self, f.name) <= 1:
-                raise ConfigError(f"{f.name} is {getattr(self, f.name)}; it must be a share from 0 to 1")
-        kinds = self.multi_turn + self.series + self.chained + self.unfitting + self.no_tools + self.small_talk
-        for what, total in (
-            ("kinds of conversations", kinds),
-            ("composed and invented", self.composed + self.invented),
-        ):
-            if total > 1:
-                raise ConfigError(f"the shares of {what} add up to {total:g}; they must be at most 1")
+        check_shares(self, *KINDS, together=True)
+        check_shares(self, "composed", "invented", together=True)
+        check_shares(self, "renamed")
 
 
 # ---------------------------------------------------------------- names
@@ -274,7 +271,7 @@ Row = tuple[list[Message], dict[str, Any]]
 def _conversation(
     rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int
 ) -> tuple[*Row, Row | None]:
-    kinds = {k: getattr(mix, k) for k in ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")}
+    kinds = {k: getattr(mix, k) for k in KINDS}
     kind = rng.choices([*kinds, "call"], [*kinds.values(), 1 - sum(kinds.values())])[0]
     if kind == "series":
         return *series(rng, split, mix, levels, edition), None
