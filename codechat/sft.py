@@ -13,13 +13,14 @@ Same phases as pretrain: evaluate, save, learn, log. Left out: preference terms 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from codechat import data, distributed, evaluation, runs, text, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, MissingFile
 from codechat.training.settings import PolicySettings, SupervisedSettings, run_presets
 
 if TYPE_CHECKING:
@@ -91,13 +92,24 @@ def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> Non
     raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
 
 
+def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[data.conversations.Example]]:
+    """Validation conversations by domain; none, and a note, where the directory has none."""
+    try:
+        return data.conversations.load_domains(
+            cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
+        )
+    except MissingFile as absent:
+        print(f"no held-out loss: {absent}", file=sys.stderr)
+        return {}
+
+
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
     cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
     check_tags(cfg, tok, parent)
     block = cfg.model.block_size
     examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(cfg.length, block))
-    held = data.conversations.load_domains(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
+    held = read_held_out(cfg, tok)
     probes = training.read_probes(cfg)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
         shares = cfg.weights

@@ -7,7 +7,9 @@ it names only files that are there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations, corpus, sources
 from codechat.data.sources import Ledger
-from codechat.text import tokenizer
+from codechat.text import token_view, tokenizer
 
 Row = dict[str, Any]
 SPLITS = ("train", "select", "test")
+SMALLEST_SPREAD = 10  # requests below which no row leaves training
 
 
 def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
@@ -61,7 +64,9 @@ def write(
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace").decode())  # no lone surrogates
         manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text)}
-    counted = _supervised(files, tokenizer.load(cfg.tokenizer))
+    tok = tokenizer.load(cfg.tokenizer)
+    preview((row for rows in files.values() for row in rows), getattr(cfg, "preview", 0), tok)
+    counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
     for ledger in ledgers:
@@ -70,6 +75,28 @@ def write(
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
+
+
+def preview(rows: Iterable[Row], n: int, tok: tokenizer.Tokenizer) -> None:
+    """Print the first n conversations as training sees them: their tokens with the loss mask."""
+    for row in islice((row for row in rows if "domain" in row), n):
+        seen = token_view.xray_mask(row["messages"], tok)
+        print(f"--- {row['id']}: {len(seen.ids)} tokens\n{seen.terminal(colour=sys.stdout.isatty())}\n")
+
+
+def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """Split -> rows, by their `meta`; a validation or test split that a small file leaves empty takes a tenth of the training rows.
+
+    key: what rows of one split may share and rows of two may not. The rows with the largest hashes of it move."""
+    parts = {split: [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
+    for split in SPLITS[1:]:
+        names = sorted({key(row) for row in parts["train"]}, key=sources.digest)
+        if parts[split] or len(names) < SMALLEST_SPREAD:
+            continue
+        moved = set(names[-max(1, len(names) // 10) :])
+        parts[split] = [row | {"meta": row["meta"] | {"split": split}} for row in parts["train"] if key(row) in moved]
+        parts["train"] = [row for row in parts["train"] if key(row) not in moved]
+    return parts
 
 
 def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:

@@ -2,8 +2,9 @@
 
     documents       {code} (github-code-clean), {content} (the-stack), {text}
     conversations   {instruction, input, output} (Alpaca), {prompt, completion}, {text or prompt, code}
-                    (MBPP), {messages}
-    calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style), {messages}
+                    (MBPP), {question, answer}, {query, response}
+    calls           {system, chat} (glaive), {question, functions, ground_truth} (BFCL-style)
+    both            {messages}, {conversations} and ChatML in {text}, with tools: see chat_formats
 
 `reject_benchmark_rows` checks every row first: rows of a benchmark never become training data, whatever file they come in. Left out: problems that a
 task reads from a file directly (tasks.funcall.sources).
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.data import glaive
-from codechat.data.conversations import check_row
+from codechat.data import chat_formats, glaive
+from codechat.data.conversations import DOMAINS
 from codechat.data.sources import (
     ENDINGS,
     Document,
@@ -44,16 +45,20 @@ INSTRUCTION_COLUMNS = (
     ("prompt", "completion"),
     ("text", "code", "test_list"),
     ("prompt", "code", "test_list"),
-    ("messages",),
+    ("question", "answer"),
+    ("query", "response"),
+    *(CONVERSATION_COLUMNS := (("messages",), ("conversations",), ("text",))),
 )
-CALL_COLUMNS = (glaive.COLUMNS, ("question", "functions", "ground_truth"), ("messages",))
-CALL_REASONS = (*glaive.REASONS, "bad_row")
+CALL_COLUMNS = (glaive.COLUMNS, ("question", "functions", "ground_truth"), *CONVERSATION_COLUMNS)
+CALL_REASONS = tuple(dict.fromkeys((*glaive.REASONS, *chat_formats.REASONS, "bad_row")))
 NO_CALL = "I have no function for that."
 DOCUMENT_REASONS = ("not_utf8", "unreadable", "no_text")
-INSTRUCTION_REASONS = ("no_instruction", "no_answer")
+INSTRUCTION_REASONS = ("no_instruction", "no_answer", *chat_formats.REASONS)
 # Tasks 601 to 974 of MBPP are its training split, 1 to 10 its few-shot prompts.
 MBPP_HELD_OUT = range(11, 601)
 BFCL_ID = re.compile(r"(live_|exec_)?(simple|multiple|parallel|irrelevance|relevance|multi_turn|java|rest|sql)")
+GSM8K = "GSM8K, whose test split cannot be told from its training split by a row"
+_GSM8K_ANSWER = re.compile(r"^#### -?[\d.,]+\s*\Z", re.MULTILINE)
 _PYTHON = re.compile(r"^\s*(def |class |import |from |for |while |if |with |print\(|return |@\w+|\w+ = )", re.MULTILINE)
 _OTHER_CODE = re.compile(
     r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
@@ -74,18 +79,20 @@ def evaluation_set(row: Row) -> str | None:
     if {"question", "choices", "answer"} <= keys:
         return "MMLU"
     if {"question", "answer"} <= keys and "####" in str(row["answer"]):
-        return "GSM8K, whose test split cannot be told from its training split by a row"
+        return GSM8K
+    if {"query", "response"} <= keys and _GSM8K_ANSWER.search(str(row["response"])):
+        return GSM8K
     return None
 
 
 def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:
-    """The rows, messages checked. DataError at the first row of a benchmark, or with a malformed message."""
+    """The rows. DataError at the first row of a benchmark."""
     for number, row in enumerate(rows, 1):
         benchmark = evaluation_set(row)
         if benchmark:
             found = f"{origin}, row {number}, is evaluation data ({benchmark})"
             raise DataError(f"{found}; training on it makes every score on it worthless; choose another --source")
-        yield check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
+        yield row
 
 
 # ------------------------------------------------------------------ documents
@@ -130,14 +137,15 @@ def row_documents(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[
 # ------------------------------------------------------------------ conversations
 
 
-def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterator[Row]:
-    """One-turn conversations of rows with an instruction and an answer, in domain "code" where the answer is Python and "chat" where it is prose.
-    Code in other languages and repeats are skipped by rule."""
+def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str = "compact") -> Iterator[Row]:
+    """Conversations of rows with an instruction and an answer, or with messages: in domain "calls" where tools are offered or called, "code" where
+    the answer is Python, "chat" where it is prose. Code in other languages and repeats are skipped by rule."""
     seen: set[str] = set()
-    for row in require_columns(reject_benchmark_rows(rows, origin), INSTRUCTION_COLUMNS, origin):
-        found = instruction_row(row)
+    checked = require_columns(reject_benchmark_rows(rows, origin), INSTRUCTION_COLUMNS, origin)
+    for number, row in enumerate(checked, 1):
+        found = instruction_row(row, f"{origin}, row {number}", tools_style)
         if isinstance(found, str):
-            ledger.lose(found)
+            ledger.lose(found, f"row {number}")
         elif found["domain"] == "other":
             ledger.skip("other_language")
         elif found["id"] in seen:
@@ -148,13 +156,14 @@ def instruction_rows(rows: Iterable[Row], origin: str, ledger: Ledger) -> Iterat
             yield found
 
 
-def instruction_row(row: Row) -> Row | str:
+def instruction_row(row: Row, where: str = "row", tools_style: str = "compact") -> Row | str:
     """A conversation, with domain "other" for code that is not Python; or a reason of `INSTRUCTION_REASONS`."""
-    if "messages" in row:
-        return _from_messages(row)
-    user = _text(row, "instruction", "prompt", "text")
+    if chat_formats.holds_conversation(row):
+        messages = chat_formats.messages_of(row, where, tools_style)
+        return messages if isinstance(messages, str) else _of_messages(row, messages)
+    user = _text(row, "instruction", "prompt", "question", "query", "text")
     extra = _text(row, "input")
-    answer = _text(row, "output", "completion", "code")
+    answer = _text(row, "output", "completion", "code", "answer", "response")
     if not user or not answer:
         return "no_answer" if user else "no_instruction"
     if extra and extra.lower() not in ("n/a", "none", "<noinput>", "no input"):
@@ -162,16 +171,23 @@ def instruction_row(row: Row) -> Row | str:
     return conversation(user, answer, domain_of(answer))
 
 
-def _from_messages(row: Row) -> Row | str:
-    turns = [m for m in row["messages"] if m["role"] != "system"]
+def _of_messages(row: Row, messages: list[dict[str, str]]) -> Row | str:
+    turns = [m for m in messages if m["role"] != "system"]
     if not turns or turns[0]["role"] != "user":
         return "no_instruction"
     answers = [m["content"] for m in turns if m["role"] == "assistant"]
     if not any(answer.strip() for answer in answers):
         return "no_answer"
-    domain = row["domain"] or domain_of(answers[0])
-    made = conversation(turns[0]["content"], "\n".join(answers), domain)
-    return made | {"messages": row["messages"]}
+    tools = _offers_tools(messages)
+    calls = tools or any(chat.CALL_TAG in answer for answer in answers)
+    named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
+    domain = DOMAINS.get(named, named) or ("calls" if calls else domain_of(answers[0]))
+    meta = {"tools_present": tools, "split": split_of(digest(split_key({"messages": messages})))}
+    return conversation(turns[0]["content"], "\n".join(answers), domain, **meta) | {"messages": messages}
+
+
+def _offers_tools(messages: list[dict[str, str]]) -> bool:
+    return messages[0]["role"] == "system" and bool(chat.offered_names(messages[0]["content"]))
 
 
 def _text(row: Row, *columns: str) -> str:
@@ -195,10 +211,10 @@ def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str
     """Conversations in domain "calls" of glaive's rows, BFCL-style rows, or messages, with every call in canonical form. The hash of the request
     and the tools decides the split."""
     seen: set[str] = set()
-    for row in require_columns(reject_benchmark_rows(rows, origin), CALL_COLUMNS, origin):
-        messages = _call_messages(row, tools_style)
+    for number, row in enumerate(require_columns(reject_benchmark_rows(rows, origin), CALL_COLUMNS, origin), 1):
+        messages = _call_messages(row, f"{origin}, row {number}", tools_style)
         if isinstance(messages, str):
-            ledger.lose(messages)
+            ledger.lose(messages, f"row {number}")
             continue
         name = digest(repr(messages))
         if name in seen:
@@ -207,19 +223,20 @@ def call_rows(rows: Iterable[Row], origin: str, ledger: Ledger, tools_style: str
         seen.add(name)
         ledger.keep()
         meta = {
-            "tools_present": "functions" in row or "{" in str(row.get("system")),
+            "tools_present": "functions" in row or "{" in str(row.get("system")) or _offers_tools(messages),
             "asked": "tool",
-            "split": split_of(digest(repr(messages[: _answer_at(messages)]))),
+            "split": split_of(digest(request_of({"messages": messages}))),
         }
         yield {"id": f"calls-{name[:16]}", "messages": messages, "domain": "calls", "meta": meta}
 
 
-def _call_messages(row: Row, tools_style: str) -> list[dict[str, str]] | str:
+def _call_messages(row: Row, where: str, tools_style: str) -> list[dict[str, str]] | str:
     if "chat" in row:
         return glaive.conversation(row, tools_style)
-    if "messages" in row:
-        assistant = any(m["role"] == "assistant" for m in row["messages"])
-        return row["messages"] if assistant else "no_assistant"
+    if chat_formats.holds_conversation(row) or "question" not in row:
+        found = chat_formats.messages_of(row, where, tools_style)
+        answered = isinstance(found, str) or any(m["role"] == "assistant" for m in found)
+        return found if answered else "no_assistant"
     try:
         question, functions, calls = (_loaded(row[k]) for k in CALL_COLUMNS[1])
         given = [f"\n\n{m['content']}" for m in question if m["role"] == "system"]
@@ -229,6 +246,17 @@ def _call_messages(row: Row, tools_style: str) -> list[dict[str, str]] | str:
     except (ValueError, KeyError, TypeError):
         return "bad_row"
     return [{"role": "system", "content": system}, *turns, {"role": "assistant", "content": answer}]
+
+
+def request_of(row: Row) -> str:
+    """What comes before the answer to predict: rows that share it are in the same split."""
+    return repr(row["messages"][: _answer_at(row["messages"])])
+
+
+def split_key(row: Row) -> str:
+    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its answers."""
+    answers = "\n".join(m["content"] for m in row["messages"] if m["role"] == "assistant")
+    return request_of(row) if chat.CALL_TAG in answers or _offers_tools(row["messages"]) else answers
 
 
 def _loaded(value: Any) -> Any:

@@ -14,18 +14,19 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import sys
 import sysconfig
 import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from codechat.core.errors import DataError, MissingFile, UserError
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 
 T = TypeVar("T")
 LARGEST_LOSS = 0.05
@@ -52,6 +53,7 @@ class Ledger:
     kept: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)  # reason -> where it was met first
 
     def keep(self) -> None:
         self.kept += 1
@@ -75,11 +77,12 @@ class Ledger:
         """A selection rule removed a row: a choice, not a loss."""
         self.skipped[rule] += 1
 
-    def lose(self, reason: str) -> None:
-        """A row that should have been usable was not. KeyError for a reason that `reasons` does not have."""
+    def lose(self, reason: str, where: str = "") -> None:
+        """A row that should have been usable was not. where: which one. KeyError for a reason that `reasons` does not have."""
         if reason not in self.reasons:
             raise KeyError(f"source {self.source} has no reason {reason!r}")
         self.lost[reason] += 1
+        self.first.setdefault(reason, where)
 
     @property
     def total(self) -> int:
@@ -101,7 +104,8 @@ class Ledger:
         total = self.total
         for reason, n in sorted(self.lost.items()):
             if n > self.reasons[reason] * total:
-                lost = f"source {self.source} lost {n} of {total} rows ({n / total:.1%}) to {reason!r}"
+                at = f" (the first: {self.first[reason]})" if self.first.get(reason) else ""
+                lost = f"source {self.source} lost {n} of {total} rows ({n / total:.1%}) to {reason!r}{at}"
                 raise DataError(f"{lost}; at most {self.reasons[reason]:.1%} is allowed; {self.remedy}")
         if not self.kept:
             seen = ", ".join(f"{k} {n}" for k, n in (self.lost + self.skipped).items()) or "no rows at all"
@@ -258,7 +262,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
 
 
-ENDINGS = ".parquet, .jsonl or .jsonl.gz"
+ENDINGS = ".parquet, .jsonl, .jsonl.gz or .json"
 
 
 def local_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -273,8 +277,50 @@ def local_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield from read_parquet(path)
     elif row_format(path) == "jsonl":
         yield from (row for _, row in read_jsonl(path))
+    elif path.suffix == ".json":
+        yield from read_json_list(path)
     else:
         raise DataError(f"{path} has the ending {path.suffix!r}; required is {ENDINGS}; convert or rename it")
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """Rows of a .json file: one list of objects. DataError for anything else."""
+    try:
+        rows = json.loads("".join(open_text(path)))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); required is a list of objects, or name it .jsonl") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
+        raise DataError(f"{path} holds no list of JSON objects; required is [{{...}}, ...]")
+    return rows
+
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Rows of a path, or of the hub's data set of that name where no such path exists. columns: words OURS=THEIRS, see `renamed`."""
+    path = Path(source)
+    hub = not path.exists() and not path.suffix and HUB_NAME.fullmatch(source)
+    return renamed(hub_rows(source) if hub else local_rows(path), columns, source)
+
+
+def check_columns(columns: Sequence[str]) -> dict[str, str]:
+    """{ours: theirs} of words such as "question=query". ConfigError for another form."""
+    pairs = [word.partition("=") for word in columns]
+    if wrong := next((word for word, pair in zip(columns, pairs) if not (pair[0] and pair[2])), None):
+        raise ConfigError(f"--columns {wrong!r}; required OURS=THEIRS, such as question=query,answer=response")
+    return {ours: theirs for ours, _, theirs in pairs}
+
+
+def renamed(rows: Iterable[dict[str, Any]], columns: Sequence[str], origin: str) -> Iterator[dict[str, Any]]:
+    """The rows with their columns under our names. DataError for a row without one of them."""
+    names = check_columns(columns)
+    for number, row in enumerate(rows, 1):
+        if missing := [theirs for theirs in names.values() if theirs not in row]:
+            has = f"it has {', '.join(map(str, row))}"
+            raise DataError(f"{origin}, row {number} has no column {missing[0]!r}; {has}; correct --columns")
+        kept = {key: value for key, value in row.items() if key not in names.values()}
+        yield kept | {ours: row[theirs] for ours, theirs in names.items()}
 
 
 def row_format(path: Path) -> str | None:

@@ -28,7 +28,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 # their modules import torch, and are imported when a defect needs them
-from codechat import data, models, rl, runs, tasks
+from codechat import models, rl, runs, tasks
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.runs import run
 from codechat.sandbox import Program
@@ -261,8 +261,7 @@ def _with_test_solutions(right: Callable[..., Any]) -> Callable[..., Any]:
 def _lets_evaluation_in(right: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(right)
     def reject_benchmark_rows(rows: Any, origin: str) -> Iterator[Any]:
-        for number, row in enumerate(rows, 1):
-            yield data.public_rows.check_row(row, "", f"{origin}, row {number}") if "messages" in row else row
+        yield from rows
 
     return reject_benchmark_rows
 

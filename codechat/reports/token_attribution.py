@@ -24,7 +24,7 @@ from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.text import chat
-from codechat.text.token_view import Kind, XRay, picture
+from codechat.text.token_view import Kind, XRay, picture, turn_roles, xray_mask
 from codechat.text.tokenizer import Tokenizer, load
 
 if TYPE_CHECKING:
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from codechat.models.gpt import GPT
 
 At = Literal["hidden", "embedding"]
-
-
-def xray_mask(messages: Sequence[dict[str, str]], tokenizer: Tokenizer, tags: str = "reserved") -> XRay:
-    """The loss mask of a conversation, exactly as training sees it."""
-    rendered = chat.render(messages, tokenizer, tags)
-    roles = _roles(rendered)
-    return picture("mask", rendered.ids, [float(m) for m in rendered.loss_mask], tokenizer, roles)
 
 
 def xray_values(
@@ -54,13 +47,6 @@ def xray_values(
         raise DataError(f"{len(values)} values for {len(ids)} tokens; give one value per token")
     roles = ["tokens"] * len(ids) if roles is None else roles
     return picture(kind, ids, [float(v) for v in values], tokenizer, roles)
-
-
-def _roles(rendered: chat.Rendered) -> list[str]:
-    roles = ["none"] * len(rendered.ids)
-    for span in rendered.spans:
-        roles[span.start : span.end] = [span.role] * (span.end - span.start)
-    return roles
 
 
 def gradient_share(
@@ -204,7 +190,7 @@ def attribute(cfg: XRayConfig) -> XRay:
         return xray_mask(messages, loaded.tokenizer, loaded.tags)
     rendered = chat.render(messages, loaded.tokenizer, loaded.tags)
     shares = gradient_share(loaded.model, rendered.ids, rendered.loss_mask, at=cfg.at)
-    return xray_values(rendered.ids, shares, loaded.tokenizer, "gradient", _roles(rendered))
+    return xray_values(rendered.ids, shares, loaded.tokenizer, "gradient", turn_roles(rendered))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -42,6 +42,7 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 DEEPEST = 64
 _TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
+_LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _DOUBLE = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 # An apostrophe ends a single-quoted string only before punctuation, so that 'You've won' is one string.
 _SINGLE = re.compile(r"'((?:[^'\\]++|\\.|'(?!\s*[,:}\]]))*+)'", re.DOTALL)
@@ -99,9 +100,9 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
 @lru_cache(maxsize=4096)
 def offered_names(prompt: str) -> frozenset[str]:
     """Names of the functions that a system text offers in either style of `tools_prompt`; empty where none can be read."""
-    head, found, listed = prompt.partition("Functions:\n")
-    if found and not head.strip():
-        return frozenset(line.partition("(")[0] for line in listed.partition("\n\n")[0].splitlines() if "(" in line)
+    if listed := _LISTED.search(prompt):
+        lines = prompt[listed.end() :].partition("\n\n")[0].splitlines()
+        return frozenset(line.partition("(")[0] for line in lines if "(" in line)
     names, at = set(), prompt.find("{")
     while at >= 0:
         found = _strict(prompt, at, len(prompt))

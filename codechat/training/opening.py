@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from torch import nn
 
 from codechat import tasks
 from codechat.core import config
+from codechat.core.errors import MissingFile
 from codechat.distributed import sharding
 from codechat.evaluation import evaluate
 from codechat.models import lora, optim
@@ -72,8 +74,14 @@ def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[
 
 
 def read_probes(cfg: Any) -> list[Any]:
-    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell."""
-    return evaluate.read_probes(cfg.data_dir or "", "select", cfg.probe_examples) if cfg.probe_examples else []
+    """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no probes."""
+    if not cfg.probe_examples:
+        return []
+    try:
+        return evaluate.read_probes(cfg.data_dir or "", "select", cfg.probe_examples)
+    except MissingFile as absent:
+        print(f"no behaviour probes: {absent}", file=sys.stderr)
+        return []
 
 
 Sample = Callable[..., rollout.RolloutBatch]

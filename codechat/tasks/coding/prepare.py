@@ -27,7 +27,7 @@ from tqdm import tqdm
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import conversations, public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
+from codechat.data.prepared import check_shares, reasons, require_kind, spread, write
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
@@ -86,9 +86,9 @@ def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> R
     with checked_ledgers() as ledgers:
         rows = [with_system(row, cfg.neutral_share, cfg.negatives_share) for row in read(cfg, ledgers)]
     files = {
-        f"{domain}.{split}": [r for r in rows if r["domain"] == domain and r["meta"]["split"] == split]
+        f"{domain}.{split}": found
         for domain in sorted({r["domain"] for r in rows})
-        for split in SPLITS
+        for split, found in spread([r for r in rows if r["domain"] == domain], public_rows.split_key).items()
     }
     return write(out, files, ledgers, cfg)
 
@@ -212,16 +212,24 @@ def _from_alpaca(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
 class SftConfig:
     """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl."""
 
-    source: str = opt("embedded", "embedded, hub, or a path (parquet or jsonl with instructions and answers)")
+    source: str = opt(
+        "embedded", "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations"
+    )
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     max_examples: int | None = opt(None, "rows to take from each source; none = all")
     max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters")
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
+    tools_style: str = opt("compact", "how a system prompt lists the tools of a file: compact or json", late=True)
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+    columns: tuple[str, ...] = opt(
+        (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True
+    )
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
 
     def __post_init__(self) -> None:
+        sources.check_columns(self.columns)
         check_shares(self, "max_lost")
         check_shares(self, "neutral_share", "negatives_share", together=True)
 
@@ -243,10 +251,10 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         return
     origins = SFT_HUB if cfg.source == "hub" else (cfg.source,)
     for origin in origins:
-        raw = sources.hub_rows(origin) if cfg.source == "hub" else sources.local_rows(Path(origin))
+        raw = sources.rows_of(origin, cfg.columns)
         ledger = Ledger(Path(origin).name, reasons(public_rows.INSTRUCTION_REASONS, cfg))
         ledgers.append(ledger)
-        yield from islice(public_rows.instruction_rows(raw, ledger.source, ledger), cfg.max_examples)
+        yield from islice(public_rows.instruction_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
 
 
 def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:

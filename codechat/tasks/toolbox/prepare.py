@@ -15,7 +15,7 @@ from typing import Any
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
+from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, spread, write
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
@@ -33,7 +33,10 @@ class CallsConfig:
     """Function calls -> calls.SPLIT.jsonl, copying drills copy.SPLIT.jsonl, problems funcall.SPLIT.jsonl,
     behaviour probes probes.SPLIT.jsonl."""
 
-    source: str = opt("embedded", "embedded (the toolbox), hub, or a path: glaive's rows, conversations")
+    source: str = opt(
+        "embedded",
+        "embedded (the toolbox), hub, a path or a hub data set's name: OpenAI messages with tools, ShareGPT, Hermes, glaive",
+    )
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
@@ -56,8 +59,13 @@ class CallsConfig:
         late=True,
     )
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
+    columns: tuple[str, ...] = opt(
+        (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True
+    )
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
 
     def __post_init__(self) -> None:
+        sources.check_columns(self.columns)
         check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost")
         toolbox.tools_of(self.edition)  # an unknown edition is an error
         if self.tools_style not in ("compact", "json"):
@@ -184,10 +192,11 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
     origin = CALLS_HUB if cfg.source == "hub" else Path(cfg.source).name
     ledger = Ledger(origin, reasons(public_rows.CALL_REASONS, cfg))
     ledgers.append(ledger)
-    raw = sources.hub_rows(CALLS_HUB) if cfg.source == "hub" else sources.local_rows(Path(cfg.source))
-    rows = list(islice(public_rows.call_rows(raw, origin, ledger, cfg.tools_style), cfg.max_examples))
-    problems = [problem for row in rows if (problem := public_rows.call_problem(row)) is not None]
-    files = {f"calls.{split}": [r for r in rows if r["meta"]["split"] == split] for split in SPLITS}
+    raw = sources.rows_of(CALLS_HUB if cfg.source == "hub" else cfg.source, cfg.columns)
+    found = list(islice(public_rows.call_rows(raw, origin, ledger, cfg.tools_style), cfg.max_examples))
+    parts = spread(found, public_rows.request_of)
+    problems = [problem for rows in parts.values() for row in rows if (problem := public_rows.call_problem(row))]
+    files = {f"calls.{split}": rows for split, rows in parts.items()}
     return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
 
 

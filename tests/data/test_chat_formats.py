@@ -1,0 +1,278 @@
+"""Conversations in the forms of other projects: what they become, what is dropped, and what training reads of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import chat_formats, command, conversations, public_rows, sources
+from codechat.data.sources import Ledger
+from codechat.text import chat, tokenizer
+
+BYTES = tokenizer.load("bytes")
+SCHEMA = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+}
+TOOLS = [{"type": "function", "function": SCHEMA}]
+OFFER = chat.tools_prompt([SCHEMA])
+
+
+def called(city: str, **more) -> str:
+    return chat.format_call("get_weather", {"city": city, **more})
+
+
+def call(id: str, city: str) -> dict:
+    return {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": json.dumps({"city": city})}}
+
+
+OPENAI = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Oslo and Rome?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call("a", "Oslo"), call("b", "Rome")]},
+        {"role": "tool", "tool_call_id": "b", "content": "20"},
+        {"role": "tool", "tool_call_id": "a", "content": "3"},
+        {"role": "assistant", "content": "Oslo 3, Rome 20."},
+    ],
+    "tools": TOOLS,
+}
+SHAREGPT = {
+    "conversations": [
+        {"from": "human", "value": "Oslo and Rome?"},
+        {"from": "function_call", "value": json.dumps([{"name": "get_weather", "arguments": {"city": c}} for c in ("Oslo", "Rome")])},
+        {"from": "observation", "value": "3"},
+        {"from": "observation", "value": "20"},
+        {"from": "gpt", "value": "Oslo 3, Rome 20."},
+    ],
+    "system": "Be brief.",
+    "tools": json.dumps(TOOLS),
+}  # fmt: skip
+HERMES = {
+    "conversations": [
+        {
+            "from": "system",
+            "value": "You call functions. Signatures are within <tools></tools> tags: <tools>"
+            + json.dumps(TOOLS)
+            + "</tools> For each call return <tool_call>{...}</tool_call>",
+        },
+        {"from": "human", "value": "Oslo and Rome?"},
+        {
+            "from": "gpt",
+            "value": "<tool_call>\n{'arguments': {'city': 'Oslo'}, 'name': 'get_weather'}\n</tool_call>\n"
+            '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
+        },
+        {"from": "tool", "value": "<tool_response>\n3\n</tool_response>\n<tool_response>20</tool_response>"},
+        {"from": "gpt", "value": "Oslo 3, Rome 20."},
+    ]
+}
+QWEN = {
+    "text": f"<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call functions.\n<tools>\n{json.dumps(TOOLS[0])}\n</tools>\n\n"
+    "For each call return <tool_call>{...}</tool_call><|im_end|>\n<|im_start|>user\nOslo and Rome?<|im_end|>\n"
+    '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
+    "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n20\n</tool_response><|im_end|>\n"
+    "<|im_start|>assistant\nOslo 3, Rome 20.<|im_end|>\n"
+}
+FORMS = {"openai": OPENAI, "sharegpt": SHAREGPT, "hermes": HERMES, "qwen": QWEN}
+EXPECTED = [
+    {"role": "system", "content": f"Be brief.\n{OFFER}"},
+    {"role": "user", "content": "Oslo and Rome?"},
+    {"role": "assistant", "content": f"{called('Oslo')}\n{called('Rome')}"},
+    {"role": "function", "content": "3"},
+    {"role": "function", "content": "20"},
+    {"role": "assistant", "content": "Oslo 3, Rome 20."},
+]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def prepare(kind: str, source: Path | str, out: Path, *flags: object) -> None:
+    command.main([kind, "--source", str(source), "--out", str(out), "--tokenizer", "bytes", *map(str, flags)])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_becomes_the_same_conversation(form):
+    made = chat_formats.messages_of(FORMS[form], "x")
+    opening = OFFER if form == "hermes" else EXPECTED[0]["content"]  # its own words only explain its tags
+    assert made == [{"role": "system", "content": opening}, *EXPECTED[1:]]
+    assert chat.offered_names(made[0]["content"]) == {"get_weather"}
+
+
+def test_the_json_style_lists_whole_schemas():
+    made = chat_formats.messages_of(OPENAI, "x", "json")
+    assert made[0]["content"] == f"Be brief.\n{chat.tools_prompt([SCHEMA], 'json')}"
+
+
+def test_messages_of_our_own_form_are_unchanged():
+    own = [{"role": "user", "content": " x "}, {"role": "assistant", "content": f"Now {called('Oslo')}"}]
+    assert chat_formats.messages_of({"messages": own}, "x") == own
+
+
+def test_openais_first_form_of_a_call_and_prose_before_one():
+    row = {
+        "messages": [
+            {"role": "user", "content": "Oslo?"},
+            {"role": "assistant", "content": "Let me see.", "function_call": {"name": "f", "arguments": ""}},
+            {"role": "function", "name": "f", "content": "3"},
+        ]
+    }
+    made = chat_formats.messages_of(row, "x")
+    assert made[1]["content"] == "Let me see.\n" + chat.format_call("f", {}) and made[2]["role"] == "function"
+
+
+def test_values_of_xml_calls_have_the_types_of_the_schema():
+    text = QWEN["text"].replace("</function>", "<parameter=days>\n2\n</parameter>\n</function>")
+    assert chat_formats.messages_of({"text": text}, "x")[2]["content"].endswith(called("Rome", days=2))
+
+
+def test_a_string_argument_may_spell_a_tag():
+    row = copy.deepcopy(OPENAI)
+    row["messages"][2]["tool_calls"][0] = call("a", "<|end|>")
+    (first, _) = chat.parse_calls(chat_formats.messages_of(row, "x")[2]["content"])
+    assert first.arguments == {"city": "<|end|>"}
+
+
+def changed(number: int, **fields) -> dict:
+    row = copy.deepcopy(OPENAI)
+    row["messages"][number] |= fields
+    return row
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (changed(3, tool_call_id="z"), "result_without_call"),
+        ({**OPENAI, "messages": [*OPENAI["messages"][:4], *OPENAI["messages"][5:]]}, "call_without_result"),
+        (changed(2, tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"a": '}}]), "unreadable_call"),
+        (changed(2, tool_calls=["f"]), "unreadable_call"),
+        (changed(5, content=None), "empty_turn"),
+        (changed(1, content=[{"type": "image_url", "image_url": {}}]), "not_text"),
+        ({**OPENAI, "tools": [{"type": "function", "function": {"description": "x"}}]}, "unreadable_tools"),
+        ({**OPENAI, "tools": '[{"name": '}, "unreadable_tools"),
+        ({"messages": []}, "no_turns"),
+        ({"text": "plain words"}, "no_turns"),
+        (changed(5, content="<tool_call>{}</tool_call> and more"), "text_after_call"),
+    ],
+)
+def test_rows_that_cannot_be_taught_give_a_reason(row, reason):
+    assert chat_formats.messages_of(row, "x") == reason
+    assert reason in chat_formats.REASONS
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [7, "text", [7], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": "wizard", "content": "x"}],
+     [{"role": ["user"], "content": "x"}], [{"content": "x"}]],
+)  # fmt: skip
+def test_malformed_rows_name_their_place(messages):
+    with pytest.raises(DataError, match="^mine, row 3"):
+        chat_formats.messages_of({"messages": messages}, "mine, row 3")
+
+
+# ------------------------------------------------------------------ codechat data
+
+
+def fifty(form: dict) -> list[dict]:
+    return [json.loads(json.dumps(form).replace("Oslo and Rome", f"Question {i}: Oslo and Rome")) for i in range(50)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["calls", "sft"])
+def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form):
+    prepare(
+        kind,
+        write(tmp_path / "mine.jsonl", fifty(FORMS[form])),
+        tmp_path / "out",
+        *(["--probes", 0] if kind == "calls" else []),
+    )
+    parts = {split: rows_of(tmp_path / f"out/calls.{split}.jsonl") for split in ("train", "select", "test")}
+    assert sum(map(len, parts.values())) == 50 and len(parts["train"]) >= 40
+    assert all(
+        row["meta"]["split"] == split and row["meta"]["tools_present"] for split, rows in parts.items() for row in rows
+    )
+    examples = conversations.load_domains(tmp_path / "out", "train", BYTES, "reserved", 4096)["calls"]
+    taught = chat.decode([t for t, on in zip(examples[0].ids, examples[0].loss_mask, strict=True) if on], BYTES)
+    assert taught == "".join(f"{m['content']}\n<|end|>" for m in EXPECTED if m["role"] == "assistant")
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["sources"]["mine.jsonl"] == {"kept": 50, "dropped": {}, "skipped": {}}
+
+
+def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
+    from codechat.data.prepared import spread
+
+    rows = [{"id": str(i), "request": str(i % 20), "meta": {"split": "train"}} for i in range(60)]
+    parts = spread(rows, lambda row: row["request"])
+    requests = [{row["request"] for row in part} for part in parts.values()]
+    assert list(map(len, requests)) == [17, 2, 1] and len(set.union(*requests)) == 20  # a tenth of 20, then of 18
+    assert [len(part) for part in parts.values()] == [51, 6, 3]
+    assert spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
+
+
+def test_a_loss_names_its_first_row(tmp_path):
+    rows = fifty(OPENAI)
+    for i in (6, 7, 8):
+        rows[i]["messages"][5]["content"] = None
+    with pytest.raises(DataError, match=r"lost 3 of 50 rows .*'empty_turn' \(the first: row 7\)"):
+        prepare("calls", write(tmp_path / "mine.jsonl", rows), tmp_path / "out", "--probes", 0)
+
+
+def test_the_preview_shows_conversations_with_their_mask(tmp_path, capsys):
+    source = write(tmp_path / "mine.jsonl", fifty(OPENAI))
+    prepare("calls", source, tmp_path / "out", "--probes", 0, "--preview", 3)
+    out = capsys.readouterr().out
+    assert out.count("\n--- calls-") + out.startswith("--- calls-") == 3
+    assert f"[[{called('Oslo')}\n{called('Rome')}\n<|end|>]]" in out and "[[Be brief." not in out
+
+
+def test_columns_under_other_names(tmp_path):
+    rows = [{"query": f"What is {i}?", "response": f"It is {i}.", "extra": i} for i in range(30)]
+    source = write(tmp_path / "mine.jsonl", rows)
+    prepare("sft", source, tmp_path / "out", "--columns", "question=query,answer=response")
+    made = [row for split in ("train", "select", "test") for row in rows_of(tmp_path / f"out/chat.{split}.jsonl")]
+    assert {m["content"] for row in made for m in row["messages"] if m["role"] != "system"} == {
+        text for row in rows for text in (row["query"], row["response"])
+    }
+    with pytest.raises(DataError, match="row 1 has no column 'reply'.*query, response, extra"):
+        prepare("sft", source, tmp_path / "other", "--columns", "answer=reply")
+    with pytest.raises(ConfigError, match="OURS=THEIRS"):
+        prepare("sft", source, tmp_path / "other", "--columns", "query")
+
+
+def test_renaming_hides_no_benchmark():
+    rows = [{"query": "How many?", "response": "2 and 1.\n#### 3"}]
+    for columns in ((), ("question=query", "answer=response")):
+        with pytest.raises(DataError, match="GSM8K"):
+            list(public_rows.instruction_rows(sources.renamed(rows, columns, "x"), "x", Ledger("x", {})))
+
+
+def test_a_name_that_is_no_path_is_a_data_set_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "hub_rows", lambda name: iter([{"from": name}]))
+    assert list(sources.rows_of("owner/some-set")) == [{"from": "owner/some-set"}]
+    with pytest.raises(MissingFile):
+        list(sources.rows_of(str(tmp_path / "absent.jsonl")))
+
+
+def test_a_json_list_is_read(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(fifty(SHAREGPT)))
+    assert len(list(sources.local_rows(path))) == 50
+    path.write_text('{"a": 1}')
+    with pytest.raises(DataError, match="list of JSON objects"):
+        list(sources.local_rows(path))
