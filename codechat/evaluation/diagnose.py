@@ -218,6 +218,8 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
+    if tasks.own.is_own(task):
+        tasks.redteam.report(task, problems)
     loaded = models.loading.load_model(cfg.ckpt, device=distributed.dist.device())
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")

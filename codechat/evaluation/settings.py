@@ -16,7 +16,7 @@ class SamplingSettings(Settings):
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
     task: str = opt(
         "funcall",
-        "task, such as funcall, micro, gsm8k, reasoning:levels=[1,2] or mbpp:variant=sanitized",
+        "task, such as funcall, micro, reasoning:levels=[1,2] or mbpp:variant=sanitized, or your own as FILE.py:CLASS",
         hashed_value=hashed,
     )
     data_dir: str | None = opt(

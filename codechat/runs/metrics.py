@@ -45,7 +45,7 @@ METRICS: dict[str, Metric] = {
     "reward_max": Metric("reward", "largest reward"),
     "exact_match": Metric("share", "completions that are fully correct"),
     "tier/*": Metric("share", "completions on one rung of the reward"),
-    "reward/*": Metric("reward", "mean of one of the terms that the reward is the sum of"),
+    "reward/*": Metric("reward", "mean of one term of the reward"),
     "format_rate": Metric("share", "completions in the requested layout, correct or not"),
     "kept/*": Metric("share", "rows of one source that were kept"),
     "probe/*": Metric("share", "behaviour probes with the expected behaviour"),

@@ -53,7 +53,22 @@ _SEPARATOR = re.compile(r",(?![^\[]*\])")
 
 __getattr__, _, _modules = attach(
     __name__,
-    ["appworld", "apps", "bfcl", "chars", "coding", "funcall", "micro", "presets", "reasoning", "toolbox", "toy"],
+    [
+        "appworld",
+        "apps",
+        "bfcl",
+        "chars",
+        "coding",
+        "funcall",
+        "micro",
+        "own",
+        "presets",
+        "reasoning",
+        "redteam",
+        "toolbox",
+        "toy",
+    ],
+    {"own": ["RowsTask"]},
 )
 __all__ = [
     "NAMES",
@@ -67,6 +82,7 @@ __all__ = [
     "check_reference_solutions",
     "hashed",
     "load",
+    "name_of",
     "score_all",
     "task_class",
     *_modules,
@@ -74,7 +90,9 @@ __all__ = [
 
 
 def task_class(name: str) -> Callable[..., Task]:
-    """The class of the task called `name`. ConfigError names the nearest known task."""
+    """The class of the task called `name`, or of FILE.py:CLASS. ConfigError names the nearest known task."""
+    if own := _in_file(name):
+        return own[0]
     if name not in TASKS:
         raise ConfigError(f"task {name!r} is unknown; required: one of {', '.join(TASKS)}{nearest(name, TASKS)}")
     entry = TASKS[name]
@@ -84,12 +102,16 @@ def task_class(name: str) -> Callable[..., Task]:
 
 
 def load(name: str, **options: Any) -> Task:
-    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,shots=3".
+    """The task called `name`, with options in the name or as keywords: "mbpp:variant=sanitized,shots=3". A file of your own is
+    "my_task.py:MyTask" or "my_task.py:MyTask:level=2".
 
     ConfigError for an unknown name or option, and for a value of the wrong type."""
-    name, _, words = name.partition(":")
+    if own := _in_file(name):
+        make, words = own
+    else:
+        name, _, words = name.partition(":")
+        make = task_class(name)
     options = _options(words) | options
-    make = task_class(name)
     known = inspect.signature(make).parameters
     for option in options:
         if option not in known:
@@ -100,6 +122,29 @@ def load(name: str, **options: Any) -> Task:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task {name!r} does not accept {options} ({error}); correct the value") from None
+
+
+def _in_file(name: str) -> tuple[type, str] | None:
+    """(class, options) of "FILE.py:CLASS:options"; None for the name of a task."""
+    from codechat.tasks import own
+
+    match = own.FILE.fullmatch(name) if ".py" in name else None
+    return (own.file_class(match["path"], match["cls"]), match["options"] or "") if match else None
+
+
+def name_of(task: str | Task | type) -> str:
+    """The name under which `load` finds a task: itself, or that of an object or a class, which is registered for this process.
+
+    ConfigError for what is no task, and for a name that this package uses."""
+    if isinstance(task, str):
+        return task
+    from codechat.tasks import own
+
+    made = own.require_task(task)
+    if isinstance(TASKS.get(made.name), TaskEntry):
+        raise ConfigError(f"the name {made.name!r} of {type(made).__name__} is taken; give your task another `name`")
+    TASKS[made.name] = lambda: made
+    return made.name
 
 
 def hashed(name: str | None) -> str | None:

@@ -43,7 +43,7 @@ def load_executors(path: Path) -> dict[str, Executor]:
 
     MissingFile for a missing file. DataError names file and line of a syntax error, of an exception during the import,
     and of a function without a schema."""
-    module = _run_file(path)
+    module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
     functions = [f for name, f in vars(module).items() if _is_public(name, f, module)]
     if not functions:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
@@ -59,17 +59,18 @@ def _is_public(name: str, value: Any, module: types.ModuleType) -> bool:
     )
 
 
-def _run_file(path: Path) -> types.ModuleType:
+def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
+    """The module of a user's Python file, registered as KIND_NAME. MissingFile, which ends in `needed`; DataError with file and line."""
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (FileNotFoundError, IsADirectoryError):
-        raise MissingFile(f"{path} is not a file; --executors takes a Python file (see examples/my_tools.py)") from None
+        raise MissingFile(f"{path} is not a file; {needed}") from None
     except SyntaxError as error:
         at = f", at {error.text.strip()!r}" if error.text else ""
         raise DataError(f"{path} line {error.lineno}: {error.msg}{at}; correct the file") from None
     except ValueError as error:  # null bytes, before Python 3.12
-        raise DataError(f"{path} is not Python ({error}); --executors takes a Python file") from None
-    module = types.ModuleType(f"executors_{path.stem}")
+        raise DataError(f"{path} is not Python ({error}); {needed}") from None
+    module = types.ModuleType(f"{kind}_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle find a class's module by name
     sys.path.append(str(path.resolve().parent))  # the file may import its neighbours

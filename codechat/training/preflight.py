@@ -20,10 +20,12 @@ def check(
     cfg: Any, task: Task, problems: list[Problem], model: GPT, engine: Engine, sample: Callable[..., RolloutBatch]
 ) -> None:
     """Nothing where --diagnose-groups is 0 or the run is resumed. RunError for a task whose reference solutions are not correct at the full
-    reward, and for one that diagnose calls DEAD, unless --allow-dead. A collective."""
+    reward, for an own task whose reward breaks its contract, and for one that diagnose calls DEAD, unless --allow-dead. A collective."""
     if not cfg.diagnose_groups or cfg.resume:
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
+    if tasks.own.is_own(task):
+        tasks.redteam.report(task, problems)
     engine.push(model, 0)
     batch = sample(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
     found = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))

@@ -17,9 +17,9 @@ from codechat.core.errors import ConfigError
 from codechat.models import lora_settings
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.rl import engine_settings
-from codechat.tasks import NAMES, hashed
+from codechat.tasks import NAMES, hashed, name_of
 
-TASKS = f"task whose reward is optimised: {', '.join(NAMES)}"
+TASKS = f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,10 @@ class PolicySettings(Group):
 class TaskSettings(Group):
     task: str = opt("funcall", TASKS, hashed_value=hashed)
     data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", name_of(self.task))  # an object or a class of a notebook, by its name
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

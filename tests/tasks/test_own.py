@@ -1,0 +1,211 @@
+"""Tasks of one's own: a file, an object, the template; what their rewards may and may not do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codechat import tasks
+from codechat.core.config import config_hash
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.grpo import GRPOConfig
+from codechat.tasks import RowsTask, new_command, own, redteam
+
+ROWS = [{"prompt": f"Double {n}.", "gold": str(2 * n), "level": n % 3} for n in range(40)]
+FILE = f"""
+from codechat.tasks import RowsTask
+
+def exact(completion, problem):
+    return float(completion == problem.gold)
+
+def form(completion, problem):
+    return {{"digits": completion.isdigit(), "short": len(completion) < 4}}
+
+class Doubles(RowsTask):
+    rows = {ROWS!r}
+    rewards = {{exact: 3.0, form: 1.0}}
+
+    def __init__(self, source=None, add: int = 0):
+        super().__init__(source)
+        self.add = add
+"""
+
+
+def exact(completion, problem):
+    return float(completion == problem.gold)
+
+
+def length(completion, problem):
+    return min(len(completion), 10) / 10
+
+
+class Doubles(RowsTask):
+    rows = ROWS
+    rewards = {exact: 1.0, length: 0.0}
+
+
+def task_with(*functions, **fields) -> RowsTask:
+    return type("Mine", (RowsTask,), {"rows": ROWS, "rewards": dict.fromkeys(functions, 1.0), **fields})()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "doubles.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_file_gives_a_task_with_its_options(file):
+    task = tasks.load(f"{file}:Doubles:add=3")
+    assert (task.name, task.add, task.max_reward) == ("doubles", 3, 1.0)
+    assert isinstance(tasks.load(str(file)), tasks.Task)  # its only task
+    assert tasks.check_reference_solutions(task, task.problems("train")).require().passed == len(task.problems("train"))
+
+
+def test_rewards_are_a_weighted_mean_and_each_part_is_a_term(file):
+    task = tasks.load(f"{file}:Doubles")
+    problem = next(p for p in task.problems("train") if p.gold == "14")
+    right, wrong, words = (task.score(problem, text) for text in ("14", "15", "a long text"))
+    assert (right.reward, right.correct, right.tier) == (1.0, True, "full")
+    assert (wrong.reward, wrong.correct, wrong.tier) == (0.25, False, "some")  # 3 * 0 + 1 * 1 of 4
+    assert words.reward == 0 and words.tier == "none"
+    assert wrong.terms == {"exact": 0.0, "form_digits": 1.0, "form_short": 1.0}
+
+
+def test_weight_zero_is_logged_and_not_trained():
+    task = Doubles()
+    problem = task.problems("train")[0]
+    scores = [task.score(problem, text) for text in ("", "x" * 10)]
+    assert [s.reward for s in scores] == [0, 0] and [s.terms["length"] for s in scores] == [0, 1]
+
+
+def test_the_splits_share_no_prompt_and_none_is_empty():
+    task = Doubles()
+    parts = [{p.id for p in task.problems(split)} for split in ("train", "select", "test")]
+    assert all(parts) and sum(map(len, parts)) == len(set.union(*parts)) == 40 and len(parts[0]) >= 28
+    assert [p.id for p in task.problems("train", 5, seed=1)] == [p.id for p in Doubles().problems("train", 5, seed=1)]
+    assert all(p.meta.keys() == {"level"} for p in task.problems("train"))
+
+
+def test_rows_name_their_split_or_come_from_a_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row | {"split": "test", "reference": "x"}) + "\n" for row in ROWS[:3]))
+    task = Doubles(source=str(path))
+    assert len(task.problems("test")) == 3 and task.gold(task.problems("test")[0]) == "x"
+    with pytest.raises(DataError, match="no row in split 'train'"):
+        task.problems("train")
+
+
+@pytest.mark.parametrize(
+    "row", [{"gold": 1}, {"prompt": "x"}, {"prompt": "x", "gold": 1, "split": "dev"}, {"prompt": [], "gold": 1}]
+)
+def test_rows_that_are_no_problems_are_refused(row):
+    with pytest.raises(DataError, match="row 1"):
+        task_with(exact, rows=[row])
+
+
+@pytest.mark.parametrize("rewards", [{}, {exact: 0.0}, {exact: -1.0, length: 2.0}, {exact: float("nan")}])
+def test_weights_that_pay_nothing_are_refused(rewards):
+    with pytest.raises(ConfigError, match="mine has the rewards"):
+        type("Mine", (RowsTask,), {"rows": ROWS, "rewards": rewards})()
+
+
+def raises(completion, problem):
+    return 1 / len(completion)
+
+
+def too_large(completion, problem):
+    return float(len(completion))
+
+
+def no_number(completion, problem):
+    return "yes"
+
+
+def other_names(completion, problem):
+    return {completion[:1]: 1.0}
+
+
+@pytest.mark.parametrize("function", [raises, too_large, no_number, other_names])
+def test_a_reward_function_that_fails_is_a_tier_and_stops_before_training(function):
+    task = task_with(function)
+    score = task.score(task.problems("train")[0], "")
+    if function is not too_large:
+        assert (score.reward, score.tier, score.correct) == (0.0, "error", False)
+    check = redteam.check_reward(task, task.problems("train"))
+    assert check.broken
+    with pytest.raises(DataError, match="reward of task mine fails on"):
+        check.require()
+
+
+def contains(completion, problem):
+    return float(problem.gold in completion)
+
+
+def anything(completion, problem):
+    return 1.0
+
+
+def test_shortcuts_are_found():
+    assert set(redteam.check_reward(task_with(contains), task_with(contains).problems("train")).shortcuts) == {
+        "all answers"
+    }
+    assert len(redteam.check_reward(task_with(anything), task_with(anything).problems("train")).shortcuts) >= 12
+    assert not redteam.check_reward(task_with(exact), task_with(exact).problems("train")).shortcuts
+
+
+@pytest.mark.parametrize("name", ["toy", "reasoning"])
+def test_our_own_tasks_pass_the_red_team_check(name):
+    task = tasks.load(name)
+    check = redteam.check_reward(task, task.problems("train", 8)).require()
+    assert check.n == (4 if name == "toy" else 8) or check.n == 8
+    assert not check.shortcuts and not own.is_own(task)
+
+
+def test_an_object_or_a_class_is_a_setting():
+    task = Doubles()
+    for given in (task, Doubles):
+        cfg = GRPOConfig(task=given)
+        assert cfg.task == "doubles" and tasks.load(cfg.task).name == "doubles"
+    assert config_hash(GRPOConfig(task=task)) == config_hash(GRPOConfig(task="doubles"))
+    assert tasks.load(GRPOConfig(task=task).task) is task and own.is_own(task)
+    tasks.TASKS.pop("doubles")
+
+
+def test_what_is_no_task_is_refused(tmp_path, file):
+    with pytest.raises(ConfigError, match="lacks name, tiers"):
+        GRPOConfig(task=3)
+    with pytest.raises(ConfigError, match="'toy' of Mine is taken"):
+        tasks.name_of(task_with(exact, name="toy"))
+    with pytest.raises(MissingFile, match="my_task.py:MyTask"):
+        tasks.load(str(tmp_path / "absent.py:X"))
+    with pytest.raises(ConfigError, match="no class 'Double'.*'Doubles'"):
+        tasks.load(f"{file}:Double")
+    with pytest.raises(ConfigError, match="has no option 'level'"):
+        tasks.load(f"{file}:Doubles:level=1")
+    (tmp_path / "bad.py").write_text("class X:\n    name = 'x'\n\nx = 1 / 0\n")
+    with pytest.raises(DataError, match="line 4: ZeroDivisionError"):
+        tasks.load(f"{tmp_path / 'bad.py'}:X")
+    (tmp_path / "bad.py").write_text("class X:\n    name = 'x'\n")
+    with pytest.raises(ConfigError, match="X of .* lacks tiers"):
+        tasks.load(f"{tmp_path / 'bad.py'}:X")
+
+
+def test_the_template_passes_its_own_tests(tmp_path):
+    new_command.main(["task", "my_words", "--out", str(tmp_path)])
+    assert {p.name for p in tmp_path.iterdir()} == {"my_words.py", "test_my_words.py", "my_words.jsonl"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_words.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    with pytest.raises(ConfigError, match="exists"):
+        new_command.main(["task", "my_words", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize("words", [["tusk", "x"], ["task"], ["task", "My-Task"]])
+def test_a_template_without_a_proper_name_is_refused(words):
+    with pytest.raises(ConfigError):
+        new_command.main(words)
