@@ -1,15 +1,26 @@
-"""Two functions that a model can call:
+"""Three functions that a model can call:
 
-    codechat tools --ckpt nano/rl --executors examples/my_tools.py --user "Count the words in 'to be or not'"
+    codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in Beijing?"
 
 Every public function of the file is offered. The first line of its docstring tells the model what it does, a
 line `name: text` what a parameter means; type hints become JSON types, Literal an enumeration, and a default
 makes a parameter optional. What a function returns goes back to the model as {"result": ...}; an exception as
-{"error": ...}."""
+{"error": ...}.
+
+examples/my_rows.jsonl holds 50 conversations with these functions; docs/first-hour.md trains a model on them."""
 
 from __future__ import annotations
 
 from typing import Literal
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city.
+
+    city: name of the city
+    """
+    # stands in for a weather service: the same word for a city each time
+    return ("sunny", "cloudy", "rainy", "snowy", "windy")[sum(map(ord, city)) % 5]
 
 
 def count_words(text: str, unique: bool = False) -> int:

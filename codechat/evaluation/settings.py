@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codechat.core.config import Settings, opt
-from codechat.tasks import hashed
+from codechat.tasks import hashed, name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +26,7 @@ class SamplingSettings(Settings):
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
     max_new_tokens: int = opt(64, "longest completion, tokens")
     seed: int = opt(0, "seed of problem order, sampling and bootstrap")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", name_of(self.task))  # an object or a class of a notebook, by its name
+        super().__post_init__()

@@ -16,6 +16,8 @@ from learning import Claim, below, lesson
 from codechat import cli
 from codechat.core.config import from_dict
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import public_rows
+from codechat.data.sources import Ledger, local_rows
 from codechat.inference import chat_command, tools_command
 from codechat.inference.chat_command import ChatSettings, LocalModel
 from codechat.inference.detokenizer import stable_text
@@ -382,7 +384,7 @@ def test_a_system_text_comes_before_the_functions(root: Path) -> None:
 
 def test_schemas_come_from_hints_and_docstrings() -> None:
     found = load_executors(EXAMPLE)
-    assert list(found) == ["count_words", "shipping_cost"]
+    assert list(found) == ["get_weather", "count_words", "shipping_cost"]
     assert found["count_words"].schema == {
         "name": "count_words",
         "description": "Count the words in a text.",
@@ -445,3 +447,21 @@ def test_only_own_public_functions_are_offered(tmp_path: Path) -> None:
     assert list(found) == ["f"] and found["f"].schema["parameters"]["required"] == ["a", "b", "c"]
     assert properties["b"] == {"type": "array", "items": {"type": "number"}}
     assert [properties[k]["type"] for k in "acdeg"] == ["integer", "object", "string", "boolean", "array"]
+
+
+def test_the_example_rows_fit_the_example_tools_and_hold_what_these_return():
+    """50 conversations in OpenAI's form: no row is lost, every call runs, and each result is what the function gives."""
+    ledger = Ledger("my_rows.jsonl", dict.fromkeys(public_rows.CALL_REASONS, 0.0))
+    rows = list(
+        public_rows.call_rows(local_rows(EXAMPLE.with_name("my_rows.jsonl")), "my_rows.jsonl", ledger, "compact")
+    )
+    kit = tools_command.gather(ToolsConfig(ckpt="", executors=EXAMPLE))
+    listed = tools_command.gather(
+        ToolsConfig(ckpt="", tools_file=EXAMPLE.with_name("my_tools.json"), executors=EXAMPLE)
+    )
+    assert len(rows) == 50 and kit.schemas == listed.schemas and "get_weather" in kit.names
+    for row in rows:
+        system, _, asked, result, _ = (m["content"] for m in row["messages"])
+        assert system == chat.tools_prompt(kit.schemas)
+        (call,) = chat.parse_calls(asked)
+        assert kit.respond(call) == result
