@@ -3,7 +3,8 @@
     codechat data corpus --source embedded --tokenizer gpt2:4096 --max-tokens 8e6 --out data/corpus
     codechat data sft    --source embedded --out data/sft        code questions and plain chat
     codechat data calls  --source embedded --out data/sft        toolbox conversations, problems, probes
-    codechat data calls  --source my_glaive_rows.jsonl           a local file in a hub data set's columns
+    codechat data calls  --source my_rows.jsonl --preview 3      your own: OpenAI messages with tools, ShareGPT, Hermes, Qwen, glaive
+    codechat data sft    --source OWNER/NAME --columns question=query,answer=response      a hub data set by name
     codechat data micro  --out data/sft                          small code problems and worked solutions
     codechat data code   --source hub                            instructions and programs, filtered
     codechat data apps   --out data/apps --levels 1 2            experts' episodes in the pocket apps, and problems

@@ -210,9 +210,10 @@ def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], 
 
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
-    """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory.
+    """The reference-solution check (and of an own task the red-team check), then samples on training problems, then the verdict; printed, and
+    kept in a run directory.
 
-    UserError before anything is written if a reference solution fails or the task has too few problems."""
+    UserError before anything is written if a check fails."""
     import torch
 
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
@@ -224,7 +225,8 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         with torch.no_grad(), distributed.dist.autocast(distributed.dist.device()):
-            batch = sample_groups(loaded, task, problems[: cfg.groups], cfg)
+            # a small task's problems are sampled in turn until there are groups enough
+            batch = sample_groups(loaded, task, [problems[i % len(problems)] for i in range(cfg.groups)], cfg)
         found, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
         shares = {k: v for k, v in tiers.items() if k.startswith("tier/")}
         print(format_diagnosis(found, shares, temperature=cfg.temperature))

@@ -1,7 +1,7 @@
 """Chat with a checkpoint that calls functions: calls are parsed and run, and their results fed back until the model answers in words.
 
     codechat tools --ckpt nano/rl --user "What is 12 squared?"
-    codechat tools --ckpt nano/rl --executors examples/my_tools.py --user "Count the words in 'to be or not'"
+    codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in Beijing?"
     codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
 
 Functions come from the toolbox (`--tools square,to_binary`) or from your Python file (`--executors`), whose type hints and docstrings become the
@@ -208,7 +208,7 @@ class ToolChat:
 EPILOG = """examples:
   codechat tools --ckpt nano/rl --user "What is 12 squared?"
   codechat tools --ckpt nano/rl --tools to_binary is_prime --user "Is 97 prime?" --raw
-  codechat tools --ckpt nano/rl --executors examples/my_tools.py
+  codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in Beijing?"
   codechat tools --server http://127.0.0.1:8000 --user "What is 12 squared?"
   codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..." """
 

@@ -36,6 +36,12 @@ def exact(completion, problem):
     return float(completion.strip() == problem.gold)
 
 
+def close(completion, problem):
+    """Share of the characters that are right at their place: a gradient before the first whole answer is right."""
+    same = sum(a == b for a, b in zip(completion.strip(), problem.gold))
+    return same / max(len(completion.strip()), len(problem.gold))
+
+
 def short(completion, problem):
     """How much shorter than 40 characters the answer is."""
     return max(0.0, 1 - len(completion) / 40)
@@ -43,7 +49,7 @@ def short(completion, problem):
 
 class CLASS(RowsTask):
     rows = "NAME.jsonl"
-    rewards = {exact: 1.0, short: 0.0}  # weight 0: logged as reward/short, not trained
+    rewards = {exact: 1.0, close: 1.0, short: 0.0}  # weight 0: logged as reward/short, not trained
 '''
 TEST = '''"""What every task must pass, and what this one pays."""
 
@@ -64,9 +70,10 @@ def test_the_reward_takes_any_text_and_no_text_earns_it_everywhere():
     assert not redteam.check_reward(TASK, TASK.problems("train")).require().shortcuts
 
 
-def test_a_wrong_answer_is_not_paid():
+def test_a_wrong_answer_earns_less_and_is_not_correct():
     problem = TASK.problems("train")[0]
-    assert TASK.score(problem, "something else").reward == 0
+    score = TASK.score(problem, "something else")
+    assert score.reward < TASK.max_reward and not score.correct
 '''
 ROWS = [{"prompt": f"Spell backwards: {word}", "gold": word[::-1]} for word in
         "apple bread chair dance eagle flame grape house ivory jelly knife lemon mouse night ocean piano queen river stone table".split()]  # fmt: skip

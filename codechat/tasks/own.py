@@ -50,7 +50,7 @@ class RowsTask:
     A completion is correct where the reward is full; override `correct` for another rule."""
 
     name: ClassVar[str] = ""
-    tiers = ("error", "none", "some", "full")  # error: a reward function failed; its message is in Score.parts
+    tiers = ("none", "error", "some", "full")  # error: a reward function failed; its message is in Score.parts
     max_reward = 1.0
     rows: Sequence[Mapping[str, Any]] | str = ()
     rewards: ClassVar[Mapping[Reward, float]] = {}

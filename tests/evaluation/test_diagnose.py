@@ -15,6 +15,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
+from codechat.tasks import new_command
 from codechat.tasks.toy import TOY_MODEL, ToyTask
 from codechat.text import tokenizer
 
@@ -130,6 +131,16 @@ def test_command_prints_the_verdict_and_keeps_a_row(untrained: str, capsys: pyte
     assert (row["verdict"], row["n_problems"], row["n_samples"], row["gold_passed"]) == ("LIVE", 64, 8, 256)
     assert sum(row[f"tier/{t}"] for t in ToyTask.tiers) == pytest.approx(1)
     assert run.status["summary"]["verdict"] == "LIVE" and run.samples()
+
+
+def test_a_small_task_of_ones_own_is_sampled_until_there_are_groups_enough(untrained: str, tmp_path: Path) -> None:
+    new_command.main(["task", "words", "--out", str(tmp_path / "own")])
+    task = f"{tmp_path / 'own/words.py'}:Words"
+    diagnose.main(
+        ["--ckpt", untrained, "--task", task, "--max-new-tokens", "4", "--group-size", "2", "--run-name", "look"]
+    )
+    row = Run.open("look").evals().iloc[0]
+    assert row["n_problems"] == 64 and 0 < row["gold_n"] < 64
 
 
 def test_failing_reference_solutions_end_it_before_a_run_is_made(
