@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations, corpus, sources
 from codechat.data.sources import Ledger
+from codechat.data.synthetic import SPLITS as SPLITS
 from codechat.text import token_view, tokenizer
 
 Row = dict[str, Any]
-SPLITS = ("train", "select", "test")
-SMALLEST_SPREAD = 10  # requests below which no row leaves training
 
 
 def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
@@ -82,21 +81,6 @@ def preview(rows: Iterable[Row], n: int, tok: tokenizer.Tokenizer) -> None:
     for row in islice((row for row in rows if "domain" in row), n):
         seen = token_view.xray_mask(row["messages"], tok)
         print(f"--- {row['id']}: {len(seen.ids)} tokens\n{seen.terminal(colour=sys.stdout.isatty())}\n")
-
-
-def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    """Split -> rows, by their `meta`; a validation or test split that a small file leaves empty takes a tenth of the training rows.
-
-    key: what rows of one split may share and rows of two may not. The rows with the largest hashes of it move."""
-    parts = {split: [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
-    for split in SPLITS[1:]:
-        names = sorted({key(row) for row in parts["train"]}, key=sources.digest)
-        if parts[split] or len(names) < SMALLEST_SPREAD:
-            continue
-        moved = set(names[-max(1, len(names) // 10) :])
-        parts[split] = [row | {"meta": row["meta"] | {"split": split}} for row in parts["train"] if key(row) in moved]
-        parts["train"] = [row for row in parts["train"] if key(row) not in moved]
-    return parts
 
 
 def _supervised(files: Mapping[str, list[Row]], tok: tokenizer.Tokenizer) -> dict[str, dict[str, int]]:

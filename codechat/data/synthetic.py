@@ -15,7 +15,7 @@ import json
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ CHAT_TURNS = Path(__file__).with_name("chat_turns.json")
 MIN_DOC_CHARS = 20
 MAX_REQUEST_CHARS = 220
 MAX_CODE_CHARS = 450
+SPLITS = ("train", "select", "test")
+SMALLEST_SPREAD = 10  # requests below which no row leaves training
 SPLIT_SHARES = (("train", 0.9), ("select", 0.95), ("test", 1.0))
 
 _FUNCTION = re.compile(r"^def [A-Za-z]\w*\([^)]{0,160}\)[^\n]{0,60}:\n[ \t]+[rR]?(?:\"\"\"|''')", re.MULTILINE)
@@ -59,6 +61,21 @@ _QUOTED_REQUESTS = (
 def split_of(name: str) -> str:
     """train, select or test, 90 : 5 : 5, by a hash in hex."""
     return next(split for split, below in SPLIT_SHARES if fraction(name) < below)
+
+
+def spread(rows: list[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    """Split -> rows, by their `meta`; a validation or test split that a small file leaves empty takes a tenth of the training rows.
+
+    key: what rows of one split may share and rows of two may not. The rows with the largest hashes of it move."""
+    parts = {split: [row for row in rows if row["meta"]["split"] == split] for split in SPLITS}
+    for split in SPLITS[1:]:
+        names = sorted({key(row) for row in parts["train"]}, key=digest)
+        if parts[split] or len(names) < SMALLEST_SPREAD:
+            continue
+        moved = set(names[-max(1, len(names) // 10) :])
+        parts[split] = [row | {"meta": row["meta"] | {"split": split}} for row in parts["train"] if key(row) in moved]
+        parts["train"] = [row for row in parts["train"] if key(row) not in moved]
+    return parts
 
 
 def row(user: str, assistant: str, domain: str, **meta: Any) -> Row:

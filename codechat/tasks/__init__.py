@@ -49,6 +49,7 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),
 }
 NAMES = tuple(TASKS)
+_FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 _SEPARATOR = re.compile(r",(?![^\[]*\])")
 
 __getattr__, _, _modules = attach(
@@ -126,10 +127,12 @@ def load(name: str, **options: Any) -> Task:
 
 def _in_file(name: str) -> tuple[type, str] | None:
     """(class, options) of "FILE.py:CLASS:options"; None for the name of a task."""
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return None
     from codechat.tasks import own
 
-    match = own.FILE.fullmatch(name) if ".py" in name else None
-    return (own.file_class(match["path"], match["cls"]), match["options"] or "") if match else None
+    return own.file_class(match["path"], match["cls"]), match["options"] or ""
 
 
 def name_of(task: str | Task | type) -> str:

@@ -25,21 +25,18 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from codechat.core.errors import ConfigError, DataError, nearest
-from codechat.data.prepared import SPLITS, spread
 from codechat.data.sources import digest, local_rows
-from codechat.data.synthetic import split_of
+from codechat.data.synthetic import SPLITS, split_of, spread
 from codechat.tasks.base import Message, Problem, Score, Task, check_split, shuffled
 from codechat.text.tool_functions import run_file
 
 Reward = Callable[[str, Problem], "float | Mapping[str, float]"]
 MEMBERS = ("name", "tiers", "max_reward", "problems", "prompt", "score", "gold")
-FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<cls>[A-Za-z_]\w*))?(?::(?P<options>.*))?")
 
 
 class RowsTask:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data import chat_formats, command, conversations, public_rows, sources
+from codechat.data import chat_formats, command, conversations, public_rows, sources, synthetic
 from codechat.data.sources import Ledger
 from codechat.text import chat, tokenizer
 
@@ -215,14 +215,12 @@ def test_fifty_rows_of_ones_own_are_ready_for_training(tmp_path, kind, form):
 
 
 def test_no_request_is_in_two_splits_where_rows_move_to_an_empty_one():
-    from codechat.data.prepared import spread
-
     rows = [{"id": str(i), "request": str(i % 20), "meta": {"split": "train"}} for i in range(60)]
-    parts = spread(rows, lambda row: row["request"])
+    parts = synthetic.spread(rows, lambda row: row["request"])
     requests = [{row["request"] for row in part} for part in parts.values()]
     assert list(map(len, requests)) == [17, 2, 1] and len(set.union(*requests)) == 20  # a tenth of 20, then of 18
     assert [len(part) for part in parts.values()] == [51, 6, 3]
-    assert spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
+    assert synthetic.spread(rows[:9], lambda row: row["request"])["train"] == rows[:9]
 
 
 def test_a_loss_names_its_first_row(tmp_path):

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import conversations, public_rows, sources, synthetic
-from codechat.data.prepared import check_shares, reasons, require_kind, spread, write
+from codechat.data.prepared import check_shares, reasons, require_kind, write
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
@@ -88,7 +88,7 @@ def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> R
     files = {
         f"{domain}.{split}": found
         for domain in sorted({r["domain"] for r in rows})
-        for split, found in spread([r for r in rows if r["domain"] == domain], public_rows.split_key).items()
+        for split, found in synthetic.spread([r for r in rows if r["domain"] == domain], public_rows.split_key).items()
     }
     return write(out, files, ledgers, cfg)
 

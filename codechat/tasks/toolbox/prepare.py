@@ -15,7 +15,7 @@ from typing import Any
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, spread, write
+from codechat.data.prepared import SPLITS, check_shares, reasons, require_kind, write
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
@@ -194,7 +194,7 @@ def _read_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]
     ledgers.append(ledger)
     raw = sources.rows_of(CALLS_HUB if cfg.source == "hub" else cfg.source, cfg.columns)
     found = list(islice(public_rows.call_rows(raw, origin, ledger, cfg.tools_style), cfg.max_examples))
-    parts = spread(found, public_rows.request_of)
+    parts = synthetic.spread(found, public_rows.request_of)
     problems = [problem for rows in parts.values() for row in rows if (problem := public_rows.call_problem(row))]
     files = {f"calls.{split}": rows for split, rows in parts.items()}
     return files | {f"funcall.{split}": [p for p in problems if p["split"] == split] for split in SPLITS}
