@@ -299,9 +299,13 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 def rows_of(source: str, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Rows of a path, or of the hub's data set of that name where no such path exists. columns: words OURS=THEIRS, see `renamed`."""
+    return renamed(hub_rows(source) if names_hub_set(source) else local_rows(Path(source)), columns, source)
+
+
+def names_hub_set(source: str) -> bool:
+    """True for OWNER/NAME where no such path exists."""
     path = Path(source)
-    hub = not path.exists() and not path.suffix and HUB_NAME.fullmatch(source)
-    return renamed(hub_rows(source) if hub else local_rows(path), columns, source)
+    return not path.exists() and not path.suffix and HUB_NAME.fullmatch(source) is not None
 
 
 def check_columns(columns: Sequence[str]) -> dict[str, str]:

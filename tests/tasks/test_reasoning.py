@@ -13,6 +13,7 @@ import pytest
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data import command
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
@@ -429,3 +430,19 @@ def test_terms_are_logged_separately_and_add_up(home: Path, monkeypatch: pytest.
         0.25,
         1.0,
     )
+
+
+def test_gsm8k_under_another_name_with_other_columns(tmp_path, monkeypatch):
+    """A set of the hub by its name: training rows only, one in sixteen for validation."""
+    rows = [{"query": f"What is {i} and 1?", "response": f"It is {i + 1}.\n#### {i + 1}"} for i in range(80)]
+    monkeypatch.setattr("codechat.data.sources.hub_rows", lambda name: iter(rows if name == "owner/rounds" else []))
+    out = tmp_path / "out"
+    flags = ["--source", "owner/rounds", "--columns", "question=query,answer=response", "--tokenizer", "bytes"]
+    command.main(["reasoning", *flags, "--out", str(out)])
+    parts = {
+        s: [json.loads(line) for line in (out / f"gsm8k.{s}.jsonl").read_text().splitlines()]
+        for s in ("train", "select")
+    }
+    assert sum(map(len, parts.values())) == 80 and len(parts["train"]) > 60
+    assert not (out / "gsm8k.test.jsonl").exists()
+    assert {p["messages"][-1]["content"] for part in parts.values() for p in part} == {r["query"] for r in rows}

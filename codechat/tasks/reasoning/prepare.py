@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from codechat.core.config import opt
 from codechat.data.prepared import print_ledgers, require_kind, write
-from codechat.data.sources import Ledger
+from codechat.data.sources import Ledger, check_columns
 from codechat.tasks.base import Problem, check_reference_solutions, row_of
 from codechat.tasks.preparation import check_generated
 from codechat.tasks.reasoning import stories
@@ -31,7 +31,9 @@ class ReasoningConfig:
     """Word problems or GSM8K -> worked.SPLIT.jsonl (conversations), reasoning.SPLIT.jsonl or gsm8k.SPLIT.jsonl
     (problems)."""
 
-    source: str = opt("embedded", "embedded (generated word problems), hub (GSM8K), or a path to GSM8K's files")
+    source: str = opt(
+        "embedded", "embedded (generated word problems), hub (GSM8K), a path to GSM8K's files, or a hub set's name"
+    )
     out: str = opt("data/reasoning", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     template: Literal["xml", "r1_zero", "question_only", "alpaca", "zero_shot"] = opt(
@@ -42,8 +44,13 @@ class ReasoningConfig:
     eval_examples: int = opt(500, "conversations and problems of each split but train")
     levels: tuple[int, ...] = opt(stories.LEVELS, "levels of the embedded problems; repeat one to sample it more often")
     seed: int = opt(0, "seed of names, numbers and wordings")
+    columns: tuple[str, ...] = opt(
+        (), "OURS=THEIRS where GSM8K's columns have other names, such as question=query", late=True
+    )
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
 
     def __post_init__(self) -> None:
+        check_columns(self.columns)
         check_generated(self, stories.LEVELS)
 
 
@@ -91,7 +98,7 @@ def _embedded(cfg: ReasoningConfig) -> tuple[AnswerTask, Parts, Parts]:
 
 
 def _gsm8k(cfg: ReasoningConfig) -> tuple[AnswerTask, Parts, Parts]:
-    task = Gsm8kTask(cfg.source, template=cfg.template)
+    task = Gsm8kTask(cfg.source, template=cfg.template, columns=cfg.columns)
     train = task.problems("train", seed=cfg.seed)
     held_out = {
         split: found for split in HELD_OUT if (found := task.problems(split, limit=cfg.eval_examples, seed=cfg.seed))

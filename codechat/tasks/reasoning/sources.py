@@ -13,12 +13,21 @@ An unreadable gold answer is an error that names the row: a reward that skips it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data.sources import digest, fraction, hub_rows, local_rows, require_columns, row_format
+from codechat.data.sources import (
+    digest,
+    fraction,
+    hub_rows,
+    local_rows,
+    names_hub_set,
+    require_columns,
+    row_format,
+    rows_of,
+)
 from codechat.tasks.base import Problem, problem_of
 from codechat.tasks.reasoning.answers import gsm8k_gold
 
@@ -48,8 +57,9 @@ class Question(NamedTuple):
     meta: Row
 
 
-def read(name: str, source: str, split: str) -> list[Question | Problem]:
-    """The questions of a split in `source` ("hub" or a path), in its order. Problems where the directory was written by
+def read(name: str, source: str, split: str, columns: Sequence[str] = ()) -> list[Question | Problem]:
+    """The questions of a split in `source` ("hub", a path, or for GSM8K a hub set with training rows by its name), in its order. columns:
+    OURS=THEIRS where a set names them otherwise. Problems where the directory was written by
     `codechat data`.
 
     Only the file of that split is read. MissingFile and DataError for unreadable input, UserError for an unreachable
@@ -63,6 +73,8 @@ def read(name: str, source: str, split: str) -> list[Question | Problem]:
         hub, files = HUB[name]
         return _questions(name, hub_rows(hub, files=files[file]), file, split) if file else []
     path = Path(source)
+    if name == "gsm8k" and names_hub_set(source):
+        return _questions(name, rows_of(source, columns), file, split) if file == "train" else []
     if not path.exists():
         hub_too = ", or from the hub (source=hub)" if name in HUB else ""
         raise MissingFile(
@@ -77,7 +89,7 @@ def read(name: str, source: str, split: str) -> list[Question | Problem]:
     found: list[Question | Problem] = []
     for one in sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]:
         if _file_of(name, one) == file:
-            found += _questions(name, local_rows(one), file, split)
+            found += _questions(name, rows_of(str(one), columns), file, split)
     return found
 
 

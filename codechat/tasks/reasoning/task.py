@@ -31,6 +31,7 @@ class AnswerTask:
     splits: tuple[str, ...] = SPLITS
     tiers = rewards.OUTCOMES
     formatted = rewards.FORMATTED
+    columns: Sequence[str] = ()
 
     def __init__(self, source: str, template: str, reward: str | None) -> None:
         templates.check(template)
@@ -43,7 +44,7 @@ class AnswerTask:
         """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
         check_split(split, self.splits, f"task {self.name}")
         if split not in self._rows:
-            found = sources.read(self.name, self.source, split)
+            found = sources.read(self.name, self.source, split, self.columns)
             self._rows[split] = [row if isinstance(row, Problem) else self._problem(*row) for row in found]
         return shuffled(self._rows[split], limit, seed)
 
@@ -93,13 +94,17 @@ class ReasoningTask(AnswerTask):
 
 
 class Gsm8kTask(AnswerTask):
-    """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, or a path."""
+    """Grade school mathematics (Cobbe et al., 2021, arXiv:2110.14168). source: hub, a path, or a hub set with training rows by its name. columns:
+    OURS=THEIRS where it has no question and answer."""
 
     name = "gsm8k"
     splits = ("train", "select", "test")
 
-    def __init__(self, source: str = "hub", template: str = "xml", reward: str | None = None) -> None:
+    def __init__(
+        self, source: str = "hub", template: str = "xml", reward: str | None = None, columns: Sequence[str] = ()
+    ) -> None:
         super().__init__(source, template, reward)
+        self.columns = (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 class MmluTask(AnswerTask):
