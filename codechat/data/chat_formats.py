@@ -144,7 +144,10 @@ def _text(value: Any, role: str, raw: Row, where: str) -> str:
 
 def _answer(text: str, raw: Row, tools: Sequence[Row]) -> Turn:
     """An assistant's turn: text, then calls, from fields or from <tool_call> tags in the text."""
-    given = list(raw.get("tool_calls") or ())
+    given = raw.get("tool_calls") or []
+    if not isinstance(given, Sequence):
+        raise Unusable("unreadable_call")
+    given = list(given)
     if raw.get("function_call"):  # OpenAI's first form, one call
         given.append({"function": raw["function_call"]})
     calls = [_call(call.get("function", call) if isinstance(call, Mapping) else call) for call in given]
@@ -245,7 +248,10 @@ def _schema(item: Any) -> dict[str, Any]:
     parameters = inner.get("parameters") or {}
     if isinstance(parameters, str):
         (parameters,) = _scanned(parameters) or [{}]
-    if isinstance(parameters, Mapping) and not {"properties", "type"} & parameters.keys():
+    whole = isinstance(parameters, Mapping) and isinstance(parameters.get("required") or [], (list, tuple))
+    if not whole or not isinstance(parameters.get("properties") or {}, Mapping):
+        raise Unusable("unreadable_tools")
+    if not {"properties", "type"} & parameters.keys():
         parameters = {"properties": dict(parameters)}  # names and types without the object around them
     described = {"name": inner["name"], "description": inner.get("description") or "", **inner}
     return described | {"parameters": {"type": "object", "properties": {}} | dict(parameters)}
