@@ -53,7 +53,9 @@ class RecipeLaunch(runner.RecipeConfig):
             if self.from_stage not in (None, self.action):
                 raise ConfigError(f"start from {self.action} or from {self.from_stage}? leave out --from")
             values["from_stage"] = self.action
-        return runner.RecipeConfig(**values | {"logs": self.logs or folder(self)})
+        if self.logs:
+            raise ConfigError(f"--logs {self.logs}: a launched recipe logs to {folder(self)}; leave it out")
+        return runner.RecipeConfig(**values | {"logs": folder(self)})
 
 
 def folder(cfg: RecipeLaunch) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from codechat.core import config
-from codechat.core.atomic_files import read_json
+from codechat.core.atomic_files import read_json, write_json
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.launch import launcher, recipe_process
 from codechat.launch.recipes import runner, stage
@@ -128,6 +129,7 @@ def test_what_codechat_run_rejects_is_rejected_before_a_process_is_started(tiny:
         (("tiny", "--scale", "8b"), "--yes"),
         (("tiny", "first", "--from", "corpus"), "--from"),
         (("tiny", "--force", "frist"), "'first'"),
+        (("tiny", "--logs", "elsewhere"), "--logs"),
     ):
         with pytest.raises(ConfigError, match=named):
             recipe_process.start(wish(*words))
@@ -179,3 +181,21 @@ def test_a_loop_or_a_run_of_the_name_comes_first(runs_root: Path, monkeypatch: p
     assert launcher._is_recipe(["v6", "status"]) and not launcher._is_recipe(["chars"]) and not launcher._is_recipe([])
     monkeypatch.setattr(paths, "is_run", lambda path: path.name == "v6")
     assert not launcher._is_recipe(["v6", "status"]) and launcher._is_recipe(["v5"])
+
+
+def test_stop_ends_a_stage_that_torchrun_runs_after_its_recipe_is_gone(
+    tiny: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = recipe_process.folder(wish("tiny"))
+    where.mkdir(parents=True)
+    write_json(where / "settings.json", config.plain(runner.RecipeConfig()))
+    write_json(where / "process.json", {"host": platform.node(), "pid": 1, "pid_start": "of another process"})
+    (bound,) = (b for b in runner.bound_stages("tiny", runner.RecipeConfig()) if b.name == "first")
+    launcher.write(bound.cfg)
+    with pytest.raises(RunError, match="not running"):
+        recipe_process.stop(wish("tiny", "stop"))
+    stopped: list[tuple[str, bool]] = []
+    monkeypatch.setattr(launcher, "process_of", lambda path: {"pid": 1})
+    monkeypatch.setattr(launcher, "stop", lambda name, *, now, timeout_s: stopped.append((name, now)))
+    assert recipe_process.stop(wish("tiny", "stop", "--now")) == "stopped"
+    assert stopped == [("tiny/first", True)]

@@ -272,7 +272,7 @@ def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Consol
     if scale.gpu and (here := gpus_here()) < ranks:
         raise ConfigError(
             f"this needs {ranks} GPUs and there are {here}; run it on a machine that has them, or write a job for one stage: "
-            "codechat launch pretrain --nproc 8 --slurm -- --preset 8b ..."
+            f"codechat launch pretrain --nproc {ranks} --slurm -- --preset {cfg.scale} ..."
         )
 
 
