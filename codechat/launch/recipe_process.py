@@ -26,7 +26,7 @@ from typing import Any
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_json
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, MissingFile, RunError
+from codechat.core.errors import ConfigError, MissingFile, RunError, nearest
 from codechat.core.processes import alive, descendants, process_start
 from codechat.launch import job_scripts, launcher
 from codechat.launch.recipes import runner
@@ -92,6 +92,11 @@ def start(cfg: RecipeLaunch) -> Path:
     recipe runs already."""
     wish, where = cfg.wish, folder(cfg)
     bound = runner.bound_stages(cfg.recipe, wish)
+    words = (*ACTIONS, *(b.stage.name for b in bound))
+    if cfg.action not in words:
+        raise ConfigError(
+            f"{cfg.action!r} is neither an action nor a stage of {cfg.recipe}{nearest(cfg.action, words)}"
+        )
     runner.pending(bound, runner.Ledger.read(_ledger(cfg)), wish)
     if runner.scale_of(wish) and not wish.yes:
         raise ConfigError(
@@ -223,8 +228,9 @@ def main(argv: list[str]) -> None:
         print(f"{cfg.recipe}: {stop(cfg)}")
     elif cfg.action == "status":
         found = status(cfg)
-        for key, value in {**found, **found.pop("stages")}.items():
-            print(f"  {key:<20}{value if value is not None else ''}")
+        stages = found.pop("stages")
+        for key, value in {**found, **stages}.items():
+            print(f"  {key:<20}{value if value is not None else ''}".rstrip())
     else:
         where = start(cfg)
         print(f"started; logs: {where}; codechat launch {cfg.recipe} tail")

@@ -92,6 +92,9 @@ def test_a_recipe_runs_detached_with_a_log_for_each_stage(
     assert {path.name for path in where.glob("*.log")} == {"recipe.log", "corpus.log", "first.log"}
     assert "[2/2] first" in (where / "recipe.log").read_text() and "[2/2] first" in printed
     assert (where / "first.log").stat().st_size and "step" in (where / "first.log").read_text()
+    launcher.main(["tiny", "status"])
+    rows = [line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["recipe", "status", "reason", "process", "logs", "corpus", "first"]
     recipe_process.start(wish("tiny", "first"))  # this stage again
     ended(where)
     assert read_json(where / "settings.json")["from_stage"] == "first"
@@ -126,6 +129,7 @@ def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: list[list[str]], tm
 def test_what_codechat_run_rejects_is_rejected_before_a_process_is_started(tiny: list[list[str]]) -> None:
     for words, named in (
         (("tiny", "frist"), "'first'"),
+        (("tiny", "stat"), "'start'|'status'"),
         (("tiny", "--scale", "8b"), "--yes"),
         (("tiny", "first", "--from", "corpus"), "--from"),
         (("tiny", "--force", "frist"), "'first'"),
