@@ -33,7 +33,7 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
            && $(PY) -IS -c "print('yes')" 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick notebooks jupyter venv clean FORCE
+.PHONY: help lab test test-quick notebooks jupyter cpp venv clean FORCE
 
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
 	.venv/bin/codechat run nano $(ARGS)
@@ -49,6 +49,10 @@ notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; AR
 
 jupyter: venv  ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab $(AS_ROOT) --notebook-dir=. $(ARGS)
+
+cpp: venv  ## build the C++ programs in build/cpp; needs cmake and g++ (Debian and Ubuntu: apt install cmake g++)
+	cmake -S cpp -B build/cpp -DPython3_EXECUTABLE="$(CURDIR)/$(PY)"
+	cmake --build build/cpp
 
 venv: .venv/.installed  ## set up .venv only
 

@@ -112,6 +112,9 @@ COMMANDS: dict[str, Command | Entry] = {
     "appworld": Command("codechat.inference.play_appworld", "AppWorld episodes, scored by its own evaluation"),
     "plan": Command("codechat.launch.planner", "memory, hours and cost of a configuration on GPUs"),
     "launch": Command("codechat.launch.launcher", "start a run on one or many GPUs, detached; follow and stop it"),
+    "export-scripts": Command(
+        "codechat.launch.portable_scripts", "shell scripts of the loops and recipes for other machines"
+    ),
     "xray": Command(
         "codechat.reports.token_attribution", "colour tokens by loss mask, values or share of the gradient"
     ),

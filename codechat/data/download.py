@@ -2,12 +2,13 @@
 
     codechat download Qwen/Qwen2.5-0.5B-Instruct
     codechat download openai/openai_humaneval --out data/humaneval
+    codechat download Qwen/Qwen3-0.6B --mirror hf-mirror
     HF_ENDPOINT=https://a-mirror codechat download Qwen/Qwen3-0.6B
 
 Files arrive in OUT.partial, which is renamed to OUT when it is complete. A broken connection resumes where it broke; the same command after an
 interruption keeps complete files. Of a model it fetches what `codechat import` reads (safetensors, json, templates), of a data set everything.
 Without a network it fails within seconds. Names are looked up among models first, then among data sets. HF_ENDPOINT, HF_TOKEN and HF_HOME work as
-in huggingface_hub.
+in huggingface_hub. --mirror comes before HF_ENDPOINT; no token is sent to it, so it has public names only.
 
 Left out: single files, uploads.
 """
@@ -22,11 +23,12 @@ from typing import Literal
 
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
-from codechat.core.errors import ConfigError, UserError
+from codechat.core.errors import ConfigError, UserError, nearest
 from codechat.data import sources
 from codechat.runs import paths
 
 TRANSPORTS = {"httpx", "httpx2", "requests"}
+MIRRORS = {"hf-mirror": "https://hf-mirror.com"}
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.md", "LICENSE*"]
 
 
@@ -38,6 +40,18 @@ class DownloadConfig:
     out: Path | None = opt(None, "directory to make; none = data/hub/NAME")
     kind: Literal["any", "model", "dataset"] = opt("any", "where the name is looked up; any = models, then data sets")
     revision: str | None = opt(None, "branch, tag or commit; none = main")
+    mirror: str | None = opt(
+        None, f"where to fetch from: {', '.join(MIRRORS)}, or an address; none = HF_ENDPOINT, else the hub itself"
+    )
+
+    def __post_init__(self) -> None:
+        if self.mirror and self.mirror not in MIRRORS and not self.mirror.startswith(("https://", "http://")):
+            raise ConfigError(f"no mirror {self.mirror!r}{nearest(self.mirror, MIRRORS)}; or an address (https://...)")
+
+    @property
+    def endpoint(self) -> str | None:
+        """The address of --mirror; none where huggingface_hub decides."""
+        return MIRRORS.get(self.mirror, self.mirror.rstrip("/")) if self.mirror else None
 
 
 def download(cfg: DownloadConfig) -> Path:
@@ -45,7 +59,8 @@ def download(cfg: DownloadConfig) -> Path:
     out = cfg.out or paths.ROOT / "data" / "hub" / Path(cfg.name).name
     if out.exists():
         raise ConfigError(f"{out} exists; a free name is required; remove it to fetch {cfg.name} again, or set --out")
-    sources.probe_hub(cfg.name, remedy="connect to a network, set HF_ENDPOINT to a mirror, or copy the directory here")
+    remedy = "connect to a network, set --mirror hf-mirror (or HF_ENDPOINT), or copy the directory here"
+    sources.probe_hub(cfg.name, remedy=remedy, endpoint=cfg.endpoint)
     partial = out.with_name(out.name + ".partial")
     kind = _fetch(cfg, partial)
     os.rename(partial, out)
@@ -65,13 +80,17 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
                 repo_type=kind,
                 revision=cfg.revision,
                 local_dir=partial,
+                endpoint=cfg.endpoint,
+                token=False if cfg.mirror else None,  # it is the hub's, not the mirror's
                 allow_patterns=MODEL_FILES if kind == "model" else None,
             )
             return kind
         except HFValidationError as error:
             raise ConfigError(f"{cfg.name!r} is no name on the hub ({error}); required is OWNER/NAME") from None
         except GatedRepoError:
-            raise UserError(f"{cfg.name} is gated; accept its terms on its page, then set HF_TOKEN") from None
+            raise UserError(
+                f"{cfg.name} is gated; accept its terms on its page, then set HF_TOKEN{' and leave out --mirror' * bool(cfg.mirror)}"
+            ) from None
         except RevisionNotFoundError:
             found = f"{kind} {cfg.name} has no revision {cfg.revision!r}"
             raise ConfigError(f"{found}; set --revision to a branch, tag or commit") from None
@@ -84,7 +103,9 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
             remedy = f"run the same command to continue with {partial}"
             raise UserError(f"{cfg.name} is incomplete ({reason}); {remedy}") from error
     what = "model or data set" if cfg.kind == "any" else cfg.kind
-    raise UserError(f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private")
+    raise UserError(
+        f"the hub has no {what} {cfg.name}; check the spelling, or set HF_TOKEN if it is private{' and leave out --mirror' * bool(cfg.mirror)}"
+    )
 
 
 def _is_transport(error: Exception) -> bool:

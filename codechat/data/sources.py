@@ -374,14 +374,18 @@ def hub_rows(name: str, *, files: str | None = None, columns: list[str] | None =
 
 
 def probe_hub(
-    name: str, timeout_s: float = PROBE_S, *, remedy: str = f"--source hub needs a network; {OTHER_SOURCES}"
+    name: str,
+    timeout_s: float = PROBE_S,
+    *,
+    remedy: str = f"--source hub needs a network; {OTHER_SOURCES}",
+    endpoint: str | None = None,
 ) -> None:
     """UserError, with the remedy, unless the hub answers within `timeout_s`. The retries of `datasets` itself take minutes. The thread is there
     because a name look-up obeys no socket timeout."""
     from huggingface_hub import constants
 
     answer: list[str | None] = []
-    url = constants.ENDPOINT
+    url = endpoint or constants.ENDPOINT
     thread = threading.Thread(target=lambda: answer.append(_reach(url, timeout_s)), daemon=True)
     thread.start()
     thread.join(timeout_s + 1)

@@ -1,4 +1,5 @@
-"""Experiments: character models, exact gradients, loss exercises, reward ablation, reproducible defects, a scaling law.
+"""Experiments: character models, exact gradients, loss exercises, reward ablation, reproducible defects, a scaling law; snapshots of arrays for
+tests of your own.
 
 Only recipes and reports import this room.
 """
@@ -8,6 +9,7 @@ from codechat.core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     modules=[
+        "array_snapshots",
         "chars",
         "chars_learning",
         "defects",

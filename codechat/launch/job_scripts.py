@@ -138,8 +138,10 @@ def pbs(job: Job, root: Path) -> str:
     )
 
 
-def modal(job: Job, root: Path, gpu: str, packages: tuple[str, ...]) -> str:
-    """An app for modal.com: `modal run FILE` trains on one machine there; runs/ is a volume named codechat-runs."""
+def modal(job: Job, root: Path, gpu: str, packages: tuple[str, ...], wandb: bool = False) -> str:
+    """An app for modal.com: `modal run --detach FILE` trains on one machine there; runs/ is a volume named codechat-runs.
+
+    wandb: replay the run at its end, with the API key in the secret of that name (modal secret create wandb WANDB_API_KEY=...)."""
     if gpu not in MODAL_GPUS:
         raise ConfigError(f"Modal has no {gpu!r}{nearest(gpu, MODAL_GPUS)}; set --gpu")
     if job.nodes > 1 or job.nproc > 8:
@@ -147,8 +149,12 @@ def modal(job: Job, root: Path, gpu: str, packages: tuple[str, ...]) -> str:
         raise ConfigError(f"{job.nodes} nodes of {job.nproc} GPUs; {limit}")
     if job.devices:
         raise ConfigError("--devices names GPUs of this machine; leave it out with --modal")
+    packages = (*packages, *["wandb"] * wandb)
+    secrets = ', secrets=[modal.Secret.from_name("wandb")]' if wandb else ""
+    export = ["python", "-m", "codechat", "runs", "export", job.name, "--wandb"]
+    replay = f'    subprocess.run({export!r}, cwd="/codechat", check=True)\n' if wandb else ""
     return f'''\
-"""{job.name}: {job.module} on {job.nproc} {MODAL_GPUS[gpu]} of modal.com. `modal run {Path("runs") / job.name / "modal_app.py"}` starts or continues it."""
+"""{job.name}: {job.module} on {job.nproc} {MODAL_GPUS[gpu]} of modal.com. `modal run --detach {Path("runs") / job.name / "modal_app.py"}` starts or continues it."""
 
 import shutil
 import subprocess
@@ -167,7 +173,7 @@ image = (
 runs = modal.Volume.from_name("codechat-runs", create_if_missing=True)
 
 
-@app.function(image=image, gpu="{MODAL_GPUS[gpu]}:{job.nproc}", volumes={{"/codechat/runs": runs}}, timeout={round(min(job.hours, MODAL_HOURS) * 3600)})
+@app.function(image=image, gpu="{MODAL_GPUS[gpu]}:{job.nproc}", volumes={{"/codechat/runs": runs}}, timeout={round(min(job.hours, MODAL_HOURS) * 3600)}{secrets})
 def train() -> None:
     target = Path("/codechat/runs", RUN)
     if not (target / "status.json").exists():
@@ -178,7 +184,7 @@ def train() -> None:
         subprocess.run(["sh", str(target / "launch.sh")], cwd="/codechat", check=True)
     finally:
         runs.commit()
-
+{replay}
 
 @app.local_entrypoint()
 def main() -> None:

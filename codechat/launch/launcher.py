@@ -10,6 +10,7 @@
     codechat launch my-sft status
     codechat launch my-sft tail
     codechat launch my-sft stop
+    codechat launch v6                                        # a whole recipe, with a log for each stage
     codechat launch sft --nproc 8 --nodes 2 --slurm -- --preset 8b --data-dir data/sft --run-name big-sft
 
 The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. When the run begins, it takes over its
@@ -31,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from codechat.core import config, provenance, registry
 from codechat.core.atomic_files import read_json, write_json
@@ -39,7 +40,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import alive, descendants, process_start, unlock
 from codechat.distributed import gpu_specs
-from codechat.launch import job_scripts, planner
+from codechat.launch import job_scripts, planner, portable_scripts
 from codechat.launch.job_scripts import Job
 from codechat.launch.live_metrics import Follower, last_row, show
 from codechat.runs import paths
@@ -101,15 +102,19 @@ class Written:
 def write(
     cfg: Any, *, nproc: int = 1, nodes: int = 1, devices: tuple[str, ...] = (), max_restarts: int = 0, hours: float = 24.0,
     gpu: str | None = None, kind: Literal["shell", "slurm", "pbs", "modal"] = "shell", lines: tuple[str, ...] = (), overwrite: bool = False,
+    wandb: bool = False, scripts: str | Path | None = None,
 ) -> Written:  # fmt: skip
     """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and a job script where `kind` asks for one.
 
     nproc ranks on each of `nodes`; devices as in CUDA_VISIBLE_DEVICES; hours for job scripts; gpu (a name of the GPU table) for the
-    plan. A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
+    plan; wandb: the Modal app replays the metrics into Weights & Biases; scripts: a folder for the same as NAME.sh and NAME.json, which run on
+    other machines. A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
     entry = registry.entry_of(cfg, LAUNCHABLE)
     _check_flags(cfg)
     job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
               again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
+    if wandb and kind != "modal":
+        raise ConfigError("wandb is for a Modal app; elsewhere `codechat runs export NAME --wandb` replays a run")
     if nodes > 1 and kind == "shell":
         raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
     _check_not_starting(cfg.run_name)
@@ -121,9 +126,11 @@ def write(
     elif kind == "pbs":
         texts["job.pbs"], submit = job_scripts.pbs(job, root), f"qsub {where}/job.pbs"
     elif kind == "modal":
-        app = job_scripts.modal(job, root, gpu or "", _requirements())
-        texts["modal_app.py"], submit = app, f"modal run {where}/modal_app.py"
+        app = job_scripts.modal(job, root, gpu or "", _requirements(), wandb)
+        texts["modal_app.py"], submit = app, f"modal run --detach {where}/modal_app.py"
     path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
+    if scripts:
+        portable_scripts.write_loop(cfg, scripts, nproc=nproc)
     return Written(cfg.run_name, path, changed(cfg), verdict, submit)
 
 
@@ -197,11 +204,22 @@ def _folder(ref: str | Path | Written) -> Path:
     return path
 
 
-def process_of(path: Path) -> dict[str, Any] | None:
-    """{host, pid, pid_start, time} of the torchrun that was started last; None where it is gone."""
+def reap() -> None:
+    """Forget the processes started here that have ended."""
     for child in list(_children.values()):
         if child.poll() is not None:
             _children.pop(child.pid, None)
+
+
+def detached(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, its output in the log: it outlives the kernel or shell that started it."""
+    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    return _children.setdefault(child.pid, child)
+
+
+def process_of(path: Path) -> dict[str, Any] | None:
+    """{host, pid, pid_start, time} of the torchrun that was started last; None where it is gone."""
+    reap()
     file = path / "process.json"
     found = read_json(file) if file.is_file() else None
     return found if found and alive(found) else None
@@ -228,10 +246,8 @@ def start(ref: str | Path | Written) -> Path:
     status = read_status(path)
     if status["status"] in ("running", "finished"):
         raise RunError(f"run {name} is {status['status']}; nothing to start")
-    words = ["sh", str(path / "launch.sh")]
     with open(path / "launch.log", "ab") as log:
-        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    _children[child.pid] = child
+        child = detached(["sh", str(path / "launch.sh")], log)
     started = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()}
     write_json(path / "process.json", started)
     return path
@@ -250,18 +266,19 @@ def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job
         raise RunError(f"run {name} runs on {owner['host']}; stop it there (or with scancel, qdel)")
     targets = {pid: process_start(pid) for pid in [owner["pid"], *(descendants(owner["pid"]) if now else ())]}
     for pid in targets:
-        _signal(pid, signal.SIGKILL if now else signal.SIGTERM)
+        send(pid, signal.SIGKILL if now else signal.SIGTERM)
     ends = time.monotonic() + timeout_s
     while any(begun and process_start(pid) == begun for pid, begun in targets.items()):
         if time.monotonic() > ends:
             late = f"run {name} (process {owner['pid']}) is still there after {timeout_s:.0f} s"
             raise RunError(f"{late}; wait longer, or stop it with now=True (--now)")
         time.sleep(0.1)
-        process_of(path)  # reaps it, if it is this process's child
+        reap()
     return read_status(path)["status"]
 
 
-def _signal(pid: int, number: int) -> None:
+def send(pid: int, number: int) -> None:
+    """A signal to a process that may have ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -350,6 +367,10 @@ class LaunchConfig:
     slurm: bool = opt(False, "also write job.slurm")
     pbs: bool = opt(False, "also write job.pbs")
     modal: bool = opt(False, "also write modal_app.py for modal.com")
+    wandb: bool = opt(
+        False, "with --modal: replay the metrics into Weights & Biases at the end; needs a Modal secret named wandb"
+    )
+    scripts: Path | None = opt(None, "folder for a portable NAME.sh and NAME.json as well")
     hours: float = opt(24.0, "time limit of a job, hours")
     job_lines: tuple[str, ...] = opt(
         (), "one more option of a job script, such as --partition=gpu; may be repeated", verbatim=True
@@ -360,7 +381,7 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         if not self.what:
-            raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}) or a run")
+            raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}), a recipe (v6) or a run")
         if self.slurm + self.pbs + self.modal > 1:
             raise ConfigError("--slurm, --pbs and --modal exclude each other; keep one")
 
@@ -374,7 +395,7 @@ def _write(cfg: LaunchConfig, words: list[str]) -> None:
         raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
     entry = registry.find(cfg.what, LAUNCHABLE)
     settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
-    same = ("nproc", "nodes", "devices", "max_restarts", "hours", "gpu", "kind", "overwrite")
+    same = ("nproc", "nodes", "devices", "max_restarts", "hours", "gpu", "kind", "overwrite", "wandb", "scripts")
     written = write(settings, **{name: getattr(cfg, name) for name in same}, lines=cfg.job_lines)
     print(written)
     if cfg.start:
@@ -382,9 +403,22 @@ def _write(cfg: LaunchConfig, words: list[str]) -> None:
         print(f"started; codechat launch {written.name} tail")
 
 
+def _is_recipe(argv: list[str]) -> bool:
+    """Whether the first word names a recipe, and neither a loop nor a run."""
+    if not argv or argv[0].startswith("-") or argv[0] in LAUNCHABLE:
+        return False
+    from codechat.launch.recipes.runner import RECIPES  # which starts stages with this module
+
+    return argv[0] in RECIPES and not paths.is_run(runs_dir() / argv[0])
+
+
 def main(argv: list[str] | None = None) -> None:
     """`codechat launch`."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if _is_recipe(argv):
+        from codechat.launch import recipe_process
+
+        return recipe_process.main(argv)
     at = argv.index("--") if "--" in argv else len(argv)
     cfg = config.parse(LaunchConfig, argv[:at], prog="codechat launch", epilog=__doc__)
     if cfg.action == "write":

@@ -1,6 +1,7 @@
 """Losses, rewards and training steps of RL and SFT as functions of plain tensors, for code that brings its own model, tokenizer and loop.
 
-Names, arguments and shapes are those of the alignment assignment of Stanford's CS336 (assignment 5), so its tests and exercises can call them.
+Names, arguments and shapes are those of the alignment assignment of Stanford's CS336 (assignment 5), so its tests and exercises can call them: examples/cs336_adapters.py
+is the adapters file that its test suite imports.
 Models return `.logits` (Hugging Face) or the logits themselves (`gpt.GPT`). Tokenizers are callable (Hugging Face) or have `encode`. Each function
 is a few lines over `losses`, `advantages` and `preference_losses`, which state formulas and sources. The loops of this project do not use this
 module: they pack rows and never hold the logits of a whole batch.
@@ -221,6 +222,11 @@ class PackedSFTDataset(Dataset):
             raise IndexError(f"piece {i} of {len(self)}")
         at = i * self.seq_length
         return dict(input_ids=self.ids[at : at + self.seq_length], labels=self.ids[at + 1 : at + 1 + self.seq_length])
+
+
+def get_packed_sft_dataset(tokenizer: Any, dataset_path: str | Path, seq_length: int, shuffle: bool) -> Dataset:
+    """`PackedSFTDataset` under the assignment's name."""
+    return PackedSFTDataset(tokenizer, dataset_path, seq_length, shuffle)
 
 
 def _instructions(path: Path) -> list[str]:

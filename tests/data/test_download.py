@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from codechat.core.errors import ConfigError
+from codechat.data.download import DownloadConfig
+
 CHUNK = pytest.importorskip("huggingface_hub.constants", reason="it does the work").DOWNLOAD_CHUNK_SIZE
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,6 +41,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str, str | None]] = []
+        self.tokens: set[str | None] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -66,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         self.server.asked.append((self.command, path, self.headers.get("Range")))
+        if path != "/":
+            self.server.tokens.add(self.headers.get("Authorization"))
         for (kind, name), files in REPOS.items():
             tree = {
                 "id": name,
@@ -158,6 +164,27 @@ def test_a_data_set_is_found_where_no_model_has_the_name(tmp_path: Path, hub: Hu
     none = download(tmp_path, hub.url, "some/thing", "--out", "there")
     assert none.returncode == 2 and "some/thing" in none.stderr and not (tmp_path / "there").exists()
     assert download(tmp_path, hub.url, "some/data", "--kind", "model", "--out", "there").returncode == 2
+
+
+def test_a_mirror_comes_before_the_environment_and_gets_no_token(tmp_path: Path, hub: Hub) -> None:
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "token").write_text("hf_" + "x" * 34)  # as `hf auth login` leaves it
+    done = download(tmp_path, "http://127.0.0.1:9", "some/data", "--mirror", hub.url + "/", "--out", "here")
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "here") == REPOS["datasets", "some/data"] and hub.tokens == {None}
+    none = download(tmp_path, hub.url, "some/data", "--mirror", "http://127.0.0.1:9", "--out", "there")
+    assert none.returncode == 2 and "http://127.0.0.1:9" in none.stderr and not (tmp_path / "there").exists()
+    sent = download(tmp_path, hub.url, "some/data", "--out", "elsewhere")
+    assert sent.returncode == 0 and hub.tokens == {None, "Bearer hf_" + "x" * 34}, "the stand-in sees tokens"
+
+
+def test_mirrors_by_name() -> None:
+    assert DownloadConfig(name="a/b", mirror="hf-mirror").endpoint == "https://hf-mirror.com"
+    assert DownloadConfig(name="a/b", mirror="https://x.org/").endpoint == "https://x.org"
+    assert DownloadConfig(name="a/b").endpoint is None
+    with pytest.raises(ConfigError, match="'hf-mirror'"):
+        DownloadConfig(name="a/b", mirror="hf-miror")
 
 
 def fetched(hub: Hub) -> list[tuple[str, str | None]]:

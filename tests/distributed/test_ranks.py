@@ -133,7 +133,9 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
     for kind, (module, cls, more, _) in OTHER_LOOPS.items():
         settings = dict(run_name=f"{kind}-one", max_steps=3, eval_every=2, save_every=2) | more
         ones[kind] = config.resolve(cls, "toy", overrides=settings, presets=module.RUN_PRESETS)
-        twos.append(replace(ones[kind], run_name=f"{kind}-two", device_batch_size=ones[kind].device_batch_size // 2, shard=True))
+        twos.append(
+            replace(ones[kind], run_name=f"{kind}-two", device_batch_size=ones[kind].device_batch_size // 2, shard=True)
+        )
     train_on_ranks(2, home, *twos)
     for kind, (module, _, _, loss) in OTHER_LOOPS.items():
         module.train(ones[kind])

@@ -27,9 +27,10 @@ from codechat.core.registry import LOOPS
 from codechat.evaluation.code_pass_rates import PasskConfig
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
+from codechat.labs.chars import CharsConfig
 from codechat.launch import job_scripts, launcher, live_metrics
 from codechat.launch.job_scripts import Job
-from codechat.launch.recipes.scale_8b import RANKS
+from codechat.launch.recipes.scales import RANKS
 from codechat.models.config import GPTConfig
 from codechat.pretrain import PretrainConfig
 from codechat.reinforce import ReinforceConfig
@@ -231,6 +232,38 @@ def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(
         "a second start must continue, not begin again"
     )
     assert ast.get_docstring(ast.parse(text))
+
+
+def test_a_modal_app_replays_the_run_into_wandb_with_the_secret(
+    runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = CharsConfig(run_name="letters", reference="bigram", kl_coef=0.001)
+    written = launcher.write(cfg, kind="modal", gpu="l4-24gb", wandb=True)
+    assert written.submit == "modal run --detach runs/letters/modal_app.py"
+    assert {k: written.changes[k][1] for k in ("kl_coef",)} == {"kl_coef": 0.001}
+    seen: dict[str, Any] = {"ran": []}
+    anything = lambda *a, **k: stub  # noqa: E731
+    stub = types.SimpleNamespace(
+        debian_slim=anything,
+        add_local_dir=anything,
+        commit=anything,
+        from_name=anything,
+        local_entrypoint=lambda: lambda f: f,
+    )
+    stub.pip_install = lambda *names: seen.update(packages=names) or stub
+    stub.function = lambda **options: seen.update(options) or (lambda f: f)
+    secret = types.SimpleNamespace(from_name=lambda name: f"secret {name}")
+    modal = types.SimpleNamespace(App=anything, Image=stub, Volume=stub, Secret=secret)
+    monkeypatch.setitem(sys.modules, "modal", modal)
+    names: dict[str, Any] = {}
+    exec((written.path / "modal_app.py").read_text().replace('"/codechat', f'"{runs_root}'), names)
+    monkeypatch.setattr(subprocess, "run", lambda words, cwd, check: seen["ran"].append(words))
+    names["train"]()
+    assert seen["secrets"] == ["secret wandb"] and "wandb" in seen["packages"]
+    assert [words[0] for words in seen["ran"]] == ["sh", "python"]
+    assert seen["ran"][1] == ["python", "-m", "codechat", "runs", "export", "letters", "--wandb"]
+    with pytest.raises(ConfigError, match="--wandb"):
+        launcher.write(CharsConfig(run_name="others"), wandb=True)
 
 
 # ---- what is rejected

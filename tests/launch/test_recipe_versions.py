@@ -18,7 +18,7 @@ from codechat.labs import defects
 from codechat.launch import planner
 from codechat.launch.recipes import runner, stage, versions
 from codechat.launch.recipes.nano import NANO
-from codechat.launch.recipes.scale_8b import SCALES
+from codechat.launch.recipes.scales import SCALES
 from codechat.launch.recipes.stage import Stage
 from codechat.launch.recipes.versions import VERSIONS
 from codechat.runs import paths, run
@@ -35,7 +35,7 @@ def bound(name: str, scale: str | None = None, seed: int = 0, broken: tuple[str,
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scale", [None, "8b"])
+@pytest.mark.parametrize("scale", [None, "2b", "8b"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_version_fits_its_configs(name: str, scale: str | None, seed: int) -> None:
     found = bound(name, scale, seed)
@@ -44,7 +44,7 @@ def test_every_version_fits_its_configs(name: str, scale: str | None, seed: int)
     if scale is None or name not in ABLATIONS:
         assert names[-1] == f"{name}-evaluate"
         assert {s.name for s in runner.RECIPES[name][1]} - set(found) == (
-            {"ours-over-rl"} if (name, scale) == ("ours", "8b") else set()
+            {"ours-over-rl"} if name == "ours" and scale else set()
         )
     if scale:
         assert all(
@@ -58,7 +58,7 @@ def test_the_recipes_are_these_and_only_grow() -> None:
     assert tuple(VERSIONS) == NAMES and list(runner.RECIPES)[0] == "nano" and "v4" not in runner.RECIPES
 
 
-@pytest.mark.parametrize("scale", [None, "8b"])
+@pytest.mark.parametrize("scale", [None, "2b", "8b"])
 def test_a_name_means_one_stage_in_all_versions_and_shared_ones_are_made_once(scale: str | None) -> None:
     hashes: dict[str, set[str]] = {}
     users: Counter[str] = Counter()
@@ -169,6 +169,26 @@ def test_8b_has_the_published_settings(stage: str, recipe: str, steps: int, lr: 
     if stage.endswith("-rl"):
         assert ranks * cfg.device_batch_size * cfg.group_size == 128
     assert cfg.init_from.startswith("nano-8b/") and cfg.run_name == f"nano-8b/{stage}"
+
+
+def test_2b_is_one_gpu_with_the_published_pretraining() -> None:
+    """The learning rate, warm-up and batch of the original's scripts for one A800."""
+    found, scale = bound("v6", "2b"), SCALES["2b"]
+    cfg = found["pretrain"].cfg
+    assert (cfg.max_steps, cfg.lr, cfg.warmup_steps, cfg.device_batch_size, cfg.grad_accum) == (
+        30_000,
+        2e-4,
+        500,
+        2,
+        16,
+    )
+    assert (found["v6-sft"].cfg.device_batch_size, found["v6-sft"].cfg.grad_accum) == (1, 16)
+    assert set(scale.ranks.values()) == {1} and found["corpus"].cfg.max_tokens >= 30_000 * 65_536
+    for name in ("pretrain", "v6-sft"):
+        assert planner.of(found[name].cfg, gpus=1, gpu="a800-80gb").model.n_params == pytest.approx(2.65e9, rel=0.01)
+    eight = bound("v6", "8b")
+    assert all(found[name].cfg.lr == eight[name].cfg.lr for name in ("sft-general", "v6-sft", "v6-rl"))
+    assert found["v6-rl"].cfg.run_name == "nano-2b/v6-rl"
 
 
 def test_recipe_and_preset_nano_pretrain_alike() -> None:

@@ -22,7 +22,7 @@ from codechat.distributed import dist
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import runner, stage
 from codechat.launch.recipes.nano import NANO
-from codechat.launch.recipes.scale_8b import SCALES
+from codechat.launch.recipes.scales import SCALES
 from codechat.launch.recipes.stage import Stage
 from codechat.runs import paths, run
 
@@ -226,7 +226,7 @@ import sys
 from pathlib import Path
 from codechat.core import command
 from codechat.launch.recipes import runner
-from codechat.launch.recipes.scale_8b import Scale
+from codechat.launch.recipes.scales import Scale
 from codechat.launch.recipes.stage import Stage
 model = dict(depth=1, n_embd=16, n_head=1, block_size=32)
 quick = dict(model=model, seq_len=16, device_batch_size=2, max_steps=4, save_every=2, eval_tokens=64, compile=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -225,3 +227,95 @@ def test_per_instance_dpo_is_log_two_at_the_reference_and_prefers_the_chosen(mod
     assert any(p.grad is not None and p.grad.any() for p in lm.parameters()) and all(
         p.grad is None for p in ref.parameters()
     )
+
+
+# ---- the course's adapters
+
+ADAPTERS = {  # names and arguments of tests/adapters.py in the assignment of spring 2025
+    "run_tokenize_prompt_and_output": "prompt_strs output_strs tokenizer",
+    "run_compute_group_normalized_rewards": (
+        "reward_fn rollout_responses repeated_ground_truths group_size advantage_eps normalize_by_std"
+    ),
+    "run_compute_entropy": "logits",
+    "run_get_response_log_probs": "model input_ids labels return_token_entropy",
+    "run_compute_naive_policy_gradient_loss": "raw_rewards_or_advantages policy_log_probs",
+    "run_compute_grpo_clip_loss": "advantages policy_log_probs old_log_probs cliprange",
+    "run_compute_policy_gradient_loss": ("policy_log_probs loss_type raw_rewards advantages old_log_probs cliprange"),
+    "run_masked_mean": "tensor mask dim",
+    "run_sft_microbatch_train_step": ("policy_log_probs response_mask gradient_accumulation_steps normalize_constant"),
+    "run_grpo_microbatch_train_step": (
+        "policy_log_probs response_mask gradient_accumulation_steps loss_type raw_rewards advantages old_log_probs "
+        "cliprange"
+    ),
+    "run_masked_normalize": "tensor mask dim normalize_constant",
+    "get_packed_sft_dataset": "tokenizer dataset_path seq_length shuffle",
+    "run_iterate_batches": "dataset batch_size shuffle",
+    "run_parse_mmlu_response": "mmlu_example model_output",
+    "run_parse_gsm8k_response": "model_output",
+    "run_compute_per_instance_dpo_loss": "lm lm_ref tokenizer beta prompt response_chosen response_rejected",
+}
+
+
+@pytest.fixture(scope="module")
+def adapters() -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "examples" / "cs336_adapters.py"
+    spec = importlib.util.spec_from_file_location("adapters", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_adapters_have_the_names_and_arguments_of_the_course(adapters: ModuleType) -> None:
+    functions = {name: f for name, f in vars(adapters).items() if inspect.isfunction(f)}
+    assert {name: " ".join(inspect.signature(f).parameters) for name, f in functions.items()} == ADAPTERS
+
+
+def test_each_adapter_gives_what_the_course_asks_for(
+    adapters: ModuleType, models: tuple[GPT, GPT], tmp_path: Path
+) -> None:
+    """Every one is called as the course's tests do, by keyword, and its values come from the formula, not from the library."""
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    logp = models[0](ids).log_softmax(-1)
+    found = adapters.run_get_response_log_probs(model=models[0], input_ids=ids, labels=ids, return_token_entropy=True)
+    torch.testing.assert_close(found["log_probs"], logp.gather(-1, ids[..., None])[..., 0])
+    torch.testing.assert_close(found["token_entropy"], -(logp.exp() * logp).sum(-1))
+    torch.testing.assert_close(adapters.run_compute_entropy(logits=logp), -(logp.exp() * logp).sum(-1))
+    joined = adapters.run_tokenize_prompt_and_output(prompt_strs=["a"], output_strs=["b"], tokenizer=Words())
+    assert joined["response_mask"].tolist() == [[True]]
+    reward = lambda response, truth: {"reward": float(response)}  # noqa: E731
+    advantages, raw, _ = adapters.run_compute_group_normalized_rewards(
+        reward_fn=reward, rollout_responses=["0", "1", "5", "5"], repeated_ground_truths=["x"] * 4, group_size=2,
+        advantage_eps=0.0, normalize_by_std=False,
+    )  # fmt: skip
+    assert advantages.tolist() == [-0.5, 0.5, 0, 0] and raw.tolist() == [0, 1, 5, 5]
+    signal = dict(policy_log_probs=LOGP)
+    naive = -ADVANTAGES * LOGP
+    got = adapters.run_compute_naive_policy_gradient_loss(raw_rewards_or_advantages=ADVANTAGES, **signal)
+    torch.testing.assert_close(got, naive)
+    ratio = (LOGP - OLD).exp()
+    clipped = -torch.minimum(ratio * ADVANTAGES, ratio.clamp(0.9, 1.1) * ADVANTAGES)
+    more = dict(advantages=ADVANTAGES, old_log_probs=OLD, cliprange=0.1)
+    torch.testing.assert_close(adapters.run_compute_grpo_clip_loss(**signal, **more)[0], clipped)
+    for kind, loss in (("no_baseline", naive), ("reinforce_with_baseline", naive), ("grpo_clip", clipped)):
+        every = dict(loss_type=kind, raw_rewards=ADVANTAGES, **more)
+        torch.testing.assert_close(adapters.run_compute_policy_gradient_loss(**signal, **every)[0], loss)
+        trained = LOGP.clone().requires_grad_()
+        step = dict(response_mask=MASK, gradient_accumulation_steps=2, **every)
+        value, _ = adapters.run_grpo_microbatch_train_step(policy_log_probs=trained, **step)
+        expected = ((loss * MASK).sum(1) / MASK.sum(1)).mean() / 2
+        torch.testing.assert_close(value, expected)
+        assert trained.grad is not None and bool((trained.grad[MASK == 0] == 0).all())
+    torch.testing.assert_close(adapters.run_masked_mean(tensor=LOGP, mask=MASK, dim=1), torch.tensor([-1.5, -12.5 / 3]))
+    torch.testing.assert_close(adapters.run_masked_normalize(LOGP, MASK, None, 2.0), torch.tensor(-15.5 / 2))
+    for constant in (1.0, None):
+        value, _ = adapters.run_sft_microbatch_train_step(LOGP.clone().requires_grad_(), MASK, 2, constant)
+        assert float(value) == pytest.approx(15.5 / 2 / 2)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "p" * 40, "response": "r" * 40}) + "\n")
+    packed = adapters.get_packed_sft_dataset(tokenizer=Words(), dataset_path=rows, seq_length=16, shuffle=False)
+    batches = list(adapters.run_iterate_batches(dataset=packed, batch_size=2, shuffle=False))
+    assert len(packed) > 2 and batches[0]["input_ids"].shape == (2, 16) and len(batches) == -(-len(packed) // 2)
+    assert adapters.run_parse_mmlu_response({}, "The answer is C") == "C"
+    assert adapters.run_parse_gsm8k_response("so 3 + 4 = 7.") == "7"
+    loss = adapters.run_compute_per_instance_dpo_loss(models[0], models[0], Words(), 0.5, "a", "b", "c")
+    assert float(loss) == pytest.approx(math.log(2), abs=1e-6)

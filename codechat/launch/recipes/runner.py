@@ -5,6 +5,8 @@
     codechat run nano --force evaluate     this stage again, then the stages that need it
     codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
+    codechat run v6 --scale 2b             on one GPU of 80 GB
+    codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
     codechat run v6                        a version of the original project: v1 v2 v3 v5 v6 v7, and ours; shared stages run once
     codechat run v1 --defect k1-drift      with a defect of the original switched on; runs that it reaches have its name in theirs
     codechat run --list
@@ -18,14 +20,19 @@ where a filter left none) is skipped with a message.
 At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. An interrupted recipe leaves them running
 and finds them again when it is run again.
 
+`codechat launch v6` runs a recipe detached, with a log for each stage.
+
 Left out: stages in parallel, and pipelines over several machines (`codechat launch` writes a job for one stage).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +47,7 @@ from codechat.core.errors import ConfigError, RunError, nearest
 from codechat.labs import defects
 from codechat.launch import launcher
 from codechat.launch.recipes.nano import NANO
-from codechat.launch.recipes.scale_8b import SCALES, Scale
+from codechat.launch.recipes.scales import SCALES, Scale
 from codechat.launch.recipes.scaling import SCALING
 from codechat.launch.recipes.stage import Bound, Stage, bind
 from codechat.launch.recipes.versions import VERSIONS
@@ -68,14 +75,26 @@ class RecipeConfig:
 
     list: bool = opt(False, "list the recipes and their stages")
     from_stage: str | None = opt(None, "run this stage and every stage after it again (--from)")
-    force: str | None = opt(None, "run this stage again, and the stages that need it")
+    force: tuple[str, ...] = opt((), "run these stages again, and the stages that need them")
     until: str | None = opt(None, "stop after this stage")
     seed: int = opt(0, "seed of the stages from SFT on; data and pretraining are shared")
-    scale: str | None = opt(None, "size of the models: nano or 8b; none = the recipe as it is, which is nano")
+    scale: str | None = opt(
+        None, "size of the models: nano, 2b (one GPU) or 8b (eight GPUs); none = the recipe as it is, which is nano"
+    )
     defect: tuple[str, ...] = opt((), f"defects of the original to switch on: {', '.join(defects.DEFECTS)}")
     yes: bool = opt(False, "launch at a larger scale without asking")
-    gpu: str | None = opt(None, "GPU to plan for; none = the scale's own (8b: a800-80gb)")
+    gpu: str | None = opt(None, "GPU to plan for; none = the scale's own, a800-80gb")
     price: float | None = opt(None, "price of a GPU-hour, for the plan")
+    settings: Path | None = opt(
+        None, "json file of {stage: settings}, as `codechat export-scripts` writes it; they replace those of the recipe"
+    )
+    logs: Path | None = opt(None, "directory for a log file of each stage; none = everything goes to the terminal")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.force, str):
+            object.__setattr__(self, "force", (self.force,))
+        if self.settings and (self.seed or self.defect):
+            raise ConfigError("--settings names the runs of seed 0 without defects; leave out --seed and --defect")
 
 
 @dataclass
@@ -107,12 +126,12 @@ class Ledger:
 def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
     """Names of the stages to run: unfinished ones, forced ones, and every stage that needs one of those."""
     names = [b.stage.name for b in bound]
-    for name in (cfg.from_stage, cfg.force, cfg.until):
+    for name in (cfg.from_stage, cfg.until, *cfg.force):
         if name is not None and name not in names:
             raise ConfigError(f"no stage {name!r}{nearest(name, names)}; stages: {', '.join(names)}")
     todo: set[str] = set()
     for i, b in enumerate(bound):
-        forced = b.stage.name == cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
+        forced = b.stage.name in cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
         if forced or not (ledger.holds(b) and b.stage.made(b.cfg)) or todo & set(b.stage.needs):
             todo.add(b.stage.name)
     return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])
@@ -135,13 +154,20 @@ def scale_of(cfg: RecipeConfig) -> Scale | None:
     return SCALES[cfg.scale]
 
 
-def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
-    """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
+def bound_stages(name: str, cfg: RecipeConfig) -> list[Bound]:
+    """The stages of a recipe with these settings, in order. ConfigError for what does not exist or does not fit."""
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}{nearest(name, RECIPES)}")
-    console, scale, prefix = console or Console(), scale_of(cfg), prefix_of(name, cfg)
+    scale = scale_of(cfg)
     stages = scale.stages(RECIPES[name][1]) if scale else RECIPES[name][1]
-    bound = bind(prefix, stages, cfg.seed, tuple(dict.fromkeys(cfg.defect)))
+    own = config.read_json(cfg.settings) if cfg.settings else {}
+    return bind(prefix_of(name, cfg), stages, cfg.seed, tuple(dict.fromkeys(cfg.defect)), own)
+
+
+def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
+    """Run what is pending of a recipe. Raises what a stage raises; finished stages stay finished."""
+    bound = bound_stages(name, cfg)
+    console, scale, prefix = console or Console(), scale_of(cfg), prefix_of(name, cfg)
     ledger = Ledger.read(runs_dir() / prefix / "stages.json")
     todo = pending(bound, ledger, cfg)
     if scale and todo:
@@ -155,9 +181,36 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}", highlight=False)
         else:
             console.rule(f"{title}: {b.stage.about}", align="left")
-            seconds = run_stage(b, ledger, scale.ranks.get(b.stage.name, 0) if scale else 0)
+            with output_to(cfg.logs / f"{b.name}.log" if cfg.logs else None):
+                seconds = run_stage(b, ledger, scale.ranks.get(b.stage.name, 0) if scale else 0)
             console.print(f"{title}: {seconds:.0f} s", highlight=False)
     return bound
+
+
+@contextmanager
+def output_to(file: Path | None) -> Iterator[None]:
+    """Append what this process and those that it starts print to the file; None changes nothing."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _flush()
+    kept = os.dup(1), os.dup(2)
+    with open(file, "ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, descriptor in zip((1, 2), kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def run_stage(b: Bound, ledger: Ledger, ranks: int) -> float:
@@ -208,7 +261,7 @@ def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Consol
         console.print(f"{b.name}: {found.verdict}", highlight=False)
         if not found.fits:
             advice = planner.with_knobs(found).verdict
-            raise ConfigError(f"stage {b.name}: {advice}; the settings are in codechat/launch/recipes/scale_8b.py")
+            raise ConfigError(f"stage {b.name}: {advice}; the settings are in codechat/launch/recipes/scales.py")
         hours += found.hours
     console.print(f"planned: {hours:,.1f} hours on {ranks} GPUs; sampling and data come on top", highlight=False)
     if not cfg.yes:
@@ -219,7 +272,7 @@ def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Consol
     if scale.gpu and (here := gpus_here()) < ranks:
         raise ConfigError(
             f"this needs {ranks} GPUs and there are {here}; run it on a machine that has them, or write a job for one stage: "
-            "codechat launch pretrain --nproc 8 --slurm -- --preset 8b ..."
+            f"codechat launch pretrain --nproc {ranks} --slurm -- --preset {cfg.scale} ..."
         )
 
 
@@ -295,7 +348,8 @@ def main(argv: list[str] | None = None) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     names = [argv.pop(0)] if argv and not argv[0].startswith("-") else []
-    cfg = config.parse(RecipeConfig, gathered(argv, "--defect"), prog="codechat run NAME", epilog=__doc__)
+    words = gathered(gathered(argv, "--defect"), "--force")
+    cfg = config.parse(RecipeConfig, words, prog="codechat run NAME", epilog=__doc__)
     console = Console()
     if cfg.list or not names:
         return list_recipes(console)

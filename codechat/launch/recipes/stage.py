@@ -80,10 +80,26 @@ class Bound:
     defects: tuple[str, ...] = ()  # that are on while it runs
 
 
-def bind(recipe: str, stages: tuple[Stage, ...], seed: int, broken: tuple[str, ...] = ()) -> list[Bound]:
+def bind(
+    recipe: str,
+    stages: tuple[Stage, ...],
+    seed: int,
+    broken: tuple[str, ...] = (),
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Bound]:
     """The stages in order, ready to run. ConfigError names a stage whose settings do not fit its configuration, or an unknown defect.
 
-    broken: defects. A stage that one of them reaches, and what needs such a stage, gets another name, another place and another hash."""
+    broken: defects. A stage that one of them reaches, and what needs such a stage, gets another name, another place and another hash.
+    own: {stage: settings without placeholders} that replace those of the recipe."""
+    own = own or {}
+    if unknown := [name for name in own if name not in (names := [s.name for s in stages])]:
+        raise ConfigError(
+            f"settings for a stage {unknown[0]!r}{nearest(unknown[0], names)}; recipe {recipe} has {', '.join(names)}"
+        )
+    if bad := [name for name, settings in own.items() if not isinstance(settings, Mapping)]:
+        raise ConfigError(
+            f"settings of stage {bad[0]} are a {type(own[bad[0]]).__name__}; required is an object {{setting: value}}"
+        )
     if unknown := [name for name in broken if name not in defects.DEFECTS]:
         raise ConfigError(f"no defect {unknown[0]!r}{nearest(unknown[0], defects.DEFECTS)}")
     reached = {kind for name in broken for kind in defects.DEFECTS[name].reaches}
@@ -95,9 +111,13 @@ def bind(recipe: str, stages: tuple[Stage, ...], seed: int, broken: tuple[str, .
         hit = bool(broken) and (reached_as(stage) in reached or any(bound[n].defects for n in stage.needs))
         suffix = f"-s{seed}" if seed and stage.seeded else ""
         tail = f"-with-{'-'.join(broken)}" if hit else ""
+        place = "out" if stage.out else "run_name"
         places[stage.name] = _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix + tail
         entry = registry.find(stage.kind)
-        settings = _fill(stage.settings, places) | {"out" if stage.out else "run_name": places[stage.name]}
+        settings = _fill(stage.settings, places) | {place: places[stage.name]}
+        if stage.name in own:
+            settings = {place: places[stage.name]} | dict(own[stage.name])
+            places[stage.name] = settings[place]
         if hit and settings.get("task") in defects.PUBLISHED:
             settings["task"] = defects.PUBLISHED[settings["task"]]
         cfg = config.from_dict(entry.config_class, settings | ({"seed": seed} if stage.seeded else {}),

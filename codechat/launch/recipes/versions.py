@@ -7,7 +7,7 @@ Steps are the published ones divided by 25 (3,000 of general SFT are 120). Learn
 takes 0.6 of the first one's. Turn tags are plain text, as in the original; ours are reserved ids. Where nano differs:
 
 - the general SFT has copying drills: without them a model of 2.6 million parameters copies no argument, and every later skill needs that;
-- code problems are `micro`, calls are the toolbox's; at 8b they are MBPP and glaive's (scale_8b);
+- code problems are `micro`, calls are the toolbox's; at 8b they are MBPP and glaive's (scales);
 - v7's negatives are a tenth of the code rows with tools in front, not further rows; its functions are those of v6, not five times as many.
 
 Calls are paid and judged by the published staircase, those of `ours` too.

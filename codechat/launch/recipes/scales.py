@@ -1,6 +1,6 @@
-"""The recipes at 8 billion parameters on eight GPUs: the same stages, other settings. `codechat run nano --scale 8b` (or v5, v6 ...) runs them.
+"""The recipes at larger sizes: the same stages, other settings. `codechat run v6 --scale 8b` (or nano, v5, ours ...) runs them.
 
-Steps, batches and learning rates are those published for the system whose sizes the presets keep (8x A800-80GB, 2026): pretraining of
+8b: 8 billion parameters on eight GPUs. Steps, batches and learning rates are those published for the system whose sizes the presets keep (8x A800-80GB, 2026): pretraining of
 30,000 steps of 131,072 tokens with AdamW at 1.5e-4 after 1,000 steps of warm-up; SFT as its v6, 8,000 steps at 3e-5 after 300; RL as
 its v5 and v6, 283 steps of 128 rollouts at 5e-7. Its microbatch was 1; `codechat plan` finds room for 4, which gives the same batch
 with fewer gathers of the weights.
@@ -9,8 +9,11 @@ The versions have their own published steps, rates, warm-ups and caps. They diff
 linearly); each rank of v1 takes its own problem (there all ranks sampled the same one, from the 50 likeliest tokens; GRPO here samples from all);
 v7 trains on no HumanEval and no test problem of MBPP, which are for evaluation; its tenth of negatives are code rows, not further ones.
 
+2b: 2.6 billion parameters on one GPU of 80 GB. Published for it are pretraining (30,000 steps of 65,536 tokens at 2e-4 after 500) and the batch of SFT
+(32,768 tokens). Everything else is 8b's, but RL samples one problem a step instead of eight: nobody has run the versions at this size.
+
 Left out: the walk-throughs and the report of nano, whose claims are about nano's figures, and the ablations (v7-parts, v6-claimed), which
-the original never planned at this size.
+the original never planned at these sizes.
 """
 
 from __future__ import annotations
@@ -101,10 +104,19 @@ SETTINGS |= {
 SETTINGS["v3-grpo"] = SETTINGS["v2-grpo"]
 RANKS = dict(pretrain=8, sft=8, reinforce=8, grpo=8, evaluate=8, passk=8, diagnose=1)  # by the kind of a stage
 
+MODEL_2B = PRESETS["2b"] | {"checkpoint_blocks": True}
+BATCH_2B = dict(device_batch_size=1, grad_accum=16)
+SETTINGS_2B = {
+    name: settings | (dict(model=MODEL_2B, **BATCH_2B) if "model" in settings else {})
+    for name, settings in SETTINGS.items()
+}
+SETTINGS_2B["corpus"] = SETTINGS["corpus"] | dict(max_tokens=2_000_000_000)
+SETTINGS_2B["pretrain"] |= dict(lr=2e-4, warmup_steps=500, device_batch_size=2)
 
-def ranks_of(stages: Iterable[Stage]) -> dict[str, int]:
+
+def ranks_of(stages: Iterable[Stage], by_kind: Mapping[str, int]) -> dict[str, int]:
     """{stage: ranks} of the stages that take GPUs."""
-    return {stage.name: RANKS[stage.kind] for stage in stages if stage.kind in RANKS and stage.name in SETTINGS}
+    return {stage.name: by_kind[stage.kind] for stage in stages if stage.kind in by_kind and stage.name in SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -124,8 +136,8 @@ class Scale:
         )
 
 
+_STAGES = (*NANO, *(stage for _, stages in VERSIONS.values() for stage in stages))
 SCALES = {
-    "8b": Scale(
-        SETTINGS, ranks_of([*NANO, *(stage for _, stages in VERSIONS.values() for stage in stages)]), "a800-80gb"
-    )
+    "2b": Scale(SETTINGS_2B, ranks_of(_STAGES, dict.fromkeys(RANKS, 1)), "a800-80gb"),
+    "8b": Scale(SETTINGS, ranks_of(_STAGES, RANKS), "a800-80gb"),
 }

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Recipe ours at 2b: 1 GPU. Settings of every stage: ours-2b.json. Finished stages are skipped, a stopped one continues.
+# SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. PYTHON: the interpreter.
+# Further options of `codechat run` may follow, such as --until sft-general.
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+cd "$here/.." || exit 1
+case ${SKIP_TO:-} in
+    1) SKIP_TO=corpus ;;
+    2) SKIP_TO=code ;;
+    3) SKIP_TO=calls ;;
+    4) SKIP_TO=pretrain ;;
+    5) SKIP_TO=sft ;;
+    6) SKIP_TO=diagnose ;;
+    7) SKIP_TO=rl ;;
+    8) SKIP_TO=choose ;;
+    9) SKIP_TO=evaluate ;;
+    10) SKIP_TO=ours-evaluate ;;
+esac
+[ -z "${SKIP_TO:-}" ] || set -- --from "$SKIP_TO" "$@"
+for stage in corpus code calls pretrain sft diagnose rl choose evaluate ours-evaluate; do
+    flag=FORCE_$(echo "$stage" | tr 'a-z-' 'A-Z_')
+    eval "wish=\${$flag:-0}"
+    [ "$wish" != 1 ] || set -- --force "$stage" "$@"
+done
+exec "${PYTHON:-python}" -m codechat run ours --scale 2b --yes --settings "$here/ours-2b.json" "$@"

@@ -1,0 +1,8 @@
+#!/bin/sh
+# codechat preference: DPO, IPO, KTO, CPO, ORPO or SimPO on preferences. Settings: preference.json, then the flags given here, such as --run-name MINE or --resume.
+# PYTHON: the interpreter. NPROC: ranks, one per GPU.
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+cd "$here/.." || exit 1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600  # seconds to save in when told to stop
+exec "${PYTHON:-python}" -m torch.distributed.run --standalone --nproc-per-node "${NPROC:-8}" \
+    -m codechat.preference -- --config "$here/preference.json" "$@"

@@ -1,0 +1,169 @@
+"""Exported scripts: the committed ones are those that the command writes; what they pass on; what they reject."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat.core import config
+from codechat.core.errors import ConfigError
+from codechat.core.registry import LOOPS, find
+from codechat.labs.chars import CharsConfig
+from codechat.launch import launcher, portable_scripts
+from codechat.launch.recipes import runner
+from codechat.models.config import GPTConfig
+from codechat.pretrain import PretrainConfig
+from codechat.sft import SFTConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default set, in a folder `scripts` of a root of its own."""
+    root = tmp_path_factory.mktemp("root")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portable_scripts.paths, "ROOT", root)
+        portable_scripts.export(portable_scripts.ExportConfig(out=root / "scripts"))
+    return root / "scripts"
+
+
+def words_of(script: Path, tmp_path: Path, *flags: str, **environment: str) -> list[str]:
+    """What the script passes to the interpreter, by a stand-in for it; the first word is the folder where it runs."""
+    said = tmp_path / "said"
+    said.write_text('#!/bin/sh\nprintf "%s\\n" "$(pwd)" "$@"\n')
+    said.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(said), **environment}
+    done = subprocess.run(["sh", str(script), *flags], capture_output=True, text=True, timeout=20, cwd="/", env=env, check=True)  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def test_the_committed_scripts_are_those_that_the_command_writes(written: Path) -> None:
+    committed = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir()}
+    assert committed == {path.name: path.read_text() for path in written.iterdir()}, (
+        "run `codechat export-scripts --out scripts` and commit what it changes"
+    )
+    assert {f"{id}.sh" for id in LOOPS} <= set(committed)
+    assert {f"{recipe}-{scale}.sh" for recipe in ("v6", "ours") for scale in ("2b", "8b")} <= set(committed)
+    assert all(os.access(path, os.X_OK) for path in (ROOT / "scripts").glob("*.sh"))
+    assert not [name for name, text in committed.items() if str(ROOT) in text or "--run " in text]
+
+
+@pytest.mark.parametrize("id", LOOPS)
+def test_a_loop_script_gives_torchrun_its_settings(id: str, written: Path, tmp_path: Path) -> None:
+    where, *words = words_of(written / f"{id}.sh", tmp_path, "--run-name", "mine", NPROC="2")
+    entry, at = find(id, LOOPS), words.index("--")
+    assert where == str(written.parent)
+    head = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", entry.module]
+    assert words[:at] == head
+    cfg = config.parse(entry.config_class, words[at + 1 :], presets=entry.presets)
+    expected = config.parse(entry.config_class, portable_scripts.LOOPS[id].split(), presets=entry.presets)
+    assert cfg == dataclasses.replace(expected, run_name="mine")
+
+
+@pytest.mark.parametrize("name", ["v6", "ours"])
+@pytest.mark.parametrize("scale", ["2b", "8b"])
+def test_the_settings_of_a_recipe_are_the_recipes_own(name: str, scale: str, written: Path) -> None:
+    file = written / f"{name}-{scale}.json"
+    own = runner.bound_stages(name, runner.RecipeConfig(scale=scale))
+    read = runner.bound_stages(name, runner.RecipeConfig(scale=scale, settings=file))
+    assert [(b.name, b.cfg, b.hash, b.when) for b in read] == [(b.name, b.cfg, b.hash, b.when) for b in own]
+
+
+def test_an_edited_stage_is_another_one_and_so_is_what_needs_it(written: Path, tmp_path: Path) -> None:
+    settings = json.loads((written / "v6-8b.json").read_text())
+    settings["v6-sft"] |= {"lr": 1e-5, "run_name": "mine/sft"}
+    (tmp_path / "edited.json").write_text(json.dumps(settings))
+    wish = runner.RecipeConfig(scale="8b")
+    own = {b.name: b for b in runner.bound_stages("v6", wish)}
+    found = {b.name: b for b in runner.bound_stages("v6", dataclasses.replace(wish, settings=tmp_path / "edited.json"))}
+    assert (found["v6-sft"].cfg.lr, found["v6-sft"].cfg.run_name) == (1e-5, "mine/sft")
+    assert {name for name in own if own[name].hash != found[name].hash} == {
+        "v6-sft", "v6-diagnose", "v6-rl", "v6-evaluate",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, []),
+        ({"SKIP_TO": "7"}, ["--from", "v6-rl"]),
+        ({"SKIP_TO": "1"}, ["--from", "plain-programs"]),
+        ({"SKIP_TO": "sft-general"}, ["--from", "sft-general"]),
+        ({"FORCE_PREP_CODE": "1", "FORCE_MERGE": "1"}, ["--force", "v6-sft", "--force", "plain-programs"]),
+        ({"FORCE_MERGE": "0", "FORCE_V6_RL": "1", "SKIP_TO": "8"}, ["--force", "v6-rl", "--from", "v6-evaluate"]),
+    ],
+)
+def test_skip_to_and_force_are_those_of_the_original(
+    environment: dict[str, str], expected: list[str], written: Path, tmp_path: Path
+) -> None:
+    file = str(written / "v6-8b.json")
+    head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--yes", "--settings", file]
+    _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
+    assert words == [*head, *expected, "--until", "v6-rl"]
+    taken = runner.gathered(runner.gathered(words[4:], "--defect"), "--force")
+    cfg = config.parse(runner.RecipeConfig, taken)
+    assert (cfg.until, cfg.yes) == ("v6-rl", True)
+    assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
+    bound = runner.bound_stages("v6", cfg)
+    runner.pending(bound, runner.Ledger(tmp_path), cfg)  # all stages that a script names exist
+
+
+def test_numbers_of_ours_are_places_of_its_stages(written: Path, tmp_path: Path) -> None:
+    stages = list(json.loads((written / "ours-2b.json").read_text()))
+    words = words_of(written / "ours-2b.sh", tmp_path, SKIP_TO=str(stages.index("rl") + 1))
+    assert words[-2:] == ["--from", "rl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [('{"v6-stf": {}}', "'v6-sft'"), ('{"v6-sft": 3}', "int"), ('{"v6-sft": {"lrr": 1}}', "'lr'"), ("[", "json")],
+)
+def test_settings_that_do_not_fit_are_rejected(text: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        runner.bound_stages("v6", runner.RecipeConfig(scale="8b", settings=tmp_path / "s.json"))
+
+
+def test_settings_go_with_neither_seed_nor_defect() -> None:
+    for more in ({"seed": 1}, {"defect": ("k1-drift",)}):
+        with pytest.raises(ConfigError, match="--settings"):
+            runner.RecipeConfig(settings=Path("x"), **more)
+
+
+@pytest.mark.parametrize("wish", [{"recipes": ("v66",)}, {"scales": ("9b",)}, {"nproc": 0}])
+def test_unknown_names_are_rejected_before_anything_is_written(wish: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        portable_scripts.export(portable_scripts.ExportConfig(out=tmp_path / "s", **wish))
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        SFTConfig(run_name="s"),
+        PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=None),
+        CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), value_clip_eps=None),
+    ],
+)
+def test_changed_settings_give_the_configuration_back(cfg: Any) -> None:
+    assert config.from_dict(type(cfg), portable_scripts.changed_settings(cfg)) == cfg
+
+
+def test_a_notebook_cell_writes_the_script_of_its_configuration(runs_root: Path, tmp_path: Path) -> None:
+    cfg = SFTConfig(run_name="a/b", lr=3e-3)
+    launcher.write(cfg, nproc=4, scripts=runs_root / "mine")
+    _, *words = words_of(runs_root / "mine" / "a-b.sh", tmp_path)
+    assert words[words.index("--nproc-per-node") + 1] == "4"
+    assert config.parse(SFTConfig, words[words.index("--") + 1 :]) == cfg
+
+
+def test_a_script_outside_the_project_stays_where_it_is_called(tmp_path: Path) -> None:
+    path = portable_scripts.write_loop(SFTConfig(run_name="s"), tmp_path / "out")
+    assert words_of(path, tmp_path)[0] == "/"

@@ -1,0 +1,155 @@
+"""The C++ programs: the same losses and the same greedy tokens as Python's. Skipped where no compiler is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from codechat.labs import chars
+from codechat.models import generate, hf_format, safetensors_files
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.tasks import chars as text_task
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ("cmake", "g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"no compiler: {' and '.join(TOOLS)} are needed"),
+]
+SMALL = GPTConfig(depth=2, n_embd=32, n_head=4, block_size=64, vocab_size=90)
+MODELS = {
+    "arcee": SMALL,
+    "arcee, grouped heads": dataclasses.replace(SMALL, n_kv_head=2, rope_theta=500.0),
+    "qwen3 with relu": dataclasses.replace(SMALL, qk_norm=True),
+    "llama, own head": dataclasses.replace(SMALL, mlp="swiglu", tied=False),
+    "qwen2": dataclasses.replace(SMALL, mlp="swiglu", qkv_bias=True, n_kv_head=1),
+    "qwen3": dataclasses.replace(SMALL, mlp="swiglu", qk_norm=True, head_width=16),
+}
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built programs."""
+    build = tmp_path_factory.mktemp("cpp")
+    for words in (
+        ["cmake", "-S", str(ROOT / "cpp"), "-B", str(build), f"-DPython3_EXECUTABLE={sys.executable}"],
+        ["cmake", "--build", str(build)],
+    ):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return build
+
+
+def run(program: Path, *words: object, code: int = 0) -> str:
+    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
+
+
+@pytest.fixture(params=MODELS)
+def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GPT, Path]:
+    """A model whose weights are all drawn, and its directory."""
+    cfg = MODELS[request.param]
+    model, rng = GPT(cfg).eval(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=rng) * 0.3)
+    return model, export(model, tmp_path / "hf")
+
+
+def export(model: GPT, directory: Path) -> Path:
+    directory.mkdir()
+    found = hf_format.to_hf(model.cfg, dtype="float32", bos_id=0, eos_ids=[0])
+    (directory / "config.json").write_text(json.dumps(found))
+    entries = hf_format.entries(model.cfg, model.state_dict())
+    safetensors_files.write(directory / "model.safetensors", entries, "float32")
+    return directory
+
+
+def test_greedy_tokens_are_those_of_python(programs: Path, exported: tuple[GPT, Path]) -> None:
+    model, directory = exported
+    for prompt in ([5], [1, 2, 3, 4, 5, 6, 7]):
+        (done,) = generate.sample(model, [prompt], max_new_tokens=50, temperature=0)
+        words = (directory, 50, ",".join(map(str, prompt)), "--ids", model.cfg.n_ids)
+        tokens, speed = run(programs / "generate", *words).splitlines()
+        assert list(map(int, tokens.split())) == list(done.ids) and len(set(done.ids)) > 3
+        assert speed.endswith("tokens/s")
+
+
+def test_bfloat16_weights_are_read(programs: Path, tmp_path: Path) -> None:
+    model = GPT(SMALL).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_((p + torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3).bfloat16())
+    directory = export(model, tmp_path / "hf")
+    entries = hf_format.entries(model.cfg, model.state_dict())
+    safetensors_files.write(directory / "model.safetensors", entries, "bfloat16")
+    (done,) = generate.sample(model, [[7, 8]], max_new_tokens=20, temperature=0)
+    found = run(programs / "generate", directory, 20, "7,8", "--ids", SMALL.n_ids).splitlines()[0]
+    assert list(map(int, found.split())) == list(done.ids)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_training_has_the_losses_of_the_python_loop(
+    seed: int, programs: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 steps: warm-up and the beginning of the cosine. Then the weights that C++ wrote, read by Python."""
+    from pydoc_data.topics import topics
+
+    source = tmp_path / "text.txt"
+    source.write_text("\n\n".join([*sorted(topics.values())[:40], "naïve – ∀ 😀"]))
+    cfg = chars.CharsConfig(
+        objective="supervised", source=str(source), max_tokens=30 * 32 * 70, seed=seed, log_every=1, eval_every=0, save_every=0
+    )  # fmt: skip
+    expected = chars.train(cfg).metrics()["train_loss"].tolist()
+    *lines, speed = run(programs / "train", source, 30, tmp_path / "out", seed).splitlines()
+    found = [float(line.split()[1]) for line in lines]
+    assert len(found) == 30 and expected[0] - expected[-1] > 1
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert speed.endswith("tokens/s")
+    text = text_task.load(str(source), "chars")
+    shape = dataclasses.replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
+    with safetensors_files.Weights(tmp_path / "out") as weights:
+        model = hf_format.read_model(shape, weights)
+    windows = text.val_windows(71, 70, 20)
+    assert model.loss(windows[:, :-1], windows[:, 1:]).item() < expected[0] - 1
+    (done,) = generate.sample(model, [[3, 4]], max_new_tokens=30, temperature=0)
+    tokens = run(programs / "generate", tmp_path / "out", 30, "3,4", "--ids", shape.n_ids).splitlines()[0]
+    assert list(map(int, tokens.split())) == list(done.ids)
+
+
+def test_bad_input_is_one_line(programs: Path, tmp_path: Path) -> None:
+    directory = export(GPT(SMALL), tmp_path / "hf")
+    (tmp_path / "short.txt").write_text("a\nb\n")
+    cut = tmp_path / "cut"
+    shutil.copytree(directory, cut)
+    (cut / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes()[:-9])
+    scaled = tmp_path / "scaled"
+    shutil.copytree(directory, scaled)
+    found = json.loads((directory / "config.json").read_text())
+    (scaled / "config.json").write_text(json.dumps(found | {"rope_scaling": {"factor": 8}}))
+    for program, words, named in (
+        ("generate", (directory, 5), "usage"),
+        ("generate", (tmp_path / "none", 5, "1"), "none/config.json"),
+        ("generate", (directory, 5, "1,900"), "900"),
+        ("generate", (directory, 5, ""), "prompt"),
+        ("generate", (directory, 5, "1,x"), "'x'"),
+        ("generate", (directory, "-3", "1"), "'-3'"),
+        ("generate", (directory, 500, "1"), "64"),
+        ("generate", (directory, 5, "1", "--ids", 1000), "--ids"),
+        ("generate", (cut, 5, "1"), "cut off"),
+        ("generate", (scaled, 5, "1"), "scaled positions"),
+        ("train", (tmp_path / "short.txt", 5, tmp_path / "out"), "short"),
+        ("train", (tmp_path / "none.txt", 5, tmp_path / "out"), "none.txt"),
+        ("train", (), "usage"),
+    ):
+        said = run(programs / program, *words, code=2)
+        assert said.startswith("error: ") and named in said and said.count("\n") == 1, said
