@@ -47,7 +47,7 @@ class ExpertConfig(MinibatchSettings, RLSettings):
 
 
 # it learns from the best alone, and so more slowly than from all completions; with four problems a step, one seed in eight ends with a class unlearned
-RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE | {"max_steps": 260, "device_batch_size": 8})
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE | {"max_steps": 260})
 
 
 def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:

@@ -20,8 +20,9 @@ TOY_RUN: dict[str, Any] = {
     "eval_every": 0,
     "eval_examples": 4,
 }
-# For loops that make one update of a batch: with groups of 16 and a constant rate, a policy in five ends with one of the four classes unlearned.
-TOY_ONE_UPDATE: dict[str, Any] = TOY_RUN | {"group_size": 32, "schedule": "cosine"}
+# For loops that make one update of a batch. With groups of 16 and a constant rate, or four problems a step, a policy in five to eight ends with
+# one of the four classes unlearned.
+TOY_ONE_UPDATE: dict[str, Any] = TOY_RUN | {"device_batch_size": 8, "group_size": 32, "schedule": "cosine"}
 # LoRA on an imported checkpoint. The prompt goes through the checkpoint's own chat template.
 LORA_RUN: dict[str, Any] = {
     "task": "gsm8k",
