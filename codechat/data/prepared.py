@@ -22,7 +22,7 @@ from codechat.core.errors import ConfigError, DataError
 from codechat.data import conversations, corpus, sources
 from codechat.data.sources import Ledger
 from codechat.data.synthetic import SPLITS as SPLITS
-from codechat.text import token_view, tokenizer
+from codechat.text import chat, token_view, tokenizer
 
 Row = dict[str, Any]
 
@@ -57,7 +57,8 @@ def write(
     entries of the manifest."""
     path = out / corpus.MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
-    files = {name: rows for name, rows in files.items() if rows}
+    styled = described if getattr(cfg, "tools_style", None) == "described" else dict
+    files = {name: list(map(styled, rows)) for name, rows in files.items() if rows}
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -74,6 +75,13 @@ def write(
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
+
+
+def described(row: Row) -> Row:
+    """The row with the compact list of its system message, if it has one, in the style `described` of `chat.tools_prompt`."""
+    turns = row.get("messages", ())
+    turns = [m | {"content": chat.described(m["content"])} if m["role"] == "system" else m for m in turns]
+    return dict(row) | ({"messages": turns} if turns else {})
 
 
 def preview(rows: Iterable[Row], n: int, tok: tokenizer.Tokenizer) -> None:

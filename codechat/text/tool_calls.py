@@ -38,11 +38,14 @@ FORMS = (*READABLE, "bad_arguments", "no_name", "bad_json")
 NO_TOOLS = "You are a helpful assistant, with no access to external functions."
 WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
 
+STYLES = ("compact", "described", "json")  # of `tools_prompt`
 ARGUMENT_KEYS = ("arguments", "parameters")
 DEEPEST = 64
 _TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
 _SPACE = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
+_COMPACT_LINE = re.compile(r"^([^\s(]+\(.*?\)) - (.+)$")
+_NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\(|([^(]+)\(")  # compact, described, a name with spaces
 _DOUBLE = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 # An apostrophe ends a single-quoted string only before punctuation, so that 'You've won' is one string.
 _SINGLE = re.compile(r"'((?:[^'\\]++|\\.|'(?!\s*[,:}\]]))*+)'", re.DOTALL)
@@ -84,25 +87,43 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
     compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool, without the descriptions of arguments ("?": optional).
-    json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with properties that
-    are no object.
+    described: the same with `description: name(arg: type)`; a small model learns to find a name that follows its description long before one that
+    precedes it. json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with
+    properties that are no object.
     """
-    if style not in ("compact", "json"):
-        raise ConfigError(f"tools style {style!r}; required is compact or json")
+    if style not in STYLES:
+        raise ConfigError(f"tools style {style!r}; required is one of {', '.join(STYLES)}")
     lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS
     if style == "compact":
         return "\n".join(["Functions:", *lines])
+    if style == "described":
+        return described("\n".join(["Functions:", *lines]))
     return f"{WITH_TOOLS}\n" + "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools)
+
+
+def described(prompt: str) -> str:
+    """A system text whose compact list has each line as `description: name(arguments)`; any other text, and a line without a description, is unchanged."""
+    listed = _LISTED.search(prompt)
+    if not listed:
+        return prompt
+    head, (lines, rest) = prompt[: listed.end()], _split_list(prompt, listed)
+    return head + "\n".join(_COMPACT_LINE.sub(r"\2: \1", line, count=1) for line in lines) + rest
+
+
+def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
+    """The lines of a list, and the text after it."""
+    found, gap, rest = prompt[listed.end() :].partition("\n\n")
+    return found.split("\n"), gap + rest
 
 
 @lru_cache(maxsize=4096)
 def offered_names(prompt: str) -> frozenset[str]:
-    """Names of the functions that a system text offers in either style of `tools_prompt`; empty where none can be read."""
+    """Names of the functions that a system text offers in any style of `tools_prompt`; empty where none can be read."""
     if listed := _LISTED.search(prompt):
-        lines = prompt[listed.end() :].partition("\n\n")[0].splitlines()
-        return frozenset(line.partition("(")[0] for line in lines if "(" in line)
+        lines, _ = _split_list(prompt, listed)
+        return frozenset(found[found.lastindex] for line in lines if (found := _NAME_IN_LINE.match(line)))
     names, at = set(), prompt.find("{")
     while at >= 0:
         found = _strict(prompt, at, len(prompt))

@@ -484,6 +484,21 @@ def test_compact_is_a_line_per_tool() -> None:
     )
 
 
+def test_described_puts_each_name_after_its_description() -> None:
+    bare = {"name": "now", "description": "", "parameters": {}}
+    tricky = {"name": "f", "description": "Rate (in %): a - b, g(x)", "parameters": {"properties": {"x": {}}}}
+    text = tools_prompt([WEATHER, bare, tricky], "described")
+    assert text.splitlines()[1:] == [
+        "Weather of a city, now.: get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)",
+        "now()",
+        "Rate (in %): a - b, g(x): f(x?: any)",
+    ]
+    assert chat.offered_names(text) == {"get_weather", "now", "f"}
+    assert chat.described(text) == text and chat.described("f(x) - y") == "f(x) - y"  # no list
+    within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
+    assert chat.described(within) == within.replace(tools_prompt([WEATHER]), tools_prompt([WEATHER], "described"))
+
+
 def test_json_holds_the_whole_schemas() -> None:
     text = tools_prompt([WEATHER, WEATHER], "json")
     head, _, schemas = text.partition("\n")
@@ -491,7 +506,7 @@ def test_json_holds_the_whole_schemas() -> None:
     assert [json.loads(schema) for schema in schemas.split("\n\n")] == [WEATHER, WEATHER]
 
 
-@pytest.mark.parametrize("style", ["compact", "json"])
+@pytest.mark.parametrize("style", chat.STYLES)
 def test_no_tools_are_said_to_be_none(style: str) -> None:
     assert tools_prompt([], style) == "You are a helpful assistant, with no access to external functions."
 
@@ -507,7 +522,7 @@ def test_no_tools_are_said_to_be_none(style: str) -> None:
     ],
 )
 def test_what_is_no_schema_raises(tool: Any) -> None:
-    for style in ("compact", "json"):
+    for style in chat.STYLES:
         with raising(DataError, "name", "parameters"):
             tools_prompt([tool], style)
 

@@ -221,7 +221,9 @@ class SftConfig:
     max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters")
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
-    tools_style: str = opt("compact", "how a system prompt lists the tools of a file: compact or json", late=True)
+    tools_style: str = opt(
+        "compact", "how a system prompt lists tools: compact, described, or json (of a file)", late=True
+    )
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt(
         (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True

@@ -24,11 +24,12 @@ __getattr__, __dir__, __all__ = attach(
         "money",
         "names",
     ]
-    + ["generated", "prepare", "reading", "statistics", "text", "tool", "units", "unseen", "values"],
+    + ["generated", "lookups", "prepare", "reading", "statistics", "text", "tool", "units", "unseen", "values"],
     {
         "catalogue": ["EDITIONS", "FAMILIES", "THEMES", "TOOLS", "execute", "family", "respond", "tools_of"],
         "conversations": ["dialogues", "neutral_system", "probes", "problems", "tools_system"],
         "copying": ["copy_dialogues"],
+        "lookups": ["lookup_dialogues"],
         "tool": ["LEVELS", "Tool", "ToolError"],
     },
 )

@@ -41,6 +41,8 @@ class CallsConfig:
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
+    lookups: int = opt(0, "lookup drills of each step (domains lookup_words, lookup_calls, lookup_loose)", late=True)
+    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves", late=True)
     problems: int = opt(4000, "training problems of the toolbox")
     no_call_share: float = opt(
         0.25, "share of the training problems in which no call is correct; 0.4 of these ask for code"
@@ -50,7 +52,10 @@ class CallsConfig:
     negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is correct")
     levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to sample it more often")
     edition: int = opt(1, "edition of the toolbox: which tools there are, and which of them are held out", late=True)
-    tools_style: str = opt("compact", "how a system prompt lists tools read from a file: compact or json")
+    tools_style: str = opt(
+        "compact",
+        "how a system prompt lists tools: compact, described (the name after its description), or json (of a file)",
+    )
     probes: int = opt(64, "behaviour probes of each cell")
     seed: int = opt(0, "seed of the toolbox")
     reading: reading.Mix | None = opt(
@@ -66,10 +71,10 @@ class CallsConfig:
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
-        check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost")
+        check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost", "lookups_missing")
         toolbox.tools_of(self.edition)  # an unknown edition is an error
-        if self.tools_style not in ("compact", "json"):
-            raise ConfigError(f"tools_style is {self.tools_style!r}; required: compact or json")
+        if self.tools_style not in chat.STYLES:
+            raise ConfigError(f"tools_style is {self.tools_style!r}; required: one of {', '.join(chat.STYLES)}")
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
@@ -126,6 +131,10 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
     if cfg.copies:
         for split, n in {"train": cfg.copies, **held_out}.items():
             files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
+    for step in toolbox.lookups.STEPS if cfg.lookups else ():
+        for split, n in {"train": cfg.lookups, **held_out}.items():
+            made = toolbox.lookup_dialogues(split, n, cfg.seed, step=step, missing=cfg.lookups_missing)
+            files[f"lookup_{step}.{split}"] = list(ledger.counted(made))
     if cfg.reading:
         return files | _reading_problems(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})
     files["funcall.train"] = _training_problems(cfg)

@@ -1,0 +1,108 @@
+"""Lookup drills: lists whose entries are a few words and a name, and requests that repeat the words and are answered by the name.
+
+Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name. A small model does not learn it
+from calls alone within a few million tokens (LOG.md). It does in steps, once it can copy: first the name as the whole answer ("words"), then the
+same inside a call ("calls"), then with more words, invented names, and words left out, added or moved ("loose"). Lists are in the style
+`described` of `chat.tools_prompt`, where the name follows its words, as copying needs it.
+
+Left out: meaning. What a request needs stands in the list, word for word.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codechat.core.errors import ConfigError
+from codechat.tasks.base import check_split
+from codechat.tasks.toolbox.conversations import NO_FUNCTION, message
+from codechat.tasks.toolbox.values import COMMON, allowed, invent
+from codechat.text import chat
+
+# One token each in a small GPT-2 vocabulary, at the beginning of a line too.
+SHORT = """air all art back body book box day down end face field form ground head key land light line man name new night old order part
+play read red rest right room round self side stand ten thing time view work year""".split()
+FILLERS = "please can you the a now want to me of I with and for it".split()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the drill. entries: most lines of a list. words: most words of a line. loose: share of requests whose words are not the line's own."""
+
+    pool: Sequence[str]
+    calls: bool
+    entries: int
+    words: int
+    loose: float = 0.0
+
+
+STEPS = {
+    "words": Step(SHORT, calls=False, entries=4, words=2),
+    "calls": Step(SHORT, calls=True, entries=4, words=2),
+    "loose": Step(COMMON, calls=True, entries=5, words=4, loose=0.6),
+}
+
+
+def lookup_dialogues(split: str, n: int, seed: int = 0, *, step: str, missing: float = 0.0) -> Iterator[dict[str, Any]]:
+    """n rows {"id", "messages", "domain": "lookup_STEP", "meta"}: a list, then a request for each of its lines, in any order.
+
+    missing: share of requests for words that no line has, which are declined. ConfigError for an unknown step."""
+    check_split(split)
+    if step not in STEPS:
+        raise ConfigError(f"step {step!r}; required is one of {', '.join(STEPS)}")
+    rng = random.Random(f"lookup {step} {split} {seed}")
+    for i in range(n):
+        messages = _conversation(rng, split, STEPS[step], missing)
+        meta = {"tools_present": True, "asked": "tool", "split": split}
+        yield {
+            "id": f"lookup-{step}-{split}-{seed}-{i}",
+            "messages": messages,
+            "domain": f"lookup_{step}",
+            "meta": meta,
+        }
+
+
+def _conversation(rng: random.Random, split: str, step: Step, missing: float) -> list[dict[str, str]]:
+    count = rng.randint(2, step.entries)
+    names = _names(rng, split, step, count)
+    words = rng.sample(step.pool, (count + 1) * step.words)
+    texts = [words[i * step.words :][: rng.randint(1, step.words)] for i in range(count + 1)]  # the last is on no line
+    keys = [rng.choice(step.pool) if step.calls else "" for _ in names]
+    lines = [_line(*entry) for entry in zip(texts, names, keys)]
+    messages = [message("system", "\n".join(["Functions:", *lines]))]
+    for at in rng.sample(range(count), count):
+        absent = rng.random() < missing
+        value = rng.randint(1, 99)
+        asked = " ".join(_asked(rng, step, texts[-1] if absent else texts[at])).capitalize()
+        answer = chat.format_call(names[at], {keys[at]: value}) if step.calls else names[at]
+        messages.append(message("user", f"{asked} {value}" if step.calls else asked))
+        messages.append(message("assistant", rng.choice(NO_FUNCTION) if absent else answer))
+    return messages
+
+
+def _line(text: list[str], name: str, key: str) -> str:
+    return f"{' '.join(text).capitalize()}: {name}" + (f"({key}: integer)" if key else "")
+
+
+def _names(rng: random.Random, split: str, step: Step, count: int) -> list[str]:
+    """Different names: a word of the pool, or in the loosest step two words or an invented one."""
+    found: list[str] = []
+    while len(found) < count:
+        draw = rng.random() if step.loose else 0.0
+        name = (
+            rng.choice(step.pool) if draw < 0.3 else "_".join(rng.sample(step.pool, 2)) if draw < 0.7 else invent(rng)
+        )
+        if name not in found and (draw < 0.7 or allowed(name, split)):
+            found.append(name)
+    return found
+
+
+def _asked(rng: random.Random, step: Step, text: list[str]) -> list[str]:
+    """The words of a request: those of the line, or all but at most one of them among fillers, in any order."""
+    if rng.random() >= step.loose:
+        return text
+    kept = rng.sample(text, rng.randint(max(1, len(text) - 1), len(text)))
+    mixed = kept + rng.choices(FILLERS, k=rng.randint(0, 4))
+    return rng.sample(mixed, len(mixed))

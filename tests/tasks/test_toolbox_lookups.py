@@ -1,0 +1,80 @@
+"""Lookup drills: the words of a request lead to one line, and the answer is that line's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from codechat.core.config import parse
+from codechat.core.errors import ConfigError
+from codechat.tasks.toolbox import conversations, lookups, prepare
+from codechat.tasks.toolbox.values import allowed
+from codechat.text import chat
+
+
+def turns(row: dict) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """{name: its words} of the list, and the (request, answer) pairs."""
+    system, *rest = [m["content"] for m in row["messages"]]
+    entries = [line.rpartition(": ") if "(" not in line else line.partition(": ") for line in system.splitlines()[1:]]
+    return {name.partition("(")[0]: text.lower() for text, _, name in entries}, list(zip(rest[::2], rest[1::2]))
+
+
+def name_of(answer: str) -> str:
+    return chat.parse_calls(answer)[0].name if chat.CALL_TAG in answer else answer
+
+
+@pytest.mark.parametrize("step", lookups.STEPS)
+def test_the_answer_is_the_name_of_the_line_that_holds_the_words(step: str) -> None:
+    loose = 0
+    for row in lookups.lookup_dialogues("train", 300, step=step):
+        entries, asked = turns(row)
+        assert 2 <= len(entries) == len(asked) <= lookups.STEPS[step].entries
+        assert {name_of(answer) for _, answer in asked} == entries.keys()
+        for request, answer in asked:
+            words, own = request.lower().split(), entries[name_of(answer)].split()
+            shared = {name: len(set(words) & set(text.split())) for name, text in entries.items()}
+            assert shared[name_of(answer)] == max(shared.values()) > sorted(shared.values())[-2]
+            loose += words[: len(own)] != own
+            if chat.CALL_TAG in answer:
+                assert str(chat.parse_calls(answer)[0].arguments.popitem()[1]) == words[-1]
+    assert (loose > 100) == (step == "loose")
+
+
+def test_requests_that_no_line_serves_are_declined() -> None:
+    for step in lookups.STEPS:
+        for row in lookups.lookup_dialogues("train", 100, step=step, missing=1.0):
+            entries, asked = turns(row)
+            listed = {word for text in entries.values() for word in text.split()}
+            for request, answer in asked:
+                assert answer in conversations.NO_FUNCTION
+                assert not listed & (set(request.lower().split()) - set(lookups.FILLERS))
+
+
+def test_names_and_rows_belong_to_splits_and_seeds() -> None:
+    rows = list(lookups.lookup_dialogues("select", 200, step="loose"))
+    names = {name for row in rows for name in turns(row)[0]}
+    known = {*lookups.COMMON, *(f"{a}_{b}" for a in lookups.COMMON for b in lookups.COMMON)}
+    assert names - known and all(allowed(name, "select") for name in names - known)
+    assert rows[:50] == list(lookups.lookup_dialogues("select", 50, step="loose"))
+    assert rows != list(lookups.lookup_dialogues("select", 200, 1, step="loose"))
+    with pytest.raises(ConfigError, match="words"):
+        next(lookups.lookup_dialogues("train", 1, step="hard"))
+
+
+def test_data_calls_writes_them_and_lists_tools_after_their_descriptions(tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path), "--tokenizer", "bytes", "--max-examples", "40", "--copies", "0", "--problems", "8"]
+    words += ["--eval-examples", "10", "--probes", "5", "--lookups", "20", "--lookups-missing", "0.2"]
+    manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--tools-style", "described"]))
+    assert {f"lookup_{step}" for step in lookups.STEPS} < manifest["domains"].keys()
+    assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20
+    for name in ("calls.train", "funcall.test", "probes.select"):
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        offers = [r["messages"][0]["content"] for r in rows if "Functions:" in r["messages"][0]["content"]]
+        assert offers and all(
+            ": " in line and line.endswith(")") for offer in offers for line in offer.splitlines()[1:]
+        )
+        for row in rows:
+            if row.get("gold"):
+                assert row["gold"]["name"] in chat.offered_names(row["messages"][0]["content"])
