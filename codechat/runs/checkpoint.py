@@ -53,6 +53,8 @@ from codechat.runs import sharded_checkpoint
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
+OWN_HASH = "meta_sha256"  # of the other fields of meta.json
+REQUIRED = ("step", "run", "files")
 ADVICE = "use another step of the run (NAME@STEP)"
 resolve = find_checkpoint
 
@@ -190,6 +192,12 @@ def _write_file(path: Path, value: Any) -> dict[str, Any]:
         return {"bytes": out.tell(), "sha256": out.hash.hexdigest()}
 
 
+def _hash_of(meta: Mapping[str, Any]) -> str:
+    """Of all fields but OWN_HASH, however the file spells them."""
+    others = {key: value for key, value in meta.items() if key != OWN_HASH}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
 def _sync_directory(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -215,6 +223,8 @@ def write_step(
     try:
         temp.mkdir(parents=True, exist_ok=shards is not None)
         meta["files"] = {name: _write_file(temp / name, value) for name, value in contents.items()} | dict(shards or {})
+        # As it is read again: json turns tuples into lists and keys into text.
+        meta[OWN_HASH] = _hash_of(json.loads(json.dumps(meta)))
         write_atomic(temp / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
         _sync_directory(temp)
         if final.exists():  # the step was reached again: readable as .old until the new one is in place
@@ -400,6 +410,11 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
     if got != FORMAT:
         raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}")
+    own = meta.pop(OWN_HASH, None)  # absent in the files of version 0.1
+    lacking = [key for key in REQUIRED if key not in meta]
+    if lacking or (own is not None and own != _hash_of(meta)):
+        what = f"it lacks {', '.join(lacking)}" if lacking else "its bytes are not those that were written"
+        raise CheckpointError(f"{path} is damaged: {what}; {ADVICE}")
     return meta
 
 
