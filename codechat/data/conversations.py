@@ -93,6 +93,11 @@ def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
 
 def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
     """The row with `messages` and `domain` (`default` where it names none). Raises DataError whose message begins with `where`."""
+    for name in ("domain", "source"):
+        if not isinstance(row.get(name, ""), str | None):
+            raise DataError(
+                f"{where}: {name} is {str(row[name])[:80]!r}; required is text; correct it, or leave it out"
+            )
     domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
     if {"input_ids", "labels"} <= row.keys():
         _check_labels(row, where)
@@ -109,8 +114,9 @@ def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
 def _checked_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise DataError(f"{where}: a message is {str(message)[:80]!r}; required is an object with role and content")
-    role = ROLES.get(message.get("role"), message.get("role"))
-    if role not in chat.ROLES:
+    role = message.get("role")
+    role = ROLES.get(role, role) if isinstance(role, str) else role
+    if not isinstance(role, str) or role not in chat.ROLES:
         raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLES)}")
     return {"role": role, "content": message["content"]}
 
@@ -119,6 +125,8 @@ def _check_labels(row: dict[str, Any], where: str) -> None:
     ids, labels = row["input_ids"], row["labels"]
     if not (isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)):
         raise DataError(f"{where}: input_ids and labels must be lists of equal length; make the file again")
+    if any(type(token) is not int for token in ids):
+        raise DataError(f"{where}: input_ids must be whole numbers; make the file again")
     if any(label not in (IGNORE, token) for token, label in zip(ids, labels, strict=True)):
         raise DataError(f"{where}: a label is neither {IGNORE} nor the id at its position; align them")
 
