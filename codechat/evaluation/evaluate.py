@@ -38,7 +38,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation import results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
-from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, share_interval
+from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k
 from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.evaluation.settings import SamplingSettings
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
@@ -115,7 +115,7 @@ def evaluate_task(
     model.train(was_training)
     rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
     counted = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
-    passes = {k: share_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
+    passes = {k: bootstrap_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
     return TaskResult(
         task=task.name,
         tiers=tuple(task.tiers),
