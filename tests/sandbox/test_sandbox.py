@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -620,3 +622,38 @@ def test_ten_thousand_programs_leak_nothing() -> None:
     assert after["MB"] < before["MB"] + 30, (before, after)
     new = set(os.listdir("/tmp")) - temporary  # other tests, in processes of their own, use /tmp too
     assert not {name for name in new if name.startswith(("codechat", "sandbox")) or Path("/tmp", name, "x").exists()}
+
+
+def test_an_interpreter_in_the_temporary_directory_keeps_its_own_file_tree(pool: Pool) -> None:
+    """The tree has a /tmp of its own, mounted over whatever was there."""
+    if pool.level != "full":
+        pytest.skip("no own file tree on this machine")
+    program = (
+        "from codechat.sandbox import layers, Pool, Program\n"
+        "if why := layers.problem_of('full'): raise SystemExit(why)\n"
+        "code = 'import os, sys\\ndef f(path):\\n    open(path, \"w\").close()\\n    return os.path.dirname(os.__file__)'\n"
+        "write = 'try:\\n    f({!r})\\nexcept OSError:\\n    done = 0\\nelse:\\n    done = 1\\nassert done == {!r}'\n"
+        "own = __import__('os').path.dirname(__import__('os').__file__)\n"
+        "with Pool(1, isolation='full') as pool:\n"
+        "    for place, may in (('/tmp/mine', 1), (own + '/x.py', 0), ('/tmp/' + own.split('/')[2] + '/x', 0)):\n"
+        "        found = pool.run(Program(code=code, tests=[write.format(place, may)]))\n"
+        "        if not found.passed: raise SystemExit(f'{place}: {found.reason}')\n"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="interpreter-") as folder:
+        home, lib = Path(folder), Path(os.__file__).parent
+        skipped = shutil.ignore_patterns("site-packages", "test", "__pycache__", "idlelib", "lib2to3")
+        shutil.copytree(lib, home / "lib" / lib.name, ignore=skipped)
+        (home / "bin").mkdir()
+        shutil.copy(os.path.realpath(sys.executable), home / "bin" / "python3")
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "PYTHONHOME": str(home),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        home.chmod(0o755)
+        done = subprocess.run(
+            [home / "bin" / "python3", "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not list(home.rglob("__pycache__")), "its environment says PYTHONDONTWRITEBYTECODE"
