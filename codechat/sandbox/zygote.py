@@ -45,7 +45,7 @@ class Walls(NamedTuple):
     own_bytes: int
     fork: Callable[[], int]
     steps: tuple[kernel.Step, ...]
-    kept: frozenset[str]  # names in /tmp that hold the interpreter, read-only
+    kept: frozenset[str] = frozenset()  # names in /tmp that hold the interpreter, read-only
 
 
 def main(control: socket.socket, level: str) -> None:
