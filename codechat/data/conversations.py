@@ -21,15 +21,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import LARGEST_LOSS, Ledger, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
+    import torch
 
 IGNORE = -100
 PAD_DOC = -1
@@ -250,6 +252,8 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
             positions[b, span] = np.arange(len(example))
             domains[b, span] = domain
             start = span.stop
+    import torch
+
     return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
 
 
@@ -257,8 +261,8 @@ def block_mask(docs: torch.Tensor) -> torch.Tensor:
     """(B, T) -> (B, 1, T, T) bool, True = attend: causal, within one conversation. Padding attends to itself: a softmax without keys is NaN."""
     T = docs.shape[1]
     same = (docs[:, :, None] == docs[:, None, :]) & (docs >= 0)[:, :, None]  # (B, T, T)
-    causal = torch.ones(T, T, dtype=torch.bool, device=docs.device).tril()
-    itself = torch.eye(T, dtype=torch.bool, device=docs.device)
+    causal = same.new_ones(T, T).tril()
+    itself = causal & causal.T
     return ((same & causal) | itself)[:, None]
 
 
