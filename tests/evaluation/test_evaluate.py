@@ -409,6 +409,19 @@ class Episodes(tasks.task_class("toy")):
     tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
 
 
+def test_a_held_out_loss_that_takes_long_shows_a_bar(
+    policy: tuple[GPT, tokenizer.Tokenizer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tok = policy
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}], "domain": "chat"}
+    batches = conversations.held_out([conversations.encode(row, tok, "reserved", model.cfg.block_size)] * 3, 1, 32)
+    found = domain_loss.held_out_losses(model, {"chat": batches}, torch.device("cpu"))
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(domain_loss, "BAR_AFTER_S", 0)
+    assert domain_loss.held_out_losses(model, {"chat": batches}, torch.device("cpu")) == found
+    assert f"/{len(batches)}" in capsys.readouterr().err
+
+
 def test_an_episode_whose_prompt_fills_the_block_fails(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
     problems = [
         tasks.Problem(
