@@ -106,6 +106,13 @@ def test_help_imports_only_what_is_quick(command: str) -> None:
     assert "usage: codechat" in said and found <= QUICK
 
 
+def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:
+    """Together they take longer than torch."""
+    heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"]
+    program = f"from codechat.inference import tools_command; from codechat.models import generate, loading; print([m for m in {heavy} if m in sys.modules])"
+    assert foreign(program)[1].strip() == "[]"
+
+
 def test_importing_codechat_imports_no_other_package() -> None:
     assert foreign("import codechat") == (set(), "")
 

@@ -45,11 +45,13 @@ import torch
 import torch.distributed as td
 from torch import Tensor, nn
 
+from codechat import (
+    runs,  # sharded_checkpoint imports torch's checkpoints, which take longer than torch: only where a model is sharded
+)
 from codechat.core import config
 from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
-from codechat.runs import sharded_checkpoint
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
@@ -67,7 +69,7 @@ class Checkpoint:
     step: int
     meta: dict[str, Any]
     model_state: Mapping[str, Tensor]
-    optim_state: list[dict[str, Any]] | sharded_checkpoint.Shards | None
+    optim_state: list[dict[str, Any]] | runs.sharded_checkpoint.Shards | None
     extra: dict[str, Any]
     rng: dict[str, Any] | None
 
@@ -362,7 +364,7 @@ def save(
     about = _describe(run_path, step, model, optimizers, meta)
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:
-        tensors, group = sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
+        tensors, group = runs.sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
     elif dist.is_main():
         contents["model.pt"] = model.state_dict()
         if optimizers:
@@ -371,7 +373,7 @@ def save(
         contents, tensors = on_host(contents), on_host(tensors)
 
     def job() -> None:
-        shards = sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
+        shards = runs.sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
         if not dist.is_main():
             return
         write_step(final, contents | {"ranks.pt": ranks}, about, shards)
@@ -430,8 +432,8 @@ def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, 
     optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
     if meta.get("sharded"):
         _verify(path, files, [*files])
-        state = sharded_checkpoint.Shards(path, "model.")
-        optim = sharded_checkpoint.Shards(path, "optim.") if optimizer else None
+        state = runs.sharded_checkpoint.Shards(path, "model.")
+        optim = runs.sharded_checkpoint.Shards(path, "optim.") if optimizer else None
     else:
         _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
         state = _read_file(path / "model.pt", map_location, mmap)
@@ -442,8 +444,14 @@ def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, 
     return Checkpoint(path, meta["step"], meta, state, optim, mine["extra"], mine["rng"] if same else None)
 
 
+def is_in_shards(state: Any) -> bool:
+    """Whether it is a `Shards`; where nothing has imported that class, there is none."""
+    found = sys.modules.get("codechat.runs.sharded_checkpoint")
+    return found is not None and isinstance(state, found.Shards)
+
+
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    if isinstance(state, sharded_checkpoint.Shards):
+    if is_in_shards(state):
         return state.shapes()
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
@@ -468,12 +476,12 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
             f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required; use the same --optimizer"
         )
     try:
-        if isinstance(ckpt.optim_state, sharded_checkpoint.Shards):
-            sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
+        if is_in_shards(ckpt.optim_state):
+            runs.sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
             return
         for optimizer, state in zip(optimizers, ckpt.optim_state or ()):
             if sharding.is_sharded(model):
-                sharded_checkpoint.restore_whole(optimizer, state)
+                runs.sharded_checkpoint.restore_whole(optimizer, state)
             else:
                 optimizer.load_state_dict(state)
     except ValueError as e:
@@ -491,7 +499,7 @@ def restore(
     model = unwrap(model)
     targets = model.state_dict()
     _check_fit(ckpt.path, ckpt.model_state, targets)
-    if isinstance(ckpt.model_state, sharded_checkpoint.Shards):
+    if is_in_shards(ckpt.model_state):
         ckpt.model_state.read_into(targets)
     else:
         for name, target in targets.items():
