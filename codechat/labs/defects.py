@@ -239,7 +239,7 @@ def _printing(right: Callable[..., Any]) -> Callable[..., Any]:
             code=_PRINTS.format(script=script),
             tests=claims,
             entry_points=("reward",),
-            timeout_s=honest.limits["timeout_s"],
+            timeout_s=honest.timeout_s,
         )
 
     return program
