@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from importlinter.cli import lint_imports
 
-from codechat.core.registry import COMMANDS
+from codechat.core.registry import COMMANDS, PREPARATIONS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
@@ -82,17 +82,39 @@ def test_files_are_named_for_what_they_hold(path: Path) -> None:
     assert path.stem not in {"utils", "common", "helpers", "misc"}
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_loads_no_torch(command: str) -> None:
-    program = (
-        "import sys; from codechat import cli\n"
-        "try: cli.main(sys.argv[1:])\n"
-        "except SystemExit: pass\n"
-        "assert 'torch' not in sys.modules"
-    )
-    argv = [sys.executable, "-c", program, *command.split(), "--help"]
+# What the help of a command may import besides the standard library. Each takes less than 0.1 s.
+QUICK = {"numpy", "regex", "rich", "tiktoken", "tiktoken_ext", "tqdm"}
+FOREIGN = "print(*{m.partition('.')[0] for m in sys.modules} - before - {'codechat'} - sys.stdlib_module_names, file=sys.stderr)"
+
+
+def foreign(program: str, *words: str) -> tuple[set[str], str]:
+    """(packages that a program imports besides the standard library and ours, its output)."""
+    source = f"import sys; before = {{m.partition('.')[0] for m in sys.modules}}\n{program}\n{FOREIGN}"
+    argv = [sys.executable, "-c", source, *words]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=PACKAGE.parent, timeout=900)
-    assert done.returncode == 0 and "usage: codechat" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split()), done.stdout
+
+
+HELPS = ["", *COMMANDS, *(f"data {id.removeprefix('data.')}" for id in PREPARATIONS)]
+
+
+@pytest.mark.parametrize("command", HELPS)
+def test_help_imports_only_what_is_quick(command: str) -> None:
+    program = "from codechat import cli\ntry: cli.main(sys.argv[1:])\nexcept SystemExit: pass"
+    found, said = foreign(program, *command.split(), "--help")
+    assert "usage: codechat" in said and found <= QUICK
+
+
+def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:
+    """Together they take longer than torch."""
+    heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"]
+    program = f"from codechat.inference import tools_command; from codechat.models import generate, loading; print([m for m in {heavy} if m in sys.modules])"
+    assert foreign(program)[1].strip() == "[]"
+
+
+def test_importing_codechat_imports_no_other_package() -> None:
+    assert foreign("import codechat") == (set(), "")
 
 
 def test_reading_configurations_and_runs_needs_neither_torch_nor_pandas() -> None:

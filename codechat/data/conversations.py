@@ -21,15 +21,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import LARGEST_LOSS, Ledger, read_jsonl
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
+    import torch
 
 IGNORE = -100
 PAD_DOC = -1
@@ -93,6 +95,11 @@ def read(paths: Path | str | Iterable[Path | str]) -> Iterator[dict[str, Any]]:
 
 def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
     """The row with `messages` and `domain` (`default` where it names none). Raises DataError whose message begins with `where`."""
+    for name in ("domain", "source"):
+        if not isinstance(row.get(name, ""), str | None):
+            raise DataError(
+                f"{where}: {name} is {str(row[name])[:80]!r}; required is text; correct it, or leave it out"
+            )
     domain = row.get("domain") or DOMAINS.get(row.get("source", ""), row.get("source")) or default
     if {"input_ids", "labels"} <= row.keys():
         _check_labels(row, where)
@@ -109,8 +116,9 @@ def check_row(row: dict[str, Any], default: str, where: str) -> dict[str, Any]:
 def _checked_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise DataError(f"{where}: a message is {str(message)[:80]!r}; required is an object with role and content")
-    role = ROLES.get(message.get("role"), message.get("role"))
-    if role not in chat.ROLES:
+    role = message.get("role")
+    role = ROLES.get(role, role) if isinstance(role, str) else role
+    if not isinstance(role, str) or role not in chat.ROLES:
         raise DataError(f"{where}: role {role!r} is unknown; required is one of {', '.join(chat.ROLES)}")
     return {"role": role, "content": message["content"]}
 
@@ -119,6 +127,8 @@ def _check_labels(row: dict[str, Any], where: str) -> None:
     ids, labels = row["input_ids"], row["labels"]
     if not (isinstance(ids, list) and isinstance(labels, list) and len(ids) == len(labels)):
         raise DataError(f"{where}: input_ids and labels must be lists of equal length; make the file again")
+    if any(type(token) is not int for token in ids):
+        raise DataError(f"{where}: input_ids must be whole numbers; make the file again")
     if any(label not in (IGNORE, token) for token, label in zip(ids, labels, strict=True)):
         raise DataError(f"{where}: a label is neither {IGNORE} nor the id at its position; align them")
 
@@ -242,6 +252,8 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
             positions[b, span] = np.arange(len(example))
             domains[b, span] = domain
             start = span.stop
+    import torch
+
     return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
 
 
@@ -249,8 +261,8 @@ def block_mask(docs: torch.Tensor) -> torch.Tensor:
     """(B, T) -> (B, 1, T, T) bool, True = attend: causal, within one conversation. Padding attends to itself: a softmax without keys is NaN."""
     T = docs.shape[1]
     same = (docs[:, :, None] == docs[:, None, :]) & (docs >= 0)[:, :, None]  # (B, T, T)
-    causal = torch.ones(T, T, dtype=torch.bool, device=docs.device).tril()
-    itself = torch.eye(T, dtype=torch.bool, device=docs.device)
+    causal = same.new_ones(T, T).tril()
+    itself = causal & causal.T
     return ((same & causal) | itself)[:, None]
 
 

@@ -25,15 +25,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import torch
 
 from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import Document, Ledger, digest, fraction
 from codechat.text import tokenizer as tokenizers
+
+if TYPE_CHECKING:  # `codechat data KIND --help` needs no torch
+    import torch
 
 MANIFEST = "manifest.json"
 TOKEN_BYTES = "token_bytes.npy"
@@ -411,6 +413,8 @@ class WindowLoader:
         draws = _mix(self.seed, np.arange(first, first + self.batch, dtype=np.uint64))
         rows = np.stack([self._window(int(draw)) for draw in draws % np.uint64(self.ends[-1])])  # (B, T + 1)
         self.windows += self.batch * self.world
+        import torch
+
         tokens = torch.from_numpy(rows.astype(np.int64))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -455,6 +459,8 @@ def val_windows(
 
     limit: windows of all ranks together; ranks take batches in turn. The last row is padded with target -100, the last batch may be smaller.
     """
+    import torch
+
     corpus = open_corpus(directory, split)
     lengths = corpus.token_bytes()
     stream = np.concatenate(corpus.shards)

@@ -32,7 +32,6 @@ from typing import Any
 import torch
 import torch.distributed as td
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import codechat
@@ -104,6 +103,12 @@ def _site(frames: Iterable[tuple[FrameType, int]]) -> str:
 def call_site(frame: FrameType) -> str:
     """The innermost line of this project, or of a script that uses it, on the stack of `frame`."""
     return _site(traceback.walk_stack(frame))
+
+
+def is_dtensor_class(kind: type) -> bool:
+    """Whether it is DTensor; False, without importing it, where nothing has."""
+    found = sys.modules.get("torch.distributed.tensor")
+    return found is not None and issubclass(kind, found.DTensor)
 
 
 class Watch(threading.Thread):
@@ -211,7 +216,7 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(t is DTensor for t in types):
+        if any(map(is_dtensor_class, types)):
             return NotImplemented  # DTensor first: its own collectives are dispatched again
         if func.namespace in ("c10d", "_c10d_functional") and func._opname not in POINT_TO_POINT:
             if group := _group_of(args):

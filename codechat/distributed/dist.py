@@ -25,7 +25,6 @@ from typing import Any
 import torch
 import torch.distributed as td
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from codechat.core.config import plain
 from codechat.core.errors import ConfigError, RunError
@@ -153,7 +152,7 @@ def sum_gradients(model: nn.Module) -> None:
         return
     bucket: list[Tensor] = []
     for p in model.parameters():
-        if p.requires_grad and not isinstance(p, DTensor):  # the backward pass has added those of a sharded model
+        if p.requires_grad and not is_sharded_tensor(p):  # the backward pass has added those of a sharded model
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             bucket.append(p.grad)
@@ -174,7 +173,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
     """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before. A collective where
     the model is sharded."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:
@@ -227,9 +226,14 @@ def raise_together(problem: Exception | None) -> None:
         raise found
 
 
+def is_sharded_tensor(value: object) -> bool:
+    """Whether it is a DTensor. Without the import of that class, which takes a second: where nothing has imported it, there is none."""
+    return desync.is_dtensor_class(type(value))
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: all of it, unless it is sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded_tensor(tensor) else tensor
 
 
 def gather_objects(value: Any) -> list[Any]:

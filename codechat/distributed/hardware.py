@@ -9,11 +9,13 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from codechat.distributed import gpu_specs, sharding
+
+T = TypeVar("T")
 
 STATED_PEAK = {gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()}  # dense bf16 FLOP/s from data sheets
 EXPECTED_MFU, WORTH_COMPILING_S = 0.5, 150.0
@@ -48,6 +50,20 @@ def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype, f
     return flops / (EXPECTED_MFU * peak_flops(device, dtype)[0]) > WORTH_COMPILING_S
 
 
+def eager(method: Callable[..., T]) -> Callable[..., T]:
+    """Marks a method that torch.compile leaves out. `torch.compiler.disable` itself imports the compiler, which takes longer than torch: `maybe_compile`
+    applies it."""
+    method.eager = True  # type: ignore[attr-defined]
+    return method
+
+
+def _leave_out_eager(kind: type) -> None:
+    for base in kind.__mro__:
+        for name, method in list(vars(base).items()):
+            if getattr(method, "eager", False) and not hasattr(method, "_torchdynamo_disable"):
+                setattr(base, name, torch.compiler.disable(method))
+
+
 def maybe_compile(
     fn: Callable[..., Any],
     requested: bool | None,
@@ -67,4 +83,5 @@ def maybe_compile(
         for block in model.blocks:  # weights are gathered between blocks, which cannot be compiled
             block.compile()
         return fn
+    _leave_out_eager(type(model))
     return torch.compile(fn)

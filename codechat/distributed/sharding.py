@@ -20,6 +20,7 @@ be sampled from.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,9 +28,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
@@ -39,6 +37,7 @@ T = TypeVar("T")
 
 BYTES_PER_WEIGHT = 18  # float32 master, gradient and two Adam moments; a copy in bf16 for the products
 SHARE_FOR_WEIGHTS = 0.6  # of a device's memory; activations and buffers take the rest
+FSDP = "torch.distributed.fsdp"  # importing it takes as long as torch itself: only where a model is sharded
 FORWARD_METHODS = ("loss", "token_logprobs")  # what loops call besides forward: each gathers the root's weights
 
 
@@ -76,6 +75,8 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
 
     The model may be on the meta device; then call `to_empty` and `init_weights`. dtype: what blocks compute in, default
     `dist.compute_dtype()`. A block's weights are freed after its forward pass and gathered again for its backward pass."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
     dtype = dtype or dist.compute_dtype()
     cast = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -94,7 +95,7 @@ def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    return isinstance(model, FSDPModule)
+    return FSDP in sys.modules and isinstance(model, sys.modules[FSDP].FSDPModule)
 
 
 def build(make: Callable[[], M], *, seed: int = 0, shard_it: bool | None = None, over: int | None = None) -> M:
@@ -119,9 +120,11 @@ def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
 @torch.no_grad()
 def fill(p: Tensor, value: Tensor) -> None:
     """Copy the whole `value`, equal on all ranks, into p; where p is sharded, this rank's part of it. No communication."""
-    if not isinstance(p, DTensor):
+    if not dist.is_sharded_tensor(p):
         p.copy_(value)
         return
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
     p.to_local().copy_(value[tuple(slice(at, at + n) for at, n in zip(offset, shape))])
 

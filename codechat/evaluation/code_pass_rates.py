@@ -25,7 +25,7 @@ from codechat.core.errors import ConfigError
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import evaluate_split, find_contamination, label
 from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, clean_and_exposed
-from codechat.evaluation.settings import SamplingSettings
+from codechat.evaluation.settings import SamplingSettings, skipping
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
@@ -53,6 +53,7 @@ class PasskConfig(SamplingSettings):
     k: int = opt(8, "completions per problem")
     max_new_tokens: int = default(128)
     device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows")
+    skip_failing_references: bool = skipping()
     gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", late=True)
     gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", late=True)
     contamination: bool = opt(True, "search what the checkpoint was trained on for the problems", identity=False)
@@ -95,8 +96,7 @@ def run_passk(cfg: PasskConfig) -> Run:
     """The reference-solution check, then samples, then rates and verdicts. UserError before anything is written for bad settings or failing
     reference solutions."""
     task = load_task(cfg.task, cfg.data_dir)
-    problems = problems_of(task, cfg)
-    check = tasks.check_reference_solutions(task, problems).require()
+    problems, check = tasks.checked_problems(task, problems_of(task, cfg), skip=cfg.skip_failing_references)
     path = find_checkpoint(cfg.ckpt)
     run = Run.create(cfg.run_name, cfg, kind="passk", parent=cfg.ckpt, overwrite=cfg.overwrite)
     with distributed.dist.session() as world, run:
@@ -115,7 +115,8 @@ def run_passk(cfg: PasskConfig) -> Run:
         step = int(loaded.meta["step"])
         run.log_eval(step, dict(result.row(), **row, checkpoint=label(path), split=cfg.split, task=cfg.task))
         run.log_samples(step, [dict(s, split=cfg.split) for s in result.samples])
-        run.finish({k: row[k] for k in ("verdict", "remedy", "reward_verdict", "gate") if k in row})
+        kept = {k: row[k] for k in ("verdict", "remedy", "reward_verdict", "gate") if k in row}
+        run.finish(kept | ({"left_out": {cfg.split: list(check.failed)}} if check.failed else {}))
     return run
 
 

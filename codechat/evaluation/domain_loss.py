@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from codechat.data import conversations
 from codechat.distributed import dist
@@ -20,6 +21,7 @@ from codechat.models.gpt import GPT
 
 Batches = Mapping[str, Sequence[conversations.Batch]]
 ROWS = 8  # packed rows of a batch
+BAR_AFTER_S = 3.0  # an evaluation that takes longer shows a bar
 
 
 @torch.no_grad()
@@ -27,16 +29,21 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
     """(nats, supervised tokens) of each domain's conversations. A collective: the ranks share the batches."""
     was_training, found = model.training, {}
     model.eval()
-    for domain, batches in held_out.items():
+    own = {domain: batches[dist.rank() :: dist.world_size()] for domain, batches in held_out.items()}
+    bar = tqdm(total=sum(map(len, own.values())), desc="held-out loss", unit="batch", leave=False,
+               delay=BAR_AFTER_S, disable=not dist.is_main())  # fmt: skip
+    for domain, batches in own.items():
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in batches[dist.rank() :: dist.world_size()]:
+        for batch in batches:
             batch = batch.to(device)
             with dist.autocast(device):
                 mask = conversations.block_mask(batch.docs)
                 nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
             total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
+            bar.update()
         nats_sum, tokens = dist.sum_(total).tolist()
         found[domain] = (nats_sum, int(tokens))
+    bar.close()
     model.train(was_training)
     return found
 

@@ -38,9 +38,9 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation import results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
-from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, share_interval
+from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k
 from codechat.evaluation.results import ProblemResult, TaskResult
-from codechat.evaluation.settings import SamplingSettings
+from codechat.evaluation.settings import SamplingSettings, skipping
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
@@ -115,7 +115,7 @@ def evaluate_task(
     model.train(was_training)
     rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
     counted = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
-    passes = {k: share_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
+    passes = {k: bootstrap_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
     return TaskResult(
         task=task.name,
         tiers=tuple(task.tiers),
@@ -244,6 +244,7 @@ class EvaluateConfig(SamplingSettings):
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
+    skip_failing_references: bool = skipping()
     probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none")
     heldout_examples: int = opt(
         0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", late=True
@@ -294,9 +295,12 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
     """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. UserError before anything is written for bad
     settings, missing checkpoints or failing reference solutions."""
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
-    problems = {split: task.problems(split, limit=cfg.limit, seed=cfg.seed) for split in cfg.split}
-    for items in problems.values():
-        tasks.check_reference_solutions(task, items).require()
+    problems, left_out = {}, {}
+    for split in cfg.split:
+        found = task.problems(split, limit=cfg.limit, seed=cfg.seed)
+        problems[split], check = tasks.checked_problems(task, found, skip=cfg.skip_failing_references)
+        if check.failed:
+            left_out[split] = list(check.failed)
     paths = _checkpoints(cfg)
     with (
         distributed.dist.session(cfg) as world,
@@ -304,12 +308,13 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
     ):
         rows = [_evaluate_checkpoint(cfg, run, task, problems, path, world) for path in paths]
         summary = _paired_summary(run, cfg) if len(paths) > 1 and world.is_main else {}
+        left = {"left_out": left_out} if left_out else {}
         if cfg.all_checkpoints and world.is_main:
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
             runs.checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
-        run.finish(summary)
+        run.finish(summary | left)
     return run
 
 

@@ -51,21 +51,34 @@ def estimate_pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def bootstrap_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems."""
+def bootstrap_interval(
+    values: Sequence[float] | np.ndarray,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Interval:
+    """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems.
+
+    bounds: smallest and largest possible value, for values that are all equal: then all resamples are equal too, and `equal_interval` is used."""
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
         raise ConfigError("an interval over 0 problems; required at least 1")
+    if x.min() == x.max():
+        return equal_interval(float(x[0]), x.size, bounds)
     lo, hi = np.percentile(_resampled_means(x, seed, resamples), (2.5, 97.5))
     return Interval(float(x.mean()), float(lo), float(hi))
 
 
-def share_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> Interval:
-    """`bootstrap_interval` of values in [0, 1]; Wilson's where all are 0 or all are 1, because then all resamples are equal."""
-    x = np.asarray(values, dtype=np.float64)
-    if x.size and x.min() == x.max() and x[0] in (0, 1):
-        return wilson_interval(int(x.sum()), x.size)
-    return bootstrap_interval(x, seed=seed)
+def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
+    """The interval of n equal values, each within `bounds`. At most the share u of all problems may have another value, where u is the upper end
+    of Wilson's interval of 0 of n, and these may lie at either bound. With bounds (0, 1) it is Wilson's interval at 0 and at 1. A value outside
+    the bounds has an unknown range: nan."""
+    low, high = bounds
+    if not low <= value <= high:
+        return Interval(value, math.nan, math.nan)
+    u = wilson_interval(0, n).hi
+    return Interval(value, value - u * (value - low), value + u * (high - value))
 
 
 def paired_bootstrap(
@@ -75,13 +88,13 @@ def paired_bootstrap(
     resamples: int = RESAMPLES,
 ) -> tuple[float, float, float]:
     """(difference, lo, hi) of mean(b) - mean(a) over the same problems in the same order, with the 95 % percentile interval of the paired
-    differences. An interval without 0 says that b differs from a on problems like these."""
+    differences. Values are in [0, 1]. An interval without 0 says that b differs from a on problems like these."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
         raise ConfigError(
             f"values of shapes {x.shape} and {y.shape}; a paired comparison needs one value per problem, same problems"
         )
-    found = bootstrap_interval(y - x, seed=seed, resamples=resamples)
+    found = bootstrap_interval(y - x, seed=seed, resamples=resamples, bounds=(-1.0, 1.0))
     return found.value, found.lo, found.hi
 
 
@@ -91,12 +104,14 @@ def hierarchical_interval(
     clusters: Sequence[object] | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
+    bounds: tuple[float, float] = (-1.0, 1.0),
 ) -> Interval:
     """Mean of values (seeds, problems) with the 95 % percentile interval of a bootstrap over both; nan = that seed had not that problem.
 
     A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. For a paired difference the values
     are differences. clusters: one per problem, such as its tool; clusters are then drawn instead of problems. One seed gives the bootstrap
-    over problems. With S seeds the spread over seeds is estimated from S values: with three it is rough.
+    over problems. With S seeds the spread over seeds is estimated from S values: with three it is rough. bounds: as of `bootstrap_interval`,
+    for values that are all equal; a problem or cluster counts once.
     ConfigError for values that are no table, a seed without values, or clusters of another length."""
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 2 or not x.size or np.isnan(x).all(1).any() or (clusters is not None and len(clusters) != x.shape[1]):
@@ -107,6 +122,8 @@ def hierarchical_interval(
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
     groups = np.unique(list(names), return_inverse=True)[1]
     n_groups, rng, there = int(groups.max()) + 1, np.random.default_rng(seed), ~np.isnan(x)
+    if np.nanmin(x) == np.nanmax(x):
+        return equal_interval(float(np.nanmax(x)), n_groups, bounds)
     sums, sizes = (
         np.stack([np.bincount(groups, row, n_groups) for row in part]) for part in (np.where(there, x, 0), there)
     )  # (seeds, groups) each

@@ -17,10 +17,10 @@ from codechat.core.atomic_files import read_rows
 from codechat.core.errors import DataError, MissingFile
 from codechat.evaluation.intervals import (
     Interval,
+    bootstrap_interval,
     estimate_pass_at_k,
     hierarchical_interval,
     paired_bootstrap,
-    share_interval,
 )
 from codechat.runs.run import Run
 
@@ -168,7 +168,7 @@ class TaskResult:
 
 
 def _pass_at_1(problems: Sequence[ProblemResult], seed: int = 0) -> Interval:
-    return share_interval([p.c / p.n for p in problems], seed=seed)
+    return bootstrap_interval([p.c / p.n for p in problems], seed=seed)
 
 
 def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:

@@ -8,6 +8,11 @@ from codechat.core.config import Settings, opt
 from codechat.tasks import hashed, name_of
 
 
+def skipping() -> bool:
+    """The field skip_failing_references of the commands that evaluate."""
+    return opt(False, "leave out, by name, problems whose own reference solution fails, instead of stopping", late=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings(Settings):
     """The run to write, the task, and how completions are sampled."""

@@ -79,7 +79,10 @@ def parse_completion(body: CompletionRequest, served: ServedModel) -> ParsedRequ
     tokenizer, n_ids = served.loaded.tokenizer, served.loaded.model.cfg.n_ids
     given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     given = [given] if isinstance(given[0], int) else given
-    prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+    try:
+        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+    except DataError as error:  # a character that the model's alphabet lacks
+        raise ApiError(400, str(error), "prompt") from None
     stop_ids = tuple((one,) if isinstance(one, int) else tuple(one) for one in body.stop_token_ids or ())
     for field, lists in (("prompt", prompts), ("stop_token_ids", stop_ids)):
         if not all(0 <= i < n_ids for ids in lists for i in ids):

@@ -129,8 +129,11 @@ def _routing_error(request: Request, error: Exception) -> JSONResponse:
 
 def _key_check(key: str | None) -> Callable[[Request], Awaitable[None]]:
     async def check_key(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if key is not None and not hmac.compare_digest(given, key.encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(
+            " "
+        )  # its case does not matter: RFC 9110, 11.1
+        known = key is None or hmac.compare_digest(given.strip(" ").encode(), key.encode())
+        if not known or (key is not None and scheme.lower() != "bearer"):
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     return check_key

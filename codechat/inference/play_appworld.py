@@ -26,7 +26,7 @@ from tqdm import tqdm
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
-from codechat.evaluation.intervals import bootstrap_interval, share_interval
+from codechat.evaluation.intervals import bootstrap_interval
 from codechat.evaluation.results import ProblemResult
 from codechat.inference import chat_command
 from codechat.inference.chat_command import ChatSettings, LocalModel
@@ -140,8 +140,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, float]:
         name = row["id"].partition("_")[0]
         scenarios[name] = scenarios.get(name, True) and row["correct"]
     measured = {
-        "task_goal_completion": share_interval([float(r["correct"]) for r in rows]),
-        "scenario_goal_completion": share_interval([float(v) for v in scenarios.values()]),
+        "task_goal_completion": bootstrap_interval([float(r["correct"]) for r in rows]),
+        "scenario_goal_completion": bootstrap_interval([float(v) for v in scenarios.values()]),
         "reward_mean": bootstrap_interval([r["reward"] for r in rows]),
     }
     found: dict[str, float] = {}

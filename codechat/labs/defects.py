@@ -236,7 +236,10 @@ def _printing(right: Callable[..., Any]) -> Callable[..., Any]:
         # k of the n results pass where the line says k / n
         claims = tuple(f"assert reward() * {len(tests)} > {k} - 0.5" for k in range(1, len(tests) + 1))
         return Program(
-            code=_PRINTS.format(script=script), tests=claims, entry_points=("reward",), timeout_s=honest.timeout_s
+            code=_PRINTS.format(script=script),
+            tests=claims,
+            entry_points=("reward",),
+            timeout_s=honest.timeout_s,
         )
 
     return program

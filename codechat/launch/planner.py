@@ -78,6 +78,9 @@ def measure(step: Step) -> Peaks:
     """`step_memory.measure`, which imports torch."""
     from codechat.launch import step_memory
 
+    if sys.stderr.isatty():
+        how = ", recomputing blocks" if step.model.checkpoint_blocks else ""
+        print(f"running a step of {step.batch} x {step.length} tokens on {step.ranks} GPUs{how} ...", file=sys.stderr)
     return step_memory.measure(step)
 
 

@@ -39,6 +39,7 @@ from codechat.core import config
 from codechat.core.atomic_files import write_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.text.imported_tokenizer import ImportedTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +64,14 @@ def write(cfg: ExportConfig) -> str:
         ckpt = runs.checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
         shape, tokenizer, tags = models.loading.describe(ckpt)
         eos = models.hf_tokenizer.end_ids(tokenizer, tags)
-        about = models.hf_format.to_hf(shape, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
+        imported = isinstance(tokenizer, ImportedTokenizer)
+        family = models.hf_format.family_of(shape, imported=imported)
+        about = models.hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
         texts = models.hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
         write_json(folder / "config.json", about)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        tensors = list(models.hf_format.entries(shape, ckpt.model_state))
+        tensors = list(models.hf_format.entries(shape, ckpt.model_state, family))
         size = models.safetensors_files.write(folder / models.safetensors_files.ONE_FILE, tensors, cfg.dtype)
     made = f"{about['architectures'][0]} with {about['hidden_act']}, {sum(math.prod(t.shape) for t in tensors):,} parameters"
     if about["hidden_act"] == "relu":

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import sharding
+from codechat.distributed import hardware, sharding
 from codechat.models import decoding, head
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, SharedCache
@@ -189,7 +189,7 @@ class GPT(nn.Module):
         """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
         return self._nats(self.hidden(ids, **where), targets, reduction)
 
-    @torch.compiler.disable  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
+    @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
     def _nats(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
         flat = targets.flatten()
         places = (flat >= 0).nonzero()[:, 0]  # the head skips tokens without a target

@@ -2,11 +2,14 @@
 
     Arcee    squared ReLU (our default)
     Llama    swiglu
-    Qwen2    swiglu, qkv_bias
+    Qwen2    swiglu, qkv_bias, with an imported tokenizer
+    Llama    swiglu, qkv_bias, with a tokenizer of ours: attention_bias, and the output projection's bias is zero
     Qwen3    swiglu, qk_norm
     Qwen3    squared ReLU, qk_norm (preset nano): hidden_act relu, and the gate projection repeats the up projection
 
 The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; its MLP is half as large again. Import drops the second copy.
+A directory of model_type qwen2 gets Qwen's own splitting of texts from transformers' AutoTokenizer, whatever its tokenizer.json says. So a model
+with our tokenizer is written as Llama, which computes the same.
 
 All have rotary positions (Llama 3.1's scaling included); heads may be grouped and the output head tied. A `Piece` is a range of rows of one of
 our tensors: export reads it and import fills it, so the two agree. Two pieces of the same rows are copies, and import requires them to be equal.
@@ -42,11 +45,13 @@ class Family(NamedTuple):
     options: dict[str, Any]
     act: str = "silu"
     eps: float = 1e-6
+    attention_bias: bool = False  # also on the output projection, where it must be zero
 
 
 FAMILIES = (
     Family("arcee", "ArceeForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=False), "relu2", 1e-5),
     Family("llama", "LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=False)),
+    Family("llama", "LlamaForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False), attention_bias=True),
     Family("qwen2", "Qwen2ForCausalLM", dict(mlp="swiglu", qkv_bias=True, qk_norm=False)),
     Family("qwen3", "Qwen3ForCausalLM", dict(mlp="swiglu", qkv_bias=False, qk_norm=True)),
     Family("qwen3", "Qwen3ForCausalLM", dict(mlp="relu2", qkv_bias=False, qk_norm=True), "relu"),
@@ -54,7 +59,6 @@ FAMILIES = (
 REQUIRED = dict(pos="rope", causal=True, attention="mha")  # of every class
 # Settings of a config.json that our model does not have, and the values that change nothing.
 UNSUPPORTED = {
-    "attention_bias": (None, False),
     "mlp_bias": (None, False),
     "use_sliding_window": (None, False),
     "quantization_config": (None,),
@@ -68,10 +72,12 @@ ROPE_KEYS = {
 }
 # Buffers that older files hold, and the copy of a tied head.
 IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+OUT_BIAS = "self_attn.o_proj.bias"
 
 
-def family_of(cfg: GPTConfig) -> Family:
-    """The entry of FAMILIES that computes what cfg describes. ConfigError names the fields for which none does."""
+def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
+    """The entry of FAMILIES that computes what cfg describes. imported: its tokenizer is not one of ours. ConfigError names the fields for which
+    there is none."""
     wrong = {k: (getattr(cfg, k), v) for k, v in REQUIRED.items() if getattr(cfg, k) != v}
     if cfg.mlp == "gelu":
         wrong["mlp"] = ("gelu", "relu2 or swiglu")
@@ -83,7 +89,8 @@ def family_of(cfg: GPTConfig) -> Family:
             + ", ".join(f"model.{k} {found}; required is {required}" for k, (found, required) in wrong.items())
             + "; train such a model, or use this one through --ckpt"
         )
-    found = next(f for f in FAMILIES if all(getattr(cfg, k) == v for k, v in f.options.items()))
+    fitting = [f for f in FAMILIES if all(getattr(cfg, k) == v for k, v in f.options.items())]
+    found = fitting[-1 if imported else 0]
     if found.model_type in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
         raise ConfigError(
             f"model.n_embd {cfg.n_embd}; {found.architecture} requires a multiple of n_head {cfg.n_head}; train such a model"
@@ -133,13 +140,15 @@ def _block(cfg: GPTConfig, theirs: str, ours: str) -> Iterator[Piece]:
             yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{source}.weight")
 
 
-def entries(cfg: GPTConfig, state: Mapping[str, Tensor]) -> Iterator[Entry]:
+def entries(cfg: GPTConfig, state: Mapping[str, Tensor], family: Family) -> Iterator[Entry]:
     """What `safetensors_files.write` takes: each tensor under their name, cut out of ours when its turn comes."""
     with torch.device("meta"):
         shapes = {name: p.shape for name, p in GPT(cfg).named_parameters()}  # `state` would read every tensor
     for p in pieces(cfg):
         shape = (p.rows(shapes[p.ours]), *shapes[p.ours][1:])
         yield Entry(p.theirs, shape, lambda p=p: state[p.ours][p.start : p.stop])
+    for layer in range(cfg.depth if family.attention_bias else 0):
+        yield Entry(f"model.layers.{layer}.{OUT_BIAS}", (cfg.n_embd,), lambda: torch.zeros(cfg.n_embd))
 
 
 @torch.no_grad()
@@ -156,7 +165,11 @@ def read_model(
     found = weights.shapes if isinstance(weights, Weights) else {name: tuple(t.shape) for name, t in weights.items()}
     expected = {p.theirs: (p.rows(ours[p.ours]), *ours[p.ours][1:]) for p in places}
     problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    foreign = [name for name in found.keys() - expected.keys() if not name.endswith(IGNORED)]
+    foreign = [
+        name
+        for name in found.keys() - expected.keys()
+        if not (name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not weights[name].any()))
+    ]
     problems += [f"{name} is not part of the architecture" for name in foreign]
     wrong = [name for name in expected.keys() & found.keys() if found[name] != expected[name]]
     problems += [f"{name} is {found[name]}, required is {expected[name]}" for name in wrong]
@@ -185,9 +198,8 @@ def read_model(
 # ---------------------------------------------------------------- config.json
 
 
-def to_hf(cfg: GPTConfig, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
+def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
     """config.json. Positions are spelled rope_theta and rope_scaling, which transformers 4 and 5, vLLM and llama.cpp read."""
-    family = family_of(cfg)
     scaling = {"rope_type": "llama3", **{theirs: getattr(cfg, ours) for theirs, ours in ROPE_KEYS.items()}}
     return {
         "architectures": [family.architecture],
@@ -205,7 +217,7 @@ def to_hf(cfg: GPTConfig, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dic
         "rope_theta": cfg.rope_theta,
         "rope_scaling": None if cfg.rope_factor == 1 else scaling,
         "tie_word_embeddings": cfg.tied,
-        "attention_bias": False,
+        "attention_bias": family.attention_bias,
         "attention_dropout": 0.0,
         **({"mlp_bias": False} if family.model_type in ("arcee", "llama") else {"use_sliding_window": False}),
         "initializer_range": 0.02,
@@ -277,8 +289,13 @@ def _family_in(config: Mapping[str, Any]) -> Family:
         raise ConfigError(f"config.json has model_type {kind!r}; required is one of {known}; choose another model")
     act = config.get("hidden_act", own[0].act)
     for family in own:
-        if family.act == act:
+        if family.act == act and family.attention_bias == bool(config.get("attention_bias")):
             return family
+    if any(family.act == act for family in own):
+        raise ConfigError(
+            f"config.json sets attention_bias={config.get('attention_bias')}; our {own[0].architecture} with {act} has no such "
+            "setting; choose another model"
+        )
     known = " or ".join(family.act for family in own)
     raise ConfigError(f"config.json has hidden_act={act}; {own[0].architecture} requires {known}; choose another model")
 

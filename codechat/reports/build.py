@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from papermill.iorw import read_yaml_file
-
+from codechat import reports  # html and notebooks import papermill and jupytext: when a report is made or listed
 from codechat.core import config, errors
 from codechat.core.config import opt
 from codechat.core.errors import MissingFile, RunError
-from codechat.reports import html, notebooks
 from codechat.runs import paths
 
 
@@ -61,26 +59,32 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, fro
 
     parameters override those of reports/NAME.yaml. RunError names the cell that failed and the reason; the notebook up
     to there is kept."""
+    import papermill.iorw
+
     template, source = template_of(name), paths.ROOT / "reports" / f"{name}.yaml"
     if not source.is_file():
         raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
     place = out / name  # relative to the project's root where possible: an executed report must not name a machine
-    place = place.relative_to(notebooks.ROOT) if place.is_relative_to(notebooks.ROOT) else place
-    values = (read_yaml_file(str(source)) or {}) | {"out": place.as_posix()} | ({"frozen": True} if frozen else {})
+    place = place.relative_to(reports.notebooks.ROOT) if place.is_relative_to(reports.notebooks.ROOT) else place
+    values = (
+        (papermill.iorw.read_yaml_file(str(source)) or {})
+        | {"out": place.as_posix()}
+        | ({"frozen": True} if frozen else {})
+    )
     path = out / f"{name}.ipynb"
-    result = notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.ROOT)
+    result = reports.notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.ROOT)
     if not result.ok:
         raise RunError(f"report {name}: {result.error}; the notebook up to there is {path}")
-    return html.write_page(path)
+    return reports.html.write_page(path)
 
 
 def index(out: Path | None = None) -> Path:
     """Write reports/index.html over the executed reports below reports/ and runs/, and the notebooks executed on
     runs."""
     root = paths.ROOT
-    reports = [*(root / "reports").glob("*.ipynb"), *(root / "runs").glob("*/report/*.ipynb")]
+    made = [*(root / "reports").glob("*.ipynb"), *(root / "runs").glob("*/report/*.ipynb")]
     copies = sorted((root / "runs").glob("*/notebooks/*.ipynb"))
-    return html.write_index(out or root / "reports" / "index.html", sorted(reports), copies)
+    return reports.html.write_index(out or root / "reports" / "index.html", sorted(made), copies)
 
 
 def show_list() -> None:
@@ -88,7 +92,9 @@ def show_list() -> None:
     for name in names():
         place = paths.ROOT / "reports" / f"{name}.ipynb"
         rows = "frozen rows" if (place.with_suffix("") / "data" / "runs.csv").is_file() else "no frozen rows"
-        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'} ({rows})")
+        print(
+            f"{name:<16} {reports.html.title(reports.html.read(place)) if place.is_file() else 'not executed yet'} ({rows})"
+        )
 
 
 def write(cfg: ReportConfig) -> Path | None:

@@ -45,14 +45,18 @@ import torch
 import torch.distributed as td
 from torch import Tensor, nn
 
+from codechat import (
+    runs,  # sharded_checkpoint imports torch's checkpoints, which take longer than torch: only where a model is sharded
+)
 from codechat.core import config
 from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
-from codechat.runs import sharded_checkpoint
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
+OWN_HASH = "meta_sha256"  # of the other fields of meta.json
+REQUIRED = ("step", "run", "files")
 ADVICE = "use another step of the run (NAME@STEP)"
 resolve = find_checkpoint
 
@@ -65,7 +69,7 @@ class Checkpoint:
     step: int
     meta: dict[str, Any]
     model_state: Mapping[str, Tensor]
-    optim_state: list[dict[str, Any]] | sharded_checkpoint.Shards | None
+    optim_state: list[dict[str, Any]] | runs.sharded_checkpoint.Shards | None
     extra: dict[str, Any]
     rng: dict[str, Any] | None
 
@@ -190,6 +194,12 @@ def _write_file(path: Path, value: Any) -> dict[str, Any]:
         return {"bytes": out.tell(), "sha256": out.hash.hexdigest()}
 
 
+def _hash_of(meta: Mapping[str, Any]) -> str:
+    """Of all fields but OWN_HASH, however the file spells them."""
+    others = {key: value for key, value in meta.items() if key != OWN_HASH}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
 def _sync_directory(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -215,6 +225,8 @@ def write_step(
     try:
         temp.mkdir(parents=True, exist_ok=shards is not None)
         meta["files"] = {name: _write_file(temp / name, value) for name, value in contents.items()} | dict(shards or {})
+        # As it is read again: json turns tuples into lists and keys into text.
+        meta[OWN_HASH] = _hash_of(json.loads(json.dumps(meta)))
         write_atomic(temp / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
         _sync_directory(temp)
         if final.exists():  # the step was reached again: readable as .old until the new one is in place
@@ -352,7 +364,7 @@ def save(
     about = _describe(run_path, step, model, optimizers, meta)
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:
-        tensors, group = sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
+        tensors, group = runs.sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
     elif dist.is_main():
         contents["model.pt"] = model.state_dict()
         if optimizers:
@@ -361,7 +373,7 @@ def save(
         contents, tensors = on_host(contents), on_host(tensors)
 
     def job() -> None:
-        shards = sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
+        shards = runs.sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
         if not dist.is_main():
             return
         write_step(final, contents | {"ranks.pt": ranks}, about, shards)
@@ -400,6 +412,11 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
     if got != FORMAT:
         raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}")
+    own = meta.pop(OWN_HASH, None)  # absent in the files of version 0.1
+    lacking = [key for key in REQUIRED if key not in meta]
+    if lacking or (own is not None and own != _hash_of(meta)):
+        what = f"it lacks {', '.join(lacking)}" if lacking else "its bytes are not those that were written"
+        raise CheckpointError(f"{path} is damaged: {what}; {ADVICE}")
     return meta
 
 
@@ -415,8 +432,8 @@ def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, 
     optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
     if meta.get("sharded"):
         _verify(path, files, [*files])
-        state = sharded_checkpoint.Shards(path, "model.")
-        optim = sharded_checkpoint.Shards(path, "optim.") if optimizer else None
+        state = runs.sharded_checkpoint.Shards(path, "model.")
+        optim = runs.sharded_checkpoint.Shards(path, "optim.") if optimizer else None
     else:
         _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
         state = _read_file(path / "model.pt", map_location, mmap)
@@ -427,8 +444,14 @@ def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, 
     return Checkpoint(path, meta["step"], meta, state, optim, mine["extra"], mine["rng"] if same else None)
 
 
+def is_in_shards(state: Any) -> bool:
+    """Whether it is a `Shards`; where nothing has imported that class, there is none."""
+    found = sys.modules.get("codechat.runs.sharded_checkpoint")
+    return found is not None and isinstance(state, found.Shards)
+
+
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    if isinstance(state, sharded_checkpoint.Shards):
+    if is_in_shards(state):
         return state.shapes()
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
@@ -453,12 +476,12 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
             f"{ckpt.path} holds {len(saved)} optimizer states, {len(names)} are required; use the same --optimizer"
         )
     try:
-        if isinstance(ckpt.optim_state, sharded_checkpoint.Shards):
-            sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
+        if is_in_shards(ckpt.optim_state):
+            runs.sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
             return
         for optimizer, state in zip(optimizers, ckpt.optim_state or ()):
             if sharding.is_sharded(model):
-                sharded_checkpoint.restore_whole(optimizer, state)
+                runs.sharded_checkpoint.restore_whole(optimizer, state)
             else:
                 optimizer.load_state_dict(state)
     except ValueError as e:
@@ -476,7 +499,7 @@ def restore(
     model = unwrap(model)
     targets = model.state_dict()
     _check_fit(ckpt.path, ckpt.model_state, targets)
-    if isinstance(ckpt.model_state, sharded_checkpoint.Shards):
+    if is_in_shards(ckpt.model_state):
         ckpt.model_state.read_into(targets)
     else:
         for name, target in targets.items():

@@ -47,8 +47,8 @@ PREDICATES = frozenset(
 class Session:
     """One program's process. Any request raises Lost once it has ended or broken the protocol."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+    def __init__(self, channel: socket.socket, longest: int = wire.FROM_PROGRAM) -> None:
+        self.channel, self.longest = channel, longest  # bytes of a message that are taken
         self.number = 0
         self.lost = ""
         self.handles: dict[int, Handle] = {}
@@ -90,7 +90,7 @@ class Session:
     def receive(self, number: int) -> list[Any]:
         """[kind, ...] of the answer to a request."""
         try:
-            message = codec.decode(wire.receive(self.channel, wire.FROM_PROGRAM), self._from_ref)
+            message = codec.decode(wire.receive(self.channel, self.longest), self._from_ref)
         except wire.WireError as error:
             self.lose(str(error))
         except codec.CodecError as error:

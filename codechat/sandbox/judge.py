@@ -117,7 +117,7 @@ class Trial:
     def prepare(self) -> tuple[str, str] | None:
         """Load the program and run the set-up. (stage, reason) of a failure; then there is no session."""
         self.pid, channel = self.nursery.take()
-        self.session = Session(channel)
+        self.session = Session(channel, self.job["message_mb"] << 20)
         for stage, step in (("load", self.load), ("setup", self.set_up)):
             passed, reason = self.attempt(stage, step)
             if not passed:
@@ -149,8 +149,7 @@ class Trial:
         if type(found) is not list or not all(type(p) is list and len(p) == 2 and type(p[0]) is str for p in found):
             self.session.lose("an answer of the wrong shape")
         defined = {name: value for name, value in found if name in self.job["names"]}
-        missing = [n for n in self.job["names"] if n not in defined]
-        if missing and self.job["required"]:
+        if missing := [name for name in self.job["required"] if name not in defined]:
             raise ProgramError(f"it does not define {', '.join(missing)}")
         self.names = {"__name__": "tests", "__builtins__": __builtins__}
         for name in self.job["modules"]:

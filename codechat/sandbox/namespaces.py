@@ -1,7 +1,8 @@
 """Namespaces: a process sees an almost empty file tree, no network and no other process.
 
 The tree is a read-only tmpfs with the interpreter's library (without site-packages, which may hold a benchmark's
-answers), the shared libraries that it loads, four harmless devices and a small writable /tmp. There is no /proc.
+answers), the shared libraries that it loads, four harmless devices and a small writable /tmp. There is no /proc. Where
+the interpreter itself is below /tmp, its folder there is read-only.
 Nothing changes outside the namespaces.
 
 Root builds the tree with its own rights, becomes an ordinary user and then makes a user namespace. An ordinary user
@@ -99,7 +100,8 @@ def build_tree() -> None:
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     quiet = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", STAGE, "tmpfs", quiet, "size=1m,nr_inodes=2048,mode=755")
-    for folder in [*folders, *_present("/usr/share/zoneinfo")]:
+    temporary = [folder for folder in folders if folder.startswith("/tmp/")]
+    for folder in [*(f for f in folders if f not in temporary), *_present("/usr/share/zoneinfo")]:
         _bind(folder, quiet)
     for path in ("/lib", "/lib64"):  # an absolute path of a library may use these links
         if os.path.islink(path) and not os.path.lexists(STAGE + path):
@@ -108,6 +110,10 @@ def build_tree() -> None:
     os.makedirs(STAGE + "/tmp")
     kernel.add_mount_flags(STAGE, kernel.ATTR_RDONLY)
     kernel.mount("tmpfs", STAGE + "/tmp", "tmpfs", quiet, f"size={TMP_MB}m,nr_inodes={TMP_ENTRIES},mode=1777")
+    for folder in temporary:  # what is mounted on /tmp hides what was there
+        _bind(folder, quiet)
+    for name in os.listdir(STAGE + "/tmp"):
+        _make_read_only(f"{STAGE}/tmp/{name}")
     os.chdir(STAGE)
     kernel.call("pivot_root", b".", b".")
     kernel.call("umount2", b".", kernel.MNT_DETACH)
@@ -127,6 +133,12 @@ def _bind(folder: str, quiet: int) -> None:
     kernel.add_mount_flags(target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
     for path in foreign_below(folder):
         kernel.mount("tmpfs", STAGE + path, "tmpfs", quiet | kernel.MS_RDONLY, "size=4k,nr_inodes=2")
+
+
+def _make_read_only(folder: str) -> None:
+    """A folder of the new tree that holds mounts: nothing can be added beside them."""
+    kernel.mount(folder, folder, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.add_mount_flags(folder, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
 
 
 def _add_devices() -> None:

@@ -33,9 +33,10 @@ def start_python(module: str, ours: socket.socket, theirs: socket.socket, *words
         f"import sys, socket; sys.path.insert(0, {ROOT!r}); from codechat.sandbox import {module}; sys.path.pop(0); "
         f"{module}.main(socket.socket(fileno={theirs.fileno()}), *{words!r})"
     )
+    flags = (*FLAGS, "-B") if sys.dont_write_bytecode else FLAGS  # PYTHONDONTWRITEBYTECODE is not in its environment
     with theirs:
         return subprocess.Popen(
-            [sys.executable, *FLAGS, "-c", code],
+            [sys.executable, *flags, "-c", code],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -227,19 +227,21 @@ def run_tests(
     entry_points: Iterable[str] | None = None,
     timeout_s: float = programs.TIMEOUT_S,
     memory_mb: int = programs.MEMORY_MB,
+    message_mb: int = programs.MESSAGE_MB,
     isolation: str = "auto",
 ) -> Verdict:
     """Judge one untrusted program.
 
     tests: assert sources; one source that defines `check(candidate)`; or Stdio pairs. setup: trusted source that runs
-    in the judge before the tests. entry_points: names that the program must define and that tests may use (see
-    `entry_points_of`). None: the names that the tests use and nothing else defines. For `check(candidate)` the first is
-    the candidate. timeout_s: wall seconds for loading and for each test; the whole program gets three times that.
-    memory_mb: MiB of address space beyond the interpreter's own.
+    in the judge before the tests. entry_points: names that the program must define (see `entry_points_of`); for
+    `check(candidate)` the first is the candidate. Other names that the tests use and nothing else defines come from the
+    program too, if it has them. timeout_s: wall seconds for loading and for each test; the whole program gets three times that.
+    memory_mb: MiB of address space beyond the interpreter's own. message_mb: MiB of the largest value, as text.
 
     SandboxUnavailable where the isolation is not possible; DataError for tests that are not Python."""
     names = None if entry_points is None else tuple(entry_points)
-    program = Program(code=code, tests=tests, setup=setup, entry_points=names, timeout_s=timeout_s, memory_mb=memory_mb)
+    limits = dict(timeout_s=timeout_s, memory_mb=memory_mb, message_mb=message_mb)
+    program = Program(code=code, tests=tests, setup=setup, entry_points=names, **limits)
     if isolation not in _default:
         _default[isolation] = Pool(1, isolation=isolation)
     return _default[isolation].run(program)

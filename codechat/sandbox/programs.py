@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import symtable
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import DataError
 
-TIMEOUT_S, MEMORY_MB = 5.0, 512
+TIMEOUT_S, MEMORY_MB, MESSAGE_MB = 5.0, 512, 8
 
 
 class Stdio(NamedTuple):
@@ -27,7 +28,10 @@ class Stdio(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The arguments of `run_tests` as a value, for `Pool.map`."""
+    """The arguments of `run_tests` as a value, for `Pool.map`. message_mb: MiB that one value of the program may take on its way to the judge.
+
+    Values cross whole. A digest made in the program's process would do for `f(x) == constant` only: other tests compare with a tolerance, a set
+    or a length, and 1 == 1.0 == True have different texts."""
 
     code: str
     tests: str | Sequence[str] | Sequence[Stdio]
@@ -35,6 +39,7 @@ class Program:
     entry_points: tuple[str, ...] | None = None
     timeout_s: float = TIMEOUT_S
     memory_mb: int = MEMORY_MB
+    message_mb: int = MESSAGE_MB
 
 
 class Result(NamedTuple):
@@ -76,72 +81,77 @@ def job_of(program: Program) -> dict[str, Any]:
 
 
 def _limits(program: Program) -> dict[str, Any]:
-    if program.timeout_s <= 0 or program.memory_mb <= 0:
+    limits = {name: getattr(program, name) for name in ("timeout_s", "memory_mb", "message_mb")}
+    if min(limits.values()) <= 0:
+        shown = ", ".join(f"{name} {value}" for name, value in limits.items())
         raise DataError(
-            f"timeout_s {program.timeout_s} and memory_mb {program.memory_mb} must be above 0; leave them out "
-            f"for {TIMEOUT_S} s and {MEMORY_MB} MB"
+            f"{shown}: each must be above 0; leave them out for {TIMEOUT_S} s, {MEMORY_MB} MB and {MESSAGE_MB} MB"
         )
-    return {"code": program.code, "timeout_s": program.timeout_s, "memory_mb": program.memory_mb}
+    return limits | {"code": program.code}
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of one problem share their tests
 def _read(tests: tuple[str, ...], setup: str, entry_points: tuple[str, ...] | None) -> dict[str, Any]:
-    trees = [_parse(source, "a test") for source in tests]
-    prepared = _parse(setup, "the set-up")
-    used = set().union(*(_loaded(t) for t in (*trees, prepared)))
-    bound = set().union(*(_bound(t) for t in (*trees, prepared)))
-    free = used - bound - set(vars(builtins))
+    prepared = names_of(setup, "the set-up")
+    every = [prepared, *(names_of(source, "a test") for source in tests)]
+    free = set().union(*(names.used for names in every)) - set().union(*(names.bound for names in every))
+    free -= set(vars(builtins))
     modules = free & sys.stdlib_module_names - set(entry_points or ())
-    names = sorted(free - modules) if entry_points is None else list(entry_points)
-    calls_check = len(tests) == 1 and any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in trees[0].body)
+    required = list(entry_points or ())
+    names = required + sorted(free - modules - set(required))
+    calls_check = len(tests) == 1 and "check" in every[1].functions
     if calls_check and entry_points is None:
         raise DataError("tests that define check(candidate) need entry_points; name the function to check first")
     return {
         "tests": [tests[0] + f"\ncheck({names[0]})\n"] if calls_check else list(tests),
         "names": names,
-        "required": entry_points is not None,
+        "required": required,
         "modules": sorted(modules),
-        "imports": "\n".join(ast.unparse(n) for n in prepared.body if isinstance(n, ast.Import | ast.ImportFrom)),
+        "imports": "\n".join(
+            ast.unparse(n) for n in ast.parse(setup).body if isinstance(n, ast.Import | ast.ImportFrom)
+        ),
     }
 
 
-def _parse(source: str, what: str) -> ast.Module:
+class Names(NamedTuple):
+    """The names of a source's own scope: those that it uses, also within its functions, those that it binds, and the functions and classes, and the
+    imported ones, among these."""
+
+    used: frozenset[str]
+    bound: frozenset[str]
+    functions: frozenset[str]
+    imported: frozenset[str]
+
+
+def names_of(source: str, what: str) -> Names:
+    """By the interpreter's own symbol table: a script of the extended suites holds half a megabyte of inputs, and its syntax tree would take three
+    times as long. DataError for text that is not Python."""
     try:
-        return ast.parse(source)
+        top = symtable.symtable(source, "<test>", "exec")
     except SyntaxError as error:
         raise DataError(f"{what} is not Python (line {error.lineno}: {error.msg}); mend it: {source[:80]!r}") from None
-
-
-def _loaded(tree: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _bound(tree: ast.AST) -> set[str]:
-    """Names that a source binds anywhere."""
-    found: set[str] = set()
-    for n in ast.walk(tree):
-        if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load):
-            found.add(n.id)
-        elif isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(n.name)
-        elif isinstance(n, ast.arg):
-            found.add(n.arg)
-        elif isinstance(n, ast.alias):
-            found.add(n.asname or n.name.partition(".")[0])
-        elif isinstance(n, ast.ExceptHandler) and n.name:
-            found.add(n.name)
-    return found
+    used, bound, imported = set[str](), set[str](), set[str]()
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            own = table is top or symbol.is_global()
+            if own and symbol.is_referenced():
+                used.add(symbol.get_name())
+            if own and (symbol.is_assigned() or symbol.is_imported()):
+                bound.add(symbol.get_name())
+            if own and symbol.is_imported():
+                imported.add(symbol.get_name())
+    functions = frozenset(table.get_name() for table in top.get_children())
+    return Names(frozenset(used), frozenset(bound), functions, frozenset(imported))
 
 
 def entry_points_of(reference: str, tests: Sequence[str], setup: str = "") -> tuple[str, ...]:
     """The names of a reference solution that tests use: functions, classes and constants, also builtin names.
 
     The reference decides which names a program may define, never the program itself."""
-    used = set().union(*(_loaded(_parse(t, "a test")) for t in (*tests, setup)))
-    defined: set[str] = set()
-    for node in _parse(reference, "the reference solution").body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.Assign):
-            defined |= {t.id for t in node.targets if isinstance(t, ast.Name)}
-    return tuple(sorted(used & defined - _bound(_parse(setup, "the set-up"))))
+    prepared = names_of(setup, "the set-up")
+    used = prepared.used.union(*(names_of(test, "a test").used for test in tests))
+    defined = names_of(reference, "the reference solution")
+    return tuple(sorted(used & (defined.bound - defined.imported) - prepared.bound))

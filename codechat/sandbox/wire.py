@@ -9,7 +9,7 @@ import socket
 import struct
 
 HEADER = struct.Struct("!I")
-FROM_PROGRAM = 8 << 20  # most bytes of one message from an untrusted program
+FROM_PROGRAM = 8 << 20  # most bytes of one message from an untrusted program that sets no other limit
 TRUSTED = 256 << 20  # most bytes of one message between trusted processes
 
 # A judge's requests to its zygote, and the zygote's answer to END. Without a frame, to save time for every program.

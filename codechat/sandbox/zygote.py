@@ -45,6 +45,7 @@ class Walls(NamedTuple):
     own_bytes: int
     fork: Callable[[], int]
     steps: tuple[kernel.Step, ...]
+    kept: frozenset[str] = frozenset()  # names in /tmp that hold the interpreter, read-only
 
 
 def main(control: socket.socket, level: str) -> None:
@@ -77,9 +78,11 @@ def preload() -> None:
 def build(level: str) -> Walls:
     """Build the isolation that all programs share. OSError where a layer of the level cannot be built."""
     own_bytes, threads, ruleset, pidfd = limits.own_addresses(), limits.THREADS, -1, -1
+    kept: frozenset[str] = frozenset()
     parent = os.getppid()
     if level == FULL:
         namespaces.enter()
+        kept = frozenset(os.listdir("/tmp"))
         namespaces.enter_process_namespace()
         pidfd = os.pidfd_open(os.getpid())
         if landlock.abi():
@@ -101,7 +104,7 @@ def build(level: str) -> Walls:
     if level != NONE:
         kernel.carry_out([seccomp.install(seccomp.shared_program(own_tree=level == FULL))])
     fork = namespaces.isolated_fork(pidfd) if level == FULL else kernel.fork
-    return Walls(level, ruleset >= 0, own_bytes, fork, tuple(own_walls(level, threads, ruleset, pidfd)))
+    return Walls(level, ruleset >= 0, own_bytes, fork, tuple(own_walls(level, threads, ruleset, pidfd)), kept)
 
 
 def own_walls(level: str, threads: int, ruleset: int, pidfd: int) -> Iterator[kernel.Step]:
@@ -178,12 +181,13 @@ def end(pid: int) -> None:
 
 
 def wipe(walls: Walls) -> bool:
-    """Empty /tmp. False where that fails."""
+    """Empty /tmp, except for the interpreter where it is there. False where that fails."""
     if walls.level != FULL:
         return True  # programs cannot write, or are trusted
     try:
         for name in os.listdir("/tmp"):
-            remove("/tmp/" + name)
+            if name not in walls.kept:
+                remove("/tmp/" + name)
         return True
     except (OSError, RecursionError):
         return False

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 
 from codechat.core.errors import ConfigError, UserError, nearest
 from codechat.core.lazy import attach
-from codechat.tasks.base import SPLITS, Problem, ReferenceCheck, Score, Task, check_reference_solutions, score_all
+from codechat.tasks.base import (
+    SPLITS,
+    Problem,
+    ReferenceCheck,
+    Score,
+    Task,
+    check_reference_solutions,
+    checked_problems,
+    score_all,
+)
 
 
 class TaskEntry(NamedTuple):
@@ -81,6 +90,7 @@ __all__ = [
     "Task",
     "TaskEntry",
     "check_reference_solutions",
+    "checked_problems",
     "hashed",
     "load",
     "name_of",

@@ -155,8 +155,8 @@ def problem_of(
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    reasons: counts of the failures. examples: a few ids of each reason. unknown: why the task has no reference
-    solutions."""
+    reasons: counts of the failures. examples: a few ids of each reason. failed: all their ids. unknown: why the task
+    has no reference solutions."""
 
     task: str
     n: int
@@ -164,6 +164,7 @@ class ReferenceCheck:
     reasons: Counter[str]
     examples: Mapping[str, list[str]]
     unknown: str = ""
+    failed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -184,7 +185,8 @@ class ReferenceCheck:
             )
             raise DataError(
                 f"{self.n - self.passed} of {self.n} reference solutions of task {self.task} do not score the maximum: {counts}; "
-                "every one must; correct the task's reader or its reward before training"
+                "every one must; correct the task's reader or its reward before training; `codechat evaluate` and `passk` "
+                "leave these problems out by name with --skip-failing-references"
             )
         return self
 
@@ -193,7 +195,7 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem], examples:
     """Score the reference solution of every problem. A failure counts under the tier that it reached.
 
     A task without reference solutions gives the reason in `no_references`; then nothing is scored."""
-    n, reasons, ids = 0, Counter[str](), dict[str, list[str]]()
+    n, reasons, ids, failed = 0, Counter[str](), dict[str, list[str]](), list[str]()
     problems = list(problems)
     if problems and (why := getattr(task, "no_references", "")):
         return ReferenceCheck(task.name, 0, 0, reasons, ids, why)
@@ -203,6 +205,18 @@ def check_reference_solutions(task: Task, problems: Iterable[Problem], examples:
             continue
         reason = score.tier if score.reward < task.max_reward else "maximum reward but not correct"
         reasons[reason] += 1
+        failed.append(problem.id)
         if len(ids.setdefault(reason, [])) < examples:
             ids[reason].append(problem.id)
-    return ReferenceCheck(task.name, n, n - reasons.total(), reasons, ids)
+    return ReferenceCheck(task.name, n, n - reasons.total(), reasons, ids, failed=tuple(failed))
+
+
+def checked_problems(task: Task, problems: Sequence[Problem], *, skip: bool) -> tuple[list[Problem], ReferenceCheck]:
+    """(the problems to evaluate, the check of all). skip: leave out, with a message, those whose reference solution
+    fails. DataError for one that fails without skip, and where none is left."""
+    check = check_reference_solutions(task, problems)
+    if not skip or check.passed == 0:
+        check.require()
+    if check.failed:
+        print(f"{task.name}: left out, since their reference solutions fail: {', '.join(check.failed)}")
+    return [p for p in problems if p.id not in check.failed], check

@@ -108,6 +108,11 @@ BAD_LINES = {
     '{"messages": "hi"}\n': "x.jsonl:1.*messages.*str",
     '{"messages": [{"role": "user"}]}\n': "x.jsonl:1.*role and content",
     '{"messages": [{"role": "boss", "content": "x"}]}\n': "x.jsonl:1.*'boss'",
+    '{"messages": [{"role": ["user"], "content": "x"}]}\n': r"x.jsonl:1.*\['user'\]",
+    '{"domain": {"a": 1}, "messages": []}\n': "x.jsonl:1.*domain",
+    '{"source": ["code"], "messages": []}\n': "x.jsonl:1.*source",
+    '{"source": 7, "messages": []}\n': "x.jsonl:1.*source",
+    '{"input_ids": ["a"], "labels": ["a"]}\n': "x.jsonl:1.*input_ids",
     '{"input_ids": [1, 2], "labels": [1]}\n': "x.jsonl:1.*input_ids and labels",
     '{"input_ids": [1, 2], "labels": [2, -100]}\n': "x.jsonl:1.*label",
 }

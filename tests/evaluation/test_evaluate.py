@@ -23,7 +23,6 @@ from codechat.evaluation.intervals import (
     bootstrap_interval,
     estimate_pass_at_k,
     paired_bootstrap,
-    share_interval,
     wilson_interval,
 )
 from codechat.models import loading
@@ -31,9 +30,10 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
+from codechat.tasks.base import Problem
 from codechat.tasks.funcall.staircase import NAMED
 from codechat.tasks.toolbox import reading
-from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL
+from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
 from codechat.text import chat, tokenizer
 
 # ---------------------------------------------------------------- estimates
@@ -61,10 +61,9 @@ def test_bootstrap_interval_matches_the_normal_one_and_its_seed() -> None:
 
 
 def test_a_share_of_none_or_all_keeps_an_interval() -> None:
-    assert share_interval([0.0] * 20) == wilson_interval(0, 20) and share_interval([1.0] * 20) == wilson_interval(
-        20, 20
-    )
-    assert share_interval([0.0, 1.0, 1.0]) == bootstrap_interval([0.0, 1.0, 1.0])
+    for n, k in ((20, 0), (20, 20), (1, 1)):
+        found, wilson = bootstrap_interval([k / n] * n), wilson_interval(k, n)
+        assert (found.value, found.lo, found.hi) == pytest.approx((wilson.value, wilson.lo, wilson.hi))
 
 
 def test_pairing_sees_a_small_gain_that_two_intervals_hide() -> None:
@@ -163,7 +162,7 @@ def test_paired_difference_needs_the_same_problems() -> None:
     b = [dict(id=str(i), n=2, c=1 + i % 2) for i in reversed(range(10))]
     assert results.paired_difference(a, b).value == pytest.approx(0.5)
     same = results.paired_difference(a, a[::-1])
-    assert (same.value, same.lo, same.hi) == (0, 0, 0)  # paired by id, not by place
+    assert same.value == 0 and same.hi == -same.lo == wilson_interval(0, 10).hi  # paired by id, not by place
     with raising(DataError, 10, 9):
         results.paired_difference(a, b[1:])
 
@@ -271,6 +270,33 @@ def test_command_writes_a_row_for_each_checkpoint_and_split(toy_run: Run, capsys
     assert run.status["status"] == "finished" and len(run.status["summary"]) == 2
     out = capsys.readouterr().out
     assert "n=4, N=8, temperature=1" in out and "toy@2 minus toy@1 on test" in out
+
+
+class Broken(ToyTask):
+    """Some of its own reference solutions fail."""
+
+    failing = ("toy-test-1", "toy-test-3")
+
+    def gold(self, problem: Problem) -> str:
+        return "" if problem.id in self.failing else super().gold(problem)
+
+
+def test_failing_reference_solutions_stop_an_evaluation_or_are_left_out_by_name(
+    toy_run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tasks.TASKS, "broken", Broken)
+    words = ["--task", "broken", *TOY[2:], "--ckpt", "toy", "--split", "test", "--run-name", "scores"]
+    with pytest.raises(DataError, match="2 of 8 .*--skip-failing-references"):
+        evaluate.main(words)
+    evaluate.main([*words, "--skip-failing-references"])
+    run = Run.open("scores")
+    assert run.status["summary"]["left_out"] == {"test": list(Broken.failing)}
+    assert set(run.evals()["n_problems"]) == {6}
+    assert {r["id"] for r in results.read_per_problem(run)} == {f"toy-test-{i}" for i in (0, 2, 4, 5, 6, 7)}
+    assert all(name in capsys.readouterr().out for name in Broken.failing[:1])
+    monkeypatch.setattr(Broken, "failing", tuple(f"toy-test-{i}" for i in range(8)))
+    with pytest.raises(DataError, match="8 of 8"):
+        evaluate.main([*words, "--skip-failing-references", "--overwrite"])
 
 
 def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run: Run) -> None:
@@ -381,6 +407,19 @@ class Echo:
 
 class Episodes(tasks.task_class("toy")):
     tiers, max_turns, environment, no_stop = ("none", "full"), 2, Echo, True
+
+
+def test_a_held_out_loss_that_takes_long_shows_a_bar(
+    policy: tuple[GPT, tokenizer.Tokenizer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tok = policy
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}], "domain": "chat"}
+    batches = conversations.held_out([conversations.encode(row, tok, "reserved", model.cfg.block_size)] * 3, 1, 32)
+    found = domain_loss.held_out_losses(model, {"chat": batches}, torch.device("cpu"))
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(domain_loss, "BAR_AFTER_S", 0)
+    assert domain_loss.held_out_losses(model, {"chat": batches}, torch.device("cpu")) == found
+    assert f"/{len(batches)}" in capsys.readouterr().err
 
 
 def test_an_episode_whose_prompt_fills_the_block_fails(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:

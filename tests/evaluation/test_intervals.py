@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codechat.core.errors import ConfigError
-from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval
+from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval, paired_bootstrap, wilson_interval
 
 
 def half(found) -> float:
@@ -38,6 +38,21 @@ def test_problems_of_one_tool_are_drawn_together() -> None:
     assert half(together) == pytest.approx(half(alone) * np.sqrt(30), rel=0.1)
     unequal = hierarchical_interval([[1.0] * 90 + [0.0] * 10], clusters=["a"] * 90 + ["b"] * 10)
     assert unequal.value == pytest.approx(0.9) and (unequal.lo, unequal.hi) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25, 1.0])
+def test_equal_values_have_an_interval_that_narrows_with_their_number(value: float) -> None:
+    few, many = bootstrap_interval([value] * 20), bootstrap_interval([value] * 2000)
+    assert 0 <= few.lo <= many.lo <= value <= many.hi <= few.hi <= 1
+    assert half(few) == pytest.approx(wilson_interval(0, 20).hi / 2) and 0 < half(many) < 0.01
+
+
+def test_equal_differences_are_not_certain_either() -> None:
+    gap, lo, hi = paired_bootstrap([0.5] * 50, [0.5] * 50)
+    assert gap == 0 and lo == -hi and hi == pytest.approx(wilson_interval(0, 50).hi)
+    seeds = hierarchical_interval([[0.0] * 50] * 3)
+    assert (seeds.lo, seeds.hi) == (lo, hi)
+    assert np.isnan(bootstrap_interval([7.0, 7.0]).lo), "the range of such values is unknown"
 
 
 def test_seeds_with_other_problems_count_what_they_have() -> None:

@@ -31,6 +31,9 @@ from codechat.inference import (
     client,  # noqa: E402
     serve,
 )
+from codechat.inference.api_errors import ApiError
+from codechat.inference.api_requests import ServedModel, parse_completion
+from codechat.inference.api_schema import CompletionRequest
 from codechat.inference.detokenizer import Detokenizer, StopStrings  # noqa: E402
 from codechat.inference.serve import ServeConfig  # noqa: E402
 from codechat.models import generate, loading
@@ -542,6 +545,42 @@ def test_a_key_is_asked_for(root: Path, tmp_path: Path) -> None:
         assert up.send("GET", "/health")[0] == up.send("GET", "/")[0] == 200
         up.client.api_key = "s3cret"
         assert say(up).choices[0].message.content == CODE
+        for given, status in (
+            ("bearer s3cret", 200),
+            ("BEARER  s3cret", 200),
+            ("s3cret", 401),
+            ("Basic s3cret", 401),
+            ("Bearer S3cret", 401),
+        ):
+            assert up.send("GET", "/v1/models", Authorization=given)[0] == status, given
+
+
+def test_a_nul_byte_is_a_character_like_any_other(up: Running) -> None:
+    messages = [{"role": "user", "content": "a\0b"}]
+    asked = {"model": "tiny/sft", "messages": messages, "max_tokens": 4}
+    status, got = up.send("POST", "/v1/chat/completions", asked)
+    assert status == 200 and got["usage"]["prompt_tokens"] == len(chat.prompt(messages, TOK))
+
+
+def test_a_character_that_the_alphabet_lacks_is_an_error_of_the_request(tmp_path: Path) -> None:
+    (tmp_path / "abc.txt").write_text("abc\n")
+    letters = tokenizer.load(f"chars:{tmp_path / 'abc.txt'}")
+    model = GPT(GPTConfig(depth=1, n_embd=16, n_head=2, block_size=32, vocab_size=letters.n_vocab))
+    served = ServedModel(loading.LoadedModel(model, letters, "text", {}, tmp_path), "m", 0)
+    for prompt in ("a\0b", ["abc", "z"]):
+        with pytest.raises(ApiError) as caught:
+            parse_completion(CompletionRequest(model="m", prompt=prompt), served)
+        assert (caught.value.status, caught.value.param) == (400, "prompt")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_another_model_is_not_found_and_the_served_one_is_named(up: Running, path: str) -> None:
+    content = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    for name in ("gpt-4", "", "tiny/sft@60", "tiny\0"):
+        status, got = up.send("POST", path, {"model": name, **content})
+        assert (status, got["error"]["param"], got["error"]["code"]) == (404, "model", "model_not_found")
+        assert "'tiny/sft'" in got["error"]["message"]
+    assert up.send("GET", "/v1/models/gpt-4")[0] == 404
 
 
 # ---- nobody forges a turn

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import block_mask
+from codechat.distributed import hardware
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 
@@ -292,3 +293,14 @@ def test_the_gradient_of_a_token_reaches_nothing_after_it() -> None:
     (g,) = torch.autograd.grad(logprobs[0, 4], model.wpe.weight)
     assert (g[:5].abs().sum(-1) > 0).all()
     assert (g[5:] == 0).all()
+
+
+def test_what_is_marked_eager_is_left_out_of_a_compiled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark itself imports no compiler; compiling applies torch's own."""
+    monkeypatch.setattr(GPT, "_nats", GPT._nats)
+    monkeypatch.setattr(torch, "compile", lambda fn: fn)
+    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=64))
+    for _ in range(2):
+        hardware.maybe_compile(model.loss, True, torch.device("cuda"), torch.bfloat16)
+    assert GPT._nats._torchdynamo_disable
+    assert not hasattr(GPT._nats._torchdynamo_orig_callable, "_torchdynamo_disable"), "once"

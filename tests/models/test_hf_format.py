@@ -36,8 +36,11 @@ SPEC = "gpt2:400"
 LLAMA3 = dict(rope_theta=500000.0, rope_factor=8.0, rope_block=32)
 ARCHITECTURES = {
     "ArceeForCausalLM": [dict(), dict(n_kv_head=2, tied=False, mlp_width=40)],
-    "LlamaForCausalLM": [dict(mlp="swiglu", n_kv_head=1, mlp_width=40), dict(mlp="swiglu", **LLAMA3)],
-    "Qwen2ForCausalLM": [dict(mlp="swiglu", qkv_bias=True, n_kv_head=2, norm_eps=1e-6)],
+    "LlamaForCausalLM": [
+        dict(mlp="swiglu", n_kv_head=1, mlp_width=40),
+        dict(mlp="swiglu", **LLAMA3),
+        dict(mlp="swiglu", qkv_bias=True, n_kv_head=2, norm_eps=1e-6),
+    ],
     "Qwen3ForCausalLM": [
         dict(mlp="swiglu", qk_norm=True, tied=False),
         dict(mlp="swiglu", qk_norm=True, head_width=20, n_kv_head=2, **LLAMA3),
@@ -247,6 +250,35 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
         assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
 
 
+@pytest.mark.parametrize("architecture, options", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x))
+def test_every_class_loads_with_our_tokenizer(
+    transformers: Any, tmp_path: Path, architecture: str, options: dict[str, Any]
+) -> None:
+    """AutoTokenizer chooses by model_type: for qwen2 it ignores the file's own splitting."""
+    saved(**options)
+    ours, theirs = tokenizer.load(SPEC), transformers.AutoTokenizer.from_pretrained(exported(tmp_path))
+    for text in AWKWARD:
+        assert theirs(text)["input_ids"] == ours.encode(text), repr(text)
+    for messages in conversations():
+        assert (
+            theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
+            == chat.render(messages, ours, "reserved").ids
+        )
+
+
+def test_an_export_with_biases_comes_back_and_a_bias_on_the_output_projection_is_refused(tmp_path: Path) -> None:
+    model = saved(mlp="swiglu", qkv_bias=True)
+    out = exported(tmp_path)
+    again = imported(out, tokenizer=SPEC, tags="reserved").model
+    assert again.cfg == model.cfg
+    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), model.state_dict().values(), strict=True))
+    family = hf_format.family_of(model.cfg)
+    weights = {e.name: e.make() for e in hf_format.entries(model.cfg, model.state_dict(), family)}
+    weights["model.layers.0.self_attn.o_proj.bias"] = torch.ones(32)
+    with pytest.raises(CheckpointError, match="o_proj.bias"):
+        hf_format.read_model(model.cfg, weights)
+
+
 def test_reserved_tags_are_special_tokens_at_their_rows(transformers: Any, tmp_path: Path) -> None:
     saved()
     out = exported(tmp_path)
@@ -339,7 +371,7 @@ def test_every_field_of_the_architecture_is_exported_or_rejected(field: str) -> 
 
     def about(cfg: GPTConfig) -> Any:
         try:
-            return hf_format.to_hf(cfg, dtype="float32", bos_id=0, eos_ids=[0])
+            return hf_format.to_hf(cfg, hf_format.family_of(cfg), dtype="float32", bos_id=0, eos_ids=[0])
         except ConfigError as error:
             assert f"model.{field}" in str(error)
 
@@ -655,7 +687,7 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
     [
         (dict(model_type="gpt2"), "'gpt2'.*arcee, llama, qwen2, qwen3"),
         (dict(model_type="qwen3", hidden_act="gelu"), "hidden_act=gelu.*silu or relu"),
-        (dict(attention_bias=True), "attention_bias=True"),
+        (dict(attention_bias=True, model_type="qwen3"), "attention_bias=True"),
         (dict(hidden_act="gelu"), "hidden_act=gelu"),
         (dict(hidden_act="relu"), "hidden_act=relu"),
         (dict(use_sliding_window=True), "use_sliding_window"),

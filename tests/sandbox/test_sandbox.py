@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import functools
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -30,6 +33,7 @@ from codechat.sandbox import (  # fmt: skip
     kernel,
     layers,
     nursery,
+    programs,
     run_tests,
     wire,
     zygote,
@@ -293,7 +297,28 @@ def test_memory_is_limited_to_the_setting(pool: Pool) -> None:
     assert "MemoryError" in judged(pool, code, "assert f(250) == 250", memory_mb=200).reason
 
 
+def test_the_largest_value_is_limited_to_the_setting(pool: Pool) -> None:
+    code = "def f(n): return list(range(n))"  # 9 MB as text
+    test = "assert f(1_200_000) == list(range(1_200_000))"
+    assert "message" in judged(pool, code, test, timeout_s=20.0).reason
+    assert judged(pool, code, test, timeout_s=20.0, message_mb=32).passed
+    with raising(DataError, "message_mb 0"):
+        judged(pool, code, test, message_mb=0)
+
+
 # ---- what tests may use
+
+
+@pytest.mark.parametrize("tests", [["assert f(g(3)) == 3"], "def check(candidate):\n    assert candidate(g(3)) == 3\n"])
+def test_other_names_of_the_program_that_tests_use_need_not_be_entry_points(tests: object, pool: Pool) -> None:
+    """HumanEval/32, 38 and 50 use the function that the prompt defines beside the requested one."""
+    code = "def g(x): return x + 1\ndef f(x): return x - 1"
+    found = pool.run(Program(code=code, tests=tests, entry_points=("f",), timeout_s=2.0))
+    assert found.passed, found.reason
+    without = pool.run(Program(code="def f(x): return x - 1", tests=tests, entry_points=("f",), timeout_s=2.0))
+    assert "g" in without.reason and without.stage == "tests", "required is f alone"
+    lost = pool.run(Program(code="def g(x): return x", tests=tests, entry_points=("f",), timeout_s=2.0))
+    assert lost.stage == "load" and "define f" in lost.reason
 
 
 def test_entry_points_come_from_the_reference() -> None:
@@ -301,6 +326,25 @@ def test_entry_points_come_from_the_reference() -> None:
     tests = ["assert sum(1, 2) == 3", "assert Pair() and math.pi and LIMIT"]
     assert entry_points_of(reference, tests) == ("LIMIT", "Pair", "sum")
     assert entry_points_of(reference, tests, "LIMIT = 4") == ("Pair", "sum")
+
+
+def test_names_follow_python_scopes() -> None:
+    found = programs.names_of(
+        "import math\ndef check(f):\n    g = f(h)\n    return [g for k in L]\nx: int = h\nclass C:\n    y = z", ""
+    )
+    assert found.used == {"h", "L", "z", "int"} and found.bound == {"math", "check", "x", "C"}
+    assert found.functions == {"check", "C"} and found.imported == {"math"}
+    with raising(DataError, "line 1"):
+        programs.names_of("def", "a test")
+
+
+def test_a_long_script_is_read_without_its_syntax_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a megabyte of inputs, as in the extended suites: the tree would take longer than judging the program."""
+    parse, parsed = ast.parse, []
+    monkeypatch.setattr(ast, "parse", lambda source, *more: parsed.append(len(source)) or parse(source, *more))
+    script = f"def check(candidate):\n    assert candidate({[*range(1000)]}) == 0\n"
+    job = programs.job_of(Program(code="", tests=script, setup="import math", entry_points=("f",)))
+    assert job["names"] == ["f"] and job["imports"] == "import math" and max(parsed) < 20
 
 
 def test_a_program_defines_only_its_entry_points(pool: Pool) -> None:
@@ -620,3 +664,38 @@ def test_ten_thousand_programs_leak_nothing() -> None:
     assert after["MB"] < before["MB"] + 30, (before, after)
     new = set(os.listdir("/tmp")) - temporary  # other tests, in processes of their own, use /tmp too
     assert not {name for name in new if name.startswith(("codechat", "sandbox")) or Path("/tmp", name, "x").exists()}
+
+
+def test_an_interpreter_in_the_temporary_directory_keeps_its_own_file_tree(pool: Pool) -> None:
+    """The tree has a /tmp of its own, mounted over whatever was there."""
+    if pool.level != "full":
+        pytest.skip("no own file tree on this machine")
+    program = (
+        "from codechat.sandbox import layers, Pool, Program\n"
+        "if why := layers.problem_of('full'): raise SystemExit(why)\n"
+        "code = 'import os, sys\\ndef f(path):\\n    open(path, \"w\").close()\\n    return os.path.dirname(os.__file__)'\n"
+        "write = 'try:\\n    f({!r})\\nexcept OSError:\\n    done = 0\\nelse:\\n    done = 1\\nassert done == {!r}'\n"
+        "own = __import__('os').path.dirname(__import__('os').__file__)\n"
+        "with Pool(1, isolation='full') as pool:\n"
+        "    for place, may in (('/tmp/mine', 1), (own + '/x.py', 0), ('/tmp/' + own.split('/')[2] + '/x', 0)):\n"
+        "        found = pool.run(Program(code=code, tests=[write.format(place, may)]))\n"
+        "        if not found.passed: raise SystemExit(f'{place}: {found.reason}')\n"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="interpreter-") as folder:
+        home, lib = Path(folder), Path(os.__file__).parent
+        skipped = shutil.ignore_patterns("site-packages", "test", "__pycache__", "idlelib", "lib2to3")
+        shutil.copytree(lib, home / "lib" / lib.name, ignore=skipped)
+        (home / "bin").mkdir()
+        shutil.copy(os.path.realpath(sys.executable), home / "bin" / "python3")
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "PYTHONHOME": str(home),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        home.chmod(0o755)
+        done = subprocess.run(
+            [home / "bin" / "python3", "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not list(home.rglob("__pycache__")), "its environment says PYTHONDONTWRITEBYTECODE"

@@ -14,6 +14,7 @@ that their scripts use. Left out: APPS and other stdin programs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,15 @@ MBPP_COLUMNS = (("task_id", "code", "test_list", "text"), ("task_id", "code", "t
 HUMANEVAL_COLUMNS = (("task_id", "prompt", "entry_point", "canonical_solution", "test"),)
 GOLD = ("code", "tests", "names")
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "select": range(511, 601), "train": range(601, 975)}
-# The reference solution of problem 123 sums the divisors of every number below 10,000: 5 s on an idle core.
-SLOW = {123: {"timeout_s": 60.0}}
+# What a problem's own reference solution needs beyond the task's limits: seconds, MiB of memory, MiB of its largest value. mbpp-123 sums the divisors
+# of every number below 10,000: 5 s on an idle core. The extended suites hand over values of 9 MB and more.
+LIMITS = {"mbpp-123": {"timeout_s": 60.0}}
+PLUS_LIMITS = {
+    "HumanEval/100": {"message_mb": 64},
+    "HumanEval/130": {"message_mb": 64},
+    "mbpp-255": {"memory_mb": 2048, "message_mb": 64},
+    "mbpp-599": {"timeout_s": 240.0},
+}
 # What the scripts of the extended suites use of numpy.
 NUMPY = """
 class np:
@@ -87,7 +95,9 @@ def _problems(name: str, rows: Iterable[Row], origin: str) -> list[Problem]:
     found = []
     for number, row in enumerate(require_columns(rows, (*columns, ("id", "messages", "gold", "split")), origin), 1):
         try:
-            found.append(problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row))
+            problem = problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row)
+            more = PLUS_LIMITS.get(problem.id, {}) if name.endswith("-plus") else {}
+            found.append(replace(problem, gold=more | problem.gold) if more else problem)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{origin}, row {number} of {name}: {type(error).__name__}: {error}; correct the row, or fetch the file again"
@@ -113,9 +123,10 @@ def _mbpp(row: Row) -> Problem:
     names = entry_points_of(code, tests, setup)
     if row.get("test"):
         tests = [_without_numpy(_text(row["test"]))]
-    gold = {"code": code, "tests": tests, "setup": setup, "names": list(names), "stub": ""} | SLOW.get(number, {})
+    name = f"mbpp-{number}"
+    gold = {"code": code, "tests": tests, "setup": setup, "names": list(names), "stub": ""} | LIMITS.get(name, {})
     return Problem(
-        f"mbpp-{number}",
+        name,
         [{"role": "user", "content": mbpp_request(row)}],
         gold,
         mbpp_split(number),

@@ -19,7 +19,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.sandbox import Pool, Program
-from codechat.sandbox.programs import Verdict
+from codechat.sandbox.programs import MEMORY_MB, MESSAGE_MB, Verdict
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
 from codechat.tasks.coding import rewards, sources
 from codechat.tasks.coding.answer_text import extract
@@ -38,8 +38,8 @@ def pool_of(isolation: str) -> Pool:
 
 class CodingTask:
     """Problems with gold {code, tests, setup, names, stub}. reward: binary, fractional or tiered. timeout_s: wall
-    seconds of each test, unless a problem sets more. shots: worked examples of the prompt split before each prompt.
-    isolation: see `Pool`."""
+    seconds of each test; memory_mb, message_mb: see `Program`; a problem's gold may set more of each. shots: worked
+    examples of the prompt split before each prompt. isolation: see `Pool`."""
 
     tiers = TIERS
     max_reward = 1.0
@@ -53,9 +53,12 @@ class CodingTask:
         timeout_s: float = 3.0,
         shots: int = 0,
         isolation: str = "auto",
+        memory_mb: int = MEMORY_MB,
+        message_mb: int = MESSAGE_MB,
     ) -> None:
         rewards.check_mode(reward)
-        self.name, self.reward, self.timeout_s, self.isolation = name, reward, float(timeout_s), isolation
+        self.name, self.reward, self.isolation = name, reward, isolation
+        self.limits = {"timeout_s": float(timeout_s), "memory_mb": int(memory_mb), "message_mb": int(message_mb)}
         self.rows = list(problems)
         self.worked = [p for p in self.rows if p.split == "prompt"]
         if not 0 <= int(shots) <= len(self.worked):
@@ -97,10 +100,8 @@ class CodingTask:
         """A completion's program with the problem's tests."""
         gold = problem.gold
         tests = gold["tests"] if isinstance(gold["tests"], str) else tuple(gold["tests"])
-        seconds = max(self.timeout_s, gold.get("timeout_s", 0.0))
-        return Program(
-            code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), timeout_s=seconds
-        )
+        limits = {name: max(most, gold.get(name, 0)) for name, most in self.limits.items()}
+        return Program(code=code, tests=tests, setup=gold.get("setup", ""), entry_points=tuple(gold["names"]), **limits)
 
     def _scored(self, problem: Problem, code: str, verdict: Verdict | None) -> Score:
         if verdict is None:
@@ -144,10 +145,11 @@ class MbppTask(CodingTask):
         timeout_s: float = 3.0,
         shots: int = 0,
         isolation: str = "auto",
+        memory_mb: int = MEMORY_MB,
+        message_mb: int = MESSAGE_MB,
     ) -> None:
-        super().__init__(
-            "mbpp", sources.read(_named("mbpp", variant), str(source)), reward, timeout_s, shots, isolation
-        )
+        problems = sources.read(_named("mbpp", variant), str(source))
+        super().__init__("mbpp", problems, reward, timeout_s, shots, isolation, memory_mb, message_mb)
 
 
 class HumanEvalTask(CodingTask):
@@ -162,8 +164,9 @@ class HumanEvalTask(CodingTask):
         reward: str = "tiered",
         timeout_s: float = 5.0,
         isolation: str = "auto",
+        memory_mb: int = MEMORY_MB,
+        message_mb: int = MESSAGE_MB,
     ) -> None:
         source = "hub" if (source, variant) == ("embedded", "plus") else str(source)
-        super().__init__(
-            "humaneval", sources.read(_named("humaneval", variant), source), reward, timeout_s, 0, isolation
-        )
+        problems = sources.read(_named("humaneval", variant), source)
+        super().__init__("humaneval", problems, reward, timeout_s, 0, isolation, memory_mb, message_mb)
