@@ -586,7 +586,7 @@ def test_the_random_reference_is_the_start_and_the_bigram_is_not(home: Path) -> 
 
 @lesson()
 def continue_by_rewards(home: Path, seed: int) -> list[Claim]:
-    loop.train(settings(home, "supervised", max_tokens=32 * 100, lr=1e-2, seed=seed))
+    loop.train(settings(home, "supervised", max_tokens=32 * 200, lr=1e-2, seed=seed))
     more = loop.train(settings(home, "grpo", init_from="supervised", run_name="more", seed=seed))
     return [above("first accuracy", more.metrics()["symbol_accuracy"].iloc[0], 0.2)]
 
