@@ -124,7 +124,9 @@ def train(cfg: SFTConfig) -> Run:
         }
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
-        lineage = training.lineage(cfg, "sft", parent, data_dir=cfg.data_dir)
+        style = data.prepared.tools_style(cfg.data_dir)
+        listed = {} if style == "compact" else {"tools_style": style}
+        lineage = training.lineage(cfg, "sft", parent, data_dir=cfg.data_dir, **listed)
         run, last = training.open_run("sft", cfg, model, optimizers)
         start, supervised, history, regression = 0, 0, [], []
         if last:

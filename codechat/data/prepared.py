@@ -69,12 +69,20 @@ def write(
     counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
+    if getattr(cfg, "tools_style", "compact") != "compact":
+        manifest["tools_style"] = cfg.tools_style
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
+
+
+def tools_style(directory: Path | str) -> str:
+    """How the system prompts of a prepared directory list tools; compact where its manifest does not say, or is absent."""
+    path = Path(directory) / corpus.MANIFEST
+    return config.read_json(path).get("tools_style", "compact") if path.exists() else "compact"
 
 
 def described(row: Row) -> Row:

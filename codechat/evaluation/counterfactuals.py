@@ -121,7 +121,8 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     others = [t.name for t in toolbox.tools_of() if t.name not in taken]
     if at is None or not others:
         return None
-    lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema]).splitlines()[-1]
+    style = "compact" if lines[at].startswith(name) else "described"
+    lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema], style).splitlines()[-1]
 
     def judge(text: str) -> Outcome:
         return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
@@ -187,7 +188,7 @@ def _system(messages: Sequence[Message], content: str) -> list[Message]:
 
 
 def _line_of(name: str, lines: Sequence[str]) -> int | None:
-    return next((i for i, line in enumerate(lines) if line.startswith(f"{name}(")), None)
+    return next((i for i, line in enumerate(lines) if line.startswith(f"{name}(") or f": {name}(" in line), None)
 
 
 def _calls(text: str, name: str | None = None) -> bool:

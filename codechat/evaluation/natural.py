@@ -79,23 +79,21 @@ PARSES = (*rewards.PARSEABLE, SHORTCUT)
 # ---------------------------------------------------------------- requests
 
 
-def read_requests(path: Path = REQUESTS) -> list[Problem]:
-    """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on)."""
-    return [_problem(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_requests(path: Path = REQUESTS, tools_style: str = "compact") -> list[Problem]:
+    """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on). tools_style: how prompts list
+    the tools (`chat.tools_prompt`)."""
+    return [_problem(json.loads(line), tools_style) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _problem(row: Row) -> Problem:
+def _problem(row: Row, tools_style: str) -> Problem:
     gold, messages = row["expected"], row["messages"]
     if row["tools"]:
-        messages = [{"role": "system", "content": _offer(row["tools"])}, *messages]
+        offer = chat.tools_prompt([toolbox.TOOLS[name].schema for name in row["tools"]], tools_style)
+        messages = [{"role": "system", "content": offer}, *messages]
     if row["kind"] == "code":
         gold = gold | {"names": [gold["function"]]}
     meta = {"kind": row["kind"], "tools": row["tools"], "trained": row.get("trained", False)}
     return Problem(row["id"], messages, gold, "test", meta)
-
-
-def _offer(names: Sequence[str]) -> str:
-    return chat.tools_prompt([toolbox.TOOLS[name].schema for name in names], "compact")
 
 
 # ---------------------------------------------------------------- scores
@@ -108,11 +106,12 @@ class NaturalTask:
     tiers = (*staircase.TIERS, *rewards.TIERS, SHORTCUT, SHOWN)
     max_reward = 1.0
 
-    def __init__(self, isolation: str = "auto") -> None:
+    def __init__(self, isolation: str = "auto", tools_style: str = "compact") -> None:
+        self.tools_style = tools_style
         self.coding = CodingTask(self.name, [], isolation=isolation)
 
     def problems(self, split: str = "test", limit: int | None = None, seed: int = 0) -> list[Problem]:
-        return read_requests()[:limit]
+        return read_requests(tools_style=self.tools_style)[:limit]
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
@@ -373,8 +372,9 @@ def run_natural(cfg: NaturalConfig) -> Run:
 
 def _answered(cfg: NaturalConfig, run: Run, name: str, path: Path, world: Any) -> list[Row]:
     """The rows of one checkpoint, logged."""
-    task = NaturalTask()
-    problems, loaded = task.problems(), models.loading.load_model(path, device=world.device)
+    loaded = models.loading.load_model(path, device=world.device)
+    task = NaturalTask(tools_style=loaded.tools_style)
+    problems = task.problems()
     trained = _searched(loaded.meta.get("lineage", ()), problems, world.is_main) if cfg.contamination else {}
     result = evaluation.evaluate.evaluate_split(cfg, loaded, task, problems, "natural requests", 1, (1,))
     rows = answer_rows(problems, result.examples, trained)

@@ -195,7 +195,7 @@ def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], l
     """Ids of the conversation up to where the assistant begins to write."""
     turns, field = [to_protocol(number, messages, loaded.tags) for number in range(len(messages))], "tools"
     try:
-        offer = chat.tools_prompt(tools, "compact") if tools else ""
+        offer = chat.tools_prompt(tools, loaded.tools_style) if tools else ""
         if offer and turns[0]["role"] == "system":
             turns[0] = {"role": "system", "content": f"{turns[0]['content']}\n{offer}"}
         elif offer:

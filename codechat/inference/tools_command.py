@@ -162,7 +162,7 @@ class ToolChat:
         """The system message: the functions, worded as in training. A server adds them itself."""
         if self.cfg.server:
             return opening(self.cfg.system)
-        offer = chat.tools_prompt(self.kit.schemas, "compact")
+        offer = chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style)
         return opening(f"{self.cfg.system}\n{offer}" if self.cfg.system else offer)
 
     def reply(self, messages: list[Message]) -> list[Message]:

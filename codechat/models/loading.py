@@ -27,6 +27,12 @@ class LoadedModel:
     meta: dict[str, Any]
     path: Path
 
+    @property
+    def tools_style(self) -> str:
+        """How system prompts listed tools when it was last fine-tuned (`chat.tools_prompt`)."""
+        tuned = [entry for entry in self.meta.get("lineage", ()) if entry.get("kind") == "sft"]
+        return tuned[-1].get("tools_style", "compact") if tuned else "compact"
+
 
 def describe(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, Tokenizer, str]:
     """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds no language model."""

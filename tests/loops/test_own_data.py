@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 from codechat import grpo, sft, tasks
+from codechat.core.config import parse
 from codechat.core.errors import DataError
+from codechat.evaluation import natural
+from codechat.inference import api_requests, api_schema, tools_command
+from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.tasks import RowsTask
 from codechat.tasks.presets import TOY_RUN
+from codechat.tasks.toolbox import TOOLS, prepare
+from codechat.text import chat
 
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 
@@ -31,6 +37,33 @@ def test_fine_tuning_needs_no_probes_and_no_validation_file(home: Path, capsys: 
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no ")]
     assert [note.partition(":")[0] for note in notes] == ["no held-out loss", "no behaviour probes"]
     assert not [name for name in found.evals() if name.startswith(("heldout_loss/", "probe/"))]
+
+
+def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
+    """On the command line, at the server, for natural requests, and after RL; until it is fine-tuned on others."""
+    tool = {"name": "get_time", "description": "Time of a city", "parameters": {"properties": {"city": {}}}}
+    words = "--tokenizer bytes --max-examples 4 --copies 0 --problems 4 --eval-examples 4 --probes 1".split()
+    for style in ("described", "compact"):
+        prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--out", str(home / style), "--tools-style", style]))
+    common = dict(tokenizer="bytes", max_steps=1, device_batch_size=1, compile=False, probe_examples=0, eval_examples=1)
+    wide = replace(TINY, block_size=2048, n_embd=16)
+    first = sft.SFTConfig(data_dir=str(home / "described"), model=wide, run_name="first", **common)
+    sft.train(first)
+    sft.train(replace(first, data_dir=str(home / "compact"), run_name="then", init_from="first"))
+    compact, described = (chat.tools_prompt([tool], style) for style in ("compact", "described"))
+    for name, style, offer in (("first", "described", described), ("then", "compact", compact)):
+        loaded = loading.load_model(name)
+        assert loaded.tools_style == style
+        request = [{"role": "user", "content": "now"}]
+        ids = api_requests.prompt_of([api_schema.Message(**m) for m in request], [tool], loaded)
+        assert ids == chat.prompt([{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags)
+        asked = next(p for p in natural.NaturalTask(tools_style=style).problems() if p.meta["tools"])
+        assert asked.messages[0]["content"] == chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
+    after_rl = replace(loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]})
+    assert after_rl.tools_style == "described"
+    (home / "tools.json").write_text(json.dumps([tool]))
+    cfg = tools_command.ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
+    assert tools_command.ToolChat(cfg).opening()[0]["content"] == described
 
 
 def share_of_a(completion, problem):
