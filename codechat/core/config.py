@@ -77,7 +77,7 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
     hashed_value=function is for a field whose values have come to mean something else: `config_hash` uses
     function(value), so that what means the same keeps its hash and nothing else has it. verbatim=True is for a tuple of
     texts that are kept as they are written: its flag takes the next word also where that begins with --, may be
-    repeated, and splits nothing at commas.
+    repeated, and splits nothing at commas. least=, most= are the bounds of a number, which `Settings` checks.
     """
     return _dataclass_field(default, {"help": help, **meta})
 
@@ -103,13 +103,26 @@ class Settings:
         class SFTConfig(OptimizerSettings, RunSettings): ...  # --help shows RunSettings first
 
     A `__post_init__` of a group or configuration checks its own fields and calls `super().__post_init__()`; this
-    class ends the chain. Groups take no slots=True: Python cannot inherit from two classes with slots.
+    class ends the chain and checks the bounds given to `opt`. Groups take no slots=True: Python cannot inherit from two classes with slots.
     """
 
     def __post_init__(self) -> None:
+        _check_bounds(self)
         following = getattr(super(), "__post_init__", None)  # of a base that is not derived from Settings
         if following:
             following()
+
+
+def _check_bounds(cfg: Any) -> None:
+    """ConfigError for a number outside the least= and most= of its field, or not finite; None is no number."""
+    for name, meta in metadata_of(type(cfg)).items():
+        value, least, most = getattr(cfg, name), meta.get("least"), meta.get("most")
+        if value is None or least is most is None:
+            continue
+        low, high = -math.inf if least is None else least, math.inf if most is None else most
+        if not (low <= value <= high and math.isfinite(value)):
+            needed = f"from {least} to {most}" if most is not None else f"at least {least}, and finite"
+            raise ConfigError(f"{name} is {value}; it must be {needed}; correct --{name.replace('_', '-')}")
 
 
 # ---- reading fields

@@ -27,8 +27,8 @@ class SamplingSettings(Settings):
     data_dir: str | None = opt(
         None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
     )
-    temperature: float = opt(1.0, "sampling temperature; before RL, the one that RL will use")
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
+    temperature: float = opt(1.0, "sampling temperature; before RL, the one that RL will use", least=0)
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens")
     seed: int = opt(0, "seed of problem order, sampling and bootstrap")
 

@@ -66,12 +66,12 @@ class TaskSettings(Group):
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Group):
     device_batch_size: int = opt(16, "problems per step and device")
-    group_size: int = opt(16, "completions per problem")
+    group_size: int = opt(16, "completions per problem", least=1)
     max_steps: int = opt(50, "batches of rollouts")
     temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", late=True)
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", late=True, least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens")
-    row_tokens: int = opt(512, "tokens of a packed training row")
+    row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     rows: int = opt(8, "packed rows per forward pass")
 
     def __post_init__(self) -> None:
@@ -148,13 +148,13 @@ class LoRASettings(Group):
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Group):
     optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
-    lr: float = opt(1e-4, "AdamW learning rate")
-    muon_lr: float = opt(0.002, "Muon learning rate")
-    weight_decay: float = opt(0.0, "weight decay of matrices and embeddings")
-    warmup_steps: int = opt(5, "steps of linear warm-up")
+    lr: float = opt(1e-4, "AdamW learning rate", least=0)
+    muon_lr: float = opt(0.002, "Muon learning rate", least=0)
+    weight_decay: float = opt(0.0, "weight decay of matrices and embeddings", least=0)
+    warmup_steps: int = opt(5, "steps of linear warm-up", least=0)
     schedule: Literal["constant", "cosine", "wsd"] = opt("constant", "learning-rate schedule after the warm-up")
-    final_lr_share: float = opt(0.1, "share of the learning rate left at the end")
-    grad_clip: float = opt(1.0, "largest gradient norm; 0 = off")
+    final_lr_share: float = opt(0.1, "share of the learning rate left at the end", least=0, most=1)
+    grad_clip: float = opt(1.0, "largest gradient norm; 0 = off", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,32 +162,34 @@ class ShardSettings(Group):
     shard: bool | None = opt(
         None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
     )
-    shard_over: int | None = opt(None, "ranks that hold one sharded copy; none = those of a node", identity=False)
+    shard_over: int | None = opt(
+        None, "ranks that hold one sharded copy; none = those of a node", identity=False, least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Group):
-    save_every: int = opt(25, "steps between checkpoints; 0 = only the last")
-    keep_last: int = opt(2, "checkpoints to keep")
-    keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none")
+    save_every: int = opt(25, "steps between checkpoints; 0 = only the last", least=0)
+    keep_last: int = opt(2, "checkpoints to keep", least=0)
+    keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings(Group):
-    eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last")
-    eval_examples: int = opt(128, "validation problems per evaluation")
+    eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last", least=0)
+    eval_examples: int = opt(128, "validation problems per evaluation", least=0)
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
-    probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", late=True)
+    probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", late=True, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalSettings(Group):
     allow_dead: bool = opt(False, "train although diagnose says DEAD")
     diagnose_groups: int = opt(
-        64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis"
+        64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis", least=0
     )
-    dead_patience: int = opt(20, "DEAD steps in a row that end the run")
-    log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never")
+    dead_patience: int = opt(20, "DEAD steps in a row that end the run", least=1)
+    log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,11 +226,11 @@ class LearningSettings(CheckpointSettings, ShardSettings, OptimizerSettings, LoR
 class SupervisedSettings(LearningSettings):
     """What pretraining and SFT have."""
 
-    seq_len: int | None = opt(None, "tokens per sequence; none = the model's block size")
+    seq_len: int | None = opt(None, "tokens per sequence; none = the model's block size", least=1)
     optimizer: Literal["adamw", "muon"] = default("muon")
     schedule: Literal["constant", "cosine", "wsd"] = default("wsd")
     final_lr_share: float = default(0.05)
-    eval_every: int = opt(100, "steps between evaluations; 0 = only the last")
+    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", least=0)
     save_every: int = default(200)
     log_every: int = opt(10, "steps between logged metrics")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
@@ -346,3 +347,26 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
 def test_user_errors_are_also_errors_of_python() -> None:
     assert issubclass(ConfigError, (UserError, ValueError)) and issubclass(MissingFile, FileNotFoundError)
     assert str(MissingFile("no such thing")) == "no such thing"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("sft", "--lr -1"),
+        ("grpo", "--weight-decay -0.1"),
+        ("labs.chars", "--lr -1"),
+        ("pretrain", "--final-lr-share 1.5"),
+        ("ppo", "--grad-clip -1"),
+        ("reinforce", "--keep-last -2"),
+        ("expert_iteration", "--eval-every -5"),
+        ("preference", "--warmup-steps -1"),
+    ],
+)
+def test_every_loop_rejects_a_number_outside_its_bounds_by_its_flag(module: str, words: str) -> None:
+    loop = importlib.import_module(f"codechat.{module}")
+    (cls,) = [
+        c for n, c in vars(loop).items() if n.endswith("Config") and getattr(c, "__module__", "") == loop.__name__
+    ]
+    flag, value = words.split()
+    with pytest.raises(ConfigError, match=rf"{flag[2:].replace('-', '_')} is {float(value):g}.*{flag}"):
+        parse(cls, [flag, value], presets=getattr(loop, "RUN_PRESETS", {}))

@@ -267,7 +267,7 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
     monkeypatch.setattr(rollout, "pack", lambda batch, *a, **k: taken.append(batch) or pack(batch, *a, **k))
     frame = grpo.train(settings(run_name="fresh", max_steps=4, minibatches=1, resample_rounds=8)).metrics()
     # of the batch that is trained on
-    assert frame["effective_groups"].tolist() == [4.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
+    assert frame["effective_groups"].tolist() == [8.0] * 4 and frame["frac_zero_std_groups"].tolist() == [0.0] * 4
     assert frame["resampled_groups"].min() >= 1
     assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
 
@@ -295,7 +295,7 @@ def test_replacing_groups_keeps_order_and_ids(home: Path) -> None:
 @pytest.mark.parametrize(
     "changes, named",
     [
-        (dict(minibatches=3), ("minibatches", 3, "device_batch_size", 4)),
+        (dict(minibatches=3), ("minibatches", 3, "device_batch_size", 8)),
         (dict(group_size=1), ("group_size", 1)),
         (dict(temperature=0.0), ("temperature", 0.0)),
         (dict(clip_eps_low=1.5), ("clip_eps_low", 1.5)),

@@ -78,10 +78,9 @@ def test_a_task_without_signal_is_rejected_and_moves_nothing(loop: str, home: Pa
 
 def test_ppo_with_lambda_one_and_no_value_is_monte_carlo(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that stays at 0 and lambda 1: every token's advantage is its completion's reward, and one update is a REINFORCE step without baseline."""
+    same = {name: ppo.RUN_PRESETS["toy"][name] for name in ("lr", "device_batch_size")}
     plain = reinforce.train(
-        settings(
-            "reinforce", run_name="plain", baseline="none", max_steps=1, group_size=16, lr=ppo.RUN_PRESETS["toy"]["lr"]
-        )
+        settings("reinforce", run_name="plain", baseline="none", max_steps=1, group_size=16, **same)
     )
     ours = ppo.train(
         settings(
