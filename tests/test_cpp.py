@@ -67,7 +67,7 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GPT, Path]
 
 def export(model: GPT, directory: Path) -> Path:
     directory.mkdir()
-    found = hf_format.to_hf(model.cfg, dtype="float32", bos_id=0, eos_ids=[0])
+    found = hf_format.to_hf(model.cfg, hf_format.family_of(model.cfg), dtype="float32", bos_id=0, eos_ids=[0])
     (directory / "config.json").write_text(json.dumps(found))
     entries = hf_format.entries(model.cfg, model.state_dict())
     safetensors_files.write(directory / "model.safetensors", entries, "float32")

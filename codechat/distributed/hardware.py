@@ -57,7 +57,8 @@ def eager(method: Callable[..., T]) -> Callable[..., T]:
     return method
 
 
-def _leave_out_eager(kind: type) -> None:
+def leave_out_eager(kind: type) -> None:
+    """Apply the marks of `eager` to a class of modules. What then calls such a method keeps its arguments until it returns."""
     for base in kind.__mro__:
         for name, method in list(vars(base).items()):
             if getattr(method, "eager", False) and not hasattr(method, "_torchdynamo_disable"):
@@ -83,5 +84,5 @@ def maybe_compile(
         for block in model.blocks:  # weights are gathered between blocks, which cannot be compiled
             block.compile()
         return fn
-    _leave_out_eager(type(model))
+    leave_out_eager(type(model))
     return torch.compile(fn)

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import RunError
 from codechat.data import conversations
-from codechat.distributed import dist, sharding
+from codechat.distributed import dist, hardware, sharding
 from codechat.launch.memory_tape import Tape
 from codechat.launch.planner import Peaks, Step
 from codechat.models import optim
@@ -56,6 +56,7 @@ def measure(step: Step) -> Peaks:
         with FakeTensorMode(), Tape() as tape:
             with torch.device("cpu" if mesh is None else "meta"):
                 model = GPT(step.model)
+                hardware.leave_out_eager(GPT)  # as in training, where these calls keep the last hidden states alive
             if mesh is not None:
                 sharding.shard(model, mesh, getattr(torch, step.dtype))
                 model.to_empty(device="cpu")
