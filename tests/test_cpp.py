@@ -67,9 +67,10 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[GPT, Path]
 
 def export(model: GPT, directory: Path) -> Path:
     directory.mkdir()
-    found = hf_format.to_hf(model.cfg, hf_format.family_of(model.cfg), dtype="float32", bos_id=0, eos_ids=[0])
+    family = hf_format.family_of(model.cfg)
+    found = hf_format.to_hf(model.cfg, family, dtype="float32", bos_id=0, eos_ids=[0])
     (directory / "config.json").write_text(json.dumps(found))
-    entries = hf_format.entries(model.cfg, model.state_dict())
+    entries = hf_format.entries(model.cfg, model.state_dict(), family)
     safetensors_files.write(directory / "model.safetensors", entries, "float32")
     return directory
 
@@ -89,8 +90,8 @@ def test_bfloat16_weights_are_read(programs: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_((p + torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3).bfloat16())
-    directory = export(model, tmp_path / "hf")
-    entries = hf_format.entries(model.cfg, model.state_dict())
+    directory, family = export(model, tmp_path / "hf"), hf_format.family_of(SMALL)
+    entries = hf_format.entries(model.cfg, model.state_dict(), family)
     safetensors_files.write(directory / "model.safetensors", entries, "bfloat16")
     (done,) = generate.sample(model, [[7, 8]], max_new_tokens=20, temperature=0)
     found = run(programs / "generate", directory, 20, "7,8", "--ids", SMALL.n_ids).splitlines()[0]
