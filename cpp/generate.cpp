@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "gpt.h"
+#include "guarded.h"
 
 static std::vector<int64_t> ids_of(const std::string& words) {
   std::vector<int64_t> ids;
@@ -43,13 +44,4 @@ static int run(int argc, char** argv) {
   return 0;
 }
 
-int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const c10::Error& error) {
-    std::cerr << "error: " << error.what_without_backtrace() << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << std::endl;
-  }
-  return 2;
-}
+int main(int argc, char** argv) { return guarded(run, argc, argv); }

@@ -16,6 +16,7 @@
 #include <set>
 
 #include "gpt.h"
+#include "guarded.h"
 
 constexpr int64_t DEPTH = 4, WIDTH = 128, HEADS = 4, BLOCK = 128, HORIZON = 70, BATCH = 32, WARMUP = 20;
 constexpr double LR = 3e-3, FINAL = 0.1, HELD_OUT = 0.1;
@@ -140,13 +141,4 @@ static int run(int argc, char** argv) {
   return 0;
 }
 
-int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const c10::Error& error) {
-    std::cerr << "error: " << error.what_without_backtrace() << std::endl;
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << std::endl;
-  }
-  return 2;
-}
+int main(int argc, char** argv) { return guarded(run, argc, argv); }

@@ -127,23 +127,6 @@ def run_iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> Ite
     return functional.iterate_batches(dataset, batch_size, shuffle)
 
 
-def run_parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> str | None:
-    return functional.parse_mmlu_response(mmlu_example, model_output)
-
-
-def run_parse_gsm8k_response(model_output: str) -> str | None:
-    return functional.parse_gsm8k_response(model_output)
-
-
-def run_compute_per_instance_dpo_loss(
-    lm: torch.nn.Module,
-    lm_ref: torch.nn.Module,
-    tokenizer: Any,
-    beta: float,
-    prompt: str,
-    response_chosen: str,
-    response_rejected: str,
-) -> Tensor:
-    return functional.compute_per_instance_dpo_loss(
-        lm, lm_ref, tokenizer, beta, prompt, response_chosen, response_rejected
-    )
+run_parse_mmlu_response = functional.parse_mmlu_response
+run_parse_gsm8k_response = functional.parse_gsm8k_response
+run_compute_per_instance_dpo_loss = functional.compute_per_instance_dpo_loss

@@ -96,7 +96,8 @@ def _fetch(cfg: DownloadConfig, partial: Path) -> str:
             raise ConfigError(f"{found}; set --revision to a branch, tag or commit") from None
         except RepositoryNotFoundError:
             continue
-        except Exception as error:  # huggingface_hub changed its HTTP package, and so the exceptions
+        # Releases of huggingface_hub raise errors of different HTTP packages. All but those of the transport are raised again.
+        except Exception as error:
             if not _is_transport(error):
                 raise
             reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}"

@@ -79,9 +79,8 @@ class Program:
         """The reply to a request, whatever the program raises. A result that cannot be encoded is an error too."""
         try:
             return codec.encode([number, "ok", getattr(self, f"do_{op}")(*rest)], self.to_ref)
-        except (
-            BaseException
-        ) as error:  # also SystemExit and the like: it is the program's answer and must not end its process
+        # Also SystemExit and KeyboardInterrupt: they are the program's answer and must not end its process.
+        except BaseException as error:
             return codec.encode([number, "raise", known_name(error), describe(error)], self.to_ref)
 
     # ---- requests

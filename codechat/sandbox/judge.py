@@ -134,9 +134,8 @@ class Trial:
             with at_most(left):
                 step()
             reason = ""
-        except (
-            BaseException
-        ) as error:  # a test may raise anything, SystemExit too: it has failed, and the next test runs
+        # A test may raise anything, SystemExit too: it has failed, and the next test runs.
+        except BaseException as error:
             reason = explain(error)
         lost = self.session.lost
         if reason == OUT_OF_TIME or lost:
