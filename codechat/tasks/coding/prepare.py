@@ -31,6 +31,7 @@ from codechat.data.prepared import check_shares, reasons, require_kind, write
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
 from codechat.tasks import toolbox
+from codechat.tasks.coding import short_requests
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.sources import mbpp_request, mbpp_split
 from codechat.tasks.preparation import checked_ledgers
@@ -210,7 +211,7 @@ def _from_alpaca(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
-    """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl."""
+    """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short` short.SPLIT.jsonl."""
 
     source: str = opt(
         "embedded", "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations"
@@ -222,7 +223,10 @@ class SftConfig:
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     tools_style: str = opt(
-        "compact", "how a system prompt lists tools: compact, described, or json (of a file)", late=True
+        "compact", "how a system prompt lists tools: compact, described, named, or json (of a file)", late=True
+    )
+    short: bool = opt(
+        False, "also short requests for well-known programs, such as `write quicksort` (domain short)", late=True
     )
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt(
@@ -250,6 +254,8 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         found = synthetic.code_rows(documents, functions, cfg.max_code_chars)
         yield from tqdm(islice(found, cfg.max_examples), "code questions", cfg.max_examples, unit="row")
         yield from small_talk.counted(synthetic.chat_rows())
+        if cfg.short:
+            yield from short_requests.short_rows()
         return
     origins = SFT_HUB if cfg.source == "hub" else (cfg.source,)
     for origin in origins:
