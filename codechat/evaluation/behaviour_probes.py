@@ -43,7 +43,7 @@ CODE = re.compile(
 
 def behaviour(text: str) -> Literal["call", "code", "neither"]:
     """What a completion does: makes a function call (well formed or not), writes Python, or neither."""
-    if "<functioncall>" in text:
+    if chat.CALL_TAG in chat.in_words(text):
         return "call"
     return "code" if CODE.search(text) else "neither"
 

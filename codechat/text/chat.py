@@ -28,12 +28,16 @@ from codechat.text import hf_chat_template
 from codechat.text.tokenizer import Tokenizer
 from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     CALL_TAG,
+    DECLINE,
+    DECLINED,
     FORMS,
+    NOTHING,
     READABLE,
     STYLES,
     TAGS,
     Call,
     described,
+    in_words,
     format_call,
     offered_names,
     parse_calls,

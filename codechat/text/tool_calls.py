@@ -39,6 +39,10 @@ NO_TOOLS = "You are a helpful assistant, with no access to external functions."
 WITH_TOOLS = "You are a helpful assistant with access to the following functions. Use them if required -"
 
 STYLES = ("compact", "described", "json")  # of `tools_prompt`
+# The last entry of a described list: calling it is how a model says that nothing on the list fits.
+NOTHING = "none"
+NOTHING_FITS = f"Nothing fits: {NOTHING}()"
+DECLINED = "None of my functions can do that."
 ARGUMENT_KEYS = ("arguments", "parameters")
 DEEPEST = 64
 _TAG_IN_JSON = re.compile("<(?=" + "|".join(re.escape(tag[1:]) for tag in TAGS) + ")")
@@ -83,12 +87,16 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{CALL_TAG} {_TAG_IN_JSON.sub(lambda _: chr(92) + 'u003c', body)}"
 
 
+DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_words` for people
+_DECLINES = re.compile(rf'\s*{CALL_TAG}\s*\{{\s*"name"\s*:\s*"{NOTHING}"')
+
+
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
     compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool, without the descriptions of arguments ("?": optional).
-    described: the same with `description: name(arg: type)`; a small model learns to find a name that follows its description long before one that
-    precedes it. json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with
+    described: the same with `description: name(arg: type)`, and at the end `Nothing fits: none()`; a small model learns to find a name that follows
+    its description long before one that precedes it, and to decline by finding that no entry fits (`DECLINE`). json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with
     properties that are no object.
     """
     if style not in STYLES:
@@ -104,12 +112,14 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
 
 
 def described(prompt: str) -> str:
-    """A system text whose compact list has each line as `description: name(arguments)`; any other text, and a line without a description, is unchanged."""
+    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`; any other text, and a line
+    without a description, is unchanged."""
     listed = _LISTED.search(prompt)
     if not listed:
         return prompt
     head, (lines, rest) = prompt[: listed.end()], _split_list(prompt, listed)
-    return head + "\n".join(_COMPACT_LINE.sub(r"\2: \1", line, count=1) for line in lines) + rest
+    entries = [_COMPACT_LINE.sub(r"\2: \1", line, count=1) for line in lines if line != NOTHING_FITS]
+    return head + "\n".join([*entries, NOTHING_FITS]) + rest
 
 
 def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
@@ -123,7 +133,8 @@ def offered_names(prompt: str) -> frozenset[str]:
     """Names of the functions that a system text offers in any style of `tools_prompt`; empty where none can be read."""
     if listed := _LISTED.search(prompt):
         lines, _ = _split_list(prompt, listed)
-        return frozenset(found[found.lastindex] for line in lines if (found := _NAME_IN_LINE.match(line)))
+        offers = (_NAME_IN_LINE.match(line) for line in lines if line != NOTHING_FITS)
+        return frozenset(found[found.lastindex] for found in offers if found)
     names, at = set(), prompt.find("{")
     while at >= 0:
         found = _strict(prompt, at, len(prompt))
@@ -140,6 +151,8 @@ def _signature(tool: Mapping[str, Any]) -> str:
     properties = (parameters.get("properties") or {}) if isinstance(parameters, Mapping) else None
     if not isinstance(name, str) or not isinstance(properties, Mapping):
         raise DataError(f"tool {str(tool)[:80]}; required are a name and parameters with properties")
+    if name == NOTHING:
+        raise DataError(f"a tool is called {NOTHING}, which is how a model declines; give it another name")
     required = parameters.get("required") or ()
     arguments = ", ".join(f"{p}{'' if p in required else '?'}: {_type(s)}" for p, s in properties.items())
     description = " ".join(str(tool.get("description") or "").split())
@@ -162,7 +175,7 @@ def _type(schema: Any) -> str:
 
 
 def parse_calls(text: str) -> list[Call]:
-    """Every call of a text, in order: one per tag, several where a list follows the tag. Never raises."""
+    """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never raises."""
     tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
     calls, n = [], 0
     while n < len(tags) - 1:
@@ -172,7 +185,13 @@ def parse_calls(text: str) -> list[Call]:
         n = max(n + 1, bisect_left(tags, end))
         if calls[-1].form != "bad_json":
             calls[-1] = calls[-1]._replace(after=text[end : tags[n]].strip())
-    return calls
+    return [call for call in calls if call.name != NOTHING]
+
+
+def in_words(text: str) -> str:
+    """An answer as people read it: `DECLINED` instead of calling `NOTHING`; any other text is unchanged."""
+    tagged = CALL_TAG in text and _DECLINES.match(text)
+    return DECLINED if tagged and not parse_calls(text) else text
 
 
 def _read_call(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:

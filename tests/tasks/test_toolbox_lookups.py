@@ -17,7 +17,9 @@ from codechat.text import chat
 def turns(row: dict) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """{name: its words} of the list, and the (request, answer) pairs."""
     system, *rest = [m["content"] for m in row["messages"]]
-    entries = [line.rpartition(": ") if "(" not in line else line.partition(": ") for line in system.splitlines()[1:]]
+    *lines, last = system.splitlines()[1:]
+    assert last == "Nothing fits: none()"
+    entries = [line.rpartition(": ") if "(" not in line else line.partition(": ") for line in lines]
     return {name.partition("(")[0]: text.lower() for text, _, name in entries}, list(zip(rest[::2], rest[1::2]))
 
 
@@ -39,7 +41,7 @@ def test_the_answer_is_the_name_of_the_line_that_holds_the_words(step: str) -> N
             loose += words[: len(own)] != own
             if chat.CALL_TAG in answer:
                 assert str(chat.parse_calls(answer)[0].arguments.popitem()[1]) == words[-1]
-    assert (loose > 100) == (step == "loose")
+    assert (loose > 100) == (step in ("phrases", "loose"))
 
 
 def test_requests_that_no_line_serves_are_declined() -> None:
@@ -48,7 +50,7 @@ def test_requests_that_no_line_serves_are_declined() -> None:
             entries, asked = turns(row)
             listed = {word for text in entries.values() for word in text.split()}
             for request, answer in asked:
-                assert answer in conversations.NO_FUNCTION
+                assert answer == (chat.DECLINE if lookups.STEPS[step].calls else "none")
                 assert not listed & (set(request.lower().split()) - set(lookups.FILLERS))
 
 
@@ -69,6 +71,7 @@ def test_data_calls_writes_them_and_lists_tools_after_their_descriptions(tmp_pat
     manifest = prepare.prepare_calls(parse(prepare.CallsConfig, [*words, "--tools-style", "described"]))
     assert {f"lookup_{step}" for step in lookups.STEPS} < manifest["domains"].keys()
     assert manifest["files"]["lookup_loose.train.jsonl"]["rows"] == 20
+    declined = 0
     for name in ("calls.train", "funcall.test", "probes.select"):
         rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         offers = [r["messages"][0]["content"] for r in rows if "Functions:" in r["messages"][0]["content"]]
@@ -76,5 +79,9 @@ def test_data_calls_writes_them_and_lists_tools_after_their_descriptions(tmp_pat
             ": " in line and line.endswith(")") for offer in offers for line in offer.splitlines()[1:]
         )
         for row in rows:
+            said = [m["content"] for m in row["messages"]]
+            assert not set(said) & set(conversations.NO_FUNCTION)
+            declined += said.count(chat.DECLINE)
             if row.get("gold"):
                 assert row["gold"]["name"] in chat.offered_names(row["messages"][0]["content"])
+    assert declined > 0

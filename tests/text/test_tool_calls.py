@@ -492,11 +492,30 @@ def test_described_puts_each_name_after_its_description() -> None:
         "Weather of a city, now.: get_weather(city: string, unit?: c|f, days?: integer[], extra?: any)",
         "now()",
         "Rate (in %): a - b, g(x): f(x?: any)",
+        "Nothing fits: none()",
     ]
     assert chat.offered_names(text) == {"get_weather", "now", "f"}
     assert chat.described(text) == text and chat.described("f(x) - y") == "f(x) - y"  # no list
     within = f"Be short.\n{tools_prompt([WEATHER])}\n\nToday is - Monday."
     assert chat.described(within) == within.replace(tools_prompt([WEATHER]), tools_prompt([WEATHER], "described"))
+
+
+def test_calling_none_is_no_call_and_reads_as_words() -> None:
+    call = chat.format_call("now", {})
+    assert chat.parse_calls(chat.DECLINE) == [] and chat.in_words(chat.DECLINE) == chat.DECLINED
+    assert [c.name for c in chat.parse_calls(f"{chat.DECLINE} {call}")] == ["now"]
+    for text in (
+        call,
+        f"{call} {chat.DECLINE}",
+        "",
+        "none",
+        "I call none",
+        f"{chat.CALL_TAG} none",
+        f"{chat.DECLINE} {call}",
+    ):
+        assert chat.in_words(text) == text
+    with pytest.raises(DataError, match="none"):
+        tools_prompt([{"name": "none", "parameters": {}}])
 
 
 def test_json_holds_the_whole_schemas() -> None:

@@ -223,7 +223,7 @@ class SftConfig:
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     tools_style: str = opt(
-        "compact", "how a system prompt lists tools: compact, described, named, or json (of a file)", late=True
+        "compact", "how a system prompt lists tools: compact, described, or json (of a file)", late=True
     )
     short: bool = opt(
         False, "also short requests for well-known programs, such as `write quicksort` (domain short)", late=True

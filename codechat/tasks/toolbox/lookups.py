@@ -2,8 +2,9 @@
 
 Choosing a tool by its description is a lookup: the words of the request lead to a line, and the line to a name. A small model does not learn it
 from calls alone within a few million tokens (LOG.md). It does in steps, once it can copy: first the name as the whole answer ("words"), then the
-same inside a call ("calls"), then with more words, invented names, and words left out, added or moved ("loose"). Lists are in the style
-`described` of `chat.tools_prompt`, where the name follows its words, as copying needs it.
+same inside a call ("calls"), then with more words, invented names, and words left out, added or moved in some requests ("phrases") and in most
+("loose"). Lists are in the style `described` of `chat.tools_prompt`, where the name follows its words, as copying needs it, and where declining is
+an entry like any other.
 
 Left out: meaning. What a request needs stands in the list, word for word.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import check_split
-from codechat.tasks.toolbox.conversations import NO_FUNCTION, message
+from codechat.tasks.toolbox.conversations import message
 from codechat.tasks.toolbox.values import COMMON, allowed, invent
 from codechat.text import chat
 
@@ -41,6 +42,7 @@ class Step:
 STEPS = {
     "words": Step(SHORT, calls=False, entries=4, words=2),
     "calls": Step(SHORT, calls=True, entries=4, words=2),
+    "phrases": Step(COMMON, calls=True, entries=5, words=3, loose=0.3),
     "loose": Step(COMMON, calls=True, entries=5, words=4, loose=0.6),
 }
 
@@ -48,7 +50,7 @@ STEPS = {
 def lookup_dialogues(split: str, n: int, seed: int = 0, *, step: str, missing: float = 0.0) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "lookup_STEP", "meta"}: a list, then a request for each of its lines, in any order.
 
-    missing: share of requests for words that no line has, which are declined. ConfigError for an unknown step."""
+    missing: share of requests for words that no line has; the answer is then the list's last entry, `chat.NOTHING`. ConfigError for an unknown step."""
     check_split(split)
     if step not in STEPS:
         raise ConfigError(f"step {step!r}; required is one of {', '.join(STEPS)}")
@@ -71,14 +73,14 @@ def _conversation(rng: random.Random, split: str, step: Step, missing: float) ->
     texts = [words[i * step.words :][: rng.randint(1, step.words)] for i in range(count + 1)]  # the last is on no line
     keys = [rng.choice(step.pool) if step.calls else "" for _ in names]
     lines = [_line(*entry) for entry in zip(texts, names, keys)]
-    messages = [message("system", "\n".join(["Functions:", *lines]))]
+    messages = [message("system", chat.described("\n".join(["Functions:", *lines])))]
     for at in rng.sample(range(count), count):
         absent = rng.random() < missing
         value = rng.randint(1, 99)
         asked = " ".join(_asked(rng, step, texts[-1] if absent else texts[at])).capitalize()
-        answer = chat.format_call(names[at], {keys[at]: value}) if step.calls else names[at]
+        name, arguments = (chat.NOTHING, {}) if absent else (names[at], {keys[at]: value})
         messages.append(message("user", f"{asked} {value}" if step.calls else asked))
-        messages.append(message("assistant", rng.choice(NO_FUNCTION) if absent else answer))
+        messages.append(message("assistant", chat.format_call(name, arguments) if step.calls else name))
     return messages
 
 
@@ -94,7 +96,7 @@ def _names(rng: random.Random, split: str, step: Step, count: int) -> list[str]:
         name = (
             rng.choice(step.pool) if draw < 0.3 else "_".join(rng.sample(step.pool, 2)) if draw < 0.7 else invent(rng)
         )
-        if name not in found and (draw < 0.7 or allowed(name, split)):
+        if name not in (chat.NOTHING, *found) and (draw < 0.7 or allowed(name, split)):
             found.append(name)
     return found
 

@@ -21,6 +21,7 @@ from codechat.tasks import toolbox
 from codechat.tasks.base import row_of
 from codechat.tasks.preparation import checked_ledgers
 from codechat.tasks.toolbox import reading
+from codechat.tasks.toolbox.conversations import NO_FUNCTION
 from codechat.text import chat
 
 Row = dict[str, Any]
@@ -41,7 +42,9 @@ class CallsConfig:
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
     copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
-    lookups: int = opt(0, "lookup drills of each step (domains lookup_words, lookup_calls, lookup_loose)", late=True)
+    lookups: int = opt(
+        0, "lookup drills of each step (domains lookup_words, lookup_calls, lookup_phrases, lookup_loose)", late=True
+    )
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves", late=True)
     problems: int = opt(4000, "training problems of the toolbox")
     no_call_share: float = opt(
@@ -54,7 +57,7 @@ class CallsConfig:
     edition: int = opt(1, "edition of the toolbox: which tools there are, and which of them are held out", late=True)
     tools_style: str = opt(
         "compact",
-        "how a system prompt lists tools: compact, described (the name after its description), or json (of a file)",
+        "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
     )
     probes: int = opt(64, "behaviour probes of each cell")
     seed: int = opt(0, "seed of the toolbox")
@@ -83,10 +86,18 @@ def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
     require_kind(out, "conversations")
     with checked_ledgers() as ledgers:
         files = _toolbox_files(cfg, ledgers) if cfg.source == "embedded" else _read_files(cfg, ledgers)
+    if cfg.tools_style == "described":
+        files = {name: list(map(_declining, rows)) for name, rows in files.items()}
     seen = values_seen(files)
     for split, counts in seen.items():
         print(f"{split}: of {counts['calls']} calls, {counts['seen']} have only values that also occur in training")
     return write(out, files | _probe_files(cfg), ledgers, cfg, values=seen)
+
+
+def _declining(row: Row) -> Row:
+    """The row, in which an answer that has no function calls `chat.NOTHING`, as a described list offers it."""
+    turns = [m | {"content": chat.DECLINE} if m["content"] in NO_FUNCTION else m for m in row["messages"]]
+    return row | {"messages": turns}
 
 
 def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
