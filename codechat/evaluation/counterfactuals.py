@@ -122,7 +122,7 @@ def tool_swapped(problem: Problem, rng: random.Random) -> Case | None:
     if at is None or not others:
         return None
     style = "compact" if lines[at].startswith(name) else "described"
-    lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema], style).splitlines()[-1]
+    lines[at] = chat.tools_prompt([toolbox.TOOLS[rng.choice(others)].schema], style).splitlines()[1]
 
     def judge(text: str) -> Outcome:
         return "ignores" if _calls(text, name) else "other" if _calls(text) else "follows"
