@@ -18,7 +18,9 @@ from typing import Any
 
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import check_split
+from codechat.tasks.toolbox.catalogue import response
 from codechat.tasks.toolbox.conversations import message
+from codechat.tasks.toolbox.reading import CHAIN, RESULT
 from codechat.tasks.toolbox.values import COMMON, allowed, invent
 from codechat.text import chat
 
@@ -30,20 +32,22 @@ FILLERS = "please can you the a now want to me of I with and for it".split()
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the drill. entries: most lines of a list. words: most words of a line. loose: share of requests whose words are not the line's own."""
+    """A step of the drill. entries: most lines of a list. words: most words of a line. loose: share of requests whose words are not the line's own.
+    chained: share of requests for one line and then another, whose call takes the result of the first."""
 
     pool: Sequence[str]
     calls: bool
     entries: int
     words: int
     loose: float = 0.0
+    chained: float = 0.0
 
 
 STEPS = {
     "words": Step(SHORT, calls=False, entries=4, words=2),
     "calls": Step(SHORT, calls=True, entries=4, words=2),
-    "phrases": Step(COMMON, calls=True, entries=5, words=3, loose=0.3),
-    "loose": Step(COMMON, calls=True, entries=5, words=4, loose=0.6),
+    "phrases": Step(COMMON, calls=True, entries=5, words=3, loose=0.3, chained=0.1),
+    "loose": Step(COMMON, calls=True, entries=5, words=4, loose=0.6, chained=0.2),
 }
 
 
@@ -76,12 +80,44 @@ def _conversation(rng: random.Random, split: str, step: Step, missing: float) ->
     messages = [message("system", chat.described("\n".join(["Functions:", *lines])))]
     for at in rng.sample(range(count), count):
         absent = rng.random() < missing
+        first = _Ask(
+            _asked(rng, step, texts[-1] if absent else texts[at]), chat.NOTHING if absent else names[at], keys[at]
+        )
+        if rng.random() < step.chained and not absent:
+            other = rng.choice([i for i in range(count) if i != at])
+            messages += _chain(rng, first, _Ask(_asked(rng, step, texts[other]), names[other], keys[other]))
+            continue
         value = rng.randint(1, 99)
-        asked = " ".join(_asked(rng, step, texts[-1] if absent else texts[at])).capitalize()
-        name, arguments = (chat.NOTHING, {}) if absent else (names[at], {keys[at]: value})
-        messages.append(message("user", f"{asked} {value}" if step.calls else asked))
-        messages.append(message("assistant", chat.format_call(name, arguments) if step.calls else name))
+        messages.append(message("user", first.said(value if step.calls else "")))
+        messages.append(message("assistant", first.call(value) if step.calls else first.name))
     return messages
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """A request in words for one entry: its name, and the key of its argument."""
+
+    words: list[str]
+    name: str
+    key: str
+
+    def said(self, value: Any) -> str:
+        return f"{' '.join(self.words).capitalize()} {value}".strip()
+
+    def call(self, value: int) -> str:
+        return chat.format_call(self.name, {} if self.name == chat.NOTHING else {self.key: value})
+
+
+def _chain(rng: random.Random, first: _Ask, second: _Ask) -> list[dict[str, str]]:
+    """A request for two entries in turn: the first call, its result, and the second call with it."""
+    value, result = rng.randint(1, 99), rng.randint(1, 999)
+    asked = rng.choice(CHAIN).format(first=f"{first.said(value)}.", second=second.said(rng.choice(RESULT)))
+    return [
+        message("user", asked),
+        message("assistant", first.call(value)),
+        message("function", response(result)),
+        message("assistant", second.call(result)),
+    ]
 
 
 def _line(text: list[str], name: str, key: str) -> str:
