@@ -47,6 +47,7 @@ from codechat.core.errors import ConfigError, RunError, nearest
 from codechat.labs import defects
 from codechat.launch import launcher
 from codechat.launch.recipes.nano import NANO
+from codechat.launch.recipes.reading import READING
 from codechat.launch.recipes.scales import SCALES, Scale
 from codechat.launch.recipes.scaling import SCALING
 from codechat.launch.recipes.stage import Bound, Stage, bind
@@ -58,6 +59,10 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
     "nano": (
         "every stage on two CPU cores in minutes: data, pretraining, SFT, diagnosis, REINFORCE, evaluation, notebooks, report",
         NANO,
+    ),
+    "reading": (
+        "nano's pretraining, then SFT in steps that teach it to choose a tool by its description, or none; about as long as nano",
+        READING,
     ),
     "scaling": (
         "five model sizes at two equal budgets of compute, about 12 minutes of one core: the points of a scaling law",
@@ -319,16 +324,16 @@ def results_table(name: str, prefix: str, bound: list[Bound]) -> Table:
 
 def list_recipes(console: Console) -> None:
     """Every recipe, what it changed and why, and its stages; stages of a recipe above are only named."""
-    seen: set[str] = set()
+    seen: list[Stage] = []
     for name, (about, stages) in RECIPES.items():
         console.print(f"{name}: {about}", highlight=False, soft_wrap=True)
-        if shared := [stage.name for stage in stages if stage.name in seen]:
+        if shared := [stage.name for stage in stages if stage in seen]:
             console.print(f"  shared: {', '.join(shared)}", style="dim", highlight=False, soft_wrap=True)
         width = max(len(stage.name) for stage in stages)
         for stage in stages:
-            if stage.name not in seen:
+            if stage not in seen:
                 console.print(f"  {stage.name:<{width}}  {stage.about}", highlight=False, soft_wrap=True)
-        seen |= {stage.name for stage in stages}
+        seen += stages
 
 
 def gathered(argv: list[str], flag: str) -> list[str]:
