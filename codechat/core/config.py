@@ -441,6 +441,19 @@ def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     return {k: (x, y) for k, (x, y) in both.items() if x != y}
 
 
+def changed(cfg: Any, usual: Any = None) -> dict[str, tuple[Any, Any]]:
+    """{dotted setting: (default, here)}, as plain json, of what a configuration does not have by default; "required" where
+    there is no default. `from_dict` makes the configuration from the second values. usual: compare with it instead."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, field in fields_of(type(cfg)).items():
+        here, before = getattr(cfg, name), field.default if usual is None else getattr(usual, name)
+        if dataclasses.is_dataclass(here) and type(here) is type(before):
+            found |= {f"{name}.{below}": pair for below, pair in changed(here, before).items()}
+        elif here != before:
+            found[name] = ("required" if before is REQUIRED else plain(before), plain(here))
+    return found
+
+
 # ---- command line
 
 

@@ -30,7 +30,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -50,22 +49,6 @@ LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose"
 START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; polled, so that none stays a zombie
-
-
-# ---- loops and their configurations
-
-
-def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{setting: (default, here)} of the settings that a configuration changes."""
-    pairs = {
-        row.name: (config.plain(row.default), config.plain(attrgetter(row.name)(cfg)))
-        for row in config.describe(type(cfg))
-    }
-    return {
-        k: (default, here)
-        for k, (default, here) in pairs.items()
-        if default != here and k not in ("run_name", *START_FLAGS)
-    }
 
 
 # ---- writing
@@ -131,7 +114,8 @@ def write(
     path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
     if scripts:
         portable_scripts.write_loop(cfg, scripts, nproc=nproc)
-    return Written(cfg.run_name, path, changed(cfg), verdict, submit)
+    changes = {k: pair for k, pair in config.changed(cfg).items() if k not in ("run_name", *START_FLAGS)}
+    return Written(cfg.run_name, path, changes, verdict, submit)
 
 
 def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool = False) -> Path:

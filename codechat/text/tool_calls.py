@@ -83,6 +83,12 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{CALL_TAG} {_TAG_IN_JSON.sub(lambda _: chr(92) + 'u003c', body)}"
 
 
+def check_style(style: str) -> None:
+    """ConfigError for a style that `tools_prompt` does not have."""
+    if style not in STYLES:
+        raise ConfigError(f"tools_style is {style!r}; it must be one of {', '.join(STYLES)}; correct --tools-style")
+
+
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
@@ -91,8 +97,7 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     precedes it. json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with
     properties that are no object.
     """
-    if style not in STYLES:
-        raise ConfigError(f"tools style {style!r}; required is one of {', '.join(STYLES)}")
+    check_style(style)
     lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS

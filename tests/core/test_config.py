@@ -13,6 +13,7 @@ import pytest
 from codechat.core.config import (
     REQUIRED,
     Settings,
+    changed,
     config_hash,
     default,
     describe,
@@ -200,6 +201,26 @@ def test_the_hash_is_of_what_decides_the_result() -> None:
     assert len(base) == 12 and config_hash(Loop(run_name="other")) == base
     assert len({base, config_hash(Loop(lr=1.0)), config_hash(Loop(model=Model(depth=6))), config_hash(Model())}) == 4
     assert config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1}) != config_hash({"a": 2, "b": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Loop):
+    needed: int = opt(REQUIRED, "a field without a default")
+    other: Model | None = opt(None, "a config that may be absent")
+    model: Model = default(Model(depth=2))
+
+
+def test_what_a_configuration_changes_is_compared_with_its_own_defaults() -> None:
+    assert changed(Inner(needed=1)) == {"needed": ("required", 1)}
+    cfg = Inner(needed=1, lr=1.0, ks=(2,), model=Model(depth=2, n_head=1), other=Model(depth=6))
+    assert changed(cfg) == {
+        "needed": ("required", 1),
+        "lr": (3e-4, 1.0),
+        "ks": ([1, 8], [2]),
+        "model.n_head": (2, 1),
+        "other": (None, {"depth": 6, "n_head": 2}),
+    }
+    assert from_dict(Inner, {name: here for name, (_, here) in changed(cfg).items()}) == cfg
 
 
 def test_a_setting_that_came_later_leaves_older_hashes_alone() -> None:

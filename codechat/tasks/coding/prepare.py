@@ -34,7 +34,7 @@ from codechat.tasks import toolbox
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.sources import mbpp_request, mbpp_split
 from codechat.tasks.preparation import checked_ledgers
-from codechat.text import tokenizer
+from codechat.text import chat, tokenizer
 
 Row = dict[str, Any]
 DOMAIN = "programs"
@@ -84,7 +84,8 @@ def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> R
     out = Path(cfg.out)
     require_kind(out, "conversations")
     with checked_ledgers() as ledgers:
-        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share) for row in read(cfg, ledgers)]
+        style = getattr(cfg, "tools_style", "compact")
+        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share, style) for row in read(cfg, ledgers)]
     files = {
         f"{domain}.{split}": found
         for domain in sorted({r["domain"] for r in rows})
@@ -222,7 +223,9 @@ class SftConfig:
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     tools_style: str = opt(
-        "compact", "how a system prompt lists tools: compact, described, or json (of a file)", late=True
+        "compact",
+        "how a system prompt lists tools: compact, described (the name after its description), or json",
+        late=True,
     )
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt(
@@ -232,6 +235,7 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
+        chat.check_style(self.tools_style)
         check_shares(self, "max_lost")
         check_shares(self, "neutral_share", "negatives_share", together=True)
 
@@ -259,7 +263,7 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         yield from islice(public_rows.instruction_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
 
 
-def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:
+def with_system(row: Row, neutral_share: float, negatives_share: float, style: str = "compact") -> Row:
     """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A
     hash of its id decides."""
     if row["messages"][0]["role"] == "system":
@@ -269,7 +273,7 @@ def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:
     if draw < neutral_share:
         system = toolbox.neutral_system(rng)
     elif meta["asked"] == "code" and draw < neutral_share + negatives_share:
-        system, meta = toolbox.tools_system(rng, split=meta["split"]), meta | {"tools_present": True}
+        system, meta = toolbox.tools_system(rng, split=meta["split"], style=style), meta | {"tools_present": True}
     else:
         return row
     return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}

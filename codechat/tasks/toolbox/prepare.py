@@ -73,8 +73,12 @@ class CallsConfig:
         sources.check_columns(self.columns)
         check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost", "lookups_missing")
         toolbox.tools_of(self.edition)  # an unknown edition is an error
-        if self.tools_style not in chat.STYLES:
-            raise ConfigError(f"tools_style is {self.tools_style!r}; required: one of {', '.join(chat.STYLES)}")
+        chat.check_style(self.tools_style)
+        if self.tools_style == "json" and self.source == "embedded":
+            raise ConfigError(
+                "tools_style json is for the rows of a file or the hub; the embedded toolbox lists its tools compact or "
+                "described; set --tools-style to one of them, or --source"
+            )
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
