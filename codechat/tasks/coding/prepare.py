@@ -56,10 +56,10 @@ class CodeConfig:
     source: tuple[str, ...] = opt(("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths")
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts supervised tokens")
-    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all")
-    max_chars: int = opt(4000, "longest program, characters")
-    min_doc: int = opt(20, "shortest docstring that serves as a request, characters")
-    min_tokens: int = opt(8, "fewest supervised tokens")
+    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
+    max_chars: int = opt(4000, "longest program, characters", least=1)
+    min_doc: int = opt(20, "shortest docstring that serves as a request, characters", least=0)
+    min_tokens: int = opt(8, "fewest supervised tokens", least=0)
     neutral_share: float = opt(0.0, "share of the rows that get a neutral system prompt", late=True)
     negatives_share: float = opt(0.0, "share of the rows that offer tools, although the request is for code", late=True)
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
@@ -218,8 +218,8 @@ class SftConfig:
     )
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    max_examples: int | None = opt(None, "rows to take from each source; none = all")
-    max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters")
+    max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
+    max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters", least=1)
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     tools_style: str = opt(
@@ -231,7 +231,7 @@ class SftConfig:
     columns: tuple[str, ...] = opt(
         (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True
     )
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
