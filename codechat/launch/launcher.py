@@ -47,6 +47,8 @@ from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
 LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate", "passk")}}
 START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
+SOURCES = ("hub", "embedded")  # a task's data that are no directory
+FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; polled, so that none stays a zombie
 
@@ -222,7 +224,7 @@ def start(ref: str | Path | Written) -> Path:
     """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
 
     It outlives the kernel or shell that started it. A run that was stopped or killed continues. RunError if it is finished, is
-    running, or if its config.json was edited."""
+    running, or if its config.json was edited; MissingFile where its data or the checkpoints that it reads do not exist."""
     path = _folder(ref)
     name = name_of(path)
     paths.check_unedited(path, name)
@@ -230,11 +232,26 @@ def start(ref: str | Path | Written) -> Path:
     status = read_status(path)
     if status["status"] in ("running", "finished"):
         raise RunError(f"run {name} is {status['status']}; nothing to start")
+    check_inputs(read_json(path / "config.json"))
     with open(path / "launch.log", "ab") as log:
         child = detached(["sh", str(path / "launch.sh")], log)
     started = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()}
     write_json(path / "process.json", started)
     return path
+
+
+def check_inputs(settings: Mapping[str, Any]) -> None:
+    """MissingFile where the data or the checkpoints that these settings name do not exist: the ranks would load for a minute first."""
+    for name in ("data_dir", "task_data"):
+        where = settings.get(name)
+        if where and where not in SOURCES and not (runs_dir().parent / where).exists():
+            raise MissingFile(
+                f"{config.flag_of(name)} {where} does not exist in {runs_dir().parent}; prepare it with `codechat data`, "
+                "or write the launch with another one"
+            )
+    refs = (settings.get(name) for name in ("init_from", "ckpt"))
+    for ref in (one for some in refs for one in ([some] if isinstance(some, str) else some or ())):
+        paths.find_checkpoint(ref)
 
 
 def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job_scripts.SAVE_S) -> str:
@@ -396,8 +413,8 @@ def _is_recipe(argv: list[str]) -> bool:
     return argv[0] in RECIPES and not paths.is_run(runs_dir() / argv[0])
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat launch`."""
+def main(argv: list[str] | None = None) -> int | None:
+    """`codechat launch`; 1 where `status` or `tail` find that the run failed."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if _is_recipe(argv):
         from codechat.launch import recipe_process
@@ -413,12 +430,15 @@ def main(argv: list[str] | None = None) -> None:
         path = start(cfg.what)
         print(f"started; codechat launch {name_of(path)} tail")
     elif cfg.action == "tail":
-        attach(cfg.what)
+        return int(attach(cfg.what)["status"] in FAILED)
     elif cfg.action == "stop":
         print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
     else:
-        for key, value in status(cfg.what).items():
+        found = status(cfg.what)
+        for key, value in found.items():
             print(f"  {key:<20}{value}")
+        return int(found["status"] in FAILED)
+    return 0
 
 
 if __name__ == "__main__":

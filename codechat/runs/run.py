@@ -150,7 +150,7 @@ class Run:
         run = cls(runs_dir() / name)
         run._writing = True
         if resume:
-            latest = paths.pointed_step(run.path, "latest")
+            latest = paths.latest_step(run.path)
             run.resumed = latest is not None
             run._rewind_to = latest or 0
         return run
