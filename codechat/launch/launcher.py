@@ -99,7 +99,9 @@ def write(
     job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
               again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
     if wandb and kind != "modal":
-        raise ConfigError("wandb is for a Modal app; elsewhere `codechat runs export NAME --wandb` replays a run")
+        raise ConfigError(
+            "wandb of a launch is for a Modal app; elsewhere give --wandb to the loop (after --), or replay with `codechat runs export NAME --wandb`"
+        )
     if nodes > 1 and kind == "shell":
         raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
     _check_not_starting(cfg.run_name)

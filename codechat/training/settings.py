@@ -27,6 +27,11 @@ class RunSettings(Settings):
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
     seed: int = opt(0, "seed of new weights, data order and sampling")
+    wandb: bool = opt(
+        False,
+        "also send the metrics to Weights & Biases; WANDB_MODE=offline keeps them in the run directory",
+        identity=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
