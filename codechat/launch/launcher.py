@@ -142,7 +142,7 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
         "config_hash": config.config_hash(cfg),
         "parent": None,
         **paths.seal(cfg),
-        **provenance.snapshot(paths.ROOT),
+        **provenance.snapshot(paths.SHIPPED),
     }
     try:
         paths.make_directory(

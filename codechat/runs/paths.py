@@ -389,7 +389,7 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         "summary": {},
     }
     status |= writer
-    snapshot = provenance.snapshot(ROOT) | {"world_size": _ranks(), "launch": launch_id()}
+    snapshot = provenance.snapshot(SHIPPED) | {"world_size": _ranks(), "launch": launch_id()}
     env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
     files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
     if planned:
