@@ -9,8 +9,10 @@ Left out: catching unexpected exceptions. A defect keeps its traceback.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from codechat import __version__
@@ -19,7 +21,7 @@ from codechat.core.errors import ConfigError, nearest
 from codechat.core.registry import COMMANDS, FORMER_COMMANDS
 
 USAGE = """\
-usage: codechat COMMAND [OPTIONS]
+usage: codechat [--root DIR] COMMAND [OPTIONS]
 
 A laboratory for training small code-and-tool-calling language models."""
 
@@ -29,6 +31,7 @@ examples:
   codechat chat --ckpt nano/sft --user "write quicksort"
   codechat tools --ckpt nano/rl --user "What is 12 squared?"
   codechat runs compare nano/sft nano/rl
+  codechat --root ~/mine run nano                     runs/, data/ and reports/ below another folder, as after cd
   codechat sft --help                                 every setting of a command"""
 
 
@@ -44,7 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(_dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
+def _enter(words: list[str]) -> list[str]:
+    """Go to the folder of --root; the words after it. Everything else, and every process started later, then finds it as its own folder."""
+    folder = Path(words[1]).expanduser() if len(words) > 1 else None
+    if folder is None or not folder.is_dir():
+        raise ConfigError(f"--root {folder or ''}: required is a folder that exists, such as --root . for this one")
+    os.chdir(folder)
+    from codechat.runs import paths
+
+    if not Path.cwd().samefile(paths.root_at(Path.cwd())):
+        raise ConfigError(
+            f"--root {folder} lies in the checkout {paths.SHIPPED}, whose own root it has; leave --root out"
+        )
+    return words[2:]
+
+
 def _dispatch(words: list[str]) -> Any:
+    if words[:1] == ["--root"]:
+        words = _enter(words)
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_help())
         return 0 if words else 2

@@ -91,15 +91,15 @@ class GRPOConfig(MinibatchSettings, RLSettings):
     )
     ratio: Literal["token", "sequence"] | None = opt(None, "one ratio per token, or one per completion" + PAPER)
     clip_eps_low: float | None = opt(
-        None, "a ratio below 1 - this has no gradient where the advantage is negative" + PAPER
+        None, "a ratio below 1 - this has no gradient where the advantage is negative" + PAPER, least=0
     )
     clip_eps_high: float | None = opt(
-        None, "a ratio above 1 + this has no gradient where the advantage is positive" + PAPER
+        None, "a ratio above 1 + this has no gradient where the advantage is positive" + PAPER, least=0
     )
     resample_rounds: int | None = opt(
-        None, "times that groups without variance are replaced by those of further problems; 0 = never" + PAPER
+        None, "times that groups without variance are replaced by those of further problems; 0 = never" + PAPER, least=0
     )
-    kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model")
+    kl_coef: float = opt(0.0, "weight of the KL divergence from the starting policy; 0 = no reference model", least=0)
     kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of that divergence")
     kl_in: Literal["loss", "reward"] = opt(
         "loss", "where it enters; k1 in the loss is noise of mean zero, k1 in the reward is right"
@@ -112,7 +112,6 @@ class GRPOConfig(MinibatchSettings, RLSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.finite("clip_eps_low", "clip_eps_high", "kl_coef", "resample_rounds")
         if self.baseline != "none":
             self.needs_groups("a group baseline: the advantage is always 0")
         if (self.clip_eps_low or 0) >= 1:

@@ -41,39 +41,37 @@ class PPOConfig(MinibatchSettings, RLSettings):
     shard: bool | None = default(False)
     inner_epochs: int = default(2)
     minibatches: int = default(2)
-    clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative")
-    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive")
-    lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead")
-    gamma: float = opt(1.0, "discount per token")
+    clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
+    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0)
+    lam: float = opt(0.95, "decay of generalised advantages; 1 = the whole return, 0 = one step ahead", least=0, most=1)
+    gamma: float = opt(1.0, "discount per token", least=0, most=1)
     whiten: bool = opt(
         False,
         "advantages of a batch to mean 0 and standard deviation 1, over all ranks; where few groups disagree this blows up the value's noise",
     )
-    value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too")
+    value_coef: float = opt(0.1, "weight of the value loss; its gradient reaches the policy's body too", least=0)
     value_clip_eps: float | None = opt(
-        0.2, "a value may move this far from its value at sampling time; none = unclipped"
+        0.2, "a value may move this far from its value at sampling time; none = unclipped", least=0
     )
-    value_lr: float = opt(1e-2, "learning rate of the value head")
+    value_lr: float = opt(1e-2, "learning rate of the value head", least=0)
     kl_coef: float = opt(
-        0.0, "weight of the KL divergence from the starting policy, in each token's reward; 0 = no reference model"
+        0.0,
+        "weight of the KL divergence from the starting policy, in each token's reward; 0 = no reference model",
+        least=0,
     )
     kl_kind: Literal["k1", "k2", "k3"] = opt(
         "k1", "estimator of that divergence; k1 is the one that is right in a reward"
     )
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
     non_stop_penalty: float = opt(
-        0.0, "taken from the reward of a completion that was cut off before its stop sequence"
+        0.0, "taken from the reward of a completion that was cut off before its stop sequence", least=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.finite(
-            "clip_eps_low", "clip_eps_high", "kl_coef", "value_coef", "value_clip_eps", "value_lr", "non_stop_penalty"
-        )
-        if not (self.clip_eps_low < 1 and 0 <= self.lam <= 1 and 0 < self.gamma <= 1):
+        if self.clip_eps_low >= 1 or not self.gamma:
             raise ConfigError(
-                f"clip_eps_low {self.clip_eps_low}, lam {self.lam}, gamma {self.gamma}; "
-                "required: below 1, in [0, 1], above 0 and at most 1"
+                f"--clip-eps-low {self.clip_eps_low}, --gamma {self.gamma}; required: below 1, above 0 and at most 1"
             )
         self.no_importance_weights("PPO's ratio starts from the sampler already")
         if self.top_k:

@@ -46,31 +46,34 @@ class PreferenceConfig(LearningSettings, PolicySettings):
         None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}", hashed_value=hashed
     )
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
-    sample_groups: int = opt(256, "groups to sample where pairs come from rollouts")
-    group_size: int = opt(8, "completions per group")
+    sample_groups: int = opt(256, "groups to sample where pairs come from rollouts", least=1)
+    group_size: int = opt(8, "completions per group", least=1)
     beta: float | None = opt(
-        None, "strength of the pull towards the reference, or scale of the margin; none = the paper's"
+        None, "strength of the pull towards the reference, or scale of the margin; none = the paper's", least=0
     )
-    margin: float = opt(1.0, "SimPO's target margin")
-    sft_coef: float | None = opt(None, "weight of an SFT term on what is preferred; none = the paper's")
-    liked_weight: float = opt(1.0, "KTO's weight of completions that are liked")
-    disliked_weight: float = opt(1.0, "KTO's weight of completions that are not")
-    device_batch_size: int = opt(8, "pairs (KTO: rows) per microbatch and device")
+    margin: float = opt(1.0, "SimPO's target margin", least=0)
+    sft_coef: float | None = opt(None, "weight of an SFT term on what is preferred; none = the paper's", least=0)
+    liked_weight: float = opt(1.0, "KTO's weight of completions that are liked", least=0)
+    disliked_weight: float = opt(1.0, "KTO's weight of completions that are not", least=0)
+    device_batch_size: int = opt(8, "pairs (KTO: rows) per microbatch and device", least=1)
     max_steps: int = default(100)
-    temperature: float = opt(1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1")
-    top_k: int | None = opt(None, "sample rollouts and evaluations among the k likeliest tokens; none = all", late=True)
-    max_new_tokens: int = opt(64, "longest sampled completion, tokens")
-    row_tokens: int = opt(512, "tokens of a packed training row")
+    temperature: float = opt(
+        1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1", least=0
+    )
+    top_k: int | None = opt(
+        None, "sample rollouts and evaluations among the k likeliest tokens; none = all", late=True, least=1
+    )
+    max_new_tokens: int = opt(64, "longest sampled completion, tokens", least=1)
+    row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     lr: float = default(5e-5)
     muon_lr: float = default(0.001)
     schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
-    eval_every: int = opt(25, "steps between evaluations; 0 = only the last")
-    eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation")
+    eval_every: int = opt(25, "steps between evaluations; 0 = only the last", least=0)
+    eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation", least=0)
     save_every: int = default(50)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least_one("max_new_tokens", "sample_groups")
         if self.data_dir is None and self.task is None:
             raise ConfigError(
                 "neither --data-dir nor --task; set one: preferences are read from a directory or sampled on a task"

@@ -42,7 +42,7 @@ class PretrainConfig(SupervisedSettings):
     muon_lr: float = default(0.02)
     weight_decay: float = default(0.1)
     warmup_steps: int = default(20)
-    eval_tokens: int = opt(65536, "validation tokens per evaluation")
+    eval_tokens: int = opt(65536, "validation tokens per evaluation", least=1)
     compile: bool | None = opt(None, "torch.compile the step; none = where it pays")
 
     def __post_init__(self) -> None:

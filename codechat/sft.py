@@ -47,8 +47,8 @@ class SFTConfig(SupervisedSettings, PolicySettings):
     lr: float = default(1e-3)
     muon_lr: float = default(0.01)
     warmup_steps: int = default(10)
-    eval_examples: int = opt(64, "held-out conversations per domain")
-    probe_examples: int = opt(32, "behaviour probes per cell; 0 = none")
+    eval_examples: int = opt(64, "held-out conversations per domain", least=0)
+    probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
     compile: bool | None = opt(None, "torch.compile the step; none = where it pays", late=True)
 

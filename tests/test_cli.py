@@ -55,6 +55,31 @@ def test_every_command_has_a_main_and_examples(name: str) -> None:
     assert f"codechat {name}" in source, "its help shows no example"
 
 
+ROOT_OF = (
+    "import sys; from codechat import cli; cli.main(sys.argv[1:]); from codechat.runs import paths; print(paths.ROOT)"
+)
+
+
+@pytest.mark.parametrize(
+    "where, words, found",
+    [("checkout", (), "checkout"), ("elsewhere", (), "elsewhere"), ("checkout", ("--root", "{}"), "elsewhere")],
+)
+def test_runs_lie_below_the_folder_of_the_command_or_of_root(
+    where: str, words: tuple[str, ...], found: str, tmp_path: Path
+) -> None:
+    places = {"checkout": ROOT, "elsewhere": tmp_path}
+    argv = [sys.executable, "-c", ROOT_OF, *(w.format(tmp_path) for w in words), "runs"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=places[where], env=env, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.split()[-1]).samefile(places[found])
+
+
+def test_a_root_that_is_none_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path.cwd()
+    assert main(["--root", str(tmp_path / "absent"), "runs"]) == main(["--root"]) == 2
+    assert "--root" in capsys.readouterr().err and Path.cwd() == before
+
+
 def test_help_waits_for_no_library() -> None:
     code = (
         "import sys, time; t = time.process_time(); from codechat import cli; cli.main(['--help']);"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from importlinter.cli import lint_imports
 
+from codechat.bench import KINDS
 from codechat.core.registry import COMMANDS, PREPARATIONS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
@@ -96,7 +97,7 @@ def foreign(program: str, *words: str) -> tuple[set[str], str]:
     return set(done.stderr.split()), done.stdout
 
 
-HELPS = ["", *COMMANDS, *(f"data {id.removeprefix('data.')}" for id in PREPARATIONS)]
+HELPS = ["", *COMMANDS, *(f"data {id.removeprefix('data.')}" for id in PREPARATIONS), *(f"bench {k}" for k in KINDS)]
 
 
 @pytest.mark.parametrize("command", HELPS)

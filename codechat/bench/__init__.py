@@ -11,11 +11,13 @@ installed by pip install -e '.[bench]'; without them pass --vs plain, or --vs wi
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
+from codechat.bench import settings
 from codechat.core import config, errors, provenance
 from codechat.core.atomic_files import write_json
 from codechat.core.errors import ConfigError
@@ -53,9 +55,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:
     """Parse the settings, measure, print, write --json; returns the figures."""
+    about = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{kind}.py").read_text(encoding="utf-8")))
+    cfg = config.parse(
+        getattr(settings, KINDS[kind][0]),
+        argv,
+        presets=settings.RUN_PRESETS.get(kind),
+        prog=f"codechat bench {kind}",
+        epilog=about,  # read, not imported: help needs no torch
+    )
     part = importlib.import_module(f"codechat.bench.{kind}")
-    how = dict(presets=part.RUN_PRESETS, prog=f"codechat bench {kind}", epilog=part.__doc__)
-    cfg = config.parse(getattr(part, KINDS[kind][0]), argv, **how)
     figures = {
         "kind": kind,
         "config": {k: v for k, v in config.to_dict(cfg).items() if k != "json"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import tiktoken
 import torch
 
 from codechat.bench import measure
-from codechat.core.config import opt
+from codechat.bench.settings import DataBench
 from codechat.data import corpus, public_rows, sources
 from codechat.data.sources import Document, Ledger
 from codechat.distributed import dist
@@ -28,20 +28,6 @@ from codechat.models.gpt import GPT
 from codechat.text import tokenizer
 
 STEPS = 10  # training steps in which the loader's share is measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataBench:
-    """What `codechat bench data` runs."""
-
-    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
-    megabytes: float = opt(24.0, "text to tokenize")
-    tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
-    rounds: int = opt(5, "timed turns of each contestant")
-    json: str | None = opt(None, "also write the figures to this file")
-
-
-RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def documents(path: str | None) -> list[Document]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,8 +24,8 @@ from rich.table import Table
 from torch import nn
 
 from codechat.bench import data, peers
+from codechat.bench.settings import QualityBench
 from codechat.core import config
-from codechat.core.config import opt
 from codechat.data import corpus
 from codechat.distributed import dist
 from codechat.launch.recipes import nano
@@ -39,25 +38,6 @@ from codechat.text import tokenizer
 HOLD_OUT_EVERY = 50
 TICKS = 1_000_000  # steps of the schedule; the current one is the elapsed share of the time
 WARMUP_SHARE = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class QualityBench:
-    """What `codechat bench quality` runs."""
-
-    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
-    max_bytes: int = opt(30_000_000, "text to prepare")
-    tokenizer: str = opt("python:4096", "tokenizer of codechat")
-    peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
-    seconds: float = opt(300.0, "training time of each contestant")
-    evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end")
-    eval_tokens: int = opt(200_000, "held-out tokens per evaluation")
-    vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
-    seed: int = opt(0, "seed of weights and windows")
-    json: str | None = opt(None, "also write the figures to this file")
-
-
-RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:

@@ -11,35 +11,17 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from codechat import reinforce
 from codechat.bench import measure, peers
-from codechat.core.config import opt
+from codechat.bench.settings import RLBench
 from codechat.distributed import dist
-from codechat.models.config import GPTConfig
 from codechat.tasks.toy import CLASSES, ToyTask
 from codechat.text.tokenizer import load
 
 RUN_NAME = "bench/rl"
 STEPS = 3  # of each training; the last one is timed
-
-
-@dataclass(frozen=True, kw_only=True)
-class RLBench:
-    """What `codechat bench rl` runs."""
-
-    model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
-    problems: int = opt(8, "problems per step")
-    group_size: int = opt(8, "completions per problem")
-    max_new_tokens: int = opt(64, "tokens of each completion")
-    vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
-    rounds: int = opt(3, "timed steps of each contestant")
-    json: str | None = opt(None, "also write the figures to this file")
-
-
-RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def contestants(cfg: RLBench) -> list[measure.Contestant]:

@@ -6,42 +6,15 @@ codechat bench sample --preset nano --prompts 16 --prompt-tokens 128 --max-new-t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from codechat.bench import measure, peers
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError
+from codechat.bench.settings import SampleBench
 from codechat.distributed import dist
 from codechat.models import generate
-from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleBench:
-    """What `codechat bench sample` runs."""
-
-    model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
-    prompts: int = opt(16, "prompts sampled together")
-    prompt_tokens: int = opt(64, "tokens of each prompt")
-    max_new_tokens: int = opt(128, "new tokens of each prompt")
-    top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all")
-    vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
-    rounds: int = opt(5, "timed turns of each contestant")
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(
-                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                f"{self.model.block_size}; lower them or set --model.block-size"
-            )
-
-
-RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
 def contestants(cfg: SampleBench) -> list[measure.Contestant]:

@@ -19,49 +19,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from codechat.bench import measure
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError, RunError
+from codechat.bench.settings import ServeBench
+from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.inference import serve
 from codechat.inference.batching import Engine, Request
 from codechat.models import generate, loading
-from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.text import tokenizer
 
 START_S = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeBench:
-    """What `codechat bench serve` runs."""
-
-    model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, with random weights")
-    ckpt: str = opt("", "checkpoint to serve instead of random weights")
-    clients: int = opt(16, "concurrent clients, and rows per batch")
-    prompt_tokens: int = opt(64, "tokens of each prompt")
-    max_new_tokens: int = opt(128, "new tokens of each completion")
-    first_tokens: int = opt(15, "single requests for the time to the first token")
-    rounds: int = opt(5, "timed turns of each contestant")
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if not self.ckpt and self.prompt_tokens + self.max_new_tokens > self.model.block_size:
-            raise ConfigError(
-                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
-                f"{self.model.block_size}; lower them or set --model.block-size"
-            )
-
-
-RUN_PRESETS = {name: {"model": model} for name, model in PRESETS.items()}
 
 
 def load(cfg: ServeBench) -> LoadedModel:

@@ -8,44 +8,19 @@ codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --checkpoi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from codechat.bench import measure, peers
+from codechat.bench.settings import TrainBench
 from codechat.core import config
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError
 from codechat.distributed import dist, hardware
 from codechat.models import optim
-from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainBench:
-    """What `codechat bench train` runs."""
-
-    model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
-    device_batch_size: int = opt(8, "sequences per step")
-    seq_len: int = opt(256, "tokens per sequence")
-    vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
-    modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
-    rounds: int = opt(5, "timed turns of each contestant")
-    memory: bool = opt(True, "also measure peak memory, each contestant in its own process")
-    json: str | None = opt(None, "also write the figures to this file")
-
-    def __post_init__(self) -> None:
-        if self.seq_len > self.model.block_size:
-            raise ConfigError(
-                f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size"
-            )
-
-
-RUN_PRESETS = {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()}
 
 
 def config_from(plain: dict[str, Any]) -> TrainBench:

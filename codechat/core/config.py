@@ -103,26 +103,32 @@ class Settings:
         class SFTConfig(OptimizerSettings, RunSettings): ...  # --help shows RunSettings first
 
     A `__post_init__` of a group or configuration checks its own fields and calls `super().__post_init__()`; this
-    class ends the chain and checks the bounds given to `opt`. Groups take no slots=True: Python cannot inherit from two classes with slots.
+    class ends the chain and checks the bounds given to `opt`, as reading a command line or file does for every class. Groups take no slots=True: Python cannot inherit from two classes with slots.
     """
 
     def __post_init__(self) -> None:
-        _check_bounds(self)
+        _check_bounds(type(self), {name: getattr(self, name) for name in metadata_of(type(self))})
         following = getattr(super(), "__post_init__", None)  # of a base that is not derived from Settings
         if following:
             following()
 
 
-def _check_bounds(cfg: Any) -> None:
+def flag_of(name: str) -> str:
+    """How the command line writes a setting: model.block_size is --model.block-size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
     """ConfigError for a number outside the least= and most= of its field, or not finite; None is no number."""
-    for name, meta in metadata_of(type(cfg)).items():
-        value, least, most = getattr(cfg, name), meta.get("least"), meta.get("most")
+    for name, meta in metadata_of(cls).items():
+        value, least, most = values.get(name), meta.get("least"), meta.get("most")
         if value is None or least is most is None:
             continue
         low, high = -math.inf if least is None else least, math.inf if most is None else most
         if not (low <= value <= high and math.isfinite(value)):
-            needed = f"from {least} to {most}" if most is not None else f"at least {least}, and finite"
-            raise ConfigError(f"{name} is {value}; it must be {needed}; correct --{name.replace('_', '-')}")
+            needed = f"from {least} to {most}" if most is not None else f"at least {least}"
+            needed += ", and finite" if most is None and isinstance(value, float) else ""
+            raise ConfigError(f"{prefix}{name} is {value}; it must be {needed}; correct {flag_of(prefix + name)}")
 
 
 # ---- reading fields
@@ -324,7 +330,8 @@ def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
         elif name in flat:
             kwargs[f.name] = _checked(f, name, flat[name])
         elif f.default is REQUIRED:
-            raise ConfigError(f"{name} is required ({f.meta.get('help', '')}); set --{name.replace('_', '-')}")
+            raise ConfigError(f"{name} is required ({f.meta.get('help', '')}); set {flag_of(name)}")
+    _check_bounds(cls, kwargs, prefix)
     try:
         return cls(**kwargs)
     except UserError:
@@ -441,6 +448,19 @@ def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     return {k: (x, y) for k, (x, y) in both.items() if x != y}
 
 
+def changed(cfg: Any, usual: Any = None) -> dict[str, tuple[Any, Any]]:
+    """{dotted setting: (default, here)}, as plain json, of what a configuration does not have by default; "required" where
+    there is no default. `from_dict` makes the configuration from the second values. usual: compare with it instead."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, field in fields_of(type(cfg)).items():
+        here, before = getattr(cfg, name), field.default if usual is None else getattr(usual, name)
+        if dataclasses.is_dataclass(here) and type(here) is type(before):
+            found |= {f"{name}.{below}": pair for below, pair in changed(here, before).items()}
+        elif here != before:
+            found[name] = ("required" if before is REQUIRED else plain(before), plain(here))
+    return found
+
+
 # ---- command line
 
 
@@ -487,8 +507,8 @@ class _Words:
             name, equals, value = find_field(self.cls, key[3:]), "=", False
             name = name if self.takes(name, bool) else None
         if name is None:
-            flags = [f"--{n.replace('_', '-')}" for n in (*self.leaves, *self.extra)]
-            raise ConfigError(f"unknown flag --{key}{nearest('--' + key.replace('_', '-'), flags)}")
+            flags = [flag_of(n) for n in (*self.leaves, *self.extra)]
+            raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), flags)}")
         if not equals and self.takes(name, bool):
             value = self.words.pop(0) if self.words[:1] in (["true"], ["false"]) else True
         elif not equals:
@@ -549,7 +569,7 @@ def format_help(
         if groups[name] is not heading:
             heading = groups[name]
             lines.append(f"\n{_title(heading)}:")
-        flag = f"--{name.replace('_', '-')} {type_name(f.type)}"
+        flag = f"{flag_of(name)} {type_name(f.type)}"
         lines.append(_help_entry(flag, f.meta.get("help", "") + _default_text(f.default)))
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
 

@@ -31,7 +31,9 @@ def check_shares(cfg: Any, *names: str, together: bool = False) -> None:
     """ConfigError unless each of these settings, and with `together` their sum, is in [0, 1]."""
     for name in names:
         if not 0 <= getattr(cfg, name) <= 1:
-            raise ConfigError(f"{name} is {getattr(cfg, name)}; it must be a share from 0 to 1")
+            raise ConfigError(
+                f"{name} is {getattr(cfg, name)}; it must be a share from 0 to 1; correct {config.flag_of(name)}"
+            )
     if together and sum(getattr(cfg, name) for name in names) > 1:
         shown = " and ".join(f"{name} {getattr(cfg, name)}" for name in names)
         raise ConfigError(f"{shown} add up to more than 1; lower one")

@@ -182,7 +182,7 @@ class DiagnoseConfig(SamplingSettings):
     ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
     groups: int = opt(64, "training problems to sample")
     group_size: int = opt(8, "completions per problem")
-    gold_examples: int = opt(256, "training problems whose reference solutions must score the maximum first")
+    gold_examples: int = opt(256, "training problems whose reference solutions must score the maximum first", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -231,10 +231,10 @@ class EvaluateConfig(SamplingSettings):
         ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
     )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
-    limit: int | None = opt(None, "problems per split; none = all that the task has")
+    limit: int | None = opt(None, "problems per split; none = all that the task has", least=0)
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
-    temperature: float = opt(1.0, "sampling temperature; 0 = greedy, with n = 1")
+    temperature: float = opt(1.0, "sampling temperature; 0 = greedy, with n = 1", least=0)
     temperatures: tuple[float, ...] = opt(
         (), "further temperatures, each with a row of its own; 0 = greedy, one completion a problem", late=True
     )
@@ -245,11 +245,11 @@ class EvaluateConfig(SamplingSettings):
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
     skip_failing_references: bool = skipping()
-    probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none")
+    probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
     heldout_examples: int = opt(
-        0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", late=True
+        0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", late=True, least=0
     )
-    device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows")
+    device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

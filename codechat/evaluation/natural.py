@@ -336,14 +336,14 @@ class NaturalConfig:
     out: Path | None = opt(
         None, "directory for copies of natural.jsonl and natural.md; none = only the run", identity=False
     )
-    temperature: float = opt(0.0, "sampling temperature; 0 = greedy")
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all")
-    max_new_tokens: int = opt(240, "longest answer, tokens")
+    temperature: float = opt(0.0, "sampling temperature; 0 = greedy", least=0)
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
+    max_new_tokens: int = opt(240, "longest answer, tokens", least=1)
     seed: int = opt(0, "seed of the sampling")
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the requests before printing scores", identity=False
     )
-    device_batch_size: int | None = opt(None, "answers sampled at a time; none = what memory allows")
+    device_batch_size: int | None = opt(None, "answers sampled at a time; none = what memory allows", least=1)
 
     def __post_init__(self) -> None:
         if not self.ckpt or self.max_new_tokens < 1:

@@ -29,7 +29,7 @@ class SamplingSettings(Settings):
     )
     temperature: float = opt(1.0, "sampling temperature; before RL, the one that RL will use", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
-    max_new_tokens: int = opt(64, "longest completion, tokens")
+    max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     seed: int = opt(0, "seed of problem order, sampling and bootstrap")
 
     def __post_init__(self) -> None:

@@ -82,6 +82,12 @@ class LocalModel:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         return chat.prompt(messages, self.loaded.tokenizer, self.loaded.tags)
 
+    @property
+    def only_pretrained(self) -> bool:
+        """Whether no stage that led to this checkpoint showed it a conversation."""
+        kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
+        return bool(kinds) and kinds <= {"pretrain", "chars"}
+
     def say(self, messages: Sequence[Message], raw: bool = False) -> Iterator[str]:
         """Pieces of the assistant's next turn; raw: with tags. ConfigError where the conversation fills the block."""
         tokenizer, tags = self.loaded.tokenizer, self.loaded.tags
@@ -225,6 +231,12 @@ def main(argv: list[str] | None = None) -> None:
         print(cfg.complete, end="", flush=True)
         show(model.complete(cfg.complete))
         return
+    if isinstance(model, LocalModel) and model.only_pretrained:
+        print(
+            f"[{cfg.ckpt} was only pretrained and never saw a conversation: do not expect answers; "
+            "take a checkpoint after SFT, or continue a text with --complete]",
+            file=sys.stderr,
+        )
 
     def reply(messages: list[Message]) -> list[Message]:
         messages = model.fit(messages)

@@ -48,12 +48,14 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
         GPTConfig(depth=4, n_embd=128, n_head=4, block_size=128),
         "architecture; objective denoise makes it see both sides",
     )
-    prompt_len: int = opt(1, "symbols of a window that are given")
-    horizon: int = opt(70, "symbols of a window that are learned, drawn and rewarded")
-    device_batch_size: int = opt(32, "windows per step and device")
-    max_tokens: int = opt(1_000_000, "places that go through a backward pass in the whole run, all ranks and epochs")
+    prompt_len: int = opt(1, "symbols of a window that are given", least=1)
+    horizon: int = opt(70, "symbols of a window that are learned, drawn and rewarded", least=1)
+    device_batch_size: int = opt(32, "windows per step and device", least=1)
+    max_tokens: int = opt(
+        1_000_000, "places that go through a backward pass in the whole run, all ranks and epochs", least=1
+    )
     feed: Literal["own", "text"] = opt("own", "what the policy reads while it draws: its own symbols, or the text's")
-    group_size: int = opt(8, "draws of each place")
+    group_size: int = opt(8, "draws of each place", least=1)
     reward_mode: Literal["plus1", "plusminus1"] = opt("plus1", "a right symbol earns 1, a wrong one 0 or -1")
     partial_logprob: float = opt(
         0.0, "weight of partial credit: a log-probability under the policy, added to the reward"
@@ -69,47 +71,42 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
         "standard deviation, which blows up partial credit where no draw is right",
     )
     gamma: float = opt(
-        0.0, "discount of the rewards of later places, with --feed own; 0 = each symbol answers for itself"
+        0.0,
+        "discount of the rewards of later places, with --feed own; 0 = each symbol answers for itself",
+        least=0,
+        most=1,
     )
-    lam: float = opt(0.95, "ppo: decay of generalised advantages")
+    lam: float = opt(0.95, "ppo: decay of generalised advantages", least=0, most=1)
     reference: Literal["bigram", "random"] = opt(
         "bigram", "frozen policy of the KL term: the text's pairs, or the starting weights"
     )
-    kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference")
-    kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0")
+    kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
+    kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
     kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of that divergence")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-    clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative")
-    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive")
-    value_coef: float = opt(0.1, "ppo: weight of the value loss; its gradient reaches the policy's body too")
+    clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
+    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0)
+    value_coef: float = opt(0.1, "ppo: weight of the value loss; its gradient reaches the policy's body too", least=0)
     value_clip_eps: float | None = opt(
-        0.2, "ppo: a value may move this far from its value at sampling time; none = unclipped"
+        0.2, "ppo: a value may move this far from its value at sampling time; none = unclipped", least=0
     )
-    value_lr: float = opt(1e-2, "ppo: learning rate of the value head")
-    fill_passes: int = opt(32, "denoise: passes in which a sample is filled in, at most one per symbol")
+    value_lr: float = opt(1e-2, "ppo: learning rate of the value head", least=0)
+    fill_passes: int = opt(32, "denoise: passes in which a sample is filled in, at most one per symbol", least=1)
     lr: float = default(3e-3)
     muon_lr: float = default(0.02)
     warmup_steps: int = default(20)
     schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
-    eval_every: int = opt(100, "steps between validations and samples; 0 = only the last")
-    eval_tokens: int = opt(16_384, "held-out symbols per validation")
-    samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts")
+    eval_every: int = opt(100, "steps between validations and samples; 0 = only the last", least=0)
+    eval_tokens: int = opt(16_384, "held-out symbols per validation", least=1)
+    samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
     save_every: int = default(200)
     keep_every: int = default(0, late=True)
-    log_every: int = opt(10, "steps between logged metrics")
+    log_every: int = opt(10, "steps between logged metrics", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least_one(
-            "prompt_len", "horizon", "device_batch_size", "max_tokens", "group_size", "fill_passes", "log_every"
-        )
-        self.finite(
-            "kl_coef", "kl_warmup_tokens", "value_coef", "value_clip_eps", "value_lr", "clip_eps_low", "clip_eps_high"
-        )
-        if not (self.clip_eps_low < 1 and 0 <= self.lam <= 1 and 0 <= self.gamma <= 1):
-            raise ConfigError(
-                f"clip_eps_low {self.clip_eps_low}, lam {self.lam}, gamma {self.gamma}; required: below 1, in [0, 1], in [0, 1]"
-            )
+        if self.clip_eps_low >= 1:
+            raise ConfigError(f"--clip-eps-low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
         if self.prompt_len + self.horizon > self.model.block_size:
             raise ConfigError(
                 f"prompt_len {self.prompt_len} + horizon {self.horizon} exceed block_size {self.model.block_size}; lower --horizon, or raise "

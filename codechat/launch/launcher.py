@@ -30,7 +30,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -48,24 +47,10 @@ from codechat.runs.paths import find_run, name_of, read_status, runs_dir
 
 LAUNCHABLE = {**registry.LOOPS, **{id: registry.STAGES[id] for id in ("diagnose", "evaluate", "passk")}}
 START_FLAGS = ("resume", "overwrite")  # of one start, not of a run
+SOURCES = ("hub", "embedded")  # a task's data that are no directory
+FAILED = ("failed", "killed", "start failed")  # states after which `status` and `tail` end with 1
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # started here; polled, so that none stays a zombie
-
-
-# ---- loops and their configurations
-
-
-def changed(cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """{setting: (default, here)} of the settings that a configuration changes."""
-    pairs = {
-        row.name: (config.plain(row.default), config.plain(attrgetter(row.name)(cfg)))
-        for row in config.describe(type(cfg))
-    }
-    return {
-        k: (default, here)
-        for k, (default, here) in pairs.items()
-        if default != here and k not in ("run_name", *START_FLAGS)
-    }
 
 
 # ---- writing
@@ -114,7 +99,9 @@ def write(
     job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
               again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
     if wandb and kind != "modal":
-        raise ConfigError("wandb is for a Modal app; elsewhere `codechat runs export NAME --wandb` replays a run")
+        raise ConfigError(
+            "wandb of a launch is for a Modal app; elsewhere give --wandb to the loop (after --), or replay with `codechat runs export NAME --wandb`"
+        )
     if nodes > 1 and kind == "shell":
         raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
     _check_not_starting(cfg.run_name)
@@ -131,7 +118,8 @@ def write(
     path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
     if scripts:
         portable_scripts.write_loop(cfg, scripts, nproc=nproc)
-    return Written(cfg.run_name, path, changed(cfg), verdict, submit)
+    changes = {k: pair for k, pair in config.changed(cfg).items() if k not in ("run_name", *START_FLAGS)}
+    return Written(cfg.run_name, path, changes, verdict, submit)
 
 
 def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite: bool = False) -> Path:
@@ -154,7 +142,7 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
         "config_hash": config.config_hash(cfg),
         "parent": None,
         **paths.seal(cfg),
-        **provenance.snapshot(paths.ROOT),
+        **provenance.snapshot(paths.SHIPPED),
     }
     try:
         paths.make_directory(
@@ -238,7 +226,7 @@ def start(ref: str | Path | Written) -> Path:
     """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
 
     It outlives the kernel or shell that started it. A run that was stopped or killed continues. RunError if it is finished, is
-    running, or if its config.json was edited."""
+    running, or if its config.json was edited; MissingFile where its data or the checkpoints that it reads do not exist."""
     path = _folder(ref)
     name = name_of(path)
     paths.check_unedited(path, name)
@@ -246,11 +234,26 @@ def start(ref: str | Path | Written) -> Path:
     status = read_status(path)
     if status["status"] in ("running", "finished"):
         raise RunError(f"run {name} is {status['status']}; nothing to start")
+    check_inputs(read_json(path / "config.json"))
     with open(path / "launch.log", "ab") as log:
         child = detached(["sh", str(path / "launch.sh")], log)
     started = {"host": platform.node(), "pid": child.pid, "pid_start": process_start(child.pid), "time": time.time()}
     write_json(path / "process.json", started)
     return path
+
+
+def check_inputs(settings: Mapping[str, Any]) -> None:
+    """MissingFile where the data or the checkpoints that these settings name do not exist: the ranks would load for a minute first."""
+    for name in ("data_dir", "task_data"):
+        where = settings.get(name)
+        if where and where not in SOURCES and not (runs_dir().parent / where).exists():
+            raise MissingFile(
+                f"{config.flag_of(name)} {where} does not exist in {runs_dir().parent}; prepare it with `codechat data`, "
+                "or write the launch with another one"
+            )
+    refs = (settings.get(name) for name in ("init_from", "ckpt"))
+    for ref in (one for some in refs for one in ([some] if isinstance(some, str) else some or ())):
+        paths.find_checkpoint(ref)
 
 
 def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job_scripts.SAVE_S) -> str:
@@ -412,8 +415,8 @@ def _is_recipe(argv: list[str]) -> bool:
     return argv[0] in RECIPES and not paths.is_run(runs_dir() / argv[0])
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`codechat launch`."""
+def main(argv: list[str] | None = None) -> int | None:
+    """`codechat launch`; 1 where `status` or `tail` find that the run failed."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if _is_recipe(argv):
         from codechat.launch import recipe_process
@@ -429,12 +432,15 @@ def main(argv: list[str] | None = None) -> None:
         path = start(cfg.what)
         print(f"started; codechat launch {name_of(path)} tail")
     elif cfg.action == "tail":
-        attach(cfg.what)
+        return int(attach(cfg.what)["status"] in FAILED)
     elif cfg.action == "stop":
         print(f"{cfg.what}: {stop(cfg.what, now=cfg.now)}")
     else:
-        for key, value in status(cfg.what).items():
+        found = status(cfg.what)
+        for key, value in found.items():
             print(f"  {key:<20}{value}")
+        return int(found["status"] in FAILED)
+    return 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +63,9 @@ class ExportConfig:
             raise ConfigError(f"nproc is {self.nproc}; it must be at least 1")
 
 
-def changed_settings(cfg: Any, default: Any = None, prefix: str = "") -> dict[str, Any]:
+def changed_settings(cfg: Any) -> dict[str, Any]:
     """{dotted setting: value} of what a configuration does not have by default; `config.from_dict` gives it back."""
-    found: dict[str, Any] = {}
-    for name, field in config.fields_of(type(cfg)).items():
-        here, usual = getattr(cfg, name), field.default if default is None else getattr(default, name)
-        if is_dataclass(here) and type(here) is type(usual):
-            found |= changed_settings(here, usual, f"{prefix}{name}.")
-        elif here != usual:
-            found[prefix + name] = config.plain(here)
-    return found
+    return {name: here for name, (_, here) in config.changed(cfg).items()}
 
 
 # ---- loops

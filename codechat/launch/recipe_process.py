@@ -218,19 +218,27 @@ def tail(cfg: RecipeLaunch, every_s: float = 1.0) -> None:
         print(f"\nstopped following {cfg.recipe}; it is still running")
 
 
-def main(argv: list[str]) -> None:
-    """`codechat launch RECIPE`."""
+def has_failed(found: dict[str, Any]) -> bool:
+    """Whether a status is that of a recipe that ended with an error, or in a stage that failed; not of one that was stopped."""
+    error = (found["reason"] or "").startswith("error: ")
+    return found["status"] == "stopped" and (error or any(s in launcher.FAILED for s in found["stages"].values()))
+
+
+def main(argv: list[str]) -> int:
+    """`codechat launch RECIPE`; 1 where `status` or `tail` find that it failed."""
     words = runner.gathered(runner.gathered(argv, "--defect"), "--force")
     cfg = config.parse(RecipeLaunch, words, prog="codechat launch RECIPE", epilog=__doc__)
     if cfg.action == "tail":
         tail(cfg)
+        return int(has_failed(status(cfg)))
     elif cfg.action == "stop":
         print(f"{cfg.recipe}: {stop(cfg)}")
     elif cfg.action == "status":
         found = status(cfg)
-        stages = found.pop("stages")
-        for key, value in {**found, **stages}.items():
+        for key, value in {**{k: v for k, v in found.items() if k != "stages"}, **found["stages"]}.items():
             print(f"  {key:<20}{value if value is not None else ''}".rstrip())
+        return int(has_failed(found))
     else:
         where = start(cfg)
         print(f"started; logs: {where}; codechat launch {cfg.recipe} tail")
+    return 0

@@ -24,15 +24,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 class GPTConfig:
     """Architecture: every number that decides the shape of a weight. `PRESETS` holds the named sizes."""
 
-    depth: int = opt(4, "transformer blocks")
-    n_embd: int = opt(256, "model width")
-    n_head: int = opt(4, "attention heads")
-    n_kv_head: int | None = opt(None, "key-value heads; none = as many as heads (grouped-query attention if fewer)")
-    block_size: int = opt(512, "longest sequence, tokens")
-    vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included")
-    n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text")
+    depth: int = opt(4, "transformer blocks", least=1)
+    n_embd: int = opt(256, "model width", least=1)
+    n_head: int = opt(4, "attention heads", least=1)
+    n_kv_head: int | None = opt(
+        None, "key-value heads; none = as many as heads (grouped-query attention if fewer)", least=0
+    )
+    block_size: int = opt(512, "longest sequence, tokens", least=1)
+    vocab_size: int = opt(50257, "tokens of the tokenizer, end of text included", least=1)
+    n_tags: int = opt(6, "reserved rows for chat tags, after the vocabulary; 0 where tags are plain text", least=0)
     mlp: Literal["relu2", "gelu", "swiglu"] = opt("relu2", "feed-forward kind; swiglu is gated")
-    mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd")
+    mlp_width: int | None = opt(None, "feed-forward width; none = 4 x n_embd", least=0)
     attention: Literal["mha", "mla"] = opt(
         "mha",
         "multi-head attention, or DeepSeek-V2's latent attention, whose cache holds a latent vector and a "
@@ -40,18 +42,21 @@ class GPTConfig:
         late=True,
     )
     kv_rank: int | None = opt(
-        None, "mla: width of the latent that keys and values are made of; none = 4 heads' width", late=True
+        None, "mla: width of the latent that keys and values are made of; none = 4 heads' width", late=True, least=0
     )
-    q_rank: int | None = opt(None, "mla: width that queries are compressed to; none = not compressed", late=True)
+    q_rank: int | None = opt(
+        None, "mla: width that queries are compressed to; none = not compressed", late=True, least=0
+    )
     rope_head_width: int | None = opt(
         None,
         "mla: rotated width that each head's query and the one shared key have beside; none = half a head",
         late=True,
+        least=0,
     )
-    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", late=True)
-    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", late=True)
+    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", late=True, least=0)
+    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", late=True, least=0)
     pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
-    rope_theta: float = opt(10000.0, "base of the rotary frequencies")
+    rope_theta: float = opt(10000.0, "base of the rotary frequencies", least=0)
     rope_factor: float = opt(
         1.0, "Llama 3.1: how often longer than rope_block the context became; 1 = no scaling", late=True
     )
@@ -63,7 +68,7 @@ class GPTConfig:
     qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
     qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
     tied: bool = opt(True, "share the embedding with the output head")
-    norm_eps: float = opt(1e-5, "epsilon of RMSNorm")
+    norm_eps: float = opt(1e-5, "epsilon of RMSNorm", least=0)
     causal: bool = opt(True, "attend to earlier tokens only")
     checkpoint_blocks: bool = opt(
         False, "recompute each block in the backward pass: less memory, about a third more compute"

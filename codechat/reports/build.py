@@ -15,6 +15,7 @@ Left out: training. A report names the runs that it lacks.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,12 +42,12 @@ class ReportConfig:
 
 def names() -> list[str]:
     """The reports: names with a parameter file."""
-    return sorted(path.stem for path in (paths.ROOT / "reports").glob("*.yaml"))
+    return sorted(path.stem for path in (paths.SHIPPED / "reports").glob("*.yaml"))
 
 
 def template_of(name: str) -> str:
     """The name of the template nbs_py/9x_NAME.py or 9x_NAME_report.py. MissingFile names the reports there are."""
-    folder = paths.ROOT / "nbs_py"
+    folder = paths.SHIPPED / "nbs_py"
     found = sorted([*folder.glob(f"9?_{name}.py"), *folder.glob(f"9?_{name}_report.py")])
     if not found:
         near = errors.nearest(name, names()) if names() else ""
@@ -61,21 +62,29 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, fro
     to there is kept."""
     import papermill.iorw
 
-    template, source = template_of(name), paths.ROOT / "reports" / f"{name}.yaml"
+    template, source = template_of(name), paths.SHIPPED / "reports" / f"{name}.yaml"
     if not source.is_file():
         raise MissingFile(f"{source} does not exist; it holds the parameters of report {name}")
     place = out / name  # relative to the project's root where possible: an executed report must not name a machine
-    place = place.relative_to(reports.notebooks.ROOT) if place.is_relative_to(reports.notebooks.ROOT) else place
+    place = place.relative_to(paths.ROOT) if place.is_relative_to(paths.ROOT) else place
     values = (
         (papermill.iorw.read_yaml_file(str(source)) or {})
         | {"out": place.as_posix()}
         | ({"frozen": True} if frozen else {})
     )
+    _bring_frozen_rows(name, out)
     path = out / f"{name}.ipynb"
-    result = reports.notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.ROOT)
+    result = reports.notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.SHIPPED)
     if not result.ok:
         raise RunError(f"report {name}: {result.error}; the notebook up to there is {path}")
     return reports.html.write_page(path)
+
+
+def _bring_frozen_rows(name: str, out: Path) -> None:
+    """The rows that came with the package, beside a report that is written below the working folder's own reports/."""
+    kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
+    if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":
+        shutil.copytree(kept, here)
 
 
 def index(out: Path | None = None) -> Path:

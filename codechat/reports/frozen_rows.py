@@ -35,7 +35,9 @@ READ = {"per_problem": ("evaluate",), "samples": ("rl", "evaluate")}  # stages w
 
 
 def frozen_dir() -> Path:
-    return paths.ROOT / "reports" / FROZEN
+    """Rows frozen in this root, or those that came with the package."""
+    own = paths.ROOT / "reports" / FROZEN
+    return own if own.is_dir() else paths.SHIPPED / "reports" / FROZEN
 
 
 def rows(source: str, stage: str, table: str) -> pd.DataFrame:
@@ -95,7 +97,7 @@ def freeze(recipe: str = "nano", directory: Path | str | None = None) -> Frames:
         frames["runs"] = pd.concat([frames["runs"], _frames(siblings)["runs"]], ignore_index=True)
     found = [{"run": f"{recipe}/{data}", "manifest": _manifest(recipe, data)} for data in DATA]
     frames["manifests"] = pd.DataFrame(found)
-    return run_frames.freeze(frames, frozen_dir() if directory is None else directory)
+    return run_frames.freeze(frames, paths.ROOT / "reports" / FROZEN if directory is None else directory)
 
 
 def _frames(runs: Sequence[str]) -> Frames:

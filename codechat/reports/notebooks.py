@@ -44,9 +44,11 @@ from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import DataError, MissingFile, UserError, nearest
 from codechat.reports import html
-from codechat.runs.run import ROOT
+from codechat.runs import paths
+from codechat.runs.paths import SHIPPED
 
 MAX_BYTES = 300_000
+AT_ROOT = "from codechat.runs import paths; paths.ROOT = type(paths.ROOT)({!r}); del paths"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
 MAGIC = re.compile(r"^\s*(# )?(%%?|!)[A-Za-z]")
@@ -71,7 +73,7 @@ class NotebookResult:
     error: str | None = None
 
 
-def names(chosen: Iterable[str] = (), *, root: Path = ROOT) -> list[str]:
+def names(chosen: Iterable[str] = (), *, root: Path = SHIPPED) -> list[str]:
     """Names with a source, in order; if any are chosen, only those. MissingFile for one without a source."""
     found, chosen = sorted(path.stem for path in (root / "nbs_py").glob("*.py")), list(chosen)
     for name in chosen:
@@ -90,7 +92,7 @@ def code_sha256(notebook: NotebookNode) -> str:
     return hashlib.sha256("\0".join(cell.source.rstrip() for cell in _code(notebook)).encode()).hexdigest()
 
 
-def build(name: str, *, root: Path = ROOT, timeout_s: float = 600) -> Path:
+def build(name: str, *, root: Path = SHIPPED, timeout_s: float = 600) -> Path:
     """Write notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
 
     Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source lacks."""
@@ -107,7 +109,7 @@ def build(name: str, *, root: Path = ROOT, timeout_s: float = 600) -> Path:
     return path
 
 
-def check(chosen: Iterable[str] = (), *, root: Path = ROOT) -> list[str]:
+def check(chosen: Iterable[str] = (), *, root: Path = SHIPPED) -> list[str]:
     """Problems of the pairs, a line each: incomplete, stale, not executed from top to bottom, too large."""
     chosen = list(chosen)
     problems = [line for name in names(chosen, root=root) for line in _pair_problems(name, root)]
@@ -121,7 +123,7 @@ def execute_copies(
     out_dir: Path,
     parameters: Mapping[str, object],
     *,
-    root: Path = ROOT,
+    root: Path = SHIPPED,
     timeout_s: float = 600,
     echo: Callable[[str], object] = print,
 ) -> list[NotebookResult]:
@@ -161,12 +163,14 @@ def run_copies(cfg: CopiesConfig) -> list[NotebookResult]:
 
     The others give the same result on every machine: `make notebooks` executes them, which takes longer than the recipe
     has."""
-    reading = [name for name in names() if not is_template(name) and "source" in parameter_names(_source(name, ROOT))]
-    return execute_copies(reading, ROOT / cfg.out, {"source": cfg.source})
+    reading = [
+        name for name in names() if not is_template(name) and "source" in parameter_names(_source(name, SHIPPED))
+    ]
+    return execute_copies(reading, paths.ROOT / cfg.out, {"source": cfg.source})
 
 
 def execute_copy(
-    name: str, path: Path, parameters: Mapping[str, object], *, root: Path = ROOT, timeout_s: float = 600
+    name: str, path: Path, parameters: Mapping[str, object], *, root: Path = SHIPPED, timeout_s: float = 600
 ) -> NotebookResult:
     """Execute one notebook or report template with `parameters` into `path`; it runs in that folder."""
     notebook, begin = _source(name, root), time.perf_counter()
@@ -241,7 +245,8 @@ def _execute(notebook: NotebookNode, *, cwd: Path, timeout_s: float) -> None:
         record_timing=False,
         store_widget_state=False,
         coalesce_streams=True,
-        extra_arguments=["--log-level=ERROR"],
+        # the kernel works in the notebook's folder; runs/ and data/ are where they are for this process
+        extra_arguments=["--log-level=ERROR", f"--IPKernelApp.exec_lines=[{AT_ROOT.format(str(paths.ROOT))!r}]"],
         resources={"metadata": {"path": str(cwd)}},
         on_cell_start=lambda cell, cell_index: begun.append(cell_index),
     )
@@ -327,7 +332,7 @@ def _build_all(chosen: Sequence[str]) -> int:
         begin = time.perf_counter()
         try:
             path = build(name)
-            print(f"built  {time.perf_counter() - begin:6.1f} s  {path.relative_to(ROOT)}", flush=True)
+            print(f"built  {time.perf_counter() - begin:6.1f} s  {path.relative_to(SHIPPED)}", flush=True)
         except (NotebookError, DataError) as error:
             failed += 1
             print(f"FAILED {time.perf_counter() - begin:6.1f} s  {name}: {error}", file=sys.stderr)

@@ -221,7 +221,7 @@ def headline(numbers: Mapping[str, float], data: Path | str) -> None:
 
 def published(table: str) -> pd.DataFrame:
     """A table of reports/published; every column is named "... (published)". MissingFile names the tables there are."""
-    folder = paths.ROOT / "reports" / "published"
+    folder = paths.SHIPPED / "reports" / "published"
     if not (folder / f"{table}.csv").is_file():
         known = sorted(path.stem for path in folder.glob("*.csv"))
         raise MissingFile(f"no published table {table!r}{nearest(table, known)}; there are {', '.join(known)}")

@@ -1,6 +1,7 @@
 """Coloured tokens: which are supervised, the advantage of each, and its share of the gradient.
 
-    codechat xray --ckpt nano/sft --messages chat.json                   the loss mask of a conversation
+    codechat xray --ckpt nano/sft                                        the loss mask of a validation row of its data
+    codechat xray --ckpt nano/sft --messages chat.json                   that of a conversation
     codechat xray --tokenizer gpt2 --data data/nano/calls.train.jsonl --row 3 --html row.html
     codechat xray --ckpt nano/sft --messages chat.json --gradient        each token's share of the gradient
 
@@ -15,14 +16,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import models, rl  # loading and losses import torch: only when a model is used
+from codechat import models, rl, runs  # loading, losses and checkpoint import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data.conversations import domain_files
+from codechat.runs import paths
 from codechat.text import chat
 from codechat.text.token_view import Kind, XRay, picture, turn_roles, xray_mask
 from codechat.text.tokenizer import Tokenizer, load
@@ -125,20 +128,25 @@ class XRayConfig:
     messages: Path | None = opt(
         None, "json file: a list of {role, content}, or an object with that list under messages"
     )
-    data: Path | None = opt(None, "jsonl file of conversations, such as `codechat data` writes")
-    row: int = opt(0, "row of --data, from 0")
+    data: Path | None = opt(
+        None,
+        "jsonl file of conversations, such as `codechat data` writes; with --ckpt alone: validation rows of its data",
+    )
+    row: int = opt(0, "row of --data, from 0", least=0)
     gradient: bool = opt(False, "colour by share of the gradient; requires --ckpt")
     at: At = opt("hidden", "where the gradient is taken: at the predictions (hidden) or at the inputs (embedding)")
     html: Path | None = opt(None, "write an HTML page to this file and print only the table")
     colour: Literal["auto", "always", "never"] = opt("auto", "terminal colours; auto = when the output is a terminal")
 
     def __post_init__(self) -> None:
-        if (self.messages is None) == (self.data is None):
-            raise ConfigError("required exactly one of --messages FILE.json and --data FILE.jsonl")
+        if self.messages and self.data:
+            raise ConfigError("--messages and --data exclude each other; keep one")
+        if not (self.messages or self.data or self.ckpt):
+            raise ConfigError(
+                "what is coloured? give --messages FILE.json, --data FILE.jsonl, or a model with --ckpt RUN"
+            )
         if self.gradient and self.ckpt is None:
             raise ConfigError("--gradient requires a model; add --ckpt RUN")
-        if self.row < 0:
-            raise ConfigError(f"--row {self.row}; required at least 0: rows are counted from 0")
 
 
 EPILOG = """examples:
@@ -171,6 +179,20 @@ def read_messages(cfg: XRayConfig) -> list[dict[str, str]]:
     return turns
 
 
+def validation_rows(ckpt: str) -> Path:
+    """The file of validation conversations, calls where there are some, of the data that a checkpoint was last fine-tuned on."""
+    known = [entry["data_dir"] for entry in runs.checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
+    for folder in (paths.ROOT / name for name in reversed(known)):
+        try:
+            return min(domain_files(folder, "select"), key=lambda path: path.name != "calls.select.jsonl")
+        except MissingFile:
+            continue
+    listed = f" ({', '.join(known)})" if known else ""
+    raise MissingFile(
+        f"the data of {ckpt}{listed} have no validation conversations here; give --data FILE.jsonl or --messages FILE.json"
+    )
+
+
 def _line(path: Path, row: int) -> str:
     count = 0
     with open(path, encoding="utf-8") as file:
@@ -182,6 +204,9 @@ def _line(path: Path, row: int) -> str:
 
 def attribute(cfg: XRayConfig) -> XRay:
     """The picture that the flags describe."""
+    if not (cfg.messages or cfg.data):
+        cfg = replace(cfg, data=validation_rows(cfg.ckpt))
+        print(f"row {cfg.row} of {cfg.data} (--row, or --data FILE)", file=sys.stderr)
     messages = read_messages(cfg)
     if cfg.ckpt is None:
         return xray_mask(messages, load(cfg.tokenizer), cfg.tags)

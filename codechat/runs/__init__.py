@@ -6,5 +6,7 @@ Not for plotting or judging runs: that is `reports` and `evaluation`.
 from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, modules=["checkpoint", "command", "metrics", "paths", "run", "sharded_checkpoint"], names={"run": ["Run"]}
+    __name__,
+    modules=["checkpoint", "command", "metrics", "paths", "run", "sharded_checkpoint", "tracker"],
+    names={"run": ["Run"]},
 )

@@ -57,7 +57,6 @@ from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, poin
 FORMAT = 1
 OWN_HASH = "meta_sha256"  # of the other fields of meta.json
 REQUIRED = ("step", "run", "files")
-ADVICE = "use another step of the run (NAME@STEP)"
 resolve = find_checkpoint
 
 
@@ -254,13 +253,25 @@ def prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
             shutil.rmtree(doomed)
 
 
+def _advice(folder: Path) -> str:
+    """What to do about a damaged step: which one to use instead, and how a run continues from there."""
+    run_path = folder.parent.parent
+    others = [step for step, path in checkpoint_paths(run_path).items() if path != folder]
+    if not others:
+        return "the run has no other step: train it again with --overwrite"
+    instead = f"{name_of(run_path.resolve())}@{others[-1]}"
+    return f"use {instead}; to continue the run from there, delete {folder}, then set --resume"
+
+
 def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> CheckpointError | None:
     if listed is None or not path.is_file():
-        return CheckpointError(f"{path} is missing from the checkpoint; {ADVICE}")
+        return CheckpointError(f"{path} is missing from the checkpoint; {_advice(path.parent)}")
     if (size := path.stat().st_size) != listed["bytes"]:
-        return CheckpointError(f"{path} is damaged: {size} bytes, written with {listed['bytes']}; {ADVICE}")
+        return CheckpointError(
+            f"{path} is damaged: {size} bytes, written with {listed['bytes']}; {_advice(path.parent)}"
+        )
     if in_full and file_record(path)["sha256"] != listed["sha256"]:
-        return CheckpointError(f"{path} is damaged: its bytes are not those that were written; {ADVICE}")
+        return CheckpointError(f"{path} is damaged: its bytes are not those that were written; {_advice(path.parent)}")
     return None
 
 
@@ -408,7 +419,7 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
-        raise CheckpointError(f"{path} is damaged ({e}); {ADVICE}") from e
+        raise CheckpointError(f"{path} is damaged ({e}); {_advice(path.parent)}") from e
     got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
     if got != FORMAT:
         raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}")
@@ -416,7 +427,7 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     lacking = [key for key in REQUIRED if key not in meta]
     if lacking or (own is not None and own != _hash_of(meta)):
         what = f"it lacks {', '.join(lacking)}" if lacking else "its bytes are not those that were written"
-        raise CheckpointError(f"{path} is damaged: {what}; {ADVICE}")
+        raise CheckpointError(f"{path} is damaged: {what}; {_advice(path.parent)}")
     return meta
 
 

@@ -5,26 +5,26 @@
     codechat runs compare nano/sft nano/sft-s1        the settings in which they differ
     codechat runs export nano/rl --wandb --offline    replay the metrics into Weights & Biases
 
-An export reads the run directory, so that no training loop depends on a tracker, its network or its login.
+An export reads the run directory, so that no training loop depends on a tracker, its network or its login. A loop with --wandb
+sends the same rows while it trains.
 
 Left out: plots (a report draws them; TensorBoard reads runs/NAME/tb), and deleting runs.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from codechat.core import config
 from codechat.core.config import differences, opt
-from codechat.core.errors import ConfigError, RunError
+from codechat.core.errors import ConfigError
 from codechat.runs.metrics import is_declared, metric
 from codechat.runs.run import Run, compare_configs, list_runs, read_rows, runs_dir
+from codechat.runs.tracker import PROJECT, Tracker, tracked_row
 
 NAMES = {"list": 0, "show": 1, "compare": 2, "export": 1}
 LONG = 60  # characters of a value in a table
@@ -38,7 +38,7 @@ class RunsConfig:
     runs: tuple[str, ...] = opt((), "runs: one for show and export, two for compare", positional=True)
     wandb: bool = opt(False, "export to Weights & Biases (pip install wandb)")
     offline: bool = opt(False, "write the export into the run directory, for a later `wandb sync`")
-    project: str = opt("codechat", "project of the tracker")
+    project: str = opt(PROJECT, "project of the tracker")
 
     def __post_init__(self) -> None:
         if len(self.runs) != NAMES[self.action]:
@@ -116,50 +116,29 @@ def show_difference(a: str, b: str) -> None:
 
 
 def tracker_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """Rows {"step", metric: value} in order of steps: metrics under their names, evaluations under eval/SPLIT/."""
-    rows = []
-    for file, prefix in (("metrics.jsonl", ""), ("eval.jsonl", "eval/")):
-        for row in read_rows(run.path / file):
-            where = f"{prefix}{row['split']}/" if prefix and "split" in row else prefix
-            rows.append(
-                {"step": row["step"]} | {where + k: v for k, v in row.items() if is_declared(k) and v is not None}
-            )
+    """What the tracker gets of a run, in order of steps."""
+    files = {"metrics.jsonl": False, "eval.jsonl": True}
+    rows = [tracked_row(row, evaluation) for file, evaluation in files.items() for row in read_rows(run.path / file)]
     yield from sorted(rows, key=lambda row: row["step"])
 
 
 def export_wandb(ref: str, project: str, offline: bool, tell: Callable[[str], None] = print) -> int:
     """Replay a run's metrics and evaluations into Weights & Biases; returns the number of rows.
 
-    RunError where wandb is not installed or cannot log in. The run's name is its id, and the export does not resume,
-    so a second export replaces the first."""
+    RunError where wandb is not installed or cannot log in. The export does not resume, so a second one replaces the first."""
     run = Run.open(ref)
-    wandb = _import_wandb()
-    identity = run.name.replace("/", "--")
-    try:
-        tracked = wandb.init(
-            project=project, name=run.name, id=identity, config=run.config, job_type=run.status["kind"],
-            dir=str(run.path), mode="offline" if offline else "online",
-        )  # fmt: skip
-        tracked.define_metric("*", step_metric="step")
-        count = 0
-        for row in tracker_rows(run):
-            tracked.log(row)
-            count += 1
-        tracked.finish()
-    except wandb.Error as error:
-        raise RunError(f"wandb failed ({error}); run `wandb login`, or add --offline") from error
+    mode = "offline" if offline else "online"
+    tracker = Tracker(run.name, run.config, run.status["kind"], run.path, project=project, mode=mode)
+    count = 0
+    for row in tracker_rows(run):
+        tracker.run.log(row)
+        count += 1
+    tracker.finish()
     tell(
         f"{run.name}: {count} rows "
         + (f"in {run.path / 'wandb'}; upload with `wandb sync`" if offline else f"in project {project}")
     )
     return count
-
-
-def _import_wandb() -> ModuleType:
-    try:
-        return importlib.import_module("wandb")
-    except ModuleNotFoundError:
-        raise RunError("wandb is not installed; pip install wandb (or pip install -e '.[wandb]')") from None
 
 
 EPILOG = """examples:

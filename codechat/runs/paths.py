@@ -3,6 +3,9 @@
 A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a
 checkpoint, or a file inside.
 
+They are below runs/ of the folder in which a command is called (`codechat --root DIR` for another one), or of the checkout
+where it is called inside of that.
+
 A run may be planned: `launch` writes its directory, torchrun starts the loop later, and `prepare` lets that loop take
 the directory over. Somebody may edit config.json between the two, and what was planned, estimated and logged would not
 be what runs. So env.json holds the hash of config.json as it was written, and a mismatch is an error.
@@ -33,8 +36,17 @@ from codechat.core.processes import alive, lock, lock_moved, process_start, unlo
 if TYPE_CHECKING:
     import pandas as pd
 
-_SOURCE = Path(codechat.__file__).resolve().parent.parent
-ROOT = _SOURCE if (_SOURCE / "pyproject.toml").is_file() else Path.cwd()
+_PACKAGE = Path(codechat.__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
+
+
+def root_at(folder: Path) -> Path:
+    """The root of a process that works in `folder`: that folder, or the checkout of this package where it lies inside."""
+    return _CHECKOUT if _CHECKOUT and folder.resolve().is_relative_to(_CHECKOUT) else folder
+
+
+ROOT = root_at(Path.cwd())  # runs/, data/ and reports/ of this process are below it
+SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came with the package
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
@@ -107,13 +119,20 @@ def pointed_step(run_path: Path, which: str) -> int | None:
     return int(m[1]) if m else None
 
 
+def latest_step(run_path: Path) -> int | None:
+    """The step that checkpoints/latest names or, where that was deleted, the last one that is there."""
+    steps, named = checkpoint_paths(run_path), pointed_step(run_path, "latest")
+    return named if named in steps else max(steps, default=None)
+
+
 def _checkpoint_of(run_path: Path, which: str) -> Path:
     name, steps = name_of(run_path), checkpoint_paths(run_path)
     if not steps:
         state = read_status(run_path)["status"]
         raise MissingFile(f"run {name} ({state}) has no checkpoint yet; train it first, or continue it with --resume")
     listed = ", ".join(map(str, steps))
-    step = int(which) if which.isdecimal() else pointed_step(run_path, which) if which in ("latest", "best") else None
+    named = {"latest": latest_step(run_path), "best": pointed_step(run_path, "best")}
+    step = int(which) if which.isdecimal() else named.get(which)
     if which == "best" and step is None:
         raise MissingFile(f"run {name} has no best; `codechat evaluate --ckpt {name} --all-checkpoints` chooses one")
     if step not in steps:
@@ -370,7 +389,7 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         "summary": {},
     }
     status |= writer
-    snapshot = provenance.snapshot(ROOT) | {"world_size": _ranks(), "launch": launch_id()}
+    snapshot = provenance.snapshot(SHIPPED) | {"world_size": _ranks(), "launch": launch_id()}
     env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
     files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
     if planned:

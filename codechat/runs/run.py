@@ -13,7 +13,7 @@ A step's number counts the optimizer updates done: the row of the first update i
 holds what the rows up to 120 led to. A resumed run drops later rows when it writes its first. Rows are
 flushed one by one; a line cut by a kill is not read. With several ranks only the first writes.
 
-Left out: trackers (they can replay metrics.jsonl).
+A configuration with wandb=True also sends the rows to Weights & Biases (`tracker`), which `codechat runs export` can do later.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from codechat.core.processes import StopSignal, unlock
 from codechat.runs import paths
 from codechat.runs.metrics import METRICS, Metric, is_declared, metric, metric_row, plain, plain_row
 from codechat.runs.paths import ROOT, exists, find_checkpoint, find_run, list_runs, runs_dir
+from codechat.runs.tracker import Tracker, require_wandb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +111,7 @@ class Run:
         self._rewind_to: int | None = None  # step from which a resumed run continues; later rows are dropped
         self._rewound = False
         self._board: _Board | None = None
+        self._tracker: Tracker | None = None
         self._files: dict[str, IO[bytes]] = {}
 
     @classmethod
@@ -136,8 +138,11 @@ class Run:
         restarted = dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         if restarted and dist.broadcast_object(paths.same_launch(name)):
             resume, overwrite = True, False
+        tracked = bool(getattr(config, "wandb", False))
         if dist.is_main():
             try:
+                if tracked:
+                    require_wandb()
                 paths.prepare(name, config, kind, parent, resume, overwrite)
             except UserError as e:
                 problem = e
@@ -150,10 +155,24 @@ class Run:
         run = cls(runs_dir() / name)
         run._writing = True
         if resume:
-            latest = paths.pointed_step(run.path, "latest")
+            latest = paths.latest_step(run.path)
             run.resumed = latest is not None
             run._rewind_to = latest or 0
+        if tracked:
+            run._track(kind)
         return run
+
+    def _track(self, kind: str) -> None:
+        """Send rows to the tracker from now on. RunError, on every rank, where it cannot be opened; the run has then failed. A collective."""
+        problem: RunError | None = None
+        if distributed.dist.is_main():
+            try:
+                self._tracker = Tracker(self.name, self.config, kind, self.path, continued=self.resumed)
+            except RunError as e:
+                problem = e
+        if problem := distributed.dist.broadcast_object(problem):
+            self.fail(str(problem))
+            raise problem
 
     @classmethod
     def open(cls, ref: str | Path) -> Run:
@@ -207,14 +226,18 @@ class Run:
         row = plain_row(step, time.time(), values)
         if distributed.dist.is_main():
             self._append("eval.jsonl", [row])
-            self._show({k: v for k, v in row.items() if k in ("step", "time") or is_declared(k)})
+            self._show(
+                {k: v for k, v in row.items() if k in ("step", "time", "split") or is_declared(k)}, evaluation=True
+            )
 
     def log_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rollouts or samples for people to read."""
         if distributed.dist.is_main():
             self._append("samples.jsonl", [plain_row(step, time.time(), row) for row in rows])
 
-    def _show(self, row: Mapping[str, Any]) -> None:
+    def _show(self, row: Mapping[str, Any], evaluation: bool = False) -> None:
+        if self._tracker:
+            self._tracker.add(row, evaluation)
         if self._writing:
             self._board = self._board or _Board(self.path / "tb", self._rewind_to)
             self._board.add(row)
@@ -263,7 +286,9 @@ class Run:
         self._files = {}
         if self._board:
             self._board.close()
-        self._board, self._writing = None, False
+        if self._tracker:
+            self._tracker.finish(failed=state == "failed")
+        self._board, self._tracker, self._writing = None, None, False
         if distributed.dist.is_main():
             unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")

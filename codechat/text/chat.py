@@ -36,6 +36,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     STYLES,
     TAGS,
     Call,
+    check_style,
     described,
     format_call,
     in_words,

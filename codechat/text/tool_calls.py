@@ -91,6 +91,12 @@ DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_wor
 _DECLINES = re.compile(rf'\s*{CALL_TAG}\s*\{{\s*"name"\s*:\s*"{NOTHING}"')
 
 
+def check_style(style: str) -> None:
+    """ConfigError for a style that `tools_prompt` does not have."""
+    if style not in STYLES:
+        raise ConfigError(f"tools_style is {style!r}; it must be one of {', '.join(STYLES)}; correct --tools-style")
+
+
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
@@ -99,8 +105,7 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
     its description long before one that precedes it, and to decline by finding that no entry fits (`DECLINE`). json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with
     properties that are no object.
     """
-    if style not in STYLES:
-        raise ConfigError(f"tools style {style!r}; required is one of {', '.join(STYLES)}")
+    check_style(style)
     lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS

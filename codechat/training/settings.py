@@ -6,7 +6,6 @@ Dataclasses list the fields of the last base first, so a config names its groups
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,30 +22,20 @@ TASKS = f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FIL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Settings):
-    """What every group has: checks that name the setting, its value and what is required."""
-
-    def at_least_one(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-    def finite(self, *names: str) -> None:
-        for name in names:
-            if not 0 <= (getattr(self, name) or 0) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be finite and not negative")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(Group):
+class RunSettings(Settings):
     run_name: str = opt("run", "name of the run directory under runs/", identity=False)
     resume: bool = opt(False, "continue the run of this name from its last checkpoint", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
     seed: int = opt(0, "seed of new weights, data order and sampling")
+    wandb: bool = opt(
+        False,
+        "also send the metrics to Weights & Biases; WANDB_MODE=offline keeps them in the run directory",
+        identity=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicySettings(Group):
+class PolicySettings(Settings):
     init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
     tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags, where --init-from is none")
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
@@ -54,7 +43,7 @@ class PolicySettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(Group):
+class TaskSettings(Settings):
     task: str = opt("funcall", TASKS, hashed_value=hashed)
     data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
 
@@ -64,21 +53,22 @@ class TaskSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSettings(Group):
-    device_batch_size: int = opt(16, "problems per step and device")
+class RolloutSettings(Settings):
+    device_batch_size: int = opt(16, "problems per step and device", least=1)
     group_size: int = opt(16, "completions per problem", least=1)
-    max_steps: int = opt(50, "batches of rollouts")
+    max_steps: int = opt(50, "batches of rollouts", least=1)
     temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", late=True, least=1)
-    max_new_tokens: int = opt(64, "longest completion, tokens")
+    max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
-    rows: int = opt(8, "packed rows per forward pass")
+    rows: int = opt(8, "packed rows per forward pass", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least_one("device_batch_size", "max_steps", "max_new_tokens", "rows")
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient")
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(
+                f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient; correct --temperature"
+            )
 
     def needs_groups(self, why: str) -> None:
         """ConfigError for groups of one."""
@@ -87,13 +77,12 @@ class RolloutSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinibatchSettings(Group):
-    inner_epochs: int = opt(1, "passes over each batch of rollouts")
-    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size")
+class MinibatchSettings(Settings):
+    inner_epochs: int = opt(1, "passes over each batch of rollouts", least=1)
+    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least_one("inner_epochs", "minibatches")
         size = self.device_batch_size  # type: ignore[attr-defined]
         if size % self.minibatches:
             raise ConfigError(
@@ -102,7 +91,7 @@ class MinibatchSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(Group):
+class EngineSettings(Settings):
     engine: engine_settings.Kind = opt(
         "local", "who samples rollouts: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
     )
@@ -113,12 +102,20 @@ class EngineSettings(Group):
         identity=False,
     )
     engine_key_file: Path | None = opt(None, "file whose first line is its API key", identity=False)
-    engine_patience_s: float = opt(600.0, "time that it may be away before the run stops, seconds", identity=False)
+    engine_patience_s: float = opt(
+        600.0, "time that it may be away before the run stops, seconds", identity=False, least=0
+    )
     max_off_policy: int = opt(
-        0, "steps by which its weights may be older than the policy; 0 = they are pushed before every step", late=True
+        0,
+        "steps by which its weights may be older than the policy; 0 = they are pushed before every step",
+        late=True,
+        least=0,
     )
     importance_cap: float = opt(
-        0.0, "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights", late=True
+        0.0,
+        "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights",
+        late=True,
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -131,9 +128,9 @@ class EngineSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRASettings(Group):
+class LoRASettings(Settings):
     lora_rank: int = opt(
-        lora_settings.RANK, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True
+        lora_settings.RANK, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True, least=0
     )
     lora_alpha: float = opt(lora_settings.ALPHA, "their scale is alpha / rank", late=True)
     lora_targets: tuple[str, ...] = opt(
@@ -146,7 +143,7 @@ class LoRASettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings(Group):
+class OptimizerSettings(Settings):
     optimizer: Literal["adamw", "muon"] = opt("adamw", "optimizer of the block matrices; everything else takes AdamW")
     lr: float = opt(1e-4, "AdamW learning rate", least=0)
     muon_lr: float = opt(0.002, "Muon learning rate", least=0)
@@ -158,7 +155,7 @@ class OptimizerSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardSettings(Group):
+class ShardSettings(Settings):
     shard: bool | None = opt(
         None, "split weights and optimizer states over ranks; none = where a replica does not fit", identity=False
     )
@@ -168,14 +165,14 @@ class ShardSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings(Group):
+class CheckpointSettings(Settings):
     save_every: int = opt(25, "steps between checkpoints; 0 = only the last", least=0)
     keep_last: int = opt(2, "checkpoints to keep", least=0)
     keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSettings(Group):
+class EvaluationSettings(Settings):
     eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last", least=0)
     eval_examples: int = opt(128, "validation problems per evaluation", least=0)
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
@@ -183,7 +180,7 @@ class EvaluationSettings(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignalSettings(Group):
+class SignalSettings(Settings):
     allow_dead: bool = opt(False, "train although diagnose says DEAD")
     diagnose_groups: int = opt(
         64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis", least=0
@@ -213,13 +210,9 @@ class RLSettings(
 class LearningSettings(CheckpointSettings, ShardSettings, OptimizerSettings, LoRASettings, RunSettings):
     """What every loop that learns from given data has."""
 
-    device_batch_size: int = opt(8, "sequences per microbatch and device")
-    grad_accum: int = opt(1, "microbatches per step")
-    max_steps: int = opt(500, "optimizer steps")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least_one("device_batch_size", "grad_accum", "max_steps")
+    device_batch_size: int = opt(8, "sequences per microbatch and device", least=1)
+    grad_accum: int = opt(1, "microbatches per step", least=1)
+    max_steps: int = opt(500, "optimizer steps", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +225,7 @@ class SupervisedSettings(LearningSettings):
     final_lr_share: float = default(0.05)
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", least=0)
     save_every: int = default(200)
-    log_every: int = opt(10, "steps between logged metrics")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least_one("log_every")
+    log_every: int = opt(10, "steps between logged metrics", least=1)
 
     @property
     def length(self) -> int:

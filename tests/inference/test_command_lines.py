@@ -136,6 +136,18 @@ def test_an_answer_ends_at_its_closing_tag(said) -> None:
     assert (code, out, err) == (0, CODE + "\n", "")
 
 
+def test_a_checkpoint_that_was_only_pretrained_is_named(said, root: Path) -> None:
+    for run, lineage in {"tiny/pre": ["pretrain"], "tiny/tuned": ["pretrain", "sft"]}.items():
+        meta = {"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": [{"run": "x", "kind": k} for k in lineage]}
+        with Run.create(run, {"lr": 0.003}, kind=lineage[-1]) as made:
+            checkpoint.save(made.path, 60, model=new_model(seed=1), meta=meta)
+    words = ("--max-new-tokens", "2", "--temperature", "0")
+    err = said("chat", "--ckpt", "tiny/pre", "--user", "hello", *words)[2]
+    assert "tiny/pre" in err and "--complete" in err
+    assert said("chat", "--ckpt", "tiny/pre", "--complete", "hello", *words)[2] == ""
+    assert said("chat", "--ckpt", "tiny/tuned", "--user", "hello", *words)[2] == ""
+
+
 @pytest.mark.parametrize("where", ["tiny/sft", "tiny/sft@60", "{run}", "{run}/checkpoints/step_000060"])
 def test_a_checkpoint_has_many_names(said, root: Path, where: str) -> None:
     ref = where.format(run=root / "runs" / "tiny" / "sft")

@@ -114,6 +114,7 @@ def test_only_what_differs_from_the_defaults_is_listed(runs_root: Path) -> None:
     assert written.changes == {"lr": (1e-3, 0.5), "model.depth": (4, 7)}
     assert "lr" in str(written) == repr(written) and "<td>model.depth</td><td>4</td><td>7</td>" in written._repr_html_()
     assert "all defaults" in str(launcher.write(SFTConfig(run_name="z")))
+    assert launcher.write(CharsConfig(run_name="c", lr=0.5)).changes == {"lr": (3e-3, 0.5)}
     env = json.loads((written.path / "env.json").read_text())
     assert paths.list_runs().set_index("run").loc["x/y", "status"] == "planned" and env["kind"] == "sft"
 
@@ -400,8 +401,44 @@ def test_a_start_that_failed_says_why(toy: ReinforceConfig) -> None:
     (path / "launch.log").write_text("loading\nerror: no run 'x'; valid: nothing\nTraceback of torchrun\n  more\n")
     found = launcher.status("toy")
     assert found["status"] == "start failed" and found["reason"] == "error: no run 'x'; valid: nothing"
+    assert launcher.main(["toy", "status"]) == 1 and launcher.main(["toy", "tail"]) == 1
     with pytest.raises(RunError):
         launcher.stop("toy")
+
+
+@pytest.mark.parametrize("end, code", [("finish", 0), ("stop", 0), ("fail", 1), (None, 0)])
+def test_status_ends_with_1_only_after_a_failure(toy: ReinforceConfig, end: str | None, code: int) -> None:
+    path = launcher.write(toy).path
+    if end:
+        run = Run.create("toy", toy, kind="reinforce")
+        getattr(run, end)(*(["a reason"] if end != "finish" else []))
+    assert launcher.main(["toy", "status"]) == code
+    if end is None:  # a running run whose process is gone
+        me = {"status": "running", "host": paths.platform.node(), "pid": 1, "pid_start": "not this one"}
+        (path / "status.json").write_text(json.dumps(json.loads((path / "status.json").read_text()) | me))
+        assert launcher.main(["toy", "status"]) == 1
+
+
+@pytest.mark.parametrize(
+    "cfg, named",
+    [
+        (SFTConfig(run_name="x", data_dir="data/none"), "data/none"),
+        (PretrainConfig(run_name="x", data_dir="data/none"), "data/none"),
+        (ReinforceConfig(run_name="x", task="toy", init_from="no-such-run"), "no-such-run"),
+        (EvaluateConfig(run_name="x", ckpt=("no-such-run",)), "no-such-run"),
+    ],
+)
+def test_a_launch_without_its_data_or_checkpoints_does_not_start(cfg: Any, named: str, runs_root: Path) -> None:
+    written = launcher.write(cfg)
+    with pytest.raises(MissingFile, match=named):
+        launcher.start(written)
+    assert not (written.path / "process.json").exists() and paths.is_planned(written.path)
+
+
+def test_data_that_exist_below_the_root_or_are_a_tasks_own_may_be_launched(runs_root: Path) -> None:
+    (runs_root / "data" / "mine").mkdir(parents=True)
+    for where in ("data/mine", str(runs_root / "data"), "hub", "embedded", None):
+        launcher.check_inputs({"data_dir": where, "init_from": None})
 
 
 def test_runs_that_launch_did_not_write(runs_root: Path) -> None:

@@ -103,6 +103,22 @@ def test_a_recipe_runs_detached_with_a_log_for_each_stage(
         recipe_process.stop(wish("tiny", "stop"))
 
 
+@pytest.mark.parametrize(
+    "status, reason, state, failed",
+    [
+        ("stopped", "error: no network", "waiting", True),
+        ("stopped", "ValueError: x", "failed", True),
+        ("stopped", "interrupted", "stopped", False),
+        ("running", None, "running", False),
+        ("finished", None, "finished", False),
+    ],
+)
+def test_a_recipe_has_failed_with_an_error_or_a_failed_stage(
+    status: str, reason: str | None, state: str, failed: bool
+) -> None:
+    assert recipe_process.has_failed({"status": status, "reason": reason, "stages": {"a": state}}) is failed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tiny", [100_000], indirect=True)
 def test_a_stopped_recipe_has_a_checkpoint_and_goes_on(tiny: list[list[str]], tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ def make_run(name: str, *, finish: bool = True) -> None:
 
 
 @pytest.fixture
-def recipe(runs_root: Path) -> Path:
-    """A recipe with all stages finished and its data prepared."""
+def recipe(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with all stages finished and its data prepared; no rows came with the package."""
+    monkeypatch.setattr(paths, "SHIPPED", runs_root)
     for stage in frozen_rows.STAGES:
         make_run(f"nano/{stage}")
     for data in frozen_rows.DATA:

@@ -333,7 +333,8 @@ def test_unknown_reports_name_those_that_exist(tmp_path: Path) -> None:
 @pytest.fixture
 def template(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The project's own template and parameters, over the runs of this test."""
-    source = notebooks.ROOT
+    source = notebooks.SHIPPED
+    monkeypatch.setattr(paths, "SHIPPED", root)
     for folder, name in (("nbs_py", "90_nano_report.py"), ("reports", "nano.yaml"), (".", "jupytext.toml")):
         (root / folder).mkdir(exist_ok=True)
         (root / folder / name).write_text((source / folder / name).read_text())

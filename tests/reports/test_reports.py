@@ -14,6 +14,7 @@ from codechat.core.errors import MissingFile, RunError
 from codechat.evaluation.behaviour_probes import CELLS
 from codechat.reports import build, comparisons, html, run_checks, run_frames
 from codechat.reports.style import colour_of
+from codechat.runs import paths
 from codechat.runs.run import Run
 
 EVALUATION = dict(
@@ -139,6 +140,14 @@ def test_a_headline_must_follow_from_the_frozen_rows(runs_root: Path) -> None:
     run_frames.headline({"gain": 0.9}, data)
 
 
+@pytest.fixture
+def shipped(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What comes with the package lies in the test's root too."""
+    monkeypatch.setattr(paths, "SHIPPED", runs_root)
+    return runs_root
+
+
+@pytest.mark.usefixtures("shipped")
 def test_published_figures_cannot_be_stacked_under_measured_ones(runs_root: Path) -> None:
     folder = runs_root / "reports" / "published"
     folder.mkdir(parents=True)
@@ -150,6 +159,7 @@ def test_published_figures_cannot_be_stacked_under_measured_ones(runs_root: Path
         run_frames.published("run")
 
 
+@pytest.mark.usefixtures("shipped")
 def test_reports_are_listed_and_an_unknown_one_raises_before_any_is_built(
     runs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

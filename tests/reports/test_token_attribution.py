@@ -11,10 +11,12 @@ import pytest
 import torch
 from raising import raising
 
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reports.token_attribution import gradient_share, main, xray_mask, xray_values
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
 from codechat.text.token_view import LINE_END, XRay, token_texts, visible
 
@@ -241,6 +243,35 @@ def test_command_prints_the_mask(files: Path, capsys: pytest.CaptureFixture[str]
     coloured = capsys.readouterr().out
     assert "\x1b[30;48;2;" in coloured
     assert re.search(r"^all +\d+ +\d+ +\d+ %$", coloured, re.MULTILINE)
+
+
+def test_a_checkpoint_alone_shows_validation_rows_of_its_data(
+    home: Path, tok: tokenizer.Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "data" / "mine"
+    folder.mkdir(parents=True)
+    rows = {"chat.select": "in chat", "calls.select": "in calls", "calls.train": "in training"}
+    for name, text in rows.items():
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+        (folder / f"{name}.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (folder / "funcall.select.jsonl").write_text(json.dumps({"messages": turns[:1], "gold": None}) + "\n")
+    meta = {"tokenizer": tok.to_dict(), "tags": "reserved"}
+    lineage = [
+        {"run": "a", "kind": "sft", "data_dir": "data/mine"},
+        {"run": "b", "kind": "grpo", "data_dir": "data/gone"},
+    ]
+    with Run.create("b", {}, kind="grpo") as run:
+        shape = GPTConfig(depth=1, n_embd=16, n_head=1, block_size=64, vocab_size=tok.n_vocab)
+        checkpoint.save(run.path, 1, model=GPT(shape), meta=meta | {"lineage": lineage})
+    main(["--ckpt", "b"])
+    said = capsys.readouterr()
+    assert "in calls" in said.out and "calls.select.jsonl" in said.err
+    (folder / "calls.select.jsonl").unlink()
+    main(["--ckpt", "b"])
+    assert "in chat" in capsys.readouterr().out
+    (folder / "chat.select.jsonl").unlink()
+    with raising(MissingFile, "data/mine", "--data"):
+        main(["--ckpt", "b"])
 
 
 def test_command_writes_a_page(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

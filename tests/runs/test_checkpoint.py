@@ -8,6 +8,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from raising import raising
 from torch import nn
 
 from codechat.core.errors import CheckpointError, MissingFile
@@ -161,6 +163,30 @@ def test_saving_a_step_again_replaces_it(run: Run) -> None:
     save(run, 1, extra={"n": 2})
     assert checkpoint.load("r").extra == {"n": 2}
     assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["latest", "step_000001"]
+
+
+def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(run: Run) -> None:
+    save(run, 3, extra={"n": 3})
+    run.log(3, train_loss=3.0)
+    folder = save(run, 6, extra={"n": 6})
+    run.log(6, train_loss=6.0)
+    run.stop("later")
+    data = bytearray((folder / "model.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.pt").write_bytes(data)
+    with raising(CheckpointError, "r@3", folder, "--resume"):
+        checkpoint.load("r")
+    shutil.rmtree(folder)
+    with Run.create("r", run.config, kind=run.status["kind"], resume=True) as again:
+        assert again.resumed and checkpoint.load(again.path).extra == {"n": 3}
+        again.log(4, train_loss=4.0)
+    assert again.metrics()["step"].tolist() == [3, 4]
+
+
+def test_damage_of_the_only_step_says_to_train_again(run: Run) -> None:
+    (save(run, 3) / "meta.json").write_text("{")
+    with raising(CheckpointError, "--overwrite"):
+        checkpoint.load("r")
 
 
 # ---- a full disk, a kill

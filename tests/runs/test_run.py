@@ -595,7 +595,7 @@ def test_a_repository_of_another_user_gives_no_commit(repository: Path, monkeypa
     # git's own switch for testing this: it then takes every repository for somebody else's
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setattr(paths, "ROOT", repository)
+    monkeypatch.setattr(paths, "SHIPPED", repository)
     env = new().env
     assert env["commit"] == "unknown" and "dubious ownership" in env["reason"]
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from raising import raising
 
 from codechat import cli
+from codechat.core.config import config_hash, opt
+from codechat.core.errors import RunError
 from codechat.runs.command import tracker_rows
 from codechat.runs.run import Run
+from codechat.training.settings import RunSettings
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -141,3 +148,63 @@ def test_a_tracker_that_is_missing_or_fails_is_one_line(
     monkeypatch.setitem(sys.modules, "wandb", None)
     code, _, err = said(capsys, "export", "nano/rl", "--wandb")
     assert code == 2 and "pip install wandb" in err
+
+
+# ---- live
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracked(RunSettings):
+    lr: float = opt(0.5, "learning rate")
+
+
+def test_a_loop_with_wandb_sends_each_row_as_the_replay_does(runs_root: Path, tracker: Tracker) -> None:
+    cfg = Tracked(run_name="live", wandb=True)
+    with Run.create("live", cfg, kind="sft") as run:
+        sent = lambda: [row for name, (row, *_) in tracker.calls[2:] if name == "log"]  # noqa: E731
+        run.log(1, train_loss=2.0, lr=0.5)
+        assert sent() == [{"step": 1, "train_loss": 2.0, "lr": 0.5}], "at once, not at the end"
+        run.log_eval(1, {"split": "test", "val_loss": 3.0, "n": 4})
+        run.log_samples(1, [{"text": "not sent"}])
+    assert sent() == list(tracker_rows(run))
+    settings = tracker.calls[0][1]
+    assert settings["id"] == "live" and settings["config"] == run.config and settings["job_type"] == "sft"
+    assert settings["resume"] is None and settings["mode"] is None
+    assert tracker.calls[-1] == ("finish", {"exit_code": 0})
+    with pytest.raises(ZeroDivisionError), Run.create("live", cfg, kind="sft", overwrite=True):
+        1 / 0
+    assert tracker.calls[-1] == ("finish", {"exit_code": 1})
+
+
+def test_without_wandb_nothing_is_sent_and_the_setting_is_in_no_hash(runs_root: Path, tracker: Tracker) -> None:
+    with Run.create("quiet", Tracked(run_name="quiet"), kind="sft") as run:
+        run.log(1, train_loss=2.0)
+    assert tracker.calls == [] and config_hash(Tracked(wandb=True)) == config_hash(Tracked())
+
+
+def test_a_missing_package_is_met_before_anything_is_written_and_a_login_that_fails_fails_the_run(
+    runs_root: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**settings: Any) -> None:
+        raise tracker.Error("no API key")
+
+    monkeypatch.setattr(tracker, "init", refuse)
+    with raising(RunError, "no API key", "WANDB_MODE=offline"):
+        Run.create("a", Tracked(wandb=True), kind="sft")
+    assert Run.open("a").status["status"] == "failed"
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with raising(RunError, "pip install wandb"):
+        Run.create("b", Tracked(wandb=True), kind="sft")
+    assert not (runs_root / "runs" / "b").exists()
+
+
+@pytest.mark.slow
+def test_wandb_itself_keeps_the_rows_offline(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with Run.create("real", Tracked(wandb=True), kind="sft") as run:
+        for step in (1, 2, 3):
+            run.log(step, train_loss=1.0 / step)
+    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
+    written = file.read_bytes()
+    assert all(value in written for value in (b"train_loss", b"0.5", b"0.3333333333333333"))

@@ -12,8 +12,9 @@ from raising import raising
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, UserError
 from codechat.data import command, conversations
-from codechat.tasks.coding.prepare import HUB
-from codechat.text import tokenizer
+from codechat.tasks.coding.prepare import HUB, SftConfig, prepare_sft
+from codechat.tasks.toolbox.prepare import CallsConfig
+from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
 
@@ -124,6 +125,29 @@ def test_many_lost_rows_and_unknown_columns_are_user_errors(tmp_path: Path) -> N
         prepare(tmp_path, {"question": "a", "answer": "b"})
     with pytest.raises(ConfigError, match="max_lost"):
         command.main(["code", "--max-lost", "2"])
+
+
+def test_system_prompts_of_code_rows_list_tools_in_the_style_of_the_settings(tmp_path: Path) -> None:
+    for style in chat.STYLES:
+        cfg = SftConfig(
+            out=str(tmp_path / style), max_examples=30, neutral_share=0, negatives_share=1, tools_style=style
+        )
+        prepare_sft(cfg)
+        offered = [row["messages"][0]["content"] for row in rows_of(tmp_path / style / "code.train.jsonl")]
+        assert offered and all(map(chat.offered_names, offered))
+        assert {'"parameters"' in text for text in offered} == {style == "json"}
+
+
+@pytest.mark.parametrize("make", [SftConfig, CallsConfig])
+def test_an_unknown_tools_style_is_rejected(make: type) -> None:
+    with raising(ConfigError, "tools_style", "jsom", *chat.STYLES):
+        make(tools_style="jsom")
+
+
+def test_the_embedded_toolbox_is_not_listed_as_json_schemas() -> None:
+    with raising(ConfigError, "json", "embedded", "--source"):
+        CallsConfig(tools_style="json")
+    assert CallsConfig(tools_style="json", source="hub").tools_style == "json"
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from codechat.tasks.coding import short_requests
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.sources import mbpp_request, mbpp_split
 from codechat.tasks.preparation import checked_ledgers
-from codechat.text import tokenizer
+from codechat.text import chat, tokenizer
 
 Row = dict[str, Any]
 DOMAIN = "programs"
@@ -57,10 +57,10 @@ class CodeConfig:
     source: tuple[str, ...] = opt(("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths")
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts supervised tokens")
-    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all")
-    max_chars: int = opt(4000, "longest program, characters")
-    min_doc: int = opt(20, "shortest docstring that serves as a request, characters")
-    min_tokens: int = opt(8, "fewest supervised tokens")
+    max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
+    max_chars: int = opt(4000, "longest program, characters", least=1)
+    min_doc: int = opt(20, "shortest docstring that serves as a request, characters", least=0)
+    min_tokens: int = opt(8, "fewest supervised tokens", least=0)
     neutral_share: float = opt(0.0, "share of the rows that get a neutral system prompt", late=True)
     negatives_share: float = opt(0.0, "share of the rows that offer tools, although the request is for code", late=True)
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
@@ -85,7 +85,8 @@ def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> R
     out = Path(cfg.out)
     require_kind(out, "conversations")
     with checked_ledgers() as ledgers:
-        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share) for row in read(cfg, ledgers)]
+        style = getattr(cfg, "tools_style", "compact")
+        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share, style) for row in read(cfg, ledgers)]
     files = {
         f"{domain}.{split}": found
         for domain in sorted({r["domain"] for r in rows})
@@ -218,12 +219,14 @@ class SftConfig:
     )
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    max_examples: int | None = opt(None, "rows to take from each source; none = all")
-    max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters")
+    max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
+    max_code_chars: int = opt(synthetic.MAX_CODE_CHARS, "longest function of a code question, characters", least=1)
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
     tools_style: str = opt(
-        "compact", "how a system prompt lists tools: compact, described, or json (of a file)", late=True
+        "compact",
+        "how a system prompt lists tools: compact, described (the name after its description), or json",
+        late=True,
     )
     short: bool = opt(
         False, "also short requests for well-known programs, such as `write quicksort` (domain short)", late=True
@@ -232,10 +235,11 @@ class SftConfig:
     columns: tuple[str, ...] = opt(
         (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True
     )
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
+        chat.check_style(self.tools_style)
         check_shares(self, "max_lost")
         check_shares(self, "neutral_share", "negatives_share", together=True)
 
@@ -265,7 +269,7 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         yield from islice(public_rows.instruction_rows(raw, ledger.source, ledger, cfg.tools_style), cfg.max_examples)
 
 
-def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:
+def with_system(row: Row, neutral_share: float, negatives_share: float, style: str = "compact") -> Row:
     """A conversation with a neutral system prompt, with tools that its request for code does not need, or unchanged. A
     hash of its id decides."""
     if row["messages"][0]["role"] == "system":
@@ -275,7 +279,7 @@ def with_system(row: Row, neutral_share: float, negatives_share: float) -> Row:
     if draw < neutral_share:
         system = toolbox.neutral_system(rng)
     elif meta["asked"] == "code" and draw < neutral_share + negatives_share:
-        system, meta = toolbox.tools_system(rng, split=meta["split"]), meta | {"tools_present": True}
+        system, meta = toolbox.tools_system(rng, split=meta["split"], style=style), meta | {"tools_present": True}
     else:
         return row
     return row | {"messages": [{"role": "system", "content": system}, *row["messages"]], "meta": meta}

@@ -145,10 +145,12 @@ def probes(split: str, n: int, seed: int, code_requests: Sequence[str], edition:
     return rows
 
 
-def tools_system(rng: random.Random, k: int | None = None, split: str = "train", edition: int = 1) -> str:
-    """A system prompt that offers k tools of the split. Default: 1 to 4 tools."""
+def tools_system(
+    rng: random.Random, k: int | None = None, split: str = "train", edition: int = 1, style: str = "compact"
+) -> str:
+    """A system prompt that offers k tools of the split. Default: 1 to 4 tools. style: of `chat.tools_prompt`."""
     known = pool(split == "test_hard", edition=edition)
-    return _offer(rng.sample(known, k or rng.randint(1, 1 + MAX_DISTRACTORS)))
+    return _offer(rng.sample(known, k or rng.randint(1, 1 + MAX_DISTRACTORS)), style)
 
 
 def neutral_system(rng: random.Random) -> str:
@@ -264,8 +266,8 @@ def _call(request: Request) -> Message:
     return message("assistant", chat.format_call(request.tool.name, request.arguments))
 
 
-def _offer(tools: Sequence[Tool]) -> str:
-    return chat.tools_prompt([t.schema for t in tools], "compact")
+def _offer(tools: Sequence[Tool], style: str = "compact") -> str:
+    return chat.tools_prompt([t.schema for t in tools], style)
 
 
 def message(role: str, content: str) -> Message:

@@ -40,17 +40,20 @@ class CallsConfig:
     )
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
-    max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file")
-    copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none")
+    max_examples: int | None = opt(None, "conversations to take; none = 20,000 of the toolbox, all of a file", least=0)
+    copies: int = opt(8000, "copying drills of the toolbox (domain copy); 0 = none", least=0)
     lookups: int = opt(
-        0, "lookup drills of each step (domains lookup_words, lookup_calls, lookup_phrases, lookup_loose)", late=True
+        0,
+        "lookup drills of each step (domains lookup_words, lookup_calls, lookup_phrases, lookup_loose)",
+        late=True,
+        least=0,
     )
     lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves", late=True)
-    problems: int = opt(4000, "training problems of the toolbox")
+    problems: int = opt(4000, "training problems of the toolbox", least=0)
     no_call_share: float = opt(
         0.25, "share of the training problems in which no call is correct; 0.4 of these ask for code"
     )
-    eval_examples: int = opt(500, "conversations and problems of each split but train")
+    eval_examples: int = opt(500, "conversations and problems of each split but train", least=0)
     multi_turn_share: float = opt(0.25, "share of the toolbox conversations that continue after the call")
     negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is correct")
     levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to sample it more often")
@@ -59,7 +62,7 @@ class CallsConfig:
         "compact",
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
     )
-    probes: int = opt(64, "behaviour probes of each cell")
+    probes: int = opt(64, "behaviour probes of each cell", least=0)
     seed: int = opt(0, "seed of the toolbox")
     reading: reading.Mix | None = opt(
         None,
@@ -70,14 +73,18 @@ class CallsConfig:
     columns: tuple[str, ...] = opt(
         (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True
     )
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)
         check_shares(self, "multi_turn_share", "negatives_share", "no_call_share", "max_lost", "lookups_missing")
         toolbox.tools_of(self.edition)  # an unknown edition is an error
-        if self.tools_style not in chat.STYLES:
-            raise ConfigError(f"tools_style is {self.tools_style!r}; required: one of {', '.join(chat.STYLES)}")
+        chat.check_style(self.tools_style)
+        if self.tools_style == "json" and self.source == "embedded":
+            raise ConfigError(
+                "tools_style json is for the rows of a file or the hub; the embedded toolbox lists its tools compact or "
+                "described; set --tools-style to one of them, or --source"
+            )
 
 
 def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""Settings and presets of every kind of `codechat bench`, without torch: --help and bad flags answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.models.config import PRESETS, GPTConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBench:
+    """What `codechat bench train` runs."""
+
+    model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
+    device_batch_size: int = opt(8, "sequences per step")
+    seq_len: int = opt(256, "tokens per sequence")
+    vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
+    modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
+    rounds: int = opt(5, "timed turns of each contestant")
+    memory: bool = opt(True, "also measure peak memory, each contestant in its own process")
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if self.seq_len > self.model.block_size:
+            raise ConfigError(
+                f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleBench:
+    """What `codechat bench sample` runs."""
+
+    model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
+    prompts: int = opt(16, "prompts sampled together")
+    prompt_tokens: int = opt(64, "tokens of each prompt")
+    max_new_tokens: int = opt(128, "new tokens of each prompt")
+    top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all")
+    vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
+    rounds: int = opt(5, "timed turns of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
+            raise ConfigError(
+                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
+                f"{self.model.block_size}; lower them or set --model.block-size"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLBench:
+    """What `codechat bench rl` runs."""
+
+    model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
+    problems: int = opt(8, "problems per step")
+    group_size: int = opt(8, "completions per problem")
+    max_new_tokens: int = opt(64, "tokens of each completion")
+    vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
+    rounds: int = opt(3, "timed steps of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBench:
+    """What `codechat bench data` runs."""
+
+    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
+    megabytes: float = opt(24.0, "text to tokenize")
+    tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
+    rounds: int = opt(5, "timed turns of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeBench:
+    """What `codechat bench serve` runs."""
+
+    model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, with random weights")
+    ckpt: str = opt("", "checkpoint to serve instead of random weights")
+    clients: int = opt(16, "concurrent clients, and rows per batch")
+    prompt_tokens: int = opt(64, "tokens of each prompt")
+    max_new_tokens: int = opt(128, "new tokens of each completion")
+    first_tokens: int = opt(15, "single requests for the time to the first token")
+    rounds: int = opt(5, "timed turns of each contestant")
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if not self.ckpt and self.prompt_tokens + self.max_new_tokens > self.model.block_size:
+            raise ConfigError(
+                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
+                f"{self.model.block_size}; lower them or set --model.block-size"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityBench:
+    """What `codechat bench quality` runs."""
+
+    path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
+    max_bytes: int = opt(30_000_000, "text to prepare")
+    tokenizer: str = opt("python:4096", "tokenizer of codechat")
+    peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
+    seconds: float = opt(300.0, "training time of each contestant")
+    evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end")
+    eval_tokens: int = opt(200_000, "held-out tokens per evaluation")
+    vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
+    seed: int = opt(0, "seed of weights and windows")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+MODELS = {name: {"model": model} for name, model in PRESETS.items()}
+RUN_PRESETS: dict[str, Mapping[str, Mapping[str, Any]]] = {
+    "train": {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()},
+    "sample": MODELS,
+    "serve": MODELS,
+}

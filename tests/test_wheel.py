@@ -1,0 +1,105 @@
+"""A wheel, unpacked beside an empty folder: what commands read came with it, what they write lies in that folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from codechat.reports import build, notebooks
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+# Recipe nano with stages of seconds. A model that learned nothing is DEAD, which ends RL where that is asked.
+SMALL = """
+import sys
+from dataclasses import replace
+from codechat import cli
+from codechat.launch.recipes import runner
+steps = dict(max_steps=4, eval_every=2, save_every=2)
+small = {
+    "corpus": dict(max_tokens=200_000), "code": dict(max_examples=200),
+    "calls": dict(max_examples=300, copies=60, problems=60, eval_examples=10, probes=1),
+    "pretrain": steps | dict(eval_tokens=2048, device_batch_size=2, compile=False),
+    "sft": steps | dict(eval_examples=4, probe_examples=1, device_batch_size=2, compile=False),
+    "diagnose": dict(groups=64, group_size=2, max_new_tokens=4),
+    "rl": steps | dict(eval_examples=4, device_batch_size=2, group_size=2, max_new_tokens=4),
+    "choose": dict(limit=4, n=2, ks=(1, 2), max_new_tokens=4),
+    "evaluate": dict(limit=8, n=8, probe_examples=1, max_new_tokens=4),
+}
+about, stages = runner.RECIPES["nano"]
+stages = tuple(replace(s, settings={**s.settings, **small.get(s.name, {})}) for s in stages)
+runner.RECIPES["nano"] = (about, stages)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an unpacked wheel of this tree."""
+    try:
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    place = tmp_path_factory.mktemp("wheel")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (place / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / "source" / name)
+    words = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), "."]
+    made = subprocess.run([sys.executable, "-m", *words], cwd=place / "source", capture_output=True, text=True)
+    if "No module named" in made.stderr and "setuptools" in made.stderr:
+        pytest.skip("setuptools is not installed")
+    assert made.returncode == 0, made.stderr
+    (wheel,) = place.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place / "site")
+    return place / "site"
+
+
+def ran(site: Path, folder: Path, *words: str) -> str:
+    """What a Python that finds only the wheel's codechat prints for these words."""
+    env = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=1400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
+    shipped = site / "codechat" / "shipped"
+    assert {path.stem for path in (shipped / "nbs_py").iterdir()} == set(notebooks.names())
+    assert {path.stem for path in (shipped / "reports").glob("*.yaml")} == set(build.names())
+    for folder in ("frozen", "published", "nano/data"):
+        names = {path.name for path in (ROOT / "reports" / folder).glob("*.csv")}
+        assert names and names == {path.name for path in (shipped / "reports" / folder).glob("*.csv")}
+    assert (shipped / "docs" / "first-hour.md").is_file() and (site / "codechat" / "py.typed").is_file()
+
+
+def test_a_report_is_drawn_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    listed = ran(site, tmp_path, "-m", "codechat", "report")
+    assert [line.split()[0] for line in listed.splitlines()] == build.names()
+    ran(site, tmp_path, "-m", "codechat", "report", "staircase", "--frozen")
+    assert {path.name for path in (tmp_path / "reports").iterdir()} >= {
+        "staircase.html",
+        "staircase.ipynb",
+        "index.html",
+    }
+    assert not (site / "reports").exists() and not (site / "runs").exists()
+
+
+def test_recipe_nano_runs_to_its_report_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    printed = ran(site, tmp_path, "small.py", "run", "nano")
+    assert "claims held" in printed
+    assert (tmp_path / "runs" / "nano" / "report" / "nano.html").is_file()
+    assert {path.stem for path in (tmp_path / "runs" / "nano" / "notebooks").glob("*.ipynb")} >= {
+        "05_sft",
+        "07_reinforce",
+    }
+    assert (tmp_path / "data" / "nano" / "corpus" / "manifest.json").is_file()
