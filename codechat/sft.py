@@ -176,7 +176,7 @@ def train(cfg: SFTConfig) -> Run:
                 ((n_tokens,),) = training.totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
                 nats = 0.0
                 for batch in batches:
-                    mask = data.conversations.block_mask(batch.docs)
+                    mask = data.conversations.packed_mask(batch.docs)
                     with distributed.dist.autocast():
                         total = loss_of(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
                     (total / n_tokens).backward()

@@ -44,7 +44,7 @@ SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "o
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
-    of the weights (1 = every rank holds its own). packed: with the mask and positions of packed conversations. dtype: of compute."""
+    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute."""
 
     model: GPTConfig
     batch: int
@@ -88,9 +88,7 @@ def measure(step: Step) -> Peaks:
 class PlanConfig:
     """What to plan: the settings of a loop that cost memory or time, and the machines."""
 
-    loop: Literal["pretrain", "sft"] = opt(
-        "pretrain", "the loop; sft packs conversations, with a mask", positional=True
-    )
+    loop: Literal["pretrain", "sft"] = opt("pretrain", "the loop; sft packs conversations", positional=True)
     run: str | None = opt(None, "plan the settings of this run instead, as its config.json holds them")
     gpus: int = opt(8, "GPUs in all")
     gpu: str = opt("a800-80gb", "name of the GPU; --list shows them")

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware, sharding
-from codechat.models import decoding, head
+from codechat.models import decoding, head, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.latent_attention import LatentAttention
@@ -61,9 +61,7 @@ class Attention(nn.Module):
             cache, layer = cached
             y = cache.attend(layer, q, k, v, mask)
         else:
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal, enable_gqa=cfg.kv_heads != cfg.n_head
-            )
+            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -151,7 +149,7 @@ class GPT(nn.Module):
         """(B, T) ids -> (B, T, D) after the last norm.
 
         positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size.
-        mask: bool (B, 1, T, S), true = attend; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
+        mask: bool (B, 1, T, S), true = attend, or of `packed_attention.flex_mask`; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
         right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:

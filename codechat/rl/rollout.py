@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from codechat.models import generate
+from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
@@ -201,8 +201,11 @@ class Packed:
         longest = int(self.offset[at].max()) + 1 if len(rows) else 1
         return x.new_zeros(len(rows), longest).index_put((row, self.offset[at]), x[at])
 
-    def mask(self) -> Tensor:
-        """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself."""
+    def mask(self) -> Any:
+        """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself. On a GPU the same as a
+        block mask (`packed_attention.flex_mask`)."""
+        if not packed_attention.dense(self.ids.device):
+            return packed_attention.flex_mask(self.docs, self.branches)
         T = self.ids.shape[1]
         q, k = self.branches[:, :, None], self.branches[:, None, :]
         same = (self.docs[:, :, None] == self.docs[:, None, :]) & ((k == 0) | (q == k)) & (self.docs[:, :, None] >= 0)

@@ -170,7 +170,7 @@ def test_sharding_divides_weights_and_states_and_nothing_is_counted_at_its_globa
 
 
 @pytest.mark.slow
-def test_recomputing_blocks_and_shorter_rows_need_less_and_a_mask_needs_more() -> None:
+def test_recomputing_blocks_and_shorter_rows_need_less_and_packed_rows_no_mask() -> None:
     step = Step(model=replace(TINY, depth=8), batch=4, length=128)
 
     def held(**changed: object) -> int:
@@ -178,7 +178,7 @@ def test_recomputing_blocks_and_shorter_rows_need_less_and_a_mask_needs_more() -
 
     assert held(model=replace(step.model, checkpoint_blocks=True)) < 0.5 * held()
     assert held(length=64) < held() < held(batch=5)
-    assert held(packed=True) > held()
+    assert held() <= held(packed=True) < 1.02 * held(), "no dense mask"
     assert held(grad_accum=4) == held(grad_accum=2) >= held()
 
 
