@@ -182,14 +182,24 @@ class GPT(nn.Module):
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(
-        self, ids: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean", **where: Any
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        *,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        every: bool = False,
+        **where: Any,
     ) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
-        return self._nats(self.hidden(ids, **where), targets, reduction)
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T). every: no target is -100,
+        which need not be looked up then: a GPU would wait for it."""
+        return self._nats(self.hidden(ids, **where), targets, reduction, every)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
-    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str, every: bool = False) -> Tensor:
         flat = targets.flatten()
+        if every and reduction != "none":
+            total = head.cross_entropy(hidden.flatten(0, 1), self.head_weight(), flat)
+            return total if reduction == "sum" else total / max(1, len(flat))
         places = (flat >= 0).nonzero()[:, 0]  # the head skips tokens without a target
         hidden, flat = hidden.flatten(0, 1)[places], flat[places]
         if reduction == "none":
