@@ -128,7 +128,7 @@ def train(cfg: PretrainConfig) -> Run:
                 for _ in range(cfg.grad_accum):
                     ids, targets = (x.to(world.device) for x in loader.next())  # (B, T) each
                     with distributed.dist.autocast():
-                        loss = loss_of(ids, targets, reduction="sum") / tokens_per_step
+                        loss = loss_of(ids, targets, reduction="sum", every=True) / tokens_per_step
                     loss.backward()
                     nats += loss.detach()
                 grad_norm = training.apply_gradients(cfg, optimizers, model)

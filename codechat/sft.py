@@ -172,11 +172,11 @@ def train(cfg: SFTConfig) -> Run:
 
                 # learn: the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
                 lr = training.set_rate(cfg, optimizers, step)
-                batches = [loader.next().to(world.device) for _ in range(cfg.grad_accum)]
+                batches = [loader.next() for _ in range(cfg.grad_accum)]
                 ((n_tokens,),) = training.totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
                 nats = 0.0
-                for batch in batches:
-                    mask = data.conversations.block_mask(batch.docs)
+                for batch in (b.to(world.device) for b in batches):
+                    mask = data.conversations.packed_mask(batch.docs)
                     with distributed.dist.autocast():
                         total = loss_of(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
                     (total / n_tokens).backward()

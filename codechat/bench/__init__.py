@@ -3,6 +3,7 @@
     codechat bench                              train, sample, rl and data
     codechat bench train --vs plain             one kind of work; its --help lists its settings
     codechat bench quality --path python.parquet
+    codechat bench gpu --steps 5 6              on a GPU: MFU and memory, with thresholds
     codechat bench sample --json figures.json   also write the figures as json, with a description of the machine
 
 Peers are timed in the same minutes: ratios carry over to other machines, rates do not. transformers and trl are
@@ -28,6 +29,7 @@ KINDS = {
     "rl": ("RLBench", "one RL step: rollouts/s"),
     "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
     "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
+    "gpu": ("GpuBench", "what has to be known of a GPU: ten steps with thresholds, pass or fail"),
     "quality": ("QualityBench", "bits per byte after some seconds of training"),
 }
 DEFAULT = ("train", "sample", "rl", "data")

@@ -266,6 +266,13 @@ def block_mask(docs: torch.Tensor) -> torch.Tensor:
     return ((same & causal) | itself)[:, None]
 
 
+def packed_mask(docs: torch.Tensor) -> Any:
+    """`block_mask`, on a GPU as a block mask (`packed_attention.flex_mask`)."""
+    from codechat.models import packed_attention
+
+    return block_mask(docs) if packed_attention.dense(docs.device) else packed_attention.flex_mask(docs)
+
+
 def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None = None) -> list[Batch]:
     """The same batches each time, with each of the first `limit` conversations once. The last batch may be smaller; T grows to the longest
     conversation. `domains` is 0 throughout."""

@@ -14,7 +14,7 @@ HBM, GDDR_ECC = 0.99, 0.92
 
 
 class Gpu(NamedTuple):
-    """memory_gib as sold; bf16_flops dense, with float32 accumulation; `reports` is a word of torch's name for the device."""
+    """memory_gib as sold; bf16_flops dense, with float32 accumulation; `reports` are words of torch's name for the device."""
 
     memory_gib: float
     bf16_flops: float
@@ -32,6 +32,12 @@ GPUS = {
     "a100-80gb": Gpu(80, 312e12, HBM, "A100", "NVIDIA A100 Tensor Core GPU data sheet"),
     "a800-80gb": Gpu(80, 312e12, HBM, "A800", "an A100 with NVLink at 400 GB/s, not 600: NVIDIA A100 data sheet"),
     "h100-80gb": Gpu(80, 989e12, HBM, "H100", "NVIDIA H100 Tensor Core GPU data sheet, SXM; 1,979 with sparsity"),
+    "h100-pcie-80gb": Gpu(
+        80, 756e12, HBM, "H100 PCIe", "NVIDIA H100 Tensor Core GPU data sheet, PCIe; 1,513 with sparsity"
+    ),
+    "h100-nvl-94gb": Gpu(
+        94, 835e12, HBM, "H100 NVL", "NVIDIA H100 Tensor Core GPU data sheet, NVL; 1,671 with sparsity"
+    ),
     "h800-80gb": Gpu(80, 989e12, HBM, "H800", "an H100 with NVLink at 400 GB/s, not 900: NVIDIA H100 data sheet, SXM"),
     "h20-96gb": Gpu(96, 148e12, HBM, "H20", "NVIDIA H20 product brief"),
     "h200-141gb": Gpu(141, 989e12, HBM, "H200", "NVIDIA H200 Tensor Core GPU data sheet, SXM; 1,979 with sparsity"),
@@ -54,5 +60,7 @@ def find(name: str) -> Gpu:
 
 def stated_peak(device_name: str) -> float | None:
     """Dense bf16 FLOP/s of a device by its name in torch ("NVIDIA A100-SXM4-80GB"); None where it is unknown."""
-    words = device_name.replace("-", " ").split()
-    return next((gpu.bf16_flops for gpu in GPUS.values() if gpu.reports in words), None)
+    words = set(device_name.replace("-", " ").split())
+    named = [gpu for gpu in GPUS.values() if words.issuperset(gpu.reports.split())]
+    # "NVIDIA H100 PCIe" is told apart from "NVIDIA H100 80GB HBM3", whose name has no word of its own
+    return max(named, key=lambda gpu: len(gpu.reports.split())).bf16_flops if named else None

@@ -65,6 +65,13 @@ def leave_out_eager(kind: type) -> None:
                 setattr(base, name, torch.compiler.disable(method))
 
 
+def compile_blocks(model: Any, **how: Any) -> None:
+    """Compile each block of `model.blocks` in place. All share one graph, so a deep model compiles as fast as a shallow one; what lies between
+    them (gathers of sharded weights, recomputation) stays outside. how: as torch.compile takes it."""
+    for block in model.blocks:
+        block.compile(**how)
+
+
 def maybe_compile(
     fn: Callable[..., Any],
     requested: bool | None,
@@ -73,16 +80,16 @@ def maybe_compile(
     flops: float = 0.0,
     say: Callable[[str], None] = print,
 ) -> Callable[..., Any]:
-    """torch.compile(fn) where `compiles` says so; of a sharded model's method, each block. A CPU without a C++ compiler runs
-    eagerly, with a message."""
+    """torch.compile(fn) where `compiles` says so; of a model's method on a GPU, and of a sharded model's, each block (`compile_blocks`). A CPU
+    without a C++ compiler runs eagerly, with a message."""
     if not compiles(requested, device, dtype, flops):
         return fn
     if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "clang++", "c++")):
         say("no C++ compiler (g++, clang++): running eagerly, without torch.compile")
         return fn
-    if sharding.is_sharded(model := getattr(fn, "__self__", None)):
-        for block in model.blocks:  # weights are gathered between blocks, which cannot be compiled
-            block.compile()
+    model = getattr(fn, "__self__", None)
+    if sharding.is_sharded(model) or device.type == "cuda":
+        compile_blocks(model)
         return fn
     leave_out_eager(type(model))
     return torch.compile(fn)

@@ -37,7 +37,7 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
         for batch in batches:
             batch = batch.to(device)
             with dist.autocast(device):
-                mask = conversations.block_mask(batch.docs)
+                mask = conversations.packed_mask(batch.docs)
                 nats = model.loss(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
             total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
             bar.update()

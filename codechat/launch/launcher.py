@@ -169,9 +169,9 @@ def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
     if gpu is None:
         return "not requested; name a GPU (gpu='a800-80gb', --gpu a800-80gb)"
     kind = registry.entry_of(cfg, LAUNCHABLE).id
-    if kind not in planner.PLANNED_LOOPS:
+    if kind not in (*planner.PLANNED_LOOPS, *planner.RL_LOOPS):
         gpu_specs.find(gpu)
-        return f"none for {kind}; its memory depends on what the policy samples"
+        return f"none for {kind}"
     found = planner.make(planner.of(cfg, gpus=gpus, gpu=gpu, search=False))
     return found.verdict if found.fits else planner.with_knobs(found).verdict
 

@@ -2,13 +2,16 @@
 
     codechat plan --preset 8b --gpus 8 --gpu a800-80gb --device-batch-size 4
     codechat plan sft --preset 8b --gpus 16 --shard-over 8 --gpu h100-80gb --model.checkpoint-blocks --price 2.5
+    codechat plan rl --preset 2b --gpus 1 --gpu h200-141gb --group-size 16 --max-new-tokens 512
     codechat plan --run big-sft --gpus 8 --gpu a800-80gb       what `codechat launch` has written
     codechat plan --list                                       the GPUs
 
 Memory is that of the training step itself, run on fake tensors (`step_memory`), and of an evaluation between two steps, plus a
-stated reserve. Time is FLOPs per token over a stated share of the data sheet's peak (MFU); nothing is timed.
+stated reserve. A plan fits where HEADROOM and the buffers of gathers ahead of their use are left besides. Time is FLOPs per token over a stated
+share of the data sheet's peak (MFU); nothing is timed. Of RL, memory is planned for both phases (`rl_memory`), and no time: the policy decides how
+long completions are.
 
-Left out: rollouts of RL, because the policy decides their length; the saving of `torch.compile`: the eager step is the upper bound.
+Left out: the saving of `torch.compile`: the eager step is the upper bound.
 """
 
 from __future__ import annotations
@@ -35,16 +38,22 @@ GIB = 2**30
 # Published throughput of the system whose sizes the presets keep, both with recomputed blocks, over 312 TFLOP/s per A800 and our own
 # FLOPs per token: 8b on 8 GPUs 22.3 ktok/s = 0.48, 2b on one 7.9 ktok/s = 0.45 (its TRAINING_REPORT_8b_a88_x8, sections 2 and 7).
 MFU, MFU_SOURCE = 0.45, "the lower of two published runs on A800: 0.48 (8b, 8 GPUs), 0.45 (2b, 1 GPU)"
+# Their matrix products are faster in relation to their memory: torchtitan publishes 0.33 to 0.39 for 8B on H100, compiled, in bf16.
+HOPPER_MFU, HOPPER_SOURCE = 0.36, "torchtitan's published 8B on H100, 0.33 to 0.39; not measured here"
+HOPPER = ("h100", "h800", "h200", "b200")
+HEADROOM = 0.08  # of the usable memory: predictions may be that far below what the allocator reserves
 # An assumption, not measured here: CUDA context and NCCL buffers, then what the allocator cannot use between blocks.
 CONTEXT_GIB, FRAGMENTATION = 1.5, 0.05
 PLANNED_LOOPS = ("pretrain", "sft")
+RL_LOOPS = ("reinforce", "grpo", "ppo")
+RL_SHARED = ("group_size", "max_new_tokens", "row_tokens", "rows")
 SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "optimizer", "shard", "shard_over")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
-    of the weights (1 = every rank holds its own). packed: with the mask and positions of packed conversations. dtype: of compute."""
+    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute."""
 
     model: GPTConfig
     batch: int
@@ -88,8 +97,8 @@ def measure(step: Step) -> Peaks:
 class PlanConfig:
     """What to plan: the settings of a loop that cost memory or time, and the machines."""
 
-    loop: Literal["pretrain", "sft"] = opt(
-        "pretrain", "the loop; sft packs conversations, with a mask", positional=True
+    loop: Literal["pretrain", "sft", "rl"] = opt(
+        "pretrain", "the loop; sft and rl pack rows; rl also samples", positional=True
     )
     run: str | None = opt(None, "plan the settings of this run instead, as its config.json holds them")
     gpus: int = opt(8, "GPUs in all")
@@ -102,17 +111,26 @@ class PlanConfig:
     optimizer: Literal["adamw", "muon"] = opt("muon", "optimizer of the block matrices")
     shard: bool | None = opt(None, "split weights and optimizer states over GPUs; none = where a replica does not fit")
     shard_over: int | None = opt(None, "GPUs that hold one sharded copy; none = all up to 8, those of a node")
-    mfu: float = opt(MFU, "share of the stated peak that is reached; the default is " + MFU_SOURCE)
+    mfu: float | None = opt(
+        None, f"share of the stated peak that is reached; none = {HOPPER_MFU} for H100 and later, else {MFU}"
+    )
+    group_size: int = opt(16, "rl: completions per problem; device_batch_size counts problems")
+    prompt_tokens: int = opt(256, "rl: longest prompt, tokens")
+    max_new_tokens: int = opt(64, "rl: longest completion, tokens")
+    row_tokens: int = opt(512, "rl: tokens of a packed training row")
+    rows: int = opt(8, "rl: packed rows per forward pass")
+    reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
     price: float | None = opt(None, "price of a GPU-hour, in any currency")
     search: bool = opt(True, "look for the largest microbatch that fits, or for a setting that makes it fit")
     list: bool = opt(False, "list the GPUs")
 
     def __post_init__(self) -> None:
         gpu_specs.find(self.gpu)
-        for name in ("gpus", "device_batch_size", "grad_accum", "max_steps"):
+        counts = ("group_size", "prompt_tokens", "max_new_tokens", "row_tokens", "rows")
+        for name in ("gpus", "device_batch_size", "grad_accum", "max_steps", *counts):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 < self.mfu <= 1:
+        if not 0 < self.share <= 1:
             raise ConfigError(f"mfu {self.mfu}; a share of the peak lies above 0 and is at most 1, such as {MFU}")
         if (self.seq_len or 1) > self.model.block_size and self.loop == "pretrain":
             raise ConfigError(
@@ -122,8 +140,16 @@ class PlanConfig:
             raise ConfigError(f"shard_over {self.over} does not divide {self.gpus} GPUs; set --shard-over to a divisor")
 
     @property
+    def share(self) -> float:
+        """MFU: as set, or what is known of the GPU."""
+        if self.mfu is not None:
+            return self.mfu
+        return HOPPER_MFU if self.gpu.lower().startswith(HOPPER) else MFU
+
+    @property
     def length(self) -> int:
-        return self.seq_len or self.model.block_size
+        """Tokens of a training row."""
+        return self.row_tokens if self.loop == "rl" else self.seq_len or self.model.block_size
 
     @property
     def sharded(self) -> bool:
@@ -140,8 +166,9 @@ class PlanConfig:
 
     @property
     def step(self) -> Step:
-        return Step(model=self.model, batch=self.device_batch_size, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
-                    ranks=self.gpus, over=self.over, packed=self.loop == "sft")  # fmt: skip
+        batch = self.rows if self.loop == "rl" else self.device_batch_size
+        return Step(model=self.model, batch=batch, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
+                    ranks=self.gpus, over=self.over, packed=self.loop != "pretrain")  # fmt: skip
 
     @property
     def tokens_per_step(self) -> int:
@@ -173,11 +200,28 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.total_gib <= self.gpu.usable_gib
+        return self.total_gib <= self.room_gib and (self.sampling is None or self.sampling.fits)
+
+    @property
+    def buffers_gib(self) -> float:
+        """Of gathers and reductions beside the computation, which fake ranks run one after another."""
+        return buffers(self.cfg) / GIB
+
+    @property
+    def room_gib(self) -> float:
+        """What a plan may take."""
+        return self.gpu.usable_gib * (1 - HEADROOM) - self.buffers_gib
+
+    @property
+    def sampling(self) -> Any:
+        """The other phase of RL, `rl_memory.Sampling`; None for other loops."""
+        from codechat.launch import rl_memory  # it imports this module
+
+        return rl_memory.sampling(self) if self.cfg.loop == "rl" else None
 
     @property
     def tokens_per_s(self) -> float:
-        return self.cfg.mfu * self.cfg.gpus * self.gpu.bf16_flops / self.cfg.model.flops_per_token(self.cfg.length)
+        return self.cfg.share * self.cfg.gpus * self.gpu.bf16_flops / self.cfg.model.flops_per_token(self.cfg.length)
 
     @property
     def hours(self) -> float:
@@ -213,8 +257,14 @@ class Plan:
             cost = "" if self.cost is None else f", cost {self.cost:,.0f}"
             larger = (self.largest_batch or 0) > cfg.device_batch_size
             room = f"; room for --device-batch-size {self.largest_batch}" if larger else ""
-            return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.mfu}{cost}{room}"
-        advice = [f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= usable][:1]
+            if self.sampling:
+                how = f"{self.sampling.rows:,} rows at a time, {self.sampling.batches} batches a step"
+                return f"fits: {memory} while it learns; samples {how}"
+            return f"fits: {memory}, {self.hours:,.1f} h at MFU {cfg.share}{cost}{room}"
+        if self.sampling:
+            what = "its rows" if self.total_gib > self.room_gib else "keys and values while it samples"
+            return f"does not fit: {memory}; no room for {what}: set --rows or --row-tokens lower, take more GPUs, or sample on a server (--engine)"
+        advice = [f"set {knob} ({gib:.1f} GiB)" for knob, gib in self.knobs.items() if gib <= self.room_gib][:1]
         if self.knobs and not advice:
             advice = ["no single setting is enough: combine them, take more GPUs, or a smaller model"]
         return f"does not fit: {memory}; {(advice or ['search for a setting (--search)'])[0]}"
@@ -226,15 +276,19 @@ class Plan:
         at = "a training step" if training else "an evaluation, which gathers a whole copy of the weights"
         rows = [(name, f"{gib:.2f} GiB") for name, gib in self.memory.items()]
         rows += [("peak per GPU", f"{self.total_gib:.2f} of {self.gpu.usable_gib:.1f} GiB, in {at}"),
+                 ("buffers of gathers ahead", f"{self.buffers_gib:.2f} GiB"), ("left free", f"at least {HEADROOM:.0%}"),
                  ("copies of the weights", f"one on {cfg.over} GPUs" if cfg.over > 1 else "one on every GPU"),
                  ("largest microbatch", str(self.largest_batch) if self.largest_batch is not None else "not searched"),
                  ("host memory", f"{host['export']:.1f} GiB to export, {host['checkpoint']:.1f} GiB per node to save in the background"),
-                 ("tokens per step", f"{cfg.tokens_per_step:,}"), ("tokens per second", f"{self.tokens_per_s:,.0f} at MFU {cfg.mfu}"),
+                 ]  # fmt: skip
+        if self.sampling:
+            return rows + self.sampling.table()
+        rows += [("tokens per step", f"{cfg.tokens_per_step:,}"), ("tokens per second", f"{self.tokens_per_s:,.0f} at MFU {cfg.share}"),
                  ("time", f"{self.hours:,.2f} hours for {cfg.max_steps:,} steps, {self.gpu_hours:,.0f} GPU-hours")]  # fmt: skip
         if self.cost is not None:
             rows.append(("cost", f"{self.cost:,.0f} at {cfg.price:g} per GPU-hour"))
         rows += [
-            (f"tried {knob}", f"{gib:.1f} GiB, {'fits' if gib <= self.gpu.usable_gib else 'does not fit'}")
+            (f"tried {knob}", f"{gib:.1f} GiB, {'fits' if gib <= self.room_gib else 'does not fit'}")
             for knob, gib in self.knobs.items()
         ]
         return rows
@@ -244,7 +298,7 @@ class Plan:
 
     def __rich__(self) -> Table:
         cfg = self.cfg
-        tokens = f"{cfg.device_batch_size} x {cfg.length} tokens per GPU"
+        tokens = f"{cfg.step.batch} x {cfg.length} tokens per GPU"
         table = Table("", self.verdict, title=f"{cfg.model.n_params:,} parameters, {tokens}")
         for row in self.rows():
             table.add_row(*row)
@@ -253,6 +307,14 @@ class Plan:
     def _repr_html_(self) -> str:
         body = "".join(f"<tr><td>{html.escape(a)}</td><td>{html.escape(b)}</td></tr>" for a, b in self.rows())
         return f"<p>{html.escape(self.verdict)}</p><table>{body}</table>"
+
+
+def buffers(cfg: PlanConfig) -> int:
+    """Bytes that FSDP holds for overlap: the next block, gathered twice (the flat buffer and the weights copied out of it), and the gradients of
+    the block before, which are still being reduced in float32."""
+    if cfg.over == 1:
+        return 0
+    return (2 * 2 + 4) * cfg.model.block_matmul_params
 
 
 def gib_with_reserve(n_bytes: float) -> float:
@@ -269,7 +331,8 @@ def make(cfg: PlanConfig) -> Plan:
     """The plan of these settings. Raises ConfigError for what cannot be, RunError within a process group."""
     began = time.perf_counter()
     first = Plan(cfg, measure(cfg.step))
-    found = first if not cfg.search else with_knobs(replace(first, largest_batch=largest_batch(first)))
+    searches = cfg.search and cfg.loop != "rl"  # of RL, rows and row_tokens decide, which its losses do not depend on
+    found = with_knobs(replace(first, largest_batch=largest_batch(first))) if searches else first
     return replace(found, seconds=time.perf_counter() - began)
 
 
@@ -286,7 +349,7 @@ def _total(cfg: PlanConfig) -> float:
 def largest_batch(plan: Plan) -> int:
     """Most rows per microbatch that fit; 0 where one does not. Every row adds nearly the same, so two points predict the rest. The predicted
     size is measured; that one row more would not fit is only predicted."""
-    limit, own = plan.gpu.usable_gib, plan.cfg.device_batch_size
+    limit, own = plan.room_gib, plan.cfg.device_batch_size
     if own == 1 and not plan.fits:
         return 0
     gib = {own: plan.total_gib}
@@ -309,7 +372,7 @@ def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
     cfg, tried = plan.cfg, {}
     for words, changed in _knobs(cfg, largest):
         tried[words] = _total(changed)
-        if tried[words] <= plan.gpu.usable_gib:
+        if tried[words] <= replace(plan, cfg=changed).room_gib:
             break
     return tried
 
@@ -336,13 +399,18 @@ def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
 
 
 def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
-    """The plan's settings for a configuration of pretrain or sft; more: mfu, price, search."""
+    """The plan's settings for a configuration of a loop; more: mfu, price, search."""
     loop = registry.entry_of(cfg).id
-    if loop not in PLANNED_LOOPS:
-        why = "RL's memory depends on what the policy samples"
-        raise ConfigError(f"{type(cfg).__name__}: only pretrain and sft can be planned; {why}")
-    settings = {name: getattr(cfg, name) for name in SHARED}
-    if loop == "sft" and cfg.init_from:
+    if loop not in (*PLANNED_LOOPS, *RL_LOOPS):
+        known = ", ".join((*PLANNED_LOOPS, *RL_LOOPS))
+        raise ConfigError(f"{type(cfg).__name__}: what can be planned are {known}")
+    settings = {
+        name: getattr(cfg, name) for name in (*SHARED, *(RL_SHARED if loop in RL_LOOPS else ())) if hasattr(cfg, name)
+    }
+    if loop in RL_LOOPS:
+        settings["reference"] = getattr(cfg, "kl_coef", 0) > 0
+    loop = "rl" if loop in RL_LOOPS else loop
+    if loop != "pretrain" and cfg.init_from:
         settings["model"] = _parent_model(cfg.init_from) or cfg.model
     return PlanConfig(loop=loop, gpus=gpus, gpu=gpu, **settings, **more)
 
@@ -359,8 +427,10 @@ def of_run(cfg: PlanConfig) -> PlanConfig:
     """The same machines, with the settings that a run's config.json holds."""
     path = find_run(cfg.run)
     kind = read_json(path / "status.json")["kind"]
-    if kind not in PLANNED_LOOPS:
-        raise ConfigError(f"run {cfg.run} is of kind {kind}; only pretrain and sft can be planned")
+    if kind not in (*PLANNED_LOOPS, *RL_LOOPS):
+        raise ConfigError(
+            f"run {cfg.run} is of kind {kind}; what can be planned are {', '.join((*PLANNED_LOOPS, *RL_LOOPS))}"
+        )
     settings = config.from_dict(registry.LOOPS[kind].config_class, read_json(path / "config.json"))
     return of(settings, gpus=cfg.gpus, gpu=cfg.gpu, mfu=cfg.mfu, price=cfg.price, search=cfg.search)
 
@@ -386,7 +456,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     plan = make(of_run(cfg) if cfg.run else cfg)
     console.print(plan)
-    console.print(f"assumed: {CONTEXT_GIB} GiB and {FRAGMENTATION:.0%} of reserve; MFU {cfg.mfu:g}" + (f", {MFU_SOURCE}" if cfg.mfu == MFU else "")
+    source = (
+        {MFU: f", {MFU_SOURCE}", HOPPER_MFU: f", {HOPPER_SOURCE}"}.get(plan.cfg.share, "")
+        if plan.cfg.mfu is None
+        else ""
+    )
+    console.print(f"assumed: {CONTEXT_GIB} GiB and {FRAGMENTATION:.0%} of reserve; MFU {plan.cfg.share:g}{source}"
                   + f"; peak of {cfg.gpu} from {plan.gpu.source}. Planned in {plan.seconds:.0f} s.", highlight=False)  # fmt: skip
     return 0 if plan.fits else 1
 

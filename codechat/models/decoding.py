@@ -1,8 +1,10 @@
-"""Pre-transposed and packed weights for decoding: what makes one new token per sequence fast.
+"""Copies of the weights for decoding: what makes one new token per sequence fast.
 
 A product of few rows waits for the weight to arrive from memory. A weight is stored as (out, in); torch's CPU library packs it again in every such
 product, and a copy as (in, out) in the compute dtype needs no packing. While `prepared` is open, each linear layer of the blocks reads such a
 copy. A large float32 output head on a CPU is packed once by oneDNN instead, which is a third faster than the transposed copy.
+
+A GPU reads weights as they are stored: there a copy is made only where the dtype differs (`prepared`, and `reader` as a model of its own).
 
 Costs the memory of a second copy of the weights. Left out: quantised copies, operators of our own.
 
@@ -13,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 FEW_ROWS = 48  # on a CPU only inputs of this many rows or fewer are faster with a copy
 PACKED_HEAD = 1 << 22  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
@@ -45,12 +50,15 @@ def prepared(blocks: nn.Module, head: Callable[[], Tensor]) -> Iterator[Callable
 
 
 def _forward(layer: nn.Linear, dtype: torch.dtype, most_rows: int) -> Callable[[Tensor], Tensor]:
-    """`layer.forward` that reads a transposed copy of the weight where it may."""
-    bias, transposed = layer.bias, _transposed(layer.weight, dtype)
+    """`layer.forward` that reads a copy of the weight where it may, on a CPU transposed."""
+    bias, on_cpu = layer.bias, layer.weight.device.type == "cpu"
+    transposed = (_transposed if on_cpu else Tensor.to)(layer.weight, dtype)
 
     def forward(x: Tensor) -> Tensor:
         if torch.is_grad_enabled() or x.numel() > most_rows * x.shape[-1]:
             return nn.Linear.forward(layer, x)
+        if not on_cpu:
+            return F.linear(x, transposed, bias)
         return x @ transposed if bias is None else x @ transposed + bias
 
     return forward
@@ -58,14 +66,32 @@ def _forward(layer: nn.Linear, dtype: torch.dtype, most_rows: int) -> Callable[[
 
 def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """x (B, D) -> x @ weight.T (B, V) for few rows."""
+    if weight.device.type != "cpu":
+        copy = weight.to(dtype)
+        return lambda x: F.linear(x, copy)
     large = weight.numel() >= PACKED_HEAD and dtype == torch.float32
-    if large and weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if large and torch.backends.mkldnn.is_available():
         packed = torch.ops.mkldnn._reorder_linear_weight(
             weight, 16
         )  # private, but torch's own compiler calls these two
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     transposed = _transposed(weight, dtype)
     return lambda x: x @ transposed
+
+
+@torch.no_grad()
+def reader(model: M) -> tuple[M, Tensor]:
+    """A plain model in evaluation mode that computes what `model` does in this autocast, and its head (V, D): block matrices and head in the
+    dtype of compute, the rest shared; adapters are merged. A weight that has this dtype is not copied."""
+    from codechat.models import lora  # it imports the model, which imports this module
+
+    plain, kind = lora.merged(model), model.wte.weight.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else plain.wte.weight.dtype
+    with torch.device("meta"):
+        copy = type(plain)(plain.cfg)
+    state = {n: p.to(dtype) if p.ndim == 2 and n.startswith("blocks.") else p for n, p in plain.named_parameters()}
+    copy.load_state_dict(state, assign=True)
+    return copy.requires_grad_(False).eval(), plain.head_weight().detach().to(dtype)
 
 
 def _transposed(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,8 +3,8 @@
 `sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a batch is run once, and its samples
 share its cache; finished rows leave the batch.
 
-The random number of a token is a hash of (seed, prompt key, sample, position), not the next number of a generator. So a row's tokens do not depend
-on the other rows, their order, or the batch size (in float32 up to the rounding of matrix products of other shapes).
+A row's tokens do not depend on the other rows, their order, or the batch size (in float32 up to the rounding of matrix products of other shapes):
+`draws`. On a GPU a batch takes what memory is free (`sampling_memory`) and runs as one graph (`decode_graph`).
 
 Sampling runs in the caller's autocast and leaves the model in its mode. Left out: beam search, repetition penalties, speculative decoding.
 
@@ -14,9 +14,9 @@ Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal
 
 import torch
@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
+from codechat.models import decode_graph, decoding, packed_attention, sampling_memory
+from codechat.models.draws import Truncation, draw, row_key, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, SharedCache, new_cache
 
-CACHE_BYTES = 2**30  # memory of keys, values and logits that the default batch size aims at
+CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
-BLOCK = 64  # our padded vocabulary is a multiple of it
 
 StopReason = Literal["stop", "length", "context", "turns"]
 CUT_OFF: tuple[StopReason, ...] = ("length", "context")
@@ -59,39 +60,6 @@ class Completion:
         return self.stop in CUT_OFF
 
 
-@dataclass(frozen=True, kw_only=True)
-class Truncation:
-    """The distribution sampled from: logits / temperature; of these the top_k largest; of these the smallest set of the largest with a total
-    probability of top_p."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"temperature {self.temperature}; required is 0 (greedy) or above")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k {self.top_k}; required is at least 1, or none for the whole vocabulary")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p {self.top_p}; required is above 0 and at most 1")
-
-    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids (B, K).
-
-        No ids: K = V, nothing was cut or sorted."""
-        if self.temperature != 1:
-            # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
-            logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)
-        if self.top_k is None and (self.top_p is None or self.top_p == 1):
-            return logits, None
-        best, ids = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
-        if self.top_p is not None:
-            p = best.softmax(-1)
-            best = best.masked_fill(p.cumsum(-1) - p >= self.top_p, -math.inf)
-        return best, ids
-
-
 @torch.no_grad()
 def sample(
     model: GPT,
@@ -108,6 +76,7 @@ def sample(
     prefix_tokens: Sequence[int] | None = None,
     batch_size: int | None = None,
     on_overflow: OnOverflow = "raise",
+    graph: bool | None = None,
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
@@ -118,8 +87,9 @@ def sample(
     keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
-    batch_size: rows at a time; default: as many as keep cache and logits under a GiB.
+    batch_size: rows that are decoded together; default: as many as keep cache and logits under a GiB, on a GPU as its free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
+    graph: decode with static shapes (`decode_graph`); none = on a GPU.
 
     Raises ConfigError: an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
@@ -140,14 +110,20 @@ def sample(
     cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
     # similar lengths together need little padding
     order = sorted(range(len(row_keys)), key=lambda r: (cuts[of[r]], len(prompts[of[r]]), r))
+    if not max(budgets):
+        return [Completion([], [], "context") for _ in row_keys]
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
-    for start in range(0, len(order), width):
-        rows = order[start : start + width]
-        at = [of[r] for r in rows]
-        texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
-        batch = _Batch(texts, starts, most, [row_keys[r] for r in rows])
-        done.update(zip(rows, _complete(model, batch, how, stops, max_new_tokens)))
+    with _reading(model, graph, len(row_keys) * max(budgets)) as reader:
+        past: _Prefix | None = None
+        for start in range(0, len(order), width):
+            rows = order[start : start + width]
+            at = [of[r] for r in rows]
+            texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
+            batch = _Batch(texts, starts, most, [row_keys[r] for r in rows])
+            after = {tuple(prompts[of[r]][: cuts[of[r]]]) for r in order[start + width : start + 2 * width]}
+            found, past = _complete(reader, batch, how, stops, max_new_tokens, past, after)
+            done.update(zip(rows, found))
     return [done[r] for r in range(len(row_keys))]
 
 
@@ -171,8 +147,13 @@ def stream(
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budget = _budget(model, 0, prompt, max_new_tokens, on_overflow)
     row_keys = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
-    for step in _decode(model, _Batch([prompt], [len(prompt)], [budget], row_keys), how, stops):
-        yield int(step.ids), float(step.logprobs)
+    if not budget:
+        return
+    batch = _Batch([prompt], [len(prompt)], [budget], row_keys)
+    with _reading(model, False, budget) as reader:
+        cache, last, _ = _prefill(reader.model, batch, budget)
+        for step in _steps(reader, cache, last, batch, how, stops):
+            yield int(step.ids), float(step.logprobs)
 
 
 # ---------------------------------------------------------------- decoding
@@ -198,40 +179,121 @@ class _Step:
     stopped: Tensor  # (B,) bool: a stop sequence is complete
 
 
-def _complete(
-    model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]], max_new_tokens: int
-) -> list[Completion]:
-    """Decode one batch to its end."""
+@dataclass(frozen=True)
+class _Reader:
+    """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; how (`decode_graph.Decoder`), or none for one row at a time."""
+
+    model: GPT
+    logits_of: Callable[[Tensor], Tensor]
+    head: Tensor
+    graph: bool = False
+    compiled: str | None = None
+
+
+@contextmanager
+def _reading(model: GPT, graph: bool | None, new_tokens: int) -> Iterator[_Reader]:
+    """The reader of these weights, copied once for all batches; they must not change meanwhile."""
     device = model.wte.weight.device
-    B, T = len(batch.prompts), max(batch.budgets)
+    dense = packed_attention.dense(device)
+    graph = not dense if graph is None else graph
+    if dense and not graph:
+        with model.decoding() as logits_of:
+            yield _Reader(model, logits_of, model.head_weight())
+        return
+    copy, head = decoding.reader(model)
+    compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
+    yield _Reader(copy, lambda hidden: F.linear(hidden, head), head, graph, compiled)
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Beginnings that have been run: their keys and values, and last states (P, D)."""
+
+    names: list[tuple[int, ...]]
+    cache: KVCache
+    last: Tensor
+
+    def of(self, names: Collection[tuple[int, ...]]) -> _Prefix | None:
+        """Those of `names` that are here, as a copy."""
+        at = [i for i, name in enumerate(self.names) if name in names]
+        rows = torch.tensor(at, dtype=torch.long, device=self.last.device)
+        return _Prefix([self.names[i] for i in at], self.cache.select(rows), self.last[rows]) if at else None
+
+
+def _complete(
+    reader: _Reader,
+    batch: _Batch,
+    how: Truncation,
+    stops: list[list[int]],
+    max_new_tokens: int,
+    past: _Prefix | None,
+    after: Collection[tuple[int, ...]],
+) -> tuple[list[Completion], _Prefix | None]:
+    """Decode one batch to its end. past: beginnings that the batch before has run; returned: those that the next one continues (`after`)."""
+    if not max(batch.budgets):
+        return [Completion([], [], "context")] * len(batch.budgets), None
+    if reader.graph:
+        made, past = _decoder(reader, batch, how, stops, past, after)
+        found = made.run()
+    else:
+        cache, last, past = _prefill(reader.model, batch, max(batch.budgets), past, after)
+        found = _run(reader, batch, cache, last, how, stops)
+    return [
+        Completion(ids, lp, "stop" if hit else "length" if len(ids) == max_new_tokens else "context")
+        for ids, lp, hit in found
+    ], past
+
+
+def _decoder(
+    reader: _Reader,
+    batch: _Batch,
+    how: Truncation,
+    stops: list[list[int]],
+    past: _Prefix | None = None,
+    after: Collection[tuple[int, ...]] = (),
+) -> tuple[decode_graph.Decoder, _Prefix | None]:
+    """The batch behind its prefill, and the beginnings of `after`."""
+    prefix, owner, behind = _beginnings(reader.model, batch, past)
+    last, tails = prefix.last[owner], None
+    if any(behind):
+        tails, last = _run_behind(reader.model, prefix, owner, behind, 0)
+    made = decode_graph.Decoder(
+        reader.model, reader.head, prefix.cache, owner, last, tails=tails,
+        budgets=batch.budgets, keys=batch.row_keys, stops=stops, how=how, compiled=reader.compiled,
+    )  # fmt: skip
+    return made, prefix.of(after)
+
+
+def _run(
+    reader: _Reader, batch: _Batch, cache: KVCache | SharedCache, last: Tensor, how: Truncation, stops: list[list[int]]
+) -> list[tuple[list[int], list[float], bool]]:
+    """(ids, log-probabilities, whether a stop sequence ended it) of each row, by `_steps`."""
+    device, B, T = last.device, len(batch.prompts), max(batch.budgets)
     ids = torch.zeros(B, T, dtype=torch.long, device=device)
     logprobs = torch.zeros(B, T, device=device)
     ends = torch.tensor(batch.budgets, device=device)  # (B,) tokens of each completion
     stopped = torch.zeros(B, dtype=torch.bool, device=device)
-    for t, step in enumerate(_decode(model, batch, how, stops)):
+    for t, step in enumerate(_steps(reader, cache, last, batch, how, stops)):
         ids[step.rows, t], logprobs[step.rows, t] = step.ids, step.logprobs
         # finished rows stay until the next compaction: they must not stop twice, or after their budget
         first = step.stopped & ~stopped[step.rows] & (t < ends[step.rows])
         stopped[step.rows] |= first
         ends[step.rows] = torch.where(first, t + 1, ends[step.rows])
     return [
-        Completion(i[:n], lp[:n], "stop" if hit else "length" if n == max_new_tokens else "context")
-        for i, lp, n, hit in zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())
+        (i[:n], lp[:n], hit) for i, lp, n, hit in zip(ids.tolist(), logprobs.tolist(), ends.tolist(), stopped.tolist())
     ]
 
 
-def _decode(model: GPT, batch: _Batch, how: Truncation, stops: list[list[int]]) -> Iterator[_Step]:
-    """Steps until every row has stopped or used its budget; rows that are done may appear in a few more."""
-    if not max(batch.budgets):
-        return
-    with model.decoding() as logits_of:
-        yield from _steps(model, logits_of, batch, how, stops)
-
-
 def _steps(
-    model: GPT, logits_of: Callable[[Tensor], Tensor], batch: _Batch, how: Truncation, stops: list[list[int]]
+    reader: _Reader,
+    cache: KVCache | SharedCache,
+    hidden: Tensor,
+    batch: _Batch,
+    how: Truncation,
+    stops: list[list[int]],
 ) -> Iterator[_Step]:
-    cache, hidden = _prefill(model, batch, max(batch.budgets))
+    """Steps until every row has stopped or used its budget; rows that are done may appear in a few more."""
+    model = reader.model
     rows = torch.arange(len(batch.prompts), device=hidden.device)
     budget, keys = (torch.tensor(x, device=hidden.device) for x in (batch.budgets, batch.row_keys))
     endings = [torch.tensor(s, device=hidden.device) for s in stops]
@@ -241,7 +303,7 @@ def _steps(
     # a row that has filled the model's block must leave at once: it has no position for another token
     full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
-        logits = logits_of(hidden).float()
+        logits = reader.logits_of(hidden).float()
         logits[:, model.cfg.n_ids :] = -math.inf
         ids, logprobs = draw(logits, how, uniform(keys, t))
         tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)
@@ -258,28 +320,67 @@ def _steps(
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCache, Tensor]:
-    """Run each distinct beginning once, then the rest of each prompt. Returns the cache of all rows and their last states (B, D)."""
-    device = model.wte.weight.device
-    beginnings = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
-    if len(set(beginnings)) == len(beginnings):  # nothing is shared: each prompt is run whole
-        beginnings = [tuple(p) for p in batch.prompts]
-    behind = [p[len(head) :] for p, head in zip(batch.prompts, beginnings)]
-    place: dict[tuple[int, ...], int] = {}
-    owner = torch.tensor([place.setdefault(head, len(place)) for head in beginnings], device=device)
-    ids, lengths = pad_right(list(place), device)
-    shared = len(place) < len(beginnings)
-    mixed = torch.is_autocast_enabled(device.type)
-    dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
-    cache = new_cache(model.cfg, len(place), ids.shape[1] + (0 if shared else room), device, dtype)
-    last = last_real(model.hidden(ids, cache=cache, n_new=lengths), lengths)
-    if not shared:
-        return cache, last
-    rows, last = cache.share(owner, max(map(len, behind)) + room), last[owner]
+def _prefill(
+    model: GPT, batch: _Batch, room: int, past: _Prefix | None = None, after: Collection[tuple[int, ...]] = ()
+) -> tuple[KVCache | SharedCache, Tensor, _Prefix | None]:
+    """Run each distinct beginning once, then the rest of each prompt. Returns the cache of all rows, their last states (B, D), and the beginnings
+    of `after`. past: beginnings that were run before."""
+    prefix, owner, behind = _beginnings(model, batch, past, room)
+    kept = prefix.of(after)
+    if len(prefix.names) == len(batch.prompts) and not any(behind) and prefix.cache.room >= room:
+        return prefix.cache, prefix.last, kept
+    rows, last = _run_behind(model, prefix, owner, behind, room)
+    return rows, last, kept
+
+
+def _beginnings(
+    model: GPT, batch: _Batch, past: _Prefix | None, room: int = 0
+) -> tuple[_Prefix, Tensor, list[Sequence[int]]]:
+    """The distinct beginnings of a batch, those of `past` not run again; which of them each row continues (B,); and each prompt's rest.
+    room: of rows that share nothing, which are run whole."""
+    heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
+    known = past.of(heads) if past else None
+    alone = len(set(heads)) == len(heads) and known is None
+    if alone:
+        heads = [tuple(p) for p in batch.prompts]
+    names = list(dict.fromkeys([*(known.names if known else ()), *heads]))
+    fresh = names[len(known.names) if known else 0 :]
+    prefix = _run_beginnings(model, fresh, room if alone else 0) if fresh else None
+    if known is not None:
+        prefix = _Prefix(names, known.cache.join(prefix.cache), torch.cat((known.last, prefix.last))) if prefix else known  # fmt: skip
+    place = {name: i for i, name in enumerate(names)}
+    owner = torch.tensor([place[head] for head in heads], device=model.wte.weight.device)
+    return prefix, owner, [p[len(head) :] for p, head in zip(batch.prompts, heads)]
+
+
+def _run_behind(
+    model: GPT, prefix: _Prefix, owner: Tensor, behind: list[Sequence[int]], room: int
+) -> tuple[SharedCache, Tensor]:
+    """Rows that continue their beginnings by the rest of their prompts, with room for more: their cache, and last states (B, D)."""
+    rows, last = prefix.cache.share(owner, max(map(len, behind)) + room), prefix.last[owner]
     if not any(behind):
         return rows, last
-    ids, lengths = pad_right(behind, device)
+    ids, lengths = pad_right(behind, last.device)
     return rows, last_real(model.hidden(ids, cache=rows, n_new=lengths), lengths)
+
+
+def _run_beginnings(model: GPT, names: list[tuple[int, ...]], room: int) -> _Prefix:
+    """Keys, values and last states of these beginnings, with room for more tokens; on a GPU a few at a time."""
+    device = model.wte.weight.device
+    ids, lengths = pad_right(names, device)
+    mixed = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
+    P, S = ids.shape
+    cache = new_cache(model.cfg, P, S + room, device, dtype)
+    at_once = P if packed_attention.dense(device) else max(1, sampling_memory.PREFILL_TOKENS // S)
+    if at_once >= P:
+        return _Prefix(names, cache, last_real(model.hidden(ids, cache=cache, n_new=lengths), lengths))
+    last = []
+    for at in range(0, P, at_once):
+        some, n = slice(at, at + at_once), lengths[at : at + at_once]
+        last.append(last_real(model.hidden(ids[some], cache=cache.part(at, at + at_once), n_new=n), n))
+    cache.advance(S, lengths)
+    return _Prefix(names, cache, torch.cat(last))
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -293,81 +394,12 @@ def last_real(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
 
 
-def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
-
-    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution: first the block of the
-    vocabulary, then the token in it; of a truncated distribution, the candidate. Sums are float64: float32 would lose the tail."""
-    if how.temperature == 0:
-        ids = logits.argmax(-1)
-        return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
-    logits, known = how.candidates(logits)
-    # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the arithmetic
-    mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
-    if known is not None:
-        cumulative = mass.double().cumsum(-1)
-        place, _ = invert_cumulative(cumulative, u[:, None])  # (B, 1)
-        return known.gather(1, place)[:, 0], (mass.gather(1, place).log() - cumulative[:, -1:].log())[:, 0].float()
-    if mass.shape[1] % BLOCK:  # imported models
-        mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
-    grid = mass.unflatten(1, (-1, BLOCK))
-    blocks = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
-    block, rest = invert_cumulative(blocks, u[:, None])
-    tokens = grid[torch.arange(len(u), device=u.device), block[:, 0]]  # (B, BLOCK)
-    inside, _ = invert_cumulative(tokens.double().cumsum(-1), rest)
-    ids = block * BLOCK + inside  # (B, 1)
-    return ids[:, 0], (mass.gather(1, ids).log() - blocks[:, -1:].log())[:, 0].float()
-
-
-def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the index, and the fraction of its mass below u."""
-    target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
-    place = torch.searchsorted(mass, target, right=True)
-    edges = F.pad(mass, (1, 0))
-    low, high = edges.gather(1, place), edges.gather(1, place + 1)
-    return place, (target - low) / (high - low)
-
-
 def _ends_with(tail: Tensor, endings: list[Tensor]) -> Tensor:
     """(B,) bool: the row's last tokens are one of the endings."""
     hit = torch.zeros(len(tail), dtype=torch.bool, device=tail.device)
     for ending in endings:
         hit |= (tail[:, -len(ending) :] == ending).all(-1)
     return hit
-
-
-# ---------------------------------------------------------------- random numbers
-
-
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
-    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion, one for all or (B,).
-
-    SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are kept."""
-    step = (position + 1) * _signed(_GOLDEN)  # of a tensor: modulo 2**64 as it is
-    x = keys + (step if isinstance(step, Tensor) else _signed(step))
-    x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
-    return _shift(x ^ _shift(x, 31), 11).double() * 2.0**-53
-
-
-def row_key(seed: int, key: int | str, sample_index: int) -> int:
-    """Signed 64-bit key of one row's random numbers."""
-    kind = "name" if isinstance(key, str) else "number"
-    digest = blake2b(f"{seed}\n{sample_index}\n{kind}\n{key}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64; torch's own copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(x: int) -> int:
-    """The int64 with the low 64 bits of x."""
-    return (x + 2**63) % 2**64 - 2**63
 
 
 def _fresh_seed() -> int:
@@ -408,8 +440,20 @@ def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples_per_prompt: int) -> int:
-    """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES."""
-    cfg = model.cfg
-    length = room + max(map(len, prompts)) / samples_per_prompt
+    """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES; on a GPU, in its free memory."""
+    cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
+    if device.type == "cuda":
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.wte.weight.dtype
+        copies = any(p.dtype != dtype for p in model.blocks.parameters() if p.ndim == 2)
+        return sampling_memory.rows(
+            cfg, free_memory(device), dtype.itemsize, prompt_tokens=longest, new_tokens=room, samples=samples_per_prompt, copies=copies
+        )  # fmt: skip
+    length = room + longest / samples_per_prompt
     cache = cfg.depth * cfg.cache_width * length * model.wte.weight.element_size()
     return max(1, int(CACHE_BYTES / (cache + 16 * cfg.padded_vocab)))
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes of a GPU that nobody uses, those that torch keeps for itself included."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware, sharding
-from codechat.models import decoding, head
+from codechat.models import decoding, head, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.latent_attention import LatentAttention
@@ -61,9 +61,7 @@ class Attention(nn.Module):
             cache, layer = cached
             y = cache.attend(layer, q, k, v, mask)
         else:
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal, enable_gqa=cfg.kv_heads != cfg.n_head
-            )
+            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -151,7 +149,7 @@ class GPT(nn.Module):
         """(B, T) ids -> (B, T, D) after the last norm.
 
         positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size.
-        mask: bool (B, 1, T, S), true = attend; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
+        mask: bool (B, 1, T, S), true = attend, or of `packed_attention.flex_mask`; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
         right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:
@@ -184,14 +182,24 @@ class GPT(nn.Module):
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(
-        self, ids: Tensor, targets: Tensor, *, reduction: Literal["mean", "sum", "none"] = "mean", **where: Any
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        *,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        every: bool = False,
+        **where: Any,
     ) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T)."""
-        return self._nats(self.hidden(ids, **where), targets, reduction)
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T). every: no target is -100,
+        which need not be looked up then: a GPU would wait for it."""
+        return self._nats(self.hidden(ids, **where), targets, reduction, every)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
-    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str, every: bool = False) -> Tensor:
         flat = targets.flatten()
+        if every and reduction != "none":
+            total = head.cross_entropy(hidden.flatten(0, 1), self.head_weight(), flat)
+            return total if reduction == "sum" else total / max(1, len(flat))
         places = (flat >= 0).nonzero()[:, 0]  # the head skips tokens without a target
         hidden, flat = hidden.flatten(0, 1)[places], flat[places]
         if reduction == "none":

@@ -11,14 +11,19 @@ Shapes: N rows, D width, V rows of the head's weight. Logits are float32 whateve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codechat.models import packed_attention
+
 CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of distributions that `logprobs` keeps: a third less work than recomputing them
+CHUNK_SHARE, KEEP_SHARE = 1 / 64, 1 / 16  # the same on a GPU, of its memory
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -46,9 +51,15 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _chunks(n: int, vocab: int) -> list[slice]:
+@cache
+def _budget(device: torch.device, fixed: int, share: float) -> int:
+    """Bytes: `fixed`, or on a GPU the share of its memory if that is more."""
+    return fixed if device.type != "cuda" else max(fixed, int(share * torch.cuda.mem_get_info(device)[1]))
+
+
+def _chunks(n: int, weight: Tensor) -> list[slice]:
     """Slices of about equal length, whose float32 logits take about CHUNK_BYTES."""
-    count = max(1, -(-n * vocab * 4 // CHUNK_BYTES))
+    count = max(1, -(-n * len(weight) * 4 // _budget(weight.device, CHUNK_BYTES, CHUNK_SHARE)))
     rows = max(1, -(-n // count))
     return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
 
@@ -83,24 +94,40 @@ def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
     return total.addmm_(g.mT, h) if h.dtype == torch.float32 else total.add_(g.mT @ h)
 
 
+def _loss_and_slope(logits: Tensor, targets: Tensor, dtype: torch.dtype | None, dense: bool) -> tuple[Tensor, Tensor]:
+    """Sum of the losses of a chunk, and d loss / d logits = softmax - one-hot in `dtype` (none: not needed); overwrites the logits (N, V)."""
+    counts = targets[:, None] >= 0
+    at = targets[:, None].clamp(min=0)
+    chosen = logits.gather(1, at)
+    lse = _softmax(logits, out=logits)
+    total = torch.where(counts, lse - chosen, 0.0).sum()
+    if dtype is None:
+        return total, logits
+    g = logits.scatter_add_(1, at, -torch.ones_like(chosen))
+    # a GPU would have to be waited for; a CPU saves a pass over the logits
+    return total, (g if dense and counts.all() else g.mul_(counts)).to(dtype)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(_loss_and_slope)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> Tensor:
         h_all, w = hidden.to(dtype), weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
-        chunks = _chunks(len(hidden), len(weight))
+        chunks = _chunks(len(hidden), weight)
         logits_of = _Logits(chunks[0].stop if chunks else 0, w)
         d_hidden, d_weight = torch.empty_like(h_all) if learns else None, None
+        loss_and_slope = _compiled() if hidden.is_cuda else _loss_and_slope
+        dense = packed_attention.dense(hidden.device)
         for rows in chunks:
-            h, counts = h_all[rows], targets[rows, None] >= 0
-            at = targets[rows, None].clamp(min=0)
-            logits = logits_of(h)
-            chosen = logits.gather(1, at)
-            lse = _softmax(logits, out=logits)
-            total += torch.where(counts, lse - chosen, 0.0).sum()
-            if learns:  # d loss / d logits = softmax - one-hot
-                g = logits.scatter_add_(1, at, -torch.ones_like(chosen))
-                g = (g if counts.all() else g.mul_(counts)).to(dtype)
+            h = h_all[rows]
+            part, g = loss_and_slope(logits_of(h), targets[rows], dtype if learns else None, dense)
+            total += part
+            if learns:
                 torch.mm(g, w, out=d_hidden[rows])
                 d_weight = _add_product(d_weight, g, h)
         if learns:
@@ -124,9 +151,12 @@ class _Logprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         h_all, w = hidden.to(dtype), weight.to(dtype)
         found, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
-        chunks = _chunks(len(hidden), len(weight))
+        ctx.set_materialize_grads(False)
+        chunks = _chunks(len(hidden), weight)
         longest = chunks[0].stop if chunks else 0
-        keep = len(hidden) * len(weight) * 4 <= KEEP_BYTES and any(ctx.needs_input_grad)
+        keep = len(hidden) * len(weight) * 4 <= _budget(weight.device, KEEP_BYTES, KEEP_SHARE) and any(
+            ctx.needs_input_grad
+        )
         logits_of = _Logits(longest, w)
         buffer = torch.empty(len(hidden) if keep else longest, len(weight), device=weight.device)
         for rows in chunks:
@@ -146,12 +176,13 @@ class _Logprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_found: Tensor, d_entropy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, d_found: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
         hidden, weight, targets, lses, entropy = ctx.saved_tensors
         h_all, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
         d_hidden, d_weight = torch.empty_like(h_all), None
-        bonus = bool(d_entropy.any())
-        chunks = _chunks(len(hidden), len(weight))
+        bonus = d_entropy is not None  # else its gradient is 0: no loss used the entropy
+        d_found = torch.zeros_like(lses) if d_found is None else d_found
+        chunks = _chunks(len(hidden), weight)
         logits_of = _Logits(chunks[0].stop if chunks else 0, w)
         product = torch.empty(chunks[0].stop if chunks else 0, len(weight), device=weight.device)
         for rows in chunks:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
+from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 
 
@@ -58,7 +59,9 @@ class KVCache:
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
     def mask(self, new: int) -> Tensor | None:
-        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything."""
+        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything, or behind nothing causally."""
+        if self.empty and not packed_attention.dense(self.real.device):
+            return None  # padding is on the right, where no real token looks
         return _visible(new, self.extent, self.real if self.padded else None, self.real.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -67,7 +70,10 @@ class KVCache:
         _require_room(end, keys.shape[2])
         keys[:, :, self.extent : end], values[:, :, self.extent : end] = k, v
         k, v = keys[:, :, :end].to(q.dtype), values[:, :, :end].to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
+        causal = mask is None and self.empty and q.shape[2] > 1
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1]
+        )
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
@@ -81,12 +87,36 @@ class KVCache:
     def empty(self) -> bool:
         return self.extent == 0
 
+    @property
+    def room(self) -> int:
+        """Columns for more tokens."""
+        return self.k.shape[3] - self.extent
+
     def select(self, rows: Tensor) -> KVCache:
         """A new cache of `rows` (repeats allowed)."""
         out = copy(self)
         for name in self.stored:
             setattr(out, name, getattr(self, name)[:, rows])
         out.lengths, out.real = self.lengths[rows], self.real[rows]
+        return out
+
+    def part(self, start: int, stop: int) -> KVCache:
+        """A view of some rows of an empty cache, to be filled on its own; then `advance` this one by all of them."""
+        out = copy(self)
+        for name in self.stored:
+            setattr(out, name, getattr(self, name)[:, start:stop])
+        out.lengths, out.real = self.lengths[start:stop], self.real[start:stop]
+        return out
+
+    def join(self, other: KVCache) -> KVCache:
+        """A new cache of these rows, then those of `other`, without room for more tokens; the shorter ones are padded."""
+        out, end = copy(self), max(self.extent, other.extent)
+        for name in self.stored:
+            parts = [getattr(c, name)[:, :, :, : c.extent] for c in (self, other)]
+            setattr(out, name, torch.cat([F.pad(x, (0, 0, 0, end - x.shape[3])) for x in parts], dim=1))
+        out.real = torch.cat([F.pad(c.real[:, : c.extent], (0, end - c.extent)) for c in (self, other)])
+        out.lengths = torch.cat((self.lengths, other.lengths))
+        out.extent, out.padded = end, self.padded or other.padded or self.extent != other.extent
         return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:

@@ -17,9 +17,9 @@ Shapes: B sequences, T tokens, H heads, E head width, R rotated width, C latent 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import LatentCache, SharedLatentCache
 from codechat.models.layers import RMSNorm, rotate
@@ -60,7 +60,7 @@ class LatentAttention(nn.Module):
                 cached[0].store(cached[1], torch.cat((latent, k_rotated), dim=-1))
             k, v = self.expand(latent[:, 0]).view(B, T, H, 2 * E).transpose(1, 2).split(E, dim=-1)
             q, k = torch.cat((q, q_rotated), dim=-1), torch.cat((k, k_rotated.expand(B, H, T, R)), dim=-1)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and cfg.causal)
+            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
     def _decode(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from codechat.models import generate
+from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
@@ -201,8 +201,11 @@ class Packed:
         longest = int(self.offset[at].max()) + 1 if len(rows) else 1
         return x.new_zeros(len(rows), longest).index_put((row, self.offset[at]), x[at])
 
-    def mask(self) -> Tensor:
-        """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself."""
+    def mask(self) -> Any:
+        """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself. On a GPU the same as a
+        block mask (`packed_attention.flex_mask`)."""
+        if not packed_attention.dense(self.ids.device):
+            return packed_attention.flex_mask(self.docs, self.branches)
         T = self.ids.shape[1]
         q, k = self.branches[:, :, None], self.branches[:, None, :]
         same = (self.docs[:, :, None] == self.docs[:, None, :]) & ((k == 0) | (q == k)) & (self.docs[:, :, None] >= 0)
@@ -220,9 +223,16 @@ FIELDS = tuple(EMPTY)
 
 
 def pack(
-    batch: RolloutBatch, advantages: Tensor, *, row_tokens: int, rows: int, skip_zero: bool = True
+    batch: RolloutBatch,
+    advantages: Tensor,
+    *,
+    row_tokens: int,
+    rows: int,
+    skip_zero: bool = True,
+    fixed: bool = False,
 ) -> Iterator[Packed]:
-    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt repeated.
+    """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt repeated. fixed: of exactly
+    `rows` rows of row_tokens, or of a multiple of it where a row is longer, so that compiled code meets one shape.
 
     advantages: (P, G). skip_zero skips completions of advantage exactly 0, which add exactly 0 to a policy gradient. So counts that
     normalise the loss must come from the batch (`n_tokens`), not from what is packed."""
@@ -241,13 +251,14 @@ def pack(
         for name in FIELDS:
             row[name].extend([doc] * len(chunk["ids"]) if name == "docs" else chunk[name])
     bins.sort(key=lambda b: -len(b["ids"]))
+    whole = -(-len(bins[0]["ids"]) // row_tokens) * row_tokens if bins and fixed else 0
     for at in range(0, len(bins), rows):
-        yield _pad(bins[at : at + rows])
+        yield _pad(bins[at : at + rows], whole, rows if fixed else 0)
 
 
-def idle() -> Packed:
-    """One token of padding: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
-    return _pad([{name: [EMPTY[name]] for name in FIELDS}])
+def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
+    """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
+    return _pad([{name: [EMPTY[name]] for name in FIELDS}], row_tokens, rows)
 
 
 def _group_chunks(
@@ -285,8 +296,10 @@ def _group_chunks(
         yield chunk
 
 
-def _pad(bins: list[dict[str, list]]) -> Packed:
-    T = max(len(b["ids"]) for b in bins)
+def _pad(bins: list[dict[str, list]], length: int = 0, rows: int = 0) -> Packed:
+    """The bins as rows of one length, at least `length`; padding up to so many rows."""
+    T = max(length, *(len(b["ids"]) for b in bins))
+    bins = bins + [{name: [] for name in FIELDS}] * (rows - len(bins))
     dtype = {name: torch.float32 if isinstance(EMPTY[name], float) else torch.long for name in FIELDS}
     padded = {name: [b[name] + [EMPTY[name]] * (T - len(b[name])) for b in bins] for name in FIELDS}
     return Packed(**{name: torch.tensor(padded[name], dtype=dtype[name]) for name in FIELDS})
@@ -298,7 +311,8 @@ def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_t
     model's device."""
     device = model.wte.weight.device
     table = torch.zeros(batch.mask().shape, device=device)
-    for packed in pack(batch, torch.ones_like(batch.rewards), row_tokens=row_tokens, rows=rows, skip_zero=False):
+    shapes = dict(row_tokens=row_tokens, rows=rows, fixed=not packed_attention.dense(device))
+    for packed in pack(batch, torch.ones_like(batch.rewards), skip_zero=False, **shapes):
         packed = packed.to(device)
         logprobs, _ = model.token_logprobs(
             packed.ids, packed.targets, temperature=temperature, positions=packed.positions, mask=packed.mask()

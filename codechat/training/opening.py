@@ -12,7 +12,7 @@ from torch import nn
 from codechat import tasks
 from codechat.core import config
 from codechat.core.errors import MissingFile
-from codechat.distributed import sharding
+from codechat.distributed import dist, hardware, sharding
 from codechat.evaluation import evaluate
 from codechat.models import lora, optim
 from codechat.models.config import GPTConfig
@@ -118,7 +118,9 @@ def rollout_sampler(
 def open_rollouts(
     cfg: Any, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer, interrupt: StopSignal
 ) -> tuple[Engine, Sample]:
-    """(engine, `rollout_sampler`), after the checks of `preflight`. An engine that is waited for gives up when the run is interrupted."""
+    """(engine, `rollout_sampler`), after the checks of `preflight`; on a GPU with compiled blocks. An engine that is waited for gives up when the run is interrupted."""
+    if dist.device().type == "cuda":
+        hardware.compile_blocks(model)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
     sample = rollout_sampler(cfg, engine, model, task, problems, tok)
     preflight.check(cfg, task, problems, model, engine, sample)

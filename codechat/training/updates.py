@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from codechat.distributed import dist, hardware, sharding
-from codechat.models import optim
+from codechat.models import optim, packed_attention
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.rl.rollout import Packed, RolloutBatch
@@ -59,9 +59,11 @@ def apply_gradients(
 
 
 def packs(cfg: Any, model: GPT, batch: RolloutBatch, advantages: Tensor, *, skip_zero: bool = True) -> Iterator[Packed]:
-    """The batch as packed rows on this rank's device; where the model is sharded, equally many microbatches on every rank."""
-    found = list(rollout.pack(batch, advantages, row_tokens=cfg.row_tokens, rows=cfg.rows, skip_zero=skip_zero))
-    return (packed.to(dist.device()) for packed in sharding.in_step(model, found, rollout.idle()))
+    """The batch as packed rows on this rank's device, on a GPU of one shape; where the model is sharded, equally many microbatches on every rank."""
+    shape, fixed = dict(row_tokens=cfg.row_tokens, rows=cfg.rows), not packed_attention.dense(dist.device())
+    found = list(rollout.pack(batch, advantages, skip_zero=skip_zero, fixed=fixed, **shape))
+    idle = rollout.idle(**shape) if fixed else rollout.idle()
+    return (packed.to(dist.device()) for packed in sharding.in_step(model, found, idle))
 
 
 def token_logprobs(cfg: Any, model: GPT, packed: Packed, **how: Any) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from codechat import cli
 from codechat.core.errors import ConfigError, RunError
 from codechat.data import corpus
 from codechat.distributed import gpu_specs
+from codechat.expert_iteration import ExpertConfig
 from codechat.launch import launcher, planner, step_memory
 from codechat.launch.memory_tape import Tape
 from codechat.launch.planner import GIB, Peaks, PlanConfig, Step
@@ -170,7 +171,7 @@ def test_sharding_divides_weights_and_states_and_nothing_is_counted_at_its_globa
 
 
 @pytest.mark.slow
-def test_recomputing_blocks_and_shorter_rows_need_less_and_a_mask_needs_more() -> None:
+def test_recomputing_blocks_and_shorter_rows_need_less_and_packed_rows_no_mask() -> None:
     step = Step(model=replace(TINY, depth=8), batch=4, length=128)
 
     def held(**changed: object) -> int:
@@ -178,7 +179,7 @@ def test_recomputing_blocks_and_shorter_rows_need_less_and_a_mask_needs_more() -
 
     assert held(model=replace(step.model, checkpoint_blocks=True)) < 0.5 * held()
     assert held(length=64) < held() < held(batch=5)
-    assert held(packed=True) > held()
+    assert held() <= held(packed=True) < 1.02 * held(), "no dense mask"
     assert held(grad_accum=4) == held(grad_accum=2) >= held()
 
 
@@ -241,25 +242,76 @@ def test_the_largest_microbatch_is_found_from_any_side_in_a_few_steps(
 ) -> None:
     calls = fake_measure(monkeypatch)
     cfg = replace(BIG, device_batch_size=batch)
-    limit = gpu_specs.find(cfg.gpu).usable_gib
+    limit = gpu_specs.find(cfg.gpu).usable_gib * (1 - planner.HEADROOM) - planner.buffers(cfg) / GIB
     truth = max(
         b
         for b in range(1, 100)
         if planner.gib_with_reserve((LINEAR["fixed_gib"] / 8 + b * LINEAR["batch_gib"]) * GIB) <= limit
     )
     found = planner.make(cfg)
-    assert found.largest_batch == truth == 14 and found.fits == (batch <= truth)
+    assert found.largest_batch == truth == 12 and found.fits == (batch <= truth)
     assert len(calls) <= 5
+
+
+def test_a_share_of_memory_stays_free_or_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 80 GB, 79.2 usable: 92 % of it less what gathers ahead of their use hold. One row adds 5 GiB, of which 5 % fragments; 1.5 are the context."""
+    fake_measure(monkeypatch)
+    buffers = (
+        (2 * 2 + 4) * BIG.model.block_matmul_params / GIB
+    )  # the next block twice in bf16, gradients of one in float32
+    found = planner.make(replace(BIG, device_batch_size=13, search=False))
+    assert found.buffers_gib == buffers == pytest.approx(1.5) and found.room_gib == pytest.approx(0.92 * 79.2 - buffers)
+    assert found.room_gib < found.total_gib < found.gpu.usable_gib and not found.fits
+    assert planner.make(replace(BIG, device_batch_size=12, search=False)).fits
+    assert planner.make(replace(BIG, gpus=1, shard=False, device_batch_size=1, search=False)).buffers_gib == 0
+    assert "does not fit: " in found.verdict and ("left free", "at least 8%") in found.rows()
+
+
+def test_the_share_of_the_peak_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {
+        "a800-80gb": 0.45,
+        "a100-40gb": 0.45,
+        "h100-80gb": 0.36,
+        "h100-pcie-80gb": 0.36,
+        "h200-141gb": 0.36,
+        "l4-24gb": 0.45,
+    }
+    for gpu, share in shares.items():
+        assert replace(BIG, mfu=None, gpu=gpu).share == share and replace(BIG, mfu=0.5, gpu=gpu).share == 0.5
+    fake_measure(monkeypatch)
+    a, b = (planner.make(replace(BIG, mfu=mfu, gpu="h100-80gb", search=False)).hours for mfu in (None, 0.36))
+    assert a == b
+
+
+def test_both_phases_of_rl_are_planned() -> None:
+    """2b on one H200: while it samples, weights and states stay, a bf16 copy of matrices and head comes, and rows fill what is left."""
+    model = GPTConfig(**PRESETS["2b"], checkpoint_blocks=True)
+    cfg = PlanConfig(loop="rl", model=model, gpus=1, gpu="h200-141gb", optimizer="adamw", device_batch_size=64, group_size=16,
+                     prompt_tokens=512, max_new_tokens=512, rows=4, row_tokens=1024)  # fmt: skip
+    found = planner.make(cfg)
+    phase = found.sampling
+    assert phase.held == pytest.approx(12 * model.n_params / GIB, rel=0.01) and phase.copy == pytest.approx(
+        2 * model.n_params / GIB, rel=0.01
+    )
+    assert phase.wanted == 1024 and phase.rows < 1024 and phase.batches == -(-1024 // phase.rows) and found.fits
+    assert phase.held + phase.copy + phase.kept < 0.95 * found.gpu.usable_gib
+    more = replace(found, cfg=replace(cfg, max_new_tokens=1024)).sampling
+    assert more.rows < phase.rows and replace(found, cfg=replace(cfg, reference=True)).sampling.rows < phase.rows
+    small = replace(found, cfg=replace(cfg, gpu="a100-40gb"))
+    assert not small.fits and "does not fit" in small.verdict
+    assert f"samples {phase.rows:,} rows at a time" in found.verdict and any(
+        "keys and values" in name for name, _ in found.rows()
+    )
 
 
 def test_nothing_fits_is_said_and_the_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_measure(monkeypatch)
     small = replace(BIG, gpu="l4-24gb", device_batch_size=4)
     found = planner.make(small)
-    assert not found.fits and found.largest_batch == 3
+    assert not found.fits and found.largest_batch == 2
     assert (
-        list(found.knobs) == ["--device-batch-size 3 --grad-accum 11"]
-        and "set --device-batch-size 3 --grad-accum 11 (" in found.verdict
+        list(found.knobs) == ["--device-batch-size 2 --grad-accum 16"]
+        and "set --device-batch-size 2 --grad-accum 16 (" in found.verdict
     )
     monkeypatch.setitem(LINEAR, "batch_gib", 30.0)
     found = planner.make(small)
@@ -299,6 +351,8 @@ def test_every_gpu_has_a_source_and_devices_are_told_apart() -> None:
     assert (
         gpu_specs.stated_peak("NVIDIA GeForce RTX 4090") == 165e12 and gpu_specs.stated_peak("NVIDIA TITAN V") is None
     )
+    assert gpu_specs.stated_peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert gpu_specs.stated_peak("NVIDIA H100 PCIe") == 756e12 and gpu_specs.stated_peak("NVIDIA H100 NVL") == 835e12
     assert gpu_specs.find("A800_80GB").usable_gib == pytest.approx(79.33, rel=0.01)  # published
 
 
@@ -341,7 +395,9 @@ def test_the_command_plans_a_configuration_a_preset_and_a_written_run(
     assert "7 steps" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["plan", "--list"]) == 0 and "h100-80gb" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "nothing"]) == 2 and "a100-40gb" in capsys.readouterr().err
-    assert "none for reinforce" in launcher.write(ReinforceConfig(run_name="y"), gpu="a800-80gb").verdict
-    with pytest.raises(ConfigError, match="ReinforceConfig"):
-        planner.of(ReinforceConfig(), gpus=1, gpu="a800-80gb")
+    rl = ReinforceConfig(run_name="y", model=TINY, group_size=4, device_batch_size=3, rows=2, row_tokens=64)
+    assert "samples 12 rows at a time, 1 batches" in launcher.write(rl, gpu="a800-80gb").verdict
+    assert "none for expert" in launcher.write(ExpertConfig(run_name="z"), gpu="a800-80gb").verdict
+    with pytest.raises(ConfigError, match="ExpertConfig"):
+        planner.of(ExpertConfig(), gpus=1, gpu="a800-80gb")
     assert paths.exists("x") and planner.of(PretrainConfig(), gpus=1, gpu="a800-80gb").loop == "pretrain"

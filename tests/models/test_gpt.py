@@ -301,6 +301,6 @@ def test_what_is_marked_eager_is_left_out_of_a_compiled_loss(monkeypatch: pytest
     monkeypatch.setattr(torch, "compile", lambda fn: fn)
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=64))
     for _ in range(2):
-        hardware.maybe_compile(model.loss, True, torch.device("cuda"), torch.bfloat16)
+        hardware.maybe_compile(model.loss, True, torch.device("cpu"), torch.bfloat16)
     assert GPT._nats._torchdynamo_disable
     assert not hasattr(GPT._nats._torchdynamo_orig_callable, "_torchdynamo_disable"), "once"

@@ -1,0 +1,143 @@
+"""What has to be known of a GPU before it is used: ten steps with thresholds, in 25 minutes on one H100 or H200.
+
+codechat bench gpu                          steps 1 to 10, those that are finished skipped
+codechat bench gpu --steps 5 6              only these, again
+codechat bench gpu --steps 11               the nano recipe, and ten minutes of pretraining d12
+
+Each step runs in a process of its own with a time limit, and its json is written when it ends: a step that fails, hangs or is killed costs no other.
+Tokens are random and nothing is downloaded. On a machine without CUDA the same command runs what a CPU can prove, on small models, and says what it
+could not run.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from codechat.core import provenance
+from codechat.core.atomic_files import read_json, write_json
+from codechat.core.config import opt
+from codechat.core.errors import ConfigError
+from codechat.runs import paths
+
+LIMIT_S = 480  # of a step; the last one has its own
+STEPS = {
+    1: ("checkpoint", "process group, sharded save beside training, read back bitwise"),
+    2: ("numbers", "bfloat16 loss, gradients and entropy against float32"),
+    3: ("flash", "no dense mask: pretraining, SFT, RL, prefill"),
+    4: ("compiled", "recompilations after step 2, waits of the host per step"),
+    5: ("mfu", "MFU of d12, d20 and 2b beside transformers, first step"),
+    6: ("memory", "reserved memory against the plan"),
+    7: ("sampling", "sampling of d12 and 2b, with and without graphs, beside transformers and vLLM"),
+    8: ("mismatch", "sampler against trainer log-probabilities"),
+    9: ("rl", "REINFORCE and GRPO: killed and resumed"),
+    10: ("busy", "profiler: share of time in which the GPU works"),
+    11: ("recipe", "the nano recipe, ten minutes of d12"),
+}
+LONG_S = {11: 3600}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuBench:
+    """What `codechat bench gpu` runs."""
+
+    steps: tuple[int, ...] = opt((), "numbers of steps to run again; none = 1 to 10, those without a result")
+    out: str | None = opt(None, "directory of results; none = reports/bench/NAME OF THE GPU")
+    json: str | None = opt(None, "also write all figures to this file")
+
+    def __post_init__(self) -> None:
+        if unknown := [n for n in self.steps if n not in STEPS]:
+            raise ConfigError(f"steps {' '.join(map(str, unknown))}; there are 1 to {max(STEPS)}")
+
+
+RUN_PRESETS: dict[str, dict[str, Any]] = {}
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+
+
+def folder(cfg: GpuBench) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name().lower()).strip("-")
+    return Path(cfg.out) if cfg.out else paths.ROOT / "reports" / "bench" / slug
+
+
+def run_step(number: int, path: Path) -> dict[str, Any]:
+    """Run a step in its own process; its result, written to `path` in any case."""
+    began, limit = time.perf_counter(), LONG_S.get(number, LIMIT_S)
+    path.unlink(missing_ok=True)
+    words = [sys.executable, "-m", "codechat.bench.gpu_steps", str(number), str(path)]
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit, cwd=paths.ROOT)  # fmt: skip
+        said = (done.stdout or "").strip().splitlines()[-15:]
+        problem = f"the process ended with code {done.returncode}" if done.returncode else "it wrote no result"
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode(errors="replace").strip().splitlines()[-15:]
+        problem = f"it took over {limit} s"
+    found = read_json(path) if path.is_file() else {"checks": [], "not_run": [], "failed": problem, "output": said}
+    result = {
+        "step": number,
+        "name": STEPS[number][0],
+        "about": STEPS[number][1],
+        "device": device_name(),
+        "torch": torch.__version__,
+        "commit": provenance.git_state(paths.ROOT).get("commit"),
+        "time": provenance.now(),
+        "seconds": round(time.perf_counter() - began, 1),
+        **found,
+    }
+    write_json(path, result)
+    return result
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """pass, fail, or not run."""
+    if "failed" in result or not all(check["ok"] for check in result["checks"]):
+        return "fail"
+    return "pass" if result["checks"] else "not run"
+
+
+def table(results: list[dict[str, Any]]) -> Table:
+    shown = Table("step", "measured", "value", "threshold", "result", title=f"codechat bench gpu: {device_name()}")
+    for result in results:
+        name, first = f"{result['step']} {result['name']}, {result['seconds']:.0f} s", True
+        for check in result["checks"]:
+            mark = "pass" if check["ok"] else "[bold]FAIL[/bold]"
+            mark = mark if check["threshold"] else ""
+            shown.add_row(name if first else "", check["what"], check["value"], check["threshold"], mark)
+            first = False
+        for what in [*result["not_run"], *([f"failed: {result['failed']}"] if "failed" in result else [])]:
+            mark = "[bold]FAIL[/bold]" if what.startswith("failed: ") else "not run"
+            shown.add_row(name if first else "", what, "", "", mark)
+            first = False
+        shown.add_section()
+    return shown
+
+
+def bench(cfg: GpuBench) -> dict[str, Any]:
+    """Run what is missing, print the table; returns all results."""
+    out, console, results = folder(cfg), Console(width=150), []
+    out.mkdir(parents=True, exist_ok=True)
+    for number in cfg.steps or [n for n in STEPS if n not in LONG_S]:
+        path = out / f"gpu-{number:02d}-{STEPS[number][0]}.json"
+        known = read_json(path) if path.is_file() and not cfg.steps else None
+        if known and known["device"] == device_name() and "failed" not in known:
+            results.append(known)
+            continue
+        console.print(f"step {number}: {STEPS[number][1]} ...", highlight=False)
+        results.append(run_step(number, path))
+        console.print(f"step {number}: {verdict(results[-1])} in {results[-1]['seconds']:.0f} s", highlight=False)
+    console.print(table(results))
+    for result in results:
+        if "failed" in result:
+            console.print(f"step {result['step']}: {result['failed']}", *result.get("output", [])[-6:], sep="\n  ", markup=False)  # fmt: skip
+    return {"device": device_name(), "results": results, "verdicts": {str(r["step"]): verdict(r) for r in results}}

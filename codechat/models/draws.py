@@ -1,0 +1,123 @@
+"""Draws: a truncated distribution, one token of it per row, and the random numbers that decide.
+
+A random number is a hash of (seed, prompt key, sample, position), not the next number of a generator: a row's tokens do not depend on its neighbours.
+
+Left out: penalties, and anything that needs the tokens drawn before.
+
+Shapes: B rows, V ids.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codechat.core.errors import ConfigError
+
+BLOCK = 64  # our padded vocabulary is a multiple of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncation:
+    """The distribution sampled from: logits / temperature; of these the top_k largest; of these the smallest set of the largest with a total
+    probability of top_p."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature {self.temperature}; required is 0 (greedy) or above")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k {self.top_k}; required is at least 1, or none for the whole vocabulary")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p {self.top_p}; required is above 0 and at most 1")
+
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(B, V) float32 logits, overwritten -> logits (B, K) at temperature, -inf where cut, and their ids (B, K).
+
+        No ids: K = V, nothing was cut or sorted."""
+        if self.temperature != 1:
+            # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
+            logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)
+        if self.top_k is None and (self.top_p is None or self.top_p == 1):
+            return logits, None
+        best, ids = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first
+        if self.top_p is not None:
+            p = best.softmax(-1)
+            best = best.masked_fill(p.cumsum(-1) - p >= self.top_p, -math.inf)
+        return best, ids
+
+
+def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
+
+    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution: first the block of the
+    vocabulary, then the token in it; of a truncated distribution, the candidate. Sums are float64: float32 would lose the tail."""
+    if how.temperature == 0:
+        ids = logits.argmax(-1)
+        return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    logits, known = how.candidates(logits)
+    # in place: at hundreds of rows and thousands of ids a fresh tensor costs more than the arithmetic
+    mass = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    if known is not None:
+        cumulative = mass.double().cumsum(-1)
+        place, _ = invert_cumulative(cumulative, u[:, None])  # (B, 1)
+        return known.gather(1, place)[:, 0], (mass.gather(1, place).log() - cumulative[:, -1:].log())[:, 0].float()
+    if mass.shape[1] % BLOCK:  # imported models
+        mass = F.pad(mass, (0, -mass.shape[1] % BLOCK))
+    grid = mass.unflatten(1, (-1, BLOCK))
+    blocks = grid.sum(-1).double().cumsum(-1)  # (B, V / BLOCK)
+    block, rest = invert_cumulative(blocks, u[:, None])
+    tokens = grid[torch.arange(len(u), device=u.device), block[:, 0]]  # (B, BLOCK)
+    inside, _ = invert_cumulative(tokens.double().cumsum(-1), rest)
+    ids = block * BLOCK + inside  # (B, 1)
+    return ids[:, 0], (mass.gather(1, ids).log() - blocks[:, -1:].log())[:, 0].float()
+
+
+def invert_cumulative(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Where u (B, 1) in [0, 1) falls in cumulative masses (B, N): the index, and the fraction of its mass below u."""
+    target = u * mass[:, -1:]  # below the total, so the place exists and has a mass above 0
+    place = torch.searchsorted(mass, target, right=True)
+    edges = F.pad(mass, (1, 0))
+    low, high = edges.gather(1, place), edges.gather(1, place + 1)
+    return place, (target - low) / (high - low)
+
+
+# ---- random numbers
+
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def uniform(keys: Tensor, position: int | Tensor) -> Tensor:
+    """(B,) float64 in [0, 1): a function of the row's key and the position in the completion, one for all or (B,).
+
+    SplitMix64 (Steele, Lea & Flood, 2014) with the position as its counter; the top 53 bits are kept."""
+    step = (position + 1) * _signed(_GOLDEN)  # of a tensor: modulo 2**64 as it is
+    x = keys + (step if isinstance(step, Tensor) else _signed(step))
+    x = (x ^ _shift(x, 30)) * _signed(_MIX_1)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX_2)
+    return _shift(x ^ _shift(x, 31), 11).double() * 2.0**-53
+
+
+def row_key(seed: int, key: int | str, sample_index: int) -> int:
+    """Signed 64-bit key of one row's random numbers."""
+    kind = "name" if isinstance(key, str) else "number"
+    digest = blake2b(f"{seed}\n{sample_index}\n{kind}\n{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64; torch's own copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(x: int) -> int:
+    """The int64 with the low 64 bits of x."""
+    return (x + 2**63) % 2**64 - 2**63

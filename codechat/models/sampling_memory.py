@@ -1,0 +1,65 @@
+"""How many completions a device samples at once: rows whose keys, values and logits fit beside the weights. No torch: `codechat plan` reads it too.
+
+Counted in the dtype of compute: a copy of the weights (`decoding.reader`), each row's own keys and values with its share of its prompt's, its logits,
+the states of one prefill pass, and the scores of one block's attention. SPARE of the free memory stays for what the allocator cannot use.
+
+Left out: blocks of a paged cache; rows that end early leave their room unused until their batch is compacted.
+"""
+
+from __future__ import annotations
+
+from codechat.models.config import GPTConfig
+
+SPARE = 0.1
+PREFILL_TOKENS = (
+    16384  # of one prefill pass on a GPU: more do not make it faster, and their states would take the rows' memory
+)
+SMALLEST = 4  # slots of a static batch: a shape of 1 would be compiled apart
+COLUMNS = 16  # a static cache's room is a multiple of it, and one multiple longer than what is used (`decode_graph`)
+
+
+def bucket(rows: int) -> int:
+    """Slots of a static batch for so many rows: powers of two, and halfway between them."""
+    power = max(SMALLEST, 1 << (rows - 1).bit_length())
+    return power * 3 // 4 if rows <= power * 3 // 4 and power > SMALLEST else power
+
+
+def weight_bytes(cfg: GPTConfig, size: int) -> int:
+    """Matrices of the blocks and the output head, `size` bytes each."""
+    return size * (cfg.depth * cfg.block_matmul_params + cfg.padded_vocab * cfg.n_embd)
+
+
+def token_bytes(cfg: GPTConfig, size: int) -> int:
+    """Keys and values of one token in all blocks."""
+    return size * cfg.depth * cfg.cache_width
+
+
+def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
+    """One row's keys and values, its share of the prompt's, logits (in the compute dtype, in float32, and what a draw makes of them), scores."""
+    own = -(-new_tokens // COLUMNS) * COLUMNS + COLUMNS
+    scores = cfg.n_head * (own + prompt_tokens) * (8 + 2 * size)
+    states = 12 * (cfg.n_embd + cfg.hidden_width)
+    return token_bytes(cfg, size) * (own + prompt_tokens / samples) + 16 * cfg.padded_vocab + scores + states
+
+
+def prefill_bytes(cfg: GPTConfig, size: int, tokens: int) -> int:
+    """States of one pass over `tokens` tokens of prompts: the widest moment of a block."""
+    width = cfg.n_embd + 3 * cfg.hidden_width
+    return min(tokens, PREFILL_TOKENS) * (4 * 4 * cfg.n_embd + size * width)
+
+
+def rows(
+    cfg: GPTConfig,
+    free: float,
+    size: int,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    samples: int = 1,
+    copies: bool = True,
+) -> int:
+    """Rows that fit into `free` bytes, a full bucket or at least 1. samples: completions of each prompt; copies: the weights are copied first."""
+    left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill_bytes(cfg, size, PREFILL_TOKENS)
+    one = row_bytes(cfg, size, prompt_tokens=prompt_tokens, new_tokens=new_tokens, samples=samples)
+    most = max(1, int(left / one))
+    return next((n for n in range(most, SMALLEST, -1) if bucket(n) == n), most)

@@ -1,0 +1,136 @@
+"""Packed rows: the block mask of a GPU is the dense one of a CPU, and on a GPU no mask reaches torch's dense attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_mask
+
+from codechat.data import conversations
+from codechat.evaluation import domain_loss
+from codechat.models import generate, packed_attention
+from codechat.models.config import GPTConfig
+from codechat.models.generate import Completion
+from codechat.models.gpt import GPT
+from codechat.rl import rollout
+from codechat.rl.rollout import RolloutBatch
+from codechat.tasks.base import Problem, Score
+from codechat.training import updates, value_head
+
+SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
+DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])
+
+
+def packed_rollouts() -> rollout.Packed:
+    """Two groups of three completions, some without an advantage."""
+    rng = torch.Generator().manual_seed(0)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(300, (n,), generator=rng).tolist()
+
+    completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in (7, 31, 5, 12, 20, 1)]
+    problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(2)]
+    batch = RolloutBatch(
+        problems, [ids(11), ids(40)], completions, [""] * 6, [Score(0.0, "x", {}, False)] * 6, torch.rand(2, 3, generator=rng), 3
+    )  # fmt: skip
+    (packed,) = rollout.pack(batch, batch.rewards - 0.5, row_tokens=128, rows=4, skip_zero=False)
+    return packed
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Masks as on a GPU; flex attention as it is, without the compiler."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(packed_attention, "_flex", lambda: flex_attention)
+
+
+def test_a_block_mask_shows_what_the_dense_one_shows(as_on_a_gpu: None) -> None:
+    packed = packed_rollouts()
+    pairs = [
+        (conversations.block_mask(DOCS), conversations.packed_mask(DOCS)),
+        (None, packed.mask()),
+    ]
+    packed_attention.DENSE = ("cpu",)
+    pairs[1] = packed.mask(), pairs[1][1]
+    for dense, block in pairs:
+        assert dense.dtype == torch.bool and not isinstance(block, Tensor)
+        B, _, T, _ = dense.shape
+        assert torch.equal(create_mask(block.mask_mod, B, 1, T, T, device="cpu"), dense)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2), dict(attention="mla")], ids=str)
+def test_packed_rows_give_the_same_loss_and_logprobs(options: dict[str, Any], as_on_a_gpu: None) -> None:
+    model = GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300, **options))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
+    model.requires_grad_(False)
+    ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
+    targets, positions = ids.masked_fill(DOCS < 0, -100), torch.arange(256).expand(2, 256)
+    packed = packed_rollouts()
+    found, want = (
+        (
+            model.loss(ids, targets, positions=positions, mask=conversations.packed_mask(DOCS)),
+            model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())[0],
+            model.hidden(packed.ids, positions=packed.positions, mask=packed.mask()),
+        )
+        for packed_attention.DENSE in ((), ("cpu",))
+    )
+    for a, b in zip(found, want):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_an_unpadded_causal_prefill_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of different lengths: real tokens never look at the padding on their right. In passes of a few prompts."""
+    model, prompts = GPT(SHAPE), [[5] * n for n in (3, 17, 1, 9, 30)]
+    how = dict(max_new_tokens=12, seed=0, samples_per_prompt=3)
+    want = generate.sample(model, prompts, **how)
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(generate.sampling_memory, "PREFILL_TOKENS", 64)
+    monkeypatch.setattr(generate, "_rows_in_memory", lambda *_: 4)
+    for graph in (True, False):
+        assert [c.ids for c in generate.sample(model, prompts, graph=graph, **how)] == [c.ids for c in want]
+
+
+def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFT, RL and prefill as on a GPU: the calls are recorded."""
+    calls: list[tuple[str, bool]] = []
+    sdpa = F.scaled_dot_product_attention
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
+        calls.append(("mask" if attn_mask is not None else "flash", how["is_causal"]))
+        return sdpa(q, k, v, attn_mask=attn_mask, **how)
+
+    def flex(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, enable_gqa: bool) -> Tensor:
+        calls.append(("flex", isinstance(block_mask, Tensor)))
+        return q + k + v
+
+    assert not packed_attention.dense(torch.device("cuda", 1)) and packed_attention.dense(torch.device("cpu"))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(packed_attention, "_flex", lambda: flex)
+    model, ids, packed = GPT(SHAPE), torch.zeros(2, 256, dtype=torch.long), packed_rollouts()
+    model.loss(ids, ids).backward()
+    assert calls == [("flash", True)] * 2, "pretraining is causal"
+    calls.clear()
+    model.loss(ids, ids, positions=ids, mask=conversations.packed_mask(DOCS)).backward()
+    held = conversations.Batch(ids, ids, DOCS, ids, ids)
+    domain_loss.sums(model, {"x": [held]}, torch.device("cpu"))
+    cfg = SimpleNamespace(temperature=1.0)
+    updates.token_logprobs(cfg, model, packed)[0].sum().backward()
+    value_head.states(model, packed)
+    assert calls == [("flex", False)] * 8
+    calls.clear()
+    for graph in (False, True):
+        generate.sample(model, [[1, 2, 3], [4], [4]], max_new_tokens=1, graph=graph)
+    assert calls == [("flash", True)] * 4, "one token from prompts of different lengths"

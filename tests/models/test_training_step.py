@@ -1,0 +1,165 @@
+"""A training step as a GPU runs it: blocks share one compiled graph, rows have one shape, the host waits at most twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_packed_attention import DOCS
+from torch._dynamo.utils import counters
+
+from codechat.bench.sync_count import SyncCount
+from codechat.data import conversations
+from codechat.distributed import dist, hardware
+from codechat.models import head, optim, packed_attention
+from codechat.models.config import GPTConfig
+from codechat.models.generate import Completion
+from codechat.models.gpt import GPT
+from codechat.rl import losses, rollout
+from codechat.rl.rollout import RolloutBatch
+from codechat.tasks.base import Problem, Score
+from codechat.training import updates
+
+SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=128, vocab_size=300)
+RL = SimpleNamespace(temperature=1.0, row_tokens=64, rows=2, grad_clip=1.0)
+
+
+def rollouts(seed: int) -> RolloutBatch:
+    """Three groups of four completions of random lengths."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(300, (n,), generator=rng).tolist()
+
+    lengths = torch.randint(1, 20, (12,), generator=rng).tolist()
+    completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in lengths]
+    problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(3)]
+    scores = [Score(0.0, "x", {}, False)] * 12
+    return RolloutBatch(problems, [ids(5 + i) for i in range(3)], completions, [""] * 12, scores, torch.rand(3, 4, generator=rng), 4)  # fmt: skip
+
+
+def pretrain_step(model: GPT, optimizers: list[Any], accum: int = 1) -> None:
+    for i in range(accum):
+        ids = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(i))
+        (model.loss(ids, ids, reduction="sum", every=True) / ids.numel()).backward()
+    updates.apply_gradients(RL, optimizers, model)
+
+
+def sft_step(model: GPT, optimizers: list[Any]) -> None:
+    ids = torch.zeros(2, 256, dtype=torch.long)
+    targets = ids.masked_fill(DOCS != 1, -100)
+    mask = conversations.block_mask(DOCS)  # the mask of a GPU reaches no operator that waits
+    model.loss(ids, targets, reduction="sum", positions=ids, mask=mask).backward()
+    updates.apply_gradients(RL, optimizers, model)
+
+
+def rl_step(model: GPT, optimizers: list[Any], seed: int) -> int:
+    batch = rollouts(seed)
+    n = 0
+    for n, packed in enumerate(updates.packs(RL, model, batch, batch.rewards - 0.5), 1):
+        assert packed.ids.shape == (2, 64)
+        with torch.enable_grad():
+            mask = conversations.block_mask(packed.docs)
+            logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=mask)
+            losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, 100).backward()
+    updates.apply_gradients(RL, optimizers, model)
+    return n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["pretrain", "recomputing", "rl"])
+def test_twelve_blocks_are_one_graph_and_stay_it(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    torch._dynamo.reset()
+    model = GPT(replace(SHAPE, checkpoint_blocks=loop == "recomputing"))
+    optimizers = optim.build(model, lr=1e-3, optimizer="muon")
+    hardware.compile_blocks(model, backend="eager")
+    counters.clear()
+    for step in range(5):
+        rl_step(model, optimizers, step) if loop == "rl" else pretrain_step(model, optimizers)
+        assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters
+    eager, compiled = GPT(SHAPE), GPT(SHAPE)
+    hardware.compile_blocks(compiled, backend="eager")
+    ids = torch.arange(64)[None]
+    torch.testing.assert_close(eager.loss(ids, ids), compiled.loss(ids, ids))
+
+
+def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: seen.append(self))
+    monkeypatch.setattr(torch, "compile", lambda fn: seen.append(fn) or fn)
+    monkeypatch.setattr(hardware, "leave_out_eager", lambda kind: None)
+    model = GPT(SHAPE)
+    hardware.maybe_compile(model.loss, True, torch.device("cuda"), torch.bfloat16)
+    assert seen == list(model.blocks)
+    seen.clear()
+    hardware.maybe_compile(model.loss, True, torch.device("cpu"), torch.bfloat16)
+    assert seen == [model.loss]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_host_waits_at_most_twice_in_a_training_step(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm of the gradients, and in SFT where the targets are; however many chunks the head has."""
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    monkeypatch.setattr(head, "CHUNK_BYTES", 32 * 4 * 320)
+    model = GPT(replace(SHAPE, depth=2, block_size=256))
+    optimizers = optim.build(model, lr=1e-3, optimizer=optimizer)
+    for step, most in (
+        (lambda: pretrain_step(model, optimizers), 1),
+        (lambda: pretrain_step(model, optimizers, accum=3), 1),
+        (lambda: sft_step(model, optimizers), 2),
+    ):
+        step()  # the first step makes the states of the optimizer
+        with SyncCount() as syncs:
+            step()
+        assert syncs.total == most <= 2, syncs.calls
+
+
+def test_what_a_host_must_wait_for_is_counted() -> None:
+    x = torch.arange(6.0)
+    with SyncCount() as syncs:
+        (
+            x[x > 2],
+            x.nonzero(),
+            float(x.sum()),
+            bool((x > 0).any()),
+            x[torch.tensor([1])],
+            x * 2,
+            torch.where(x > 1, x, 0.0),
+        )
+        x[x > 2] = 0.0
+    assert syncs.calls["aten._local_scalar_dense.default"] == 2 and syncs.calls["aten.nonzero.default"] >= 1
+    assert syncs.calls["aten.index.Tensor"] == 1 and syncs.calls["aten.index_put_.default"] == 1
+
+
+def test_rows_of_one_shape_hold_what_rows_of_their_own_length_hold() -> None:
+    batch, model = rollouts(0), GPT(replace(SHAPE, depth=2))
+    advantages = batch.rewards - 0.5
+    how = dict(row_tokens=64, rows=2)
+    tables = []
+    for fixed in (False, True):
+        table = torch.zeros(12, 20)
+        for packed in rollout.pack(batch, advantages, fixed=fixed, **how):
+            assert not fixed or packed.ids.shape == (2, 64)
+            where = dict(positions=packed.positions, mask=packed.mask())
+            found = packed.unpack(model.token_logprobs(packed.ids, packed.targets, **where)[0])
+            table[packed.rows(), : found.shape[1]] = found
+        tables.append(table.detach())
+    torch.testing.assert_close(*tables)
+    (longer,) = {p.ids.shape for p in rollout.pack(batch, advantages, row_tokens=16, rows=2, fixed=True)}
+    assert longer[1] % 16 == 0 and longer[1] > 16 and rollout.idle(**how).ids.shape == (2, 64)
+    assert not (rollout.idle(**how).targets >= 0).any() and dist.device().type in ("cpu", "cuda")
+
+
+def test_without_looking_at_targets_the_loss_and_its_gradient_are_bitwise_the_same() -> None:
+    found = []
+    for every in (False, True):
+        model = GPT(replace(SHAPE, depth=2))
+        ids = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(0))
+        loss = model.loss(ids, ids, reduction="sum", every=every)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
