@@ -1,4 +1,5 @@
-"""Finished runs as DataFrames (`run_frames`), figures (`plots`), reports (`build`), notebooks and web pages.
+"""Finished runs as DataFrames (`run_frames`), figures (`plots`), reports (`build`), notebooks, and web pages: of
+notebooks (`html`), and interactive ones (`pages`, `dashboard`).
 
 Trains nothing. Loops write runs; this room reads them.
 """
@@ -10,13 +11,16 @@ __getattr__, __dir__, __all__ = attach(
     modules=[
         "build",
         "comparisons",
+        "dashboard",
         "frozen_rows",
         "html",
         "notebooks",
+        "pages",
         "plots",
         "run_checks",
         "run_frames",
         "style",
         "token_attribution",
+        "xray_steps",
     ],
 )

@@ -3,7 +3,7 @@
 A page reads on a phone, follows the reader's dark or light setting, loads nothing from the network, and folds the code
 away.
 
-Left out: interactive elements. nbconvert is not used: its pages are twice as long, show progress bars from stderr, and
+Left out: interactive elements (`pages` has them). nbconvert is not used: its pages are twice as long, show progress bars from stderr, and
 pass HTML within Markdown on to the browser, which a completion of a model may hold; its `lab` template loads scripts
 from the network.
 """
@@ -48,7 +48,7 @@ def render(notebook: NotebookNode) -> str:
     """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after
     the first cell."""
     cells = [cell for cell in notebook.cells if cell.source.strip()]
-    return _fill("notebook.html", title=title(notebook), headline=headline(notebook), cells=cells)
+    return fill("notebook.html", title=title(notebook), headline=headline(notebook), cells=cells)
 
 
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
@@ -58,7 +58,7 @@ def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = 
     Every notebook is rendered beside its file and linked."""
     cards, links = ([_card(path, write_page(path), out.parent) for path in group] for group in (reports, notebooks))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, _fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
+    write_atomic(out, fill("index.html", title="CodeChat reports", reports=cards, notebooks=links))
     return out
 
 
@@ -94,9 +94,9 @@ def _tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
     return [output for cell in cells for output in cell.outputs]
 
 
-def _fill(template: str, **values: Any) -> str:
+def fill(template: str, more_css: str = "", **values: Any) -> str:
     """A whole HTML file; the templates escape every value that they do not mark as safe."""
     pages = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters["markdown"] = prose
     css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    return pages.get_template(template).render(css=css, **values)
+    return pages.get_template(template).render(css=css + more_css, **values)

@@ -40,10 +40,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from codechat import reports  # its pages and pandas: when a recipe has ended
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, RunError, nearest
+from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.labs import defects
 from codechat.launch import launcher
 from codechat.launch.recipes.nano import NANO
@@ -363,6 +364,17 @@ def main(argv: list[str] | None = None) -> None:
     index = ROOT / "reports" / "index.html"
     if index.exists():
         console.print(f"report: {index}", highlight=False)
+    show_dashboard(prefix_of(names[0], cfg), console)
+
+
+def show_dashboard(prefix: str, console: Console) -> None:
+    """Write the page about the recipe's runs and print its path; a recipe that made no run has none."""
+    if not (runs_dir() / prefix).is_dir():
+        return
+    try:
+        console.print(f"dashboard: {reports.dashboard.write([prefix])}", highlight=False, soft_wrap=True)
+    except UserError as error:  # the recipe's work is done; its page alone must not make it fail
+        console.print(f"no dashboard: {error}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

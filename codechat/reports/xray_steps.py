@@ -1,0 +1,147 @@
+"""Rollouts over the steps of RL, token by token: loss mask, advantage, share of the gradient and probability.
+
+The rows behind the page `pages xray`. At each step the policy samples one group of answers to each of the same requests;
+the gradient is that of REINFORCE with the group's mean as baseline. `freeze` writes rows below reports/frozen/xray,
+`of_run` samples them from the checkpoints of a run.
+
+Left out: the prompt's own tokens, which carry no loss.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codechat import labs, models, reports, rl, tasks  # they import torch and pandas: only when rollouts are sampled
+from codechat.core.atomic_files import read_rows, write_atomic
+from codechat.core.errors import DataError, MissingFile
+from codechat.runs import paths
+from codechat.runs.run import Run
+from codechat.text.token_view import token_texts, visible
+from codechat.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from codechat.models.gpt import GPT
+    from codechat.tasks.base import Problem, Task
+
+REQUESTS = 4
+GROUP = 6
+
+
+def rows_at(
+    step: int,
+    model: GPT,
+    tokenizer: Tokenizer,
+    task: Task,
+    problems: Sequence[Problem],
+    *,
+    tags: str = "reserved",
+    group_size: int = GROUP,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """A row per problem: the group that the policy samples at T = 1, and each token's share of the group's gradient.
+
+    Sampling depends on `seed` only, so rows of two steps differ by the policy alone. The weights keep no gradient."""
+    import torch
+
+    with torch.no_grad():
+        batch = rl.rollout.collect(
+            model, task, problems, tokenizer, tags, group_size=group_size, max_new_tokens=max_new_tokens, seed=seed
+        )
+    advantages = rl.advantages.group_advantages(batch.rewards)  # (P, G)
+    norms = labs.reward_ablation.token_gradients(model, batch, advantages)  # (N, C)
+    rows = []
+    for p, problem in enumerate(problems):
+        at = range(p * group_size, (p + 1) * group_size)
+        total = float(norms[at.start : at.stop].sum()) or 1.0
+        rollouts = [
+            _rollout(batch, i, float(advantages[p, i - at.start]), (norms[i] / total).tolist(), tokenizer) for i in at
+        ]
+        text = visible("".join(token_texts(batch.prompts[p], tokenizer)))
+        about = dict(id=problem.id, request=problem.messages[-1]["content"], gold=task.gold(problem), prompt=text)
+        rows.append(dict(step=step, **about, tiers=list(task.tiers), rollouts=rollouts))
+    return rows
+
+
+def _rollout(batch: Any, i: int, advantage: float, shares: Sequence[float], tokenizer: Tokenizer) -> dict[str, Any]:
+    done, score = batch.completions[i], batch.scores[i]
+    texts = [visible(text) for text in token_texts(done.ids, tokenizer)]
+    p = [_short(2.718281828459045**logprob) for logprob in done.logprobs]
+    scored = dict(reward=_short(score.reward), tier=score.tier, correct=score.correct, advantage=_short(advantage))
+    return dict(tokens=texts, p=p, share=[_short(s) for s in shares[: len(texts)]], **scored)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def of_run(ref: str, requests: int = REQUESTS, group_size: int = GROUP) -> list[dict[str, Any]]:
+    """Rows of the run's checkpoints, on problems of its validation split; step 0 is the checkpoint that it began with.
+
+    MissingFile for a run without checkpoints, DataError for one that learned no task with rewards."""
+    run = Run.open(ref)
+    parent, settings, rows = run.env.get("parent") or {}, run.config, []
+    if "task" not in settings:
+        raise DataError(f"run {run.name} ({run.status['kind']}) has no task; name an RL run, such as nano/rl")
+    if not run.checkpoints():
+        raise MissingFile(f"run {run.name} has no checkpoints; the page samples from them: train with --save-every")
+    data = settings.get("data_dir")
+    task = tasks.load(settings["task"], **({"source": paths.ROOT / data} if data else {}))
+    problems = task.problems("select", requests, settings.get("seed", 0))
+    refs = {0: parent["ref"]} if parent.get("ref") and paths.exists(parent["run"]) else {}
+    for step, place in {**refs, **{step: f"{ref}@{step}" for step in run.checkpoints()}}.items():
+        loaded = models.loading.load_model(place)
+        sampling = dict(tags=loaded.tags, group_size=group_size, max_new_tokens=settings.get("max_new_tokens", 64))
+        rows += rows_at(step, loaded.model, loaded.tokenizer, task, problems, **sampling)
+    return rows
+
+
+def as_page(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """{steps, problems, tiers}: what the page reads. DataError where a step lacks a problem."""
+    rows = list(rows)
+    if not rows:
+        raise DataError("no rollouts to show; required is at least one step of one request")
+    steps, problems = list(dict.fromkeys(r["step"] for r in rows)), list(dict.fromkeys(r["id"] for r in rows))
+    found = {(r["step"], r["id"]): r for r in rows}
+    if missing := [(s, p) for s in steps for p in problems if (s, p) not in found]:
+        raise DataError(f"step {missing[0][0]} has no rollouts of {missing[0][1]}; every step needs the same requests")
+    about = ("id", "request", "gold", "prompt")
+    shown = [
+        {k: found[steps[0], p][k] for k in about} | {"groups": [dict(rollouts=found[s, p]["rollouts"]) for s in steps]}
+        for p in problems
+    ]
+    return dict(
+        steps=[_step(s, [found[s, p] for p in problems]) for s in steps], problems=shown, tiers=rows[0]["tiers"]
+    )
+
+
+def _step(step: int, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    every = [rollout for group in groups for rollout in group["rollouts"]]
+    live = [len({r["reward"] for r in group["rollouts"]}) > 1 for group in groups]
+    means = {name: sum(float(r[name]) for r in every) / len(every) for name in ("reward", "correct")}
+    return dict(step=step, reward=_short(means["reward"]), exact=_short(means["correct"]), live=sum(live) / len(live))
+
+
+# ---------------------------------------------------------------- frozen rows
+
+
+def frozen_file() -> Path:
+    return reports.frozen_rows.frozen_dir() / "xray" / "rollouts.jsonl"
+
+
+def freeze(rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write the rows that the committed page shows; returns their file."""
+    lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
+    frozen_file().parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(frozen_file(), "".join(lines))
+    return frozen_file()
+
+
+def frozen() -> list[dict[str, Any]]:
+    """The committed rows. MissingFile if there are none."""
+    if not frozen_file().is_file():
+        raise MissingFile(f"{frozen_file()} does not exist; restore it with git, or name a recipe: --source nano")
+    return list(read_rows(frozen_file()))

@@ -1,0 +1,401 @@
+"""The interactive pages: what they hold, and what they do in headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from browser import CHROMIUM, Browser
+from raising import raising
+from rich.console import Console
+
+from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.evaluation.intervals import estimate_pass_at_k, wilson_interval
+from codechat.launch.recipes import runner
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.reports import dashboard, frozen_rows, pages, xray_steps
+from codechat.reports.token_attribution import gradient_share
+from codechat.rl import rollout
+from codechat.runs.run import Run
+from codechat.tasks import load
+from codechat.text import tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = ROOT / "reports" / "pages"
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- ]]> \u2028"
+
+
+class Parts(HTMLParser):
+    """The attributes of a page, and the text of its element #data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.inside, self.data = False, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.inside = dict(attrs).get("id") == "data"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = False
+
+    def handle_data(self, data: str) -> None:
+        self.data += data if self.inside else ""
+
+
+def data_of(path: Path) -> dict:
+    return json.loads(Parts(path.read_text()).data)
+
+
+# --- what is committed
+
+
+def test_the_committed_pages_are_what_the_committed_rows_give() -> None:
+    texts = pages.render_all(COMMITTED)
+    assert sorted(texts) == sorted(COMMITTED.glob("*.html")) and len(texts) == len(pages.ABOUT) + 1
+    assert not [path.name for path, text in texts.items() if path.read_text() != text], "run `codechat pages`"
+
+
+@pytest.mark.parametrize("path", sorted(COMMITTED.glob("*.html")), ids=lambda path: path.stem)
+def test_a_committed_page_is_small_and_refers_to_files_beside_it_only(path: Path) -> None:
+    assert path.stat().st_size < pages.MAX_BYTES
+    for link in Parts(path.read_text()).links:
+        assert not re.match(r"[a-z]+:|//", link) and (path.parent / link).is_file(), link
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|sendBeacon", path.read_text())
+
+
+def test_the_library_has_its_licence_and_names_no_source_map() -> None:
+    assert "BSD" in (pages.FOLDER / pages.LIBRARY[0]).read_text()[:200]
+    assert (pages.FOLDER / "vega.LICENSE.txt").read_text().count("Copyright") == 2
+    assert not [file for file in pages.LIBRARY if "sourceMappingURL" in (pages.FOLDER / file).read_text()]
+
+
+# --- writing
+
+
+def test_no_text_ends_the_element_that_holds_the_rows() -> None:
+    rows = {"text": HOSTILE, "<": [1.5, None]}
+    assert json.loads(Parts(f'<script id="data">{pages.json_for_html(rows)}</script>').data) == rows
+    with pytest.raises(ValueError):
+        pages.json_for_html(float("nan"))
+
+
+def test_a_page_above_two_megabytes_is_not_written(tmp_path: Path) -> None:
+    with raising(ConfigError, "2,000,000"):
+        pages.write_page("completions", tmp_path / "x.html", ["x" * 2_000_000], title="", lead="")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_standalone_page_holds_its_library(tmp_path: Path) -> None:
+    out = pages.build(tmp_path, ["calculator"], standalone=True)[0]
+    assert Parts(out.read_text()).links == ["index.html", "calculator.html"] and out.stat().st_size > 700_000
+
+
+def test_completions_compare_two_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pages.completions_data()
+    assert len(data["rows"]) == 80 and len(data["who"]) == 2
+    for row in data["rows"]:
+        assert len(row["answers"]) == 2 and all(0 <= a["c"] <= a["n"] == 8 for a in row["answers"])
+        assert row["gold"] and row["request"] and {a["tier"] for a in row["answers"]} <= set(data["tiers"])
+    real, first = frozen_rows.rows, data["who"][0]
+    monkeypatch.setattr(frozen_rows, "rows", lambda *a: (f := real(*a))[f["checkpoint"] == first])
+    with raising(DataError, "1 checkpoints"):
+        pages.completions_data()
+
+
+def test_completions_of_runs_take_the_first_sample_at_temperature_1(runs_root: Path) -> None:
+    with Run.create("mine/evaluate", {"task": "funcall"}, kind="evaluate") as run:
+        run.log_eval(1, {"pass@1": 0.5})
+    lines = []
+    for by in ("sft@1", "rl@2"):
+        for sampling, text in (("greedy", "g"), ("T=1", f"{by} first"), ("T=1", "second")):
+            row = dict(checkpoint=by, split="test", sampling=sampling, problem="p1", reward=1.0, tier="full")
+            lines.append(row | dict(request="Do it", gold="G", completion=text))
+    (run.path / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    counts = [dict(checkpoint=by, split="test", id="p1", n=2, c=1) for by in ("sft@1", "rl@2")]
+    (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in counts))
+    (row,) = pages.completions_data("mine")["rows"]
+    assert [(a["text"], a["n"], a["c"]) for a in row["answers"]] == [("sft@1 first", 2, 1), ("rl@2 first", 2, 1)]
+    (run.path / "examples.jsonl").unlink()
+    with raising(MissingFile, "examples.jsonl", "--force evaluate"):
+        pages.completions_data("mine")
+
+
+# --- the dashboard
+
+
+def test_the_dashboard_draws_runs_in_every_state(runs_root: Path) -> None:
+    settings = {"task": "funcall", "max_steps": 9, "lr": float("nan")}
+    run = Run.create("mine/rl", settings, kind="reinforce")
+    for step in range(1, 1002):
+        run.log(step, reward_mean=float("nan") if step == 3 else step / 1001, **{"tier/full": 0.5})
+    run.log_eval(5, {"pass@1": 0.4, "pass@1/lo": 0.3, "pass@1/hi": 0.5, "split": "select"})
+    run.log_samples(5, [{"request": HOSTILE, "completion": "x" * 5000, "tier": "full", "reward": 1.0}] * 70)
+    with pytest.raises(ValueError), Run.create("mine/sft", {}, kind="sft"):
+        raise ValueError("the loss is nan")
+    with Run.create("mine/empty", {}, kind="pretrain"):
+        pass
+    path = dashboard.write(["mine"])
+    assert path == runs_root / "runs" / "mine" / "dashboard.html"
+    shown = {one["name"]: one for one in data_of(path)["runs"]}
+    assert {name: one["status"] for name, one in shown.items()} == {
+        "mine/rl": "running",
+        "mine/sft": "failed",
+        "mine/empty": "finished",
+    }
+    rl = shown["mine/rl"]
+    assert len(rl["series"]["reward_mean"]) == 400 and rl["series"]["reward_mean"][-1] == [1001, 1]
+    assert 3 not in [step for step, _ in rl["series"]["reward_mean"]] and rl["settings"]["lr"] == "nan"
+    assert rl["points"]["pass@1"] == [[5, 0.4, 0.3, 0.5, "select"]] and rl["n_samples"] == 70
+    assert len(rl["samples"]) == 60 and rl["samples"][0]["request"] == HOSTILE
+    assert 2000 <= len(rl["samples"][0]["completion"]) < 2010 and "nan" in shown["mine/sft"]["reason"]
+    assert shown["mine/empty"]["series"] == {} and data_of(path)["tiers"]["mine/rl"][-1] == "full"
+
+
+def test_a_dashboard_without_a_run_says_what_to_name(runs_root: Path) -> None:
+    with raising(ConfigError, "codechat runs"):
+        dashboard.main([])
+    with raising(MissingFile, "no run 'nothing'"):
+        dashboard.write(["nothing"])
+
+
+def test_one_run_gets_its_page_in_its_folder(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Run.create("alone", {}, kind="sft") as run:
+        run.log(1, train_loss=2.0)
+    dashboard.main(["alone"])
+    assert str(run.path / "dashboard.html") in capsys.readouterr().out
+    links = Parts((run.path / "dashboard.html").read_text()).links
+    assert len(links) == 2 and all((run.path / link).resolve().is_file() for link in links)
+
+
+def test_a_recipe_ends_with_the_path_of_its_page(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Run.create("mine/sft", {}, kind="sft") as run:
+        run.log(1, train_loss=2.0)
+    console = Console(record=True, width=40)
+    runner.show_dashboard("mine", console)
+    assert console.export_text(clear=True).strip() == f"dashboard: {runs_root / 'runs' / 'mine' / 'dashboard.html'}"
+    monkeypatch.setattr(pages, "MAX_BYTES", 10)
+    runner.show_dashboard("mine", console)
+    assert console.export_text(clear=True).startswith("no dashboard: ")
+    runner.show_dashboard("none", console)
+    assert console.export_text() == ""
+
+
+# --- the rows of the x-ray
+
+
+@pytest.fixture(scope="module")
+def policy() -> tuple[GPT, tokenizer.Tokenizer]:
+    tok = tokenizer.load("bytes")
+    return GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=128, vocab_size=tok.n_vocab), seed=0), tok
+
+
+def test_rows_hold_the_gradient_of_the_group(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    model, tok = policy
+    task, problems = load("toy"), load("toy").problems("train", 2)
+    rows = xray_steps.rows_at(7, model, tok, task, problems, group_size=6, max_new_tokens=8)
+    assert [row["step"] for row in rows] == [7, 7] and len(rows[0]["rollouts"]) == 6
+    live = 0
+    for row, problem in zip(rows, problems):
+        rewards = torch.tensor([r["reward"] for r in row["rollouts"]])
+        shares = [sum(r["share"]) for r in row["rollouts"]]
+        for one, reward in zip(row["rollouts"], rewards):
+            assert one["advantage"] == pytest.approx(float(reward - rewards.mean()), abs=2e-3)
+            assert len(one["tokens"]) == len(one["p"]) == len(one["share"]) == 8
+            assert (sum(one["share"]) > 0) == (one["advantage"] != 0)
+        if len(set(rewards.tolist())) > 1:
+            live += 1
+            assert sum(shares) == pytest.approx(1, abs=0.01)
+    assert live, "no group had variance: nothing was compared"
+    assert all(p.grad is None for p in model.parameters())
+    again = xray_steps.rows_at(8, model, tok, task, problems, group_size=6, max_new_tokens=8)
+    assert [row["rollouts"] for row in again] == [row["rollouts"] for row in rows], "sampling depends on the seed only"
+
+
+def test_shares_within_an_answer_are_those_of_gradient_share(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    model, tok = policy
+    problems = load("toy").problems("train", 4)
+    rows = xray_steps.rows_at(0, model, tok, load("toy"), problems, group_size=6, max_new_tokens=8)
+    batch = rollout.collect(model, load("toy"), problems, tok, "reserved", group_size=6, max_new_tokens=8, seed=0)
+    i, one = next((p * 6 + g, r) for p, row in enumerate(rows) for g, r in enumerate(row["rollouts"]) if r["advantage"])
+    prompt, written = batch.prompts[i // 6], batch.completions[i].ids
+    shares = gradient_share(model, prompt + written, advantages=[0.0] * len(prompt) + [one["advantage"]] * 8)
+    found = torch.tensor(one["share"]) / sum(one["share"])
+    torch.testing.assert_close(found, torch.tensor(shares[len(prompt) :]), atol=0.01, rtol=0.02)
+
+
+def test_a_step_without_a_request_is_an_error(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
+    rows = xray_steps.rows_at(0, *policy, load("toy"), load("toy").problems("train", 2), max_new_tokens=4)
+    page = xray_steps.as_page([*rows, *[row | {"step": 5} for row in rows]])
+    assert [s["step"] for s in page["steps"]] == [0, 5] and len(page["problems"][1]["groups"]) == 2
+    with raising(DataError, "step 5", rows[1]["id"]):
+        xray_steps.as_page([*rows, rows[0] | {"step": 5}])
+    with raising(DataError, "no rollouts"):
+        xray_steps.as_page([])
+
+
+def test_an_xray_of_a_run_without_rewards_or_checkpoints_says_so(runs_root: Path) -> None:
+    with Run.create("mine/sft", {}, kind="sft"), Run.create("mine/rl", {"task": "toy"}, kind="reinforce"):
+        pass
+    with raising(DataError, "no task"):
+        xray_steps.of_run("mine/sft")
+    with raising(MissingFile, "no checkpoints"):
+        xray_steps.of_run("mine/rl")
+
+
+# --- in a browser
+
+browser_needed = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CHARTS = "document.querySelectorAll('.chart svg').length"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Browser]:
+    """Nothing may be thrown, and nothing but files may be loaded."""
+    chromium.problems.clear()
+    chromium.resize(1280, 800)
+    yield chromium
+    loaded = chromium.ask("performance.getEntriesByType('resource').map(e => e.name)")
+    assert not [name for name in loaded if not name.startswith("file:")] and chromium.problems == []
+
+
+def show(page: Browser, path: Path, fragment: str = "") -> None:
+    page.open("about:blank")
+    page.open(path.resolve().as_uri() + fragment)
+
+
+def put(page: Browser, field: str, value: object) -> None:
+    page.ask(f"{{ const f = $('{field}'); f.value = {json.dumps(str(value))}; f.dispatchEvent(new Event('input')); }}")
+
+
+class TestInChromium:
+    pytestmark = browser_needed
+
+    @pytest.mark.parametrize("name", ["index", *pages.ABOUT])
+    def test_a_page_fits_a_phone_and_follows_the_dark_setting(self, page: Browser, name: str) -> None:
+        colours = []
+        for scheme in ("light", "dark"):
+            page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            show(page, COMMITTED / f"{name}.html")
+            colours.append(page.ask("getComputedStyle(document.body).backgroundColor"))
+            for width in (1280, 390):
+                page.resize(width, 800)
+                assert page.ask(OVERFLOW) == 0
+        page.call("Emulation.setEmulatedMedia", features=[])
+        assert colours[0] == "rgb(255, 255, 255)" and colours[1] != colours[0]
+        assert page.ask("$('missing').hidden")
+
+    def test_the_calculator_agrees_with_the_library_and_with_counting(self, page: Browser) -> None:
+        show(page, COMMITTED / "calculator.html")
+        for n, c, k in ((16, 2, 4), (8, 8, 3), (10, 0, 5), (200, 3, 50), (7, 3, 6)):
+            assert page.ask(f"passAtK({n}, {c}, {k})") == pytest.approx(estimate_pass_at_k(n, c, k), abs=1e-9)
+        low, high = page.ask("wilson(3, 20)")
+        expected = wilson_interval(3, 20)
+        assert (low, high) == pytest.approx((expected.lo, expected.hi), abs=1e-6)
+        assert page.ask("withVariance(0.2, 8, 0)") == pytest.approx(1 - 0.2**8 - 0.8**8)
+        assert page.ask("withVariance(0.3, 8, 1)") == pytest.approx(0)
+        torch.manual_seed(0)
+        p = torch.distributions.Beta(0.2 * 7 / 3, 0.8 * 7 / 3).sample((200_000,))  # mean 0.2, correlation 0.3
+        correct = torch.distributions.Binomial(8, p).sample()
+        counted = float(((correct > 0) & (correct < 8)).float().mean())
+        assert page.ask("withVariance(0.2, 8, 0.3)") == pytest.approx(counted, abs=0.005)
+
+    def test_the_calculator_answers_what_is_typed(self, page: Browser) -> None:
+        show(page, COMMITTED / "calculator.html")
+        for field, value in (("p", 0.5), ("G", 2), ("rho", 0), ("P", 1), ("steps", 100)):
+            put(page, field, value)
+        shown = {name: page.ask(f"$('{name}').textContent") for name in ("share", "effective", "empty", "cost")}
+        assert shown == {"share": "50 %", "effective": "50", "empty": "50 %", "cost": "4"}
+        page.until(f"{CHARTS} === 3")
+        put(page, "G", 1)
+        assert page.ask("$('share').textContent") == "?" and page.ask("$('G').getAttribute('aria-invalid')") == "true"
+        put(page, "G", 8)
+        assert "G=8" in page.ask("location.hash") and page.ask("$('share').textContent") == "99.2 %"
+
+    def test_completions_are_searched_and_filtered(self, page: Browser) -> None:
+        data = pages.completions_data()
+        show(page, COMMITTED / "completions.html")
+        assert page.ask("document.querySelectorAll('article').length") == 25
+        page.press("/", 191, text="/")
+        assert page.ask("document.activeElement.id") == "search"
+        page.type("prime")
+        expected = [r for r in data["rows"] if "prime" in json.dumps(r).lower()]
+        assert page.ask("document.querySelectorAll('article').length") == len(expected) > 0
+        page.ask("$('reset').click()")
+        a, b = data["tiers"][-1], data["tiers"][-1]
+        both = [r for r in data["rows"] if [x["tier"] for x in r["answers"]] == [a, b]]
+        page.ask(
+            f"[...document.querySelectorAll('.matrix button')].find(x => x.ariaLabel.endsWith('{a}, then {b}')).click()"
+        )
+        assert page.ask("$('count').textContent").startswith(f"{len(both)} of {len(data['rows'])} requests")
+        show(page, COMMITTED / "completions.html", "#q=prime")
+        assert page.ask("document.querySelectorAll('article').length") == len(expected), "a view can be linked"
+
+    def test_the_xray_moves_with_the_arrow_keys(self, page: Browser) -> None:
+        data = xray_steps.as_page(xray_steps.frozen())
+        show(page, COMMITTED / "xray.html")
+        page.ask("$('step').focus()")
+        page.press("ArrowRight", 39)
+        assert page.ask("$('at').textContent").startswith(f"{data['steps'][1]['step']} of")
+        first = data["problems"][0]["groups"][1]["rollouts"]
+        assert page.ask("document.querySelector('#rollouts .tokens').textContent") == "".join(
+            first[0]["tokens"]
+        ).replace("\n", "⏎\n")
+        painted = "[...document.querySelectorAll('#rollouts .tokens span')].filter(s => s.style.background).length"
+        every = sum(len(r["tokens"]) for r in first)
+        for layer, count in (
+            ("mask", every),
+            ("advantage", sum(len(r["tokens"]) for r in first if r["advantage"])),
+            ("share", sum(s > 0 for r in first for s in r["share"])),
+        ):
+            page.ask(f"document.querySelector('[value={layer}]').click()")
+            assert page.ask(painted) == count, layer
+        assert page.ask("[...document.querySelectorAll('#prompt .tokens span')].length") == 0, (
+            "a prompt is never painted"
+        )
+        page.until(f"{CHARTS} === 1")
+
+    def test_the_dashboard_draws_every_run(self, page: Browser) -> None:
+        show(page, COMMITTED / "dashboard.html")
+        for run in data_of(COMMITTED / "dashboard.html")["runs"]:
+            put(page, "run", run["name"])
+            if run["series"]:
+                page.until(f"{CHARTS} >= 3")
+            assert page.ask("$('facts').childElementCount") >= 4
+        put(page, "run", "nano/sft")
+        page.until("document.querySelectorAll('#probes svg').length === 1")
+
+    def test_texts_of_a_model_stay_text(self, page: Browser, runs_root: Path) -> None:
+        with Run.create("mine", {"x": HOSTILE}, kind="reinforce") as run:
+            run.log(1, reward_mean=0.5)
+            run.log_samples(1, [{"request": HOSTILE, "completion": HOSTILE, "tier": "full", "reward": 1.0}])
+        show(page, dashboard.write(["mine"]))
+        assert page.ask("document.querySelector('article h3').textContent") == HOSTILE
+        assert page.ask("document.title") == "mine" and not page.ask("document.querySelectorAll('img').length")
+
+    def test_a_page_that_was_moved_says_that_its_charts_are_missing(self, chromium: Browser, tmp_path: Path) -> None:
+        moved = tmp_path / "a" / "calculator.html"
+        moved.parent.mkdir()
+        shutil.copy(COMMITTED / "calculator.html", moved)
+        show(chromium, moved)
+        assert not chromium.ask("$('missing').hidden") and chromium.ask("$('share').textContent") == "55 %"
+        alone = pages.build(tmp_path / "b", ["calculator"], standalone=True)[0]
+        show(chromium, alone)
+        chromium.until(f"{CHARTS} === 3")
+        assert chromium.ask("$('missing').hidden")
