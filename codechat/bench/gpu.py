@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +22,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from codechat.bench.settings import GPU_STEPS as STEPS
+from codechat.bench.settings import GpuBench
 from codechat.core import provenance
 from codechat.core.atomic_files import read_json, write_json
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError
 from codechat.runs import paths
 
 LIMIT_S = 480  # of a step; the last one has its own
-STEPS = {
-    1: ("checkpoint", "process group, sharded save beside training, read back bitwise"),
-    2: ("numbers", "bfloat16 loss, gradients and entropy against float32"),
-    3: ("flash", "no dense mask: pretraining, SFT, RL, prefill"),
-    4: ("compiled", "recompilations after step 2, waits of the host per step"),
-    5: ("mfu", "MFU of d12, d20 and 2b beside transformers, first step"),
-    6: ("memory", "reserved memory against the plan"),
-    7: ("sampling", "sampling of d12 and 2b, with and without graphs, beside transformers and vLLM"),
-    8: ("mismatch", "sampler against trainer log-probabilities"),
-    9: ("rl", "REINFORCE and GRPO: killed and resumed"),
-    10: ("busy", "profiler: share of time in which the GPU works"),
-    11: ("recipe", "the nano recipe, ten minutes of d12"),
-}
 LONG_S = {11: 3600}
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuBench:
-    """What `codechat bench gpu` runs."""
-
-    steps: tuple[int, ...] = opt((), "numbers of steps to run again; none = 1 to 10, those without a result")
-    out: str | None = opt(None, "directory of results; none = reports/bench/NAME OF THE GPU")
-    json: str | None = opt(None, "also write all figures to this file")
-
-    def __post_init__(self) -> None:
-        if unknown := [n for n in self.steps if n not in STEPS]:
-            raise ConfigError(f"steps {' '.join(map(str, unknown))}; there are 1 to {max(STEPS)}")
-
-
-RUN_PRESETS: dict[str, dict[str, Any]] = {}
 
 
 def device_name() -> str:
