@@ -91,16 +91,16 @@ def train(cfg: ExpertConfig) -> Run:
                 meter = training.Meter("train_loss")
 
                 # roll out: G completions of this rank's next P problems, drawn by the policy as it is
-                first = world.rank * cfg.device_batch_size
+                first = world.rank * cfg.problems_per_rank
                 try:
                     engine.push(model, step)
-                    batch = sample(cursor + first, cfg.device_batch_size, training.step_seed(cfg, step), key=first)
+                    batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
                     break
-                cursor += world.size * cfg.device_batch_size
+                cursor += world.size * cfg.problems_per_rank
                 meter.rolled_out(model)
 
                 # credit: 1 for what is kept, 0 for the rest

@@ -27,7 +27,7 @@ from codechat import distributed, evaluation, rl, runs, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.tasks.presets import LORA_RUN, TOY_ONE_UPDATE
+from codechat.tasks.presets import GSM8K_RUN, LORA_RUN, TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class GRPOConfig(MinibatchSettings, RLSettings):
         return replace(self, **missing)
 
 
-RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN)
+RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN, gsm8k=GSM8K_RUN)
 
 
 def resample_flat_groups(
@@ -139,7 +139,7 @@ def resample_flat_groups(
     resample_rounds times. Returns the batch and how many problems all ranks have drawn for it.
 
     A collective: all ranks count together, since what one replaces decides what the next one draws; each samples in every round."""
-    drawn = world.size * cfg.device_batch_size
+    drawn = world.size * cfg.problems_per_rank
     for _ in range(cfg.resample_rounds):
         flat = rl.advantages.zero_variance(batch.rewards).nonzero()[:, 0].tolist()
         (wanted,) = training.totals([[len(flat) * (rank == world.rank) for rank in range(world.size)]])
@@ -202,10 +202,10 @@ def train(cfg: GRPOConfig) -> Run:
                 meter = training.Meter(*(("kl_ref",) if cfg.kl_coef else ()), ratios=True)
 
                 # roll out: G completions of this rank's next P problems, drawn by the policy as it is
-                first, seed = world.rank * cfg.device_batch_size, training.step_seed(cfg, step)
+                first, seed = world.rank * cfg.problems_per_rank, training.step_seed(cfg, step)
                 try:
                     engine.push(model, step)
-                    batch = sample(cursor + first, cfg.device_batch_size, seed, key=first)
+                    batch = sample(cursor + first, cfg.problems_per_rank, seed, key=first)
                     batch, drawn = resample_flat_groups(cfg, world, batch, sample, cursor, seed)
                 except rl.engines.EngineLost as error:
                     lost = error
@@ -288,7 +288,7 @@ def train(cfg: GRPOConfig) -> Run:
                 row |= dict(
                     lr=lr,
                     grad_norm=grad_norm,
-                    resampled_groups=drawn - world.size * cfg.device_batch_size,
+                    resampled_groups=drawn - world.size * cfg.problems_per_rank,
                     **meter.rates(sum(n for _, n, _ in counts)),
                 )
                 dead = training.log_step(run, bar, cfg, step, row, batch, sentinel)

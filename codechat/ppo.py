@@ -132,16 +132,16 @@ def train(cfg: PPOConfig) -> Run:
                 meter = training.Meter("value_loss", *(("kl_ref",) if cfg.kl_coef else ()), ratios=True)
 
                 # roll out: G completions of this rank's next P problems, drawn by the policy as it is
-                first = world.rank * cfg.device_batch_size
+                first = world.rank * cfg.problems_per_rank
                 try:
                     engine.push(model, step)
-                    batch = sample(cursor + first, cfg.device_batch_size, training.step_seed(cfg, step), key=first)
+                    batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
                     break
-                cursor += world.size * cfg.device_batch_size
+                cursor += world.size * cfg.problems_per_rank
 
                 # credit: each token's reward, its value before it was written, and from both its advantage and return
                 old, mask = batch.logprobs().to(world.device), batch.mask().to(world.device)  # (N, C)

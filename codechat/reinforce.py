@@ -79,11 +79,11 @@ def train(cfg: ReinforceConfig) -> Run:
                 meter = training.Meter("mismatch_kl", "importance_capped")
 
                 # roll out: G completions of this rank's next P problems, drawn by the policy as it is
-                first = world.rank * cfg.device_batch_size  # of this rank's problems among those of the step
+                first = world.rank * cfg.problems_per_rank  # of this rank's problems among those of the step
                 try:
                     engine.push(model, step)
-                    at = step * world.size * cfg.device_batch_size + first
-                    batch = sample(at, cfg.device_batch_size, training.step_seed(cfg, step), key=first)
+                    at = step * world.size * cfg.problems_per_rank + first
+                    batch = sample(at, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

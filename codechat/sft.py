@@ -5,7 +5,8 @@
 
 Only assistant bodies and their closing tag carry loss. Several conversations share a row and cannot see each other. While it trains, the
 loop watches each domain's held-out loss (three rises in a row are reported; --stop-on-regression ends the run) and the 2 x 2 behaviour
-probes: code or a tool asked for, tools present or absent.
+probes: code or a tool asked for, tools present or absent. --eval-task gsm8k also samples a task's validation problems at each evaluation, here
+or on the server of --engine.
 
 Same phases as pretrain: evaluate, save, learn, log. Left out: preference terms (`preference`).
 """
@@ -17,11 +18,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import data, distributed, evaluation, runs, text, training
+from codechat import data, distributed, evaluation, rl, runs, text, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.training.settings import PolicySettings, SupervisedSettings, run_presets
+from codechat.training.settings import EngineSettings, PolicySettings, SupervisedSettings, run_presets
 
 if TYPE_CHECKING:
     from codechat.runs.checkpoint import Checkpoint
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(SupervisedSettings, PolicySettings):
+class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     """Settings of one supervised fine-tuning run."""
 
     run_name: str = default("sft")
@@ -41,8 +42,9 @@ class SFTConfig(SupervisedSettings, PolicySettings):
     mix_by: Literal["tokens", "rows"] = opt(
         "tokens", "what the shares of --mix are of: supervised tokens, or conversations", late=True
     )
-    tags: Literal["reserved", "text", "template"] = opt(
-        "reserved", "turn tags as single reserved ids, as plain text, or by an imported model's template"
+    tags: Literal["reserved", "text", "template", "raw"] = opt(
+        "reserved",
+        "turn tags as single reserved ids, as plain text, or by an imported model's template; raw = no turns",
     )
     lr: float = default(1e-3)
     muon_lr: float = default(0.01)
@@ -51,6 +53,14 @@ class SFTConfig(SupervisedSettings, PolicySettings):
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
     compile: bool | None = opt(None, "torch.compile the step; none = where it pays", late=True)
+    eval_task: str | None = opt(
+        None,
+        "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no",
+        late=True,
+    )
+    eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has", late=True)
+    eval_problems: int = opt(64, "its problems per evaluation", late=True, least=1)
+    eval_new_tokens: int = opt(256, "longest completion there, tokens", late=True, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,6 +134,7 @@ def train(cfg: SFTConfig) -> Run:
         }
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
+        sampled = training.open_eval_task(cfg, tok, interrupt)
         style = data.prepared.tools_style(cfg.data_dir)
         listed = {} if style == "compact" else {"tools_style": style}
         lineage = training.lineage(cfg, "sft", parent, data_dir=cfg.data_dir, **listed)
@@ -148,7 +159,11 @@ def train(cfg: SFTConfig) -> Run:
                     if probes
                     else {}
                 )
-            run.log_eval(step, {**losses, **found})
+            row = {**losses, **found}
+            try:
+                row |= sampled(model, step)
+            finally:  # an engine that is lost takes no held-out loss with it
+                run.log_eval(step, row)
             rising = regressed([*history, losses])
             for name in rising:
                 bar.write(
@@ -158,11 +173,17 @@ def train(cfg: SFTConfig) -> Run:
             return [*history, losses], rising
 
         with training.running(run, start, cfg.max_steps) as bar:
-            pace = training.Pace(start)
+            pace, lost = training.Pace(start), None
             for step in range(start, cfg.max_steps + 1):
                 turn = training.turn(cfg, step, start, run, stopping=interrupt.requested)
                 if turn.evaluate:
-                    history, regression = evaluate(step)
+                    try:
+                        history, regression = evaluate(step)
+                    except rl.engines.EngineLost as error:
+                        lost = error
+                        if step > start:
+                            save(step, wait=True)
+                        break
                     turn = turn.also_stop_if(bool(regression and cfg.stop_on_regression), step > start)
                     pace.restart(step)
                 if turn.save:
@@ -189,7 +210,7 @@ def train(cfg: SFTConfig) -> Run:
                 row = dict(supervised_tokens=supervised, lr=lr, grad_norm=grad_norm)
                 training.log_supervised(run, bar, cfg, step, nats, pace, tokens_per_step, **row)
             why = f"{regression[0]} rose three evaluations in a row" if regression else ""
-            training.stop(run, step, interrupted=turn.stopping, why=why)
+            training.stop(run, step, interrupted=turn.stopping, lost=lost, why=why)
     return run
 
 

@@ -98,6 +98,9 @@ def _command(id: str) -> dict[str, Entry]:
 
 COMMANDS: dict[str, Command | Entry] = {
     "run": Command("codechat.launch.recipes.runner", "run a recipe: every stage from data to report"),
+    "recipes": Command(
+        "codechat.launch.recipes.command_lines", "list the recipes; print command lines for public models and data"
+    ),
     "data": Command("codechat.data.command", "prepare a corpus, conversations or function-calling problems"),
     "new": Command("codechat.tasks.new_command", "files to start from: a task of your own, its test and its rows"),
     **{entry.command: entry for entry in LOOPS.values()},

@@ -101,7 +101,7 @@ def run_passk(cfg: PasskConfig) -> Run:
     run = Run.create(cfg.run_name, cfg, kind="passk", parent=cfg.ckpt, overwrite=cfg.overwrite)
     with distributed.dist.session() as world, run:
         print(f"reference-solution check: {check.passed} of {check.n} pass all tests")
-        loaded = models.loading.load_model(path, device=world.device)
+        loaded = models.loading.load_model(path, world.device, cfg.tags)
         report = find_contamination(cfg, loaded, problems)
         result = evaluate_split(cfg, loaded, task, problems, cfg.split, cfg.k, sorted({1, cfg.k}))
         row = summary(result)

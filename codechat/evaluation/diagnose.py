@@ -221,7 +221,7 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
     if tasks.own.is_own(task):
         tasks.redteam.report(task, problems)
-    loaded = models.loading.load_model(cfg.ckpt, device=distributed.dist.device())
+    loaded = models.loading.load_model(cfg.ckpt, distributed.dist.device(), cfg.tags)
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
         with torch.no_grad(), distributed.dist.autocast(distributed.dist.device()):

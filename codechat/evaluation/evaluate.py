@@ -73,10 +73,11 @@ def evaluate_task(
     batch_size: int | None = None,
     begin: Sequence[int] = (),
     progress: str | None = None,
+    sampler: rl.episodes.Sampler | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`.
 
-    begin: ids with which every completion begins, such as the call tag.
+    begin: ids with which every completion begins, such as the call tag. sampler: that of an engine; none = this process.
 
     With several ranks a collective: each rank takes every W-th problem, and all return the whole result. batch_size: completions sampled
     at a time. progress: title of a progress bar, none = no bar. A prompt that fills the model's block counts as failed, and `outcomes`
@@ -90,7 +91,7 @@ def evaluate_task(
     shown = progress if distributed.dist.is_main() else None
     per_chunk = max(1, (batch_size or CHUNK_ROWS) // n)
     own_rows: list[dict[str, Any]] = []
-    was_training = model.training
+    was_training, limited = model.training, {"batch_size": batch_size} if batch_size else {}
     model.eval()
     with tqdm(total=len(own), desc=shown, unit="problem", disable=shown is None) as bar:
         for at in range(0, len(own), per_chunk):
@@ -108,7 +109,7 @@ def evaluate_task(
                     top_k=top_k,
                     seed=seed,
                     keys=[p.id for p in chunk],
-                    sampler=partial(_sample_those_that_fit, batch_size=batch_size, begin=begin),
+                    sampler=partial(_sample_those_that_fit, begin=begin, sampler=sampler, **limited),
                 )
             own_rows += _rows(task, batch)
             bar.update(len(chunk))
@@ -143,14 +144,17 @@ def _sample_those_that_fit(
     samples_per_prompt: int = 1,
     keys: Sequence[Any],
     begin: Sequence[int] = (),
+    sampler: rl.episodes.Sampler | None = None,
     **how: Any,
 ) -> list[models.generate.Completion]:
-    """`generate.sample` after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
+    """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
     given, zeros = list(begin), [0.0] * len(begin)
     fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
     how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
     room = [[*ids, *given] for ids in compress(prompts, fits)]
-    sampled = iter(models.generate.sample(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how))
+    sampled = iter(
+        (sampler or models.generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how)
+    )
     begun = [replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given else c for c in sampled]
     full = models.generate.Completion([], [], "context")  # the prompt fills the model's block
     each = iter(begun)
@@ -377,7 +381,7 @@ def _evaluate_checkpoint(
     world: distributed.dist.World,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one checkpoint by split; logs and prints them."""
-    loaded = models.loading.load_model(path, device=world.device)
+    loaded = models.loading.load_model(path, world.device, cfg.tags)
     step, name, rows = int(loaded.meta["step"]), label(path), {}
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():

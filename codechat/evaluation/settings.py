@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from codechat.core.config import Settings, opt
 from codechat.tasks import hashed, name_of
@@ -31,6 +32,11 @@ class SamplingSettings(Settings):
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     seed: int = opt(0, "seed of problem order, sampling and bootstrap")
+    tags: Literal["raw"] | None = opt(
+        None,
+        "raw = prompts as plain text without turns, for base models; none = as the checkpoint was trained",
+        late=True,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", name_of(self.task))  # an object or a class of a notebook, by its name

@@ -47,6 +47,14 @@ TEMPLATE = """\
 """
 
 
+RAW_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if not loop.first and message['role'] != 'assistant' and messages[loop.index0 - 1]['role'] != 'assistant' -%}{{- '\\n\\n' -}}{%- endif -%}
+{{- message['content'] -}}{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- endfor -%}
+"""
+
+
 def chat_template() -> str:
     """The jinja template of `chat`'s layout: one text for both tag modes, since only the tokenizer tells them apart."""
     heads = json.dumps({**TAG_OF, "tool": TAG_OF["function"]})
@@ -89,9 +97,15 @@ def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dic
     return {
         "tokenizer.json": tokenizer.saved["json"] if imported else _text(tokenizer_json(tokenizer, tags)),
         "tokenizer_config.json": _text(config),
-        "chat_template.jinja": tokenizer.template or "" if tags == chat.TEMPLATE else chat_template(),
+        "chat_template.jinja": _template(tokenizer, tags),
         "generation_config.json": _text(generation),
     }
+
+
+def _template(tokenizer: Tokenizer, tags: str) -> str:
+    if tags == chat.TEMPLATE:
+        return getattr(tokenizer, "template", None) or ""
+    return RAW_TEMPLATE if tags == chat.RAW else chat_template()
 
 
 def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
@@ -127,7 +141,9 @@ def _vocabulary(tokenizer: BpeTokenizer | TableTokenizer) -> dict[str, Any]:
 
 
 def _cuts(tags: str) -> list[tuple[str, str]]:
-    """(text, the same text with marks where `chat` cuts); reserved tags are cut out anyway."""
+    """(text, the same text with marks where `chat` cuts); reserved tags are cut out anyway. Raw text has no tags."""
+    if tags == chat.RAW:
+        return []
     if tags == "reserved":
         return [*((f"{tag}\n", f"{tag}\n{CUT}") for tag in TAG_OF.values()), (f"\n{END_TAG}", f"{CUT}\n{END_TAG}")]
     heads = [(f"{tag}\n", f"{CUT}{tag}{CUT}\n{CUT}") for tag in TAG_OF.values()]

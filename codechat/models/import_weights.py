@@ -10,7 +10,7 @@ Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file 
 (learned positions, GELU; `original_checkpoint` lists their names). Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are
 equal, as `codechat export` writes them. Weights become float32, one tensor at a time. An imported model keeps its own tokenizer and chat template
 ("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding rows of the embedding for
-them, which SFT must then teach.
+them, which SFT must then teach. --tags raw is for base models: prompts are plain text without turns, and an answer ends with the end of text.
 
 Everything is read before the run is made, so an error leaves no run behind.
 
@@ -44,9 +44,9 @@ class ImportConfig:
     )
     run_name: str = opt(REQUIRED, "name of the run to make", identity=False)
     tokenizer: str | None = opt(None, "tokenizer; none = the directory's own, gpt2 for a .pt file")
-    tags: Literal["template", "reserved", "text"] | None = opt(
+    tags: Literal["template", "reserved", "text", "raw"] | None = opt(
         None,
-        "turns: the model's chat template, our tags in unused padding rows, or as text; none = the template if there is one, else text",
+        "turns: the model's chat template, our tags in unused padding rows, or as text; raw = no turns; none = the template if there is one, else text",
     )
     overwrite: bool = opt(False, "replace a run of this name", identity=False)
 
@@ -82,11 +82,11 @@ def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
 
 
 def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
-    if cfg.tags not in (None, "text"):
-        raise ConfigError(f"--tags {cfg.tags} with a .pt file; required is text; leave --tags out")
+    if cfg.tags not in (None, "text", chat.RAW):
+        raise ConfigError(f"--tags {cfg.tags} with a .pt file; required is text or raw; leave --tags out")
     tok = tokenizer.load(cfg.tokenizer or "gpt2")
     model, step = models.original_checkpoint.read(cfg.source, tok.n_vocab)
-    return model, tok, "text", step
+    return model, tok, cfg.tags or "text", step
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -45,10 +45,10 @@ def describe(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, Tokenizer, str]:
     return shape, tokenizer.from_dict(meta["tokenizer"]), meta.get("tags", "reserved")
 
 
-def load_model(ref: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
-    """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory."""
+def load_model(ref: str | Path, device: str | torch.device = "cpu", tags: str | None = None) -> LoadedModel:
+    """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those it was trained with."""
     ckpt = checkpoint.load(ref, map_location=device, optimizer=False)
-    shape, tok, tags = describe(ckpt)
+    shape, tok, trained_with = describe(ckpt)
     model = GPT(shape).to(device)
     checkpoint.restore(ckpt, model)
-    return LoadedModel(model.eval(), tok, tags, ckpt.meta, ckpt.path)
+    return LoadedModel(model.eval(), tok, tags or trained_with, ckpt.meta, ckpt.path)

@@ -274,13 +274,16 @@ class VLLM(Http):
     """vLLM's OpenAI server. It does not report which weights it sampled from; other weights show as `logprob_mismatch`."""
 
     def _stop_and_top_k(self, stop: Sequence[Sequence[int]], top_k: int | None) -> dict[str, Any]:
-        if any(len(s) != 1 for s in stop):
+        single = [s[0] for s in stop if len(s) == 1]
+        if (
+            stop and not single
+        ):  # of several endings those of more tokens only save time: completions are cut at stop texts
             raise ConfigError(
                 "vLLM stops at single ids, but a turn of this model ends with several; use --tags reserved, or --engine http"
             )
         padding = range(self.shape.n_ids, self.shape.padded_vocab)  # unused rows of the vocabulary
         return {
-            "stop_token_ids": [s[0] for s in stop],
+            "stop_token_ids": single,
             "top_k": top_k or -1,
             "logit_bias": {str(i): BANNED for i in padding} or None,
         }

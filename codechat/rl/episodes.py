@@ -63,9 +63,19 @@ def made_by(task: Task) -> bool:
     return hasattr(task, "environment")
 
 
+def stop_texts(task: Any, tags: str) -> tuple[str, ...]:
+    """Texts behind which a completion is cut where there are no turns: a base model writes on after its answer."""
+    return tuple(getattr(task, "stop_texts", ())) if tags == chat.RAW else ()
+
+
 def stop_sequences(task: Any, tokenizer: Tokenizer, tags: str) -> Sequence[Sequence[int]]:
-    """What ends an answer; nothing for a task with `no_stop`, whose completions have a fixed length."""
-    return () if getattr(task, "no_stop", False) else chat.stop_sequences(tokenizer, tags)
+    """What ends an answer; nothing for a task with `no_stop`, whose completions have a fixed length.
+
+    Of `stop_texts` the likeliest spellings in tokens, so that sampling ends early; `rollout.collect` cuts at every spelling."""
+    if getattr(task, "no_stop", False):
+        return ()
+    spelled = [space + text for text in stop_texts(task, tags) for space in ("", " ", "\n")]
+    return (*chat.stop_sequences(tokenizer, tags), *dict.fromkeys(tuple(tokenizer.encode(text)) for text in spelled))
 
 
 def play(

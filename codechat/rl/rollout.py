@@ -81,16 +81,7 @@ class RolloutBatch:
 
     def replace(self, groups: Sequence[int], other: RolloutBatch) -> RolloutBatch:
         """The batch with `groups` replaced by the groups of `other`, in order."""
-        both = RolloutBatch(
-            self.problems + other.problems,
-            self.prompts + other.prompts,
-            self.completions + other.completions,
-            self.texts + other.texts,
-            self.scores + other.scores,
-            torch.cat((self.rewards, other.rewards)),
-            self.group_size,
-            self.turns + other.turns,
-        )
+        both = join([self, other])
         place = {p: len(self.problems) + i for i, p in enumerate(groups)}
         return both.take([place.get(p, p) for p in range(len(self.problems))])
 
@@ -130,6 +121,19 @@ class RolloutBatch:
         return rows
 
 
+def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    """The groups of several batches with one group size, in order."""
+    first, *others = batches
+    if not others:
+        return first
+    problems, prompts, completions, texts, scores, turns = (
+        [value for batch in batches for value in getattr(batch, name)]
+        for name in ("problems", "prompts", "completions", "texts", "scores", "turns")
+    )
+    rewards = torch.cat([batch.rewards for batch in batches])
+    return RolloutBatch(problems, prompts, completions, texts, scores, rewards, first.group_size, turns)
+
+
 def collect(
     policy: GPT,
     task: Task,
@@ -163,10 +167,23 @@ def collect(
         prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
         stop = episodes.stop_sequences(task, tokenizer, tags)
         completions = sampler(policy, prompts, stop=stop, samples_per_prompt=group_size, on_overflow="stop", **sampling)
-        texts = [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
+        completions, texts = _read(completions, episodes.stop_texts(task, tags), tokenizer, tags)
         scores = list(score_all(task, [p for p in problems for _ in range(group_size)], texts))
     rewards = torch.tensor([s.reward for s in scores], dtype=torch.float32).view(len(problems), group_size)
     return RolloutBatch(list(problems), prompts, completions, texts, scores, rewards, group_size, turns)
+
+
+def _read(
+    completions: Sequence[generate.Completion], stops: Sequence[str], tokenizer: Tokenizer, tags: str
+) -> tuple[list[generate.Completion], list[str]]:
+    """Completions, cut behind the first stop text, and their texts. What is cut off was sampled last, so the rest keeps its probability."""
+    cuts = [chat.cut_after(c.ids, stops, tokenizer) if stops else None for c in completions]
+    kept = [
+        generate.Completion(c.ids[: cut[0]], c.logprobs[: cut[0]], "stop") if cut else c
+        for c, cut in zip(completions, cuts)
+    ]
+    texts = [cut[1] if cut else chat.completion_text(c.ids, tokenizer, tags) for c, cut in zip(completions, cuts)]
+    return kept, texts
 
 
 @dataclass(frozen=True)

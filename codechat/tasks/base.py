@@ -48,7 +48,8 @@ class Score:
 
 @runtime_checkable
 class Task(Protocol):
-    """tiers: from worst to best. max_reward: what a reference solution must score."""
+    """tiers: from worst to best. max_reward: what a reference solution must score. Optional `stop_texts`: where there are no turns (tags "raw"),
+    a completion is cut behind the first of them."""
 
     name: str
     tiers: tuple[str, ...]

@@ -9,6 +9,9 @@ with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tun
 "text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own chat template
 (hf_chat_template). The inline <functioncall> is a tag too, but only in assistant turns.
 
+"raw" is for base models: no turns. The tokenizer's begin-of-text token, if it has one, then the contents, with an empty line between two that
+the assistant did not write. The assistant continues that text and closes with the end-of-text token.
+
 Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole conversation. A stop is a
 sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
 
@@ -18,6 +21,7 @@ its names are available here too.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,7 +52,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
 Message = Mapping[str, str]
 
 MODES = ("reserved", "text")
-TEMPLATE = "template"
+TEMPLATE, RAW = "template", "raw"
 N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
@@ -98,7 +102,7 @@ class _Layout:
 @lru_cache(maxsize=64)
 def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
     if tags not in MODES:
-        raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE))}")
+        raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE, RAW))}")
     reserved = tags == "reserved"
     ids = {tag: [tokenizer.n_vocab + i] if reserved else tokenizer.encode(tag) for i, tag in enumerate(TAGS)}
     line_end = tokenizer.encode("\n")
@@ -140,6 +144,8 @@ def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str =
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, *messages], tokenizer, prompt=True
         )
         return ids[turns[1][3] :]
+    if tags == RAW:
+        return _raw(messages, tokenizer).ids
     layout = _layout(tokenizer, tags)
     return layout.line_end + _turns(messages, tokenizer, layout).ids + layout.heads["assistant"]
 
@@ -149,6 +155,8 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     if tags == TEMPLATE:
         hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
         return tokenizer.encode_special(content)[0] + list(hf_chat_template.closing(tokenizer))
+    if tags == RAW:
+        return tokenizer.encode(content) + [tokenizer.eot_id]
     layout = _layout(tokenizer, tags)
     _check_content(content, "assistant", layout, "the completion")
     return _body(content, "assistant", tokenizer, layout) + layout.line_end + layout.end_tag
@@ -156,13 +164,17 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
 
 def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """The ids of the tag with which an answer that is a call begins."""
-    return tokenizer.encode_special(CALL_TAG)[0] if tags == TEMPLATE else list(_layout(tokenizer, tags).call_tag)
+    if tags == TEMPLATE:
+        return tokenizer.encode_special(CALL_TAG)[0]
+    return tokenizer.encode(CALL_TAG) if tags == RAW else list(_layout(tokenizer, tags).call_tag)
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
-    """The id sequences that end a completion: that of <|end|>, or of what closes an answer in the model's own template."""
+    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or of the end of text."""
     if tags == TEMPLATE:
         return (hf_chat_template.closing(tokenizer),)
+    if tags == RAW:
+        return ((tokenizer.eot_id,),)
     return (tuple(_layout(tokenizer, tags).end_tag),)
 
 
@@ -184,7 +196,18 @@ def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reser
     ids = list(map(int, ids))
     if ids[-len(end_tag) :] != end_tag:
         return decode(ids, tokenizer)
-    return decode(ids[: -len(end_tag)], tokenizer).removesuffix("" if tags == TEMPLATE else "\n")
+    return decode(ids[: -len(end_tag)], tokenizer).removesuffix("" if tags in (TEMPLATE, RAW) else "\n")
+
+
+def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> tuple[int, str] | None:
+    """(how many ids reach the end of the first of these strings, the text up to there), however tokens cut it; None where none occurs."""
+    text = decode(ids, tokenizer)
+    ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not ends:
+        return None
+    whole = text[: min(ends)]
+    n = bisect_left(range(len(ids)), True, key=lambda last: any(s in decode(ids[: last + 1], tokenizer) for s in stops))
+    return n + 1, whole
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False) -> Rendered:
@@ -192,6 +215,8 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prom
         raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
     if tags == TEMPLATE:
         return _templated(messages, tokenizer, prompt)
+    if tags == RAW:
+        return _raw(messages, tokenizer, list(getattr(tokenizer, "beginning", ())))
     layout = _layout(tokenizer, tags)
     rendered = _turns(messages, tokenizer, layout)
     return rendered._replace(ids=rendered.ids + layout.heads["assistant"]) if prompt else rendered
@@ -207,6 +232,25 @@ def _templated(messages: Sequence[Message], tokenizer: Tokenizer, prompt: bool) 
         spans.append(Span(message["role"], start, end, body, body_end))
         if message["role"] == "assistant":
             loss_mask[body:closed] = [1] * (closed - body)
+    return Rendered(ids, loss_mask, spans)
+
+
+def _raw(messages: Sequence[Message], tokenizer: Tokenizer, beginning: Sequence[int] = ()) -> Rendered:
+    ids, loss_mask, spans, former = list(beginning), [0] * len(beginning), [], "assistant"
+    for number, message in enumerate(messages):
+        role, content = _check_role(message, number), message["content"]
+        if not isinstance(content, str):
+            raise DataError(
+                f"message {number} ({role}) has content of type {type(content).__name__}; required is a string"
+            )
+        start, mine = len(ids), role == "assistant"
+        ids += [] if mine or former == "assistant" else tokenizer.encode("\n\n")
+        body = len(ids)
+        ids += tokenizer.encode(content)
+        spans.append(Span(role, start, len(ids) + mine, body, len(ids)))
+        ids += [tokenizer.eot_id] * mine
+        loss_mask += [0] * (body - start) + [int(mine)] * (len(ids) - body)
+        former = role
     return Rendered(ids, loss_mask, spans)
 
 

@@ -5,7 +5,7 @@ The checkpoint's meta.json holds the whole file (a few megabytes), so a run need
 `encode` treats text as ordinary text: special tokens in it are spelled in pieces, so no document forges a turn. Added tokens that the model does
 not call special (<think>, <tool_call>) are single ids everywhere, as the model was trained. `encode_special` is for text from a chat template.
 
-Left out: tokenizer.model files of SentencePiece without a tokenizer.json; begin-of-text tokens on ordinary text.
+Left out: tokenizer.model files of SentencePiece without a tokenizer.json; begin-of-text tokens in `encode` (`beginning` has them).
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class ImportedTokenizer:
     def template(self) -> str | None:
         """The model's jinja chat template."""
         return self.saved.get("template")
+
+    @cached_property
+    def beginning(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen). `chat` puts them before raw
+        text."""
+        plain = self._special.encode("a", add_special_tokens=False).ids
+        whole = self._special.encode("a", add_special_tokens=True).ids
+        return tuple(whole[: next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)])
 
     def encode(self, text: str) -> list[int]:
         return self._plain.encode(replace_surrogates(text), add_special_tokens=False).ids

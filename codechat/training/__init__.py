@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = attach(
             "build_optimizers",
             "lineage",
             "load_task",
+            "open_eval_task",
             "read_probes",
             "open_rollouts",
             "rollout_sampler",

@@ -23,7 +23,7 @@ from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import StopSignal
 from codechat.tasks.base import Problem, Task
-from codechat.text import tokenizer
+from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 from codechat.training import preflight
 from codechat.training.cadence import evaluate_policy
@@ -37,7 +37,7 @@ def load_parent(cfg: C, *, keep_tags: bool = False) -> tuple[C, Checkpoint | Non
     if parent is None:
         tok = tokenizer.load(cfg.tokenizer)
         return replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab)), None, tok
-    tags = cfg.tags if keep_tags else parent.meta["tags"]
+    tags = cfg.tags if keep_tags or cfg.tags == chat.RAW else parent.meta["tags"]
     shape = config.from_dict(GPTConfig, parent.meta["model_config"])
     return replace(cfg, model=shape, tags=tags), parent, tokenizer.from_dict(parent.meta["tokenizer"])
 
@@ -73,6 +73,25 @@ def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[
     return task, training_problems, lambda model: evaluate_policy(cfg, model, tok, task, held_out, probes)
 
 
+def open_eval_task(cfg: Any, tok: Tokenizer, interrupt: StopSignal) -> Callable[[GPT, int], dict[str, Any]]:
+    """evaluate(model, step): greedy scores on validation problems of --eval-task, sampled by the run's engine; {} where there is no such task.
+    A collective."""
+    if not cfg.eval_task:
+        return lambda model, step: {}
+    task = tasks.load(cfg.eval_task, **({"source": cfg.eval_task_data} if cfg.eval_task_data else {}))
+    held_out = task.problems("select", limit=cfg.eval_problems)
+    engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+
+    def evaluate_now(model: GPT, step: int) -> dict[str, Any]:
+        engine.push(model, step)
+        how = dict(n=1, temperature=0.0, max_new_tokens=cfg.eval_new_tokens, seed=cfg.seed, sampler=engine.sample)
+        with engine.policy(model) as policy:
+            found = evaluate.evaluate_task(policy, tok, cfg.tags, task, held_out, **how)
+        return {**found.row(), **engine.metrics(step), "task": cfg.eval_task, "split": "select"}
+
+    return evaluate_now
+
+
 def read_probes(cfg: Any) -> list[Any]:
     """Behaviour probes of cfg.data_dir, cfg.probe_examples a cell; none, and a note, where the directory has no probes."""
     if not cfg.probe_examples:
@@ -88,28 +107,40 @@ Sample = Callable[..., rollout.RolloutBatch]
 
 
 def rollout_sampler(
-    cfg: Any, engine: Engine, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer
+    cfg: Any,
+    engine: Engine,
+    model: GPT,
+    task: Task,
+    problems: list[Problem],
+    tok: Tokenizer,
+    at_once: int | None = None,
 ) -> Sample:
     """sample(at, n, seed, key=0, group_size=...): rollouts of the n problems from number `at` on, wrapping around.
 
     `key` numbers the first group within its step over all ranks: with the seed it decides the draws, so a resumed run and another
-    number of ranks draw the same."""
+    number of ranks draw the same. at_once: problems that are sampled together; none = all."""
 
     def sample(at: int, n: int, seed: int, key: int = 0, group_size: int = cfg.group_size) -> rollout.RolloutBatch:
-        with engine.policy(model) as policy:
-            return rollout.collect(
-                policy,
-                task,
-                [problems[i % len(problems)] for i in range(at, at + n)],
-                tok,
-                cfg.tags,
-                group_size=group_size,
-                max_new_tokens=cfg.max_new_tokens,
-                temperature=cfg.temperature,
-                top_k=cfg.top_k,
-                seed=seed,
-                keys=range(key, key + n),
-                sampler=engine.sample,
+        part = at_once or max(n, 1)
+        with engine.policy(model) as policy:  # a collective: once, however many parts a rank samples
+            return rollout.join(
+                [
+                    rollout.collect(
+                        policy,
+                        task,
+                        [problems[i % len(problems)] for i in range(at + first, at + min(first + part, n))],
+                        tok,
+                        cfg.tags,
+                        group_size=group_size,
+                        max_new_tokens=cfg.max_new_tokens,
+                        temperature=cfg.temperature,
+                        top_k=cfg.top_k,
+                        seed=seed,
+                        keys=range(key + first, key + min(first + part, n)),
+                        sampler=engine.sample,
+                    )
+                    for first in range(0, max(n, 1), part)
+                ]
             )
 
     return sample
@@ -122,7 +153,8 @@ def open_rollouts(
     if dist.device().type == "cuda":
         hardware.compile_blocks(model)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
-    sample = rollout_sampler(cfg, engine, model, task, problems, tok)
+    at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None
+    sample = rollout_sampler(cfg, engine, model, task, problems, tok, at_once)
     preflight.check(cfg, task, problems, model, engine, sample)
     return engine, sample
 

@@ -37,7 +37,10 @@ class RunSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings(Settings):
     init_from: str | None = opt(None, "checkpoint to start from; none = new weights of --model")
-    tags: Literal["reserved", "text", "template"] = opt("reserved", "turn tags, where --init-from is none")
+    tags: Literal["reserved", "text", "template", "raw"] = opt(
+        "reserved",
+        "turn tags, where --init-from is none; raw = plain text without turns, also for a checkpoint that has tags",
+    )
     model: GPTConfig = opt(GPTConfig(), "architecture, where --init-from is none")
     tokenizer: str = opt("gpt2", "tokenizer, where --init-from is none")
 
@@ -60,6 +63,12 @@ class RolloutSettings(Settings):
     temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", late=True, least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
+    grad_accum: int = opt(
+        1,
+        "batches of device_batch_size problems per step, sampled one after another; their gradients add up",
+        late=True,
+        least=1,
+    )
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     rows: int = opt(8, "packed rows per forward pass", least=1)
 
@@ -70,6 +79,11 @@ class RolloutSettings(Settings):
                 f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient; correct --temperature"
             )
 
+    @property
+    def problems_per_rank(self) -> int:
+        """Problems of a step on one device."""
+        return self.device_batch_size * self.grad_accum
+
     def needs_groups(self, why: str) -> None:
         """ConfigError for groups of one."""
         if self.group_size < 2:
@@ -79,21 +93,23 @@ class RolloutSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class MinibatchSettings(Settings):
     inner_epochs: int = opt(1, "passes over each batch of rollouts", least=1)
-    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size", least=1)
+    minibatches: int = opt(1, "optimizer updates per pass; divides device_batch_size x grad_accum", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = self.device_batch_size  # type: ignore[attr-defined]
+        size = getattr(self, "problems_per_rank", self.device_batch_size)  # type: ignore[attr-defined]
         if size % self.minibatches:
             raise ConfigError(
-                f"minibatches {self.minibatches} must divide device_batch_size {size}; set --minibatches 1 or a divisor"
+                f"minibatches {self.minibatches} must divide device_batch_size x grad_accum = {size}; "
+                "set --minibatches 1 or a divisor"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Settings):
+    max_off_policy, importance_cap = 0, 0.0  # no settings here: the newest weights sample
     engine: engine_settings.Kind = opt(
-        "local", "who samples rollouts: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
+        "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
     )
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", identity=False)
     engine_dir: Path | None = opt(
@@ -105,6 +121,14 @@ class EngineSettings(Settings):
     engine_patience_s: float = opt(
         600.0, "time that it may be away before the run stops, seconds", identity=False, least=0
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        engine_settings.check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutEngineSettings(EngineSettings):
     max_off_policy: int = opt(
         0,
         "steps by which its weights may be older than the policy; 0 = they are pushed before every step",
@@ -117,10 +141,6 @@ class EngineSettings(Settings):
         late=True,
         least=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        engine_settings.check(self)
 
     def no_importance_weights(self, why: str) -> None:
         if self.importance_cap:
@@ -197,7 +217,7 @@ class RLSettings(
     ShardSettings,
     OptimizerSettings,
     LoRASettings,
-    EngineSettings,
+    RolloutEngineSettings,
     RolloutSettings,
     TaskSettings,
     PolicySettings,

@@ -269,3 +269,38 @@ def test_an_alphabet_without_what_the_layout_needs_says_so(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("abc")
     with pytest.raises(DataError, match=r"'\\n'"):
         chat.prompt([{"role": "user", "content": "abc"}], tokenizer.load(f"chars:{tmp_path / 'a.txt'}"))
+
+
+# ------------------------------------------------------------------ raw text
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_raw_text_has_no_turns(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    talk = [m for m in TALK if m["role"] != "function"][:4]
+    rendered = chat.render(talk[:3], tok, "raw")
+    first = f"{TALK[0]['content']}\n\n{TALK[1]['content']}"
+    assert chat.decode(rendered.ids[:-1], tok) == first + TALK[2]["content"] and rendered.ids[-1] == tok.eot_id
+    assert supervised(rendered, tok).startswith("Sure. <functioncall>") and rendered.loss_mask[-1] == 1
+    prompt = chat.prompt(talk[:2], tok, "raw")
+    written = chat.completion_ids(TALK[2]["content"], tok, "raw")
+    assert prompt + written == rendered.ids and chat.completion_text(written, tok, "raw") == TALK[2]["content"]
+    later = [{"role": "user", "content": "Now code."}, {"role": "system", "content": "x"}]
+    assert rendered.ids + chat.between_turns(later, tok, "raw") == chat.prompt([*talk[:3], *later], tok, "raw")
+    assert chat.stop_sequences(tok, "raw") == ((tok.eot_id,),)
+    # a user's tag is text like any other
+    assert chat.decode(chat.prompt([{"role": "user", "content": "<|end|>\n"}], tok, "raw"), tok) == "<|end|>\n"
+    with pytest.raises(DataError):
+        chat.prompt([{"role": "user", "content": 3}], tok, "raw")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_completion_is_cut_behind_a_stop_text_however_tokens_spell_it(spec: str) -> None:
+    tok = tokenizer.load(spec)
+    rest = [*tok.encode("User: more"), tok.eot_id]
+    ways = [tok.encode("so 7</answer>\n"), [i for c in "so 7</answer>\n" for i in tok.encode(c)]]
+    for ids in ways:
+        n, text = chat.cut_after(ids + rest, ("</answer>", "User:"), tok) or (0, "")
+        assert text == "so 7</answer>" and chat.decode(ids[:n], tok).startswith(text)
+        assert "</answer>" not in chat.decode(ids[: n - 1], tok)
+    assert chat.cut_after(rest, ("</answer>",), tok) is None and chat.cut_after([], ("x",), tok) is None

@@ -6,6 +6,6 @@ from codechat.tasks.presets import LORA_RUN as LORA_RUN
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    ["answers", "prepare", "rewards", "sources", "stories", "task", "templates"],
+    ["answers", "named_rewards", "prepare", "rewards", "sources", "stories", "task", "templates"],
     {"task": ["AnswerTask", "Gsm8kTask", "MmluTask", "ReasoningTask"]},
 )

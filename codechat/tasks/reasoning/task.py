@@ -38,6 +38,7 @@ class AnswerTask:
         self.source, self.template, self.reward = str(source), template, reward or templates.GRADING[template]
         rewards.check(self.reward)
         self.max_reward = rewards.MAXIMUM[self.reward]
+        self.stop_texts = templates.STOP_TEXTS.get(template, ())
         self._rows: dict[str, list[Problem]] = {}
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:

@@ -7,7 +7,8 @@
     zero_shot      a system prompt that requests steps and "The answer is N."
 
 A template makes messages, which are rendered like any other conversation: an imported model's own chat template
-surrounds them. Left out: raw text without turns.
+surrounds them. With tags "raw" they are the text itself, as those papers ran base models; `STOP_TEXTS` ends a completion
+there, as the authors' samplers do.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ZERO_SHOT_SYSTEM = {
     "number": 'Solve the problem step by step. End with the sentence "The answer is N.", where N is a number.',
     "letter": 'Answer the question with one of the choices. End with the sentence "The answer is X.", where X is A, B, C or D.',
 }
+STOP_TEXTS = {"r1_zero": ("</answer>",)}
 GRADING = {
     "xml": "xml",
     "r1_zero": "r1_zero",

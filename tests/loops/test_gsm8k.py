@@ -1,0 +1,337 @@
+"""GSM8K as other projects ran it, on random models of Qwen2.5's and Llama's shape: chat and raw prompts, from the import to the evaluation."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contracts import assert_close_curves
+from server import Serving
+from test_docs import Parsed
+
+from codechat import cli, grpo, ppo, reinforce, sft, tasks
+from codechat.core import config
+from codechat.core.errors import ConfigError, MissingFile
+from codechat.launch.recipes import command_lines
+from codechat.models import export, import_weights, loading
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
+from codechat.tasks import reasoning
+from codechat.tasks.base import Score
+from codechat.tasks.reasoning import templates
+from codechat.text import chat, tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5": dict(mlp="swiglu", qkv_bias=True, n_kv_head=2, norm_eps=1e-6),
+    "llama": dict(mlp="swiglu", n_kv_head=1, mlp_width=40, rope_theta=500000.0),
+}
+CLASSES = {"qwen2.5": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+R1 = "gsm8k:template=r1_zero"
+
+
+def write_tokenizer(folder: Path, bos: bool) -> None:
+    """A byte-level BPE with ChatML's special tokens; with Llama's post-processor that begins a text with its own token."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([templates.R1_ZERO + "</answer>\n</answer>"], trainer)
+    if bos:
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            "<|endoftext|> $A", special_tokens=[(special[0], 0)]
+        )
+    made.save(str(folder / "tokenizer.json"))
+    about = {"eos_token": "<|im_end|>" if not bos else "<|endoftext|>", "chat_template": CHATML}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+@pytest.fixture(params=SHAPES)
+def directory(request: pytest.FixtureRequest, home: Path) -> Path:
+    """A Hugging Face directory with random weights."""
+    (home / "tok").mkdir()
+    write_tokenizer(home / "tok", bos=request.param == "llama")
+    tok = tokenizer.load(f"hf:{home / 'tok'}")
+    shape = dict(depth=1, n_embd=32, n_head=4, block_size=1024, n_tags=0) | SHAPES[request.param]
+    model = GPT(GPTConfig(vocab_size=tok.n_vocab, **shape))
+    rng = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data = 0.2 * torch.randn(p.shape, generator=rng) + (p.ndim == 1)
+    with Run.create("random", {}, kind="test") as run:
+        checkpoint.save(run.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "template"})
+    out = export.export(export.ExportConfig(ckpt="random", out=home / request.param, dtype="float32"))
+    assert json.loads((out / "config.json").read_text())["architectures"] == [CLASSES[request.param]]
+    return out
+
+
+@pytest.fixture
+def gsm8k(home: Path) -> str:
+    folder = home / "gsm8k"
+    folder.mkdir()
+    rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(60)]
+    for split, some in (("train", rows), ("test", rows[:4])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    return str(folder)
+
+
+@contextmanager
+def easy() -> Iterator[None]:
+    """Random weights never earn anything on the task's own terms."""
+
+    def score(self: Any, problem: Any, text: str) -> Score:
+        return Score(len(set(text)) / 64, "neither", {}, False, {"variety": len(set(text)) / 64})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reasoning.AnswerTask, "score", score)
+        yield
+
+
+def settings(data: str, **changes: Any) -> grpo.GRPOConfig:
+    small = dict(
+        data_dir=data,
+        max_steps=2,
+        max_new_tokens=12,
+        group_size=4,
+        diagnose_groups=0,
+        eval_examples=2,
+        warmup_steps=0,
+        lr=1e-2,
+        eval_every=0,
+        save_every=0,
+    )
+    return config.resolve(grpo.GRPOConfig, "gsm8k", overrides=small | changes, presets=grpo.RUN_PRESETS)
+
+
+@pytest.mark.parametrize("tags", ["template", "raw"])
+def test_from_the_import_to_the_evaluation(tags: str, directory: Path, gsm8k: str) -> None:
+    import_weights.import_model(
+        import_weights.ImportConfig(source=directory, run_name="theirs", tags=None if tags == "template" else "raw")
+    )
+    loaded = loading.load_model("theirs")
+    assert loaded.tags == tags
+    name = "gsm8k" if tags == "template" else R1
+    task = tasks.load(name, source=gsm8k)
+    ids = chat.prompt(task.prompt(task.problems("train")[0]), loaded.tokenizer, tags)
+    text = chat.decode(ids, loaded.tokenizer)
+    if tags == "raw":
+        begin = "<|endoftext|>" if directory.name == "llama" else ""
+        assert text.startswith(begin + "A conversation between User and Assistant.") and text.endswith(
+            "\nAssistant: <think>"
+        )
+    else:
+        assert text.startswith("<|im_start|>system\n") and text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    with easy():
+        found = grpo.train(settings(gsm8k, init_from="theirs", task=name, run_name="tuned"))
+    rows = found.metrics()
+    assert found.status["status"] == "finished" and len(rows) == 2
+    assert (rows["grad_norm"] > 0).all() and rows["logprob_mismatch"].max() < 1e-3
+    assert checkpoint.load("tuned").meta["tags"] == tags and len(checkpoint.load("tuned").extra["lora"])
+    words = ["evaluate", "--ckpt", "theirs", "tuned", "--task", name, "--data-dir", gsm8k, "--n", "1", "--ks", "1"]
+    assert cli.main([*words, "--temperature", "0", "--max-new-tokens", "8"]) == 0
+    assert len(Run.open("evaluate").evals()) == 2
+
+
+def test_a_chat_checkpoint_is_evaluated_and_trained_with_raw_prompts(directory: Path, gsm8k: str) -> None:
+    import_weights.import_model(import_weights.ImportConfig(source=directory, run_name="theirs"))
+    words = ["diagnose", "--ckpt", "theirs", "--task", R1, "--data-dir", gsm8k, "--group-size", "2"]
+    task = tasks.load(R1, source=gsm8k)
+    assert cli.main([*words, "--max-new-tokens", "4", "--tags", "raw"]) == 0
+    with easy():
+        found = grpo.train(settings(gsm8k, init_from="theirs", task=R1, run_name="raw", tags="raw", max_steps=1))
+    assert checkpoint.load("raw").meta["tags"] == "raw" and found.status["status"] == "finished"
+    assert task.stop_texts == ("</answer>",)
+
+
+def test_a_raw_model_is_exported_without_turns(directory: Path, home: Path) -> None:
+    import jinja2
+
+    import_weights.import_model(import_weights.ImportConfig(source=directory, run_name="theirs", tags="raw"))
+    out = export.export(export.ExportConfig(ckpt="theirs", out=home / "out", dtype="float32"))
+    talk = [{"role": r, "content": c} for r, c in (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v"))]
+    loaded = loading.load_model("theirs")
+    text = jinja2.Template((out / "chat_template.jinja").read_text()).render(
+        messages=talk, eos_token=loaded.tokenizer.saved["special"]["eos_token"]
+    )
+    ids = chat.prompt(talk, loaded.tokenizer, "raw")
+    beginning = list(loaded.tokenizer.beginning)
+    assert beginning == ([0] if directory.name == "llama" else [])
+    assert text == chat.decode(ids[len(beginning) :], loaded.tokenizer)
+
+
+def test_raw_completions_end_behind_the_answer(home: Path, gsm8k: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the sampler stops: what a base model goes on to write is neither scored nor trained on."""
+    from codechat.models import generate
+    from codechat.rl import rollout
+
+    tok, task = tokenizer.load("bytes"), tasks.load(R1, source=gsm8k)
+    written = "so </think> <answer> 1 </answer>"
+    ids = tok.encode(written + "\nUser: another")
+    seen: dict[str, Any] = {}
+
+    def sampler(model: Any, prompts: Any, **how: Any) -> list[Any]:
+        seen.update(how)
+        return [generate.Completion(ids, [-0.5] * len(ids), "length") for _ in prompts for _ in range(2)]
+
+    problems = [p for p in task.problems("train") if p.gold["answer"] == "1"][:1]
+    batch = rollout.collect(None, task, problems, tok, "raw", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
+    assert batch.texts == [written] * 2 and batch.scores[0].correct and batch.truncated_frac == 0
+    assert all(c.ids == tok.encode(written) and len(c.logprobs) == len(c.ids) for c in batch.completions)
+    assert (tok.eot_id,) in seen["stop"] and tuple(tok.encode("</answer>")) in seen["stop"]
+    chatting = rollout.collect(None, task, problems, tok, "reserved", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
+    assert chatting.completions[0].ids == ids, "with turns the closing tag ends an answer"
+
+
+# ---------------------------------------------------------------- accumulation
+
+
+@pytest.mark.parametrize("loop", [reinforce, grpo, ppo], ids=lambda m: m.__name__)
+def test_accumulated_batches_are_one_large_batch(loop: Any, home: Path) -> None:
+    cls = {reinforce: reinforce.ReinforceConfig, grpo: grpo.GRPOConfig, ppo: ppo.PPOConfig}[loop]
+    cfg = config.resolve(
+        cls, "toy", overrides=dict(max_steps=3, save_every=0, diagnose_groups=8, group_size=8), presets=loop.RUN_PRESETS
+    )
+    one = loop.train(replace(cfg, run_name="one", device_batch_size=4))
+    four = loop.train(replace(cfg, run_name="four", device_batch_size=1, grad_accum=4))
+    assert_close_curves(one, four, "reward_mean", "policy_loss", "grad_norm", rel=1e-4, abs=1e-5)
+    assert len(four.metrics()) == 3
+
+
+def test_minibatches_divide_what_is_accumulated(home: Path) -> None:
+    with pytest.raises(ConfigError, match="minibatches 3"):
+        grpo.GRPOConfig(device_batch_size=2, grad_accum=2, minibatches=3)
+    assert grpo.GRPOConfig(device_batch_size=1, grad_accum=4, minibatches=4).problems_per_rank == 4
+    with pytest.raises(ConfigError, match="grad_accum"):
+        grpo.GRPOConfig(grad_accum=0)
+    assert config.config_hash(grpo.GRPOConfig(grad_accum=2)) != config.config_hash(grpo.GRPOConfig())
+
+
+# ---------------------------------------------------------------- sampling during SFT
+
+
+def sft_settings(home: Path, **changes: Any) -> sft.SFTConfig:
+    folder = home / "worked"
+    if not folder.exists():
+        words = [
+            "data",
+            "reasoning",
+            "--out",
+            str(folder),
+            "--tokenizer",
+            "bytes",
+            "--max-examples",
+            "12",
+            "--problems",
+            "8",
+        ]
+        assert cli.main([*words, "--eval-examples", "4", "--template", "r1_zero", "--levels", "1"]) == 0
+    return sft.SFTConfig(
+        **dict(
+            data_dir=str(folder),
+            model=GPTConfig(depth=1, n_embd=16, n_head=2, block_size=768, vocab_size=257),
+            tokenizer="bytes",
+            tags="raw",
+            max_steps=2,
+            device_batch_size=1,
+            log_every=1,
+            eval_every=1,
+            eval_examples=2,
+            probe_examples=0,
+            save_every=0,
+            compile=False,
+            eval_task="reasoning:template=r1_zero,levels=[1]",
+            eval_task_data=str(folder),
+            eval_problems=3,
+            eval_new_tokens=6,
+        )
+        | changes
+    )
+
+
+def test_sft_samples_a_task_at_each_evaluation(home: Path) -> None:
+    found = sft.train(sft_settings(home)).evals()
+    assert (
+        list(found["step"]) == [0, 1, 2]
+        and found["pass@1"].notna().all()
+        and found["heldout_loss/worked"].notna().all()
+    )
+    assert set(found["task"]) == {"reasoning:template=r1_zero,levels=[1]"} and (found["tier/neither"] == 1).all()
+    plain = sft.train(sft_settings(home, eval_task=None, run_name="plain"))
+    assert "pass@1" not in plain.evals() and config.config_hash(sft.SFTConfig(eval_problems=64)) == config.config_hash(
+        sft.SFTConfig()
+    )
+    with pytest.raises(MissingFile):
+        sft.train(sft_settings(home, run_name="empty", eval_task_data=str(home / "worked" / "nothing.jsonl")))
+    assert not (home / "runs" / "empty").exists()
+
+
+def test_an_engine_samples_the_task_and_its_loss_loses_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    here = sft.train(sft_settings(home, run_name="here"))
+    with Run.create("start", {}, kind="test") as run:
+        cfg = sft_settings(home)
+        meta = {"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "raw"}
+        checkpoint.save(run.path, 0, model=GPT(cfg.model), meta=meta)
+    engine = dict(engine="http", engine_dir=home / "weights", engine_patience_s=0.5)
+    with Serving(ckpt="start", reload_from=home / "weights") as up:
+        there = sft.train(sft_settings(home, run_name="there", engine_url=up.url, **engine))
+    for column in ("pass@1", "reward_mean", "heldout_loss/worked", "completion_tokens_mean"):
+        assert list(there.evals()[column]) == pytest.approx(list(here.evals()[column]), abs=1e-5)
+    lost = sft.train(sft_settings(home, run_name="lost", engine_url="http://127.0.0.1:9", **engine))
+    assert lost.status["status"] != "finished"
+    assert lost.evals()["heldout_loss/worked"].notna().all() and "--resume" in lost.status["reason"]
+
+
+# ---------------------------------------------------------------- command lines to copy
+
+
+def test_every_line_of_the_sheet_is_a_valid_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["recipes", "gsm8k"]) == 0
+    printed = capsys.readouterr().out
+    lines = [shlex.split(line, comments=True) for line in printed.splitlines()]
+    commands = [words for words in lines if words]
+    assert len(commands) > 12 and all(words[0] == "codechat" for words in commands)
+    parse = config.parse
+
+    def parse_only(*args: Any, **options: Any) -> None:
+        parse(*args, **options)
+        raise Parsed
+
+    monkeypatch.setattr(config, "parse", parse_only)
+    for words in commands:
+        with pytest.raises(Parsed):
+            assert cli.main(words[1:]) == 0, (words, capsys.readouterr().err)
+
+
+def test_recipes_are_listed_and_unknown_sheets_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["recipes"]) == 0
+    assert "nano:" in (text := capsys.readouterr().out) and "gsm8k:" in text
+    assert cli.main(["recipes", "nano"]) == 2 and "codechat run nano" in capsys.readouterr().err
+    assert set(command_lines.SHEETS) == {"gsm8k"}
+
+
+def test_the_preset_has_the_examples_own_settings() -> None:
+    cfg = config.resolve(grpo.GRPOConfig, "gsm8k", presets=grpo.RUN_PRESETS)
+    assert (cfg.device_batch_size, cfg.grad_accum, cfg.group_size, cfg.save_every) == (1, 4, 16, 100)
+    assert (cfg.lr, cfg.weight_decay, cfg.grad_clip, cfg.kl_coef, cfg.max_new_tokens) == (5e-6, 0.1, 0.1, 0.04, 786)
+    assert cfg.max_steps == 7473 // 4 and cfg.warmup_steps == round(0.1 * cfg.max_steps)
