@@ -55,6 +55,10 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "micro": TaskEntry("micro.task", "MicroTask", "generated small Python functions, run against tests"),
     "mmlu": TaskEntry("reasoning.task", "MmluTask", "MMLU multiple choice; evaluation only"),
     "reasoning": TaskEntry("reasoning.task", "ReasoningTask", "generated arithmetic word problems"),
+    "repair": TaskEntry("repair.task", "RepairTask", "small repositories with a bug, repaired by edits or tools"),
+    "swebench": TaskEntry(
+        "repair.swebench", "SweBenchTask", "SWE-bench rows in checkouts of your own; evaluation only"
+    ),
     "toy": TaskEntry("toy", "ToyTask", "write bytes of the class that the prompt names; learned in a minute"),
 }
 NAMES = tuple(TASKS)
@@ -75,6 +79,7 @@ __getattr__, _, _modules = attach(
         "presets",
         "reasoning",
         "redteam",
+        "repair",
         "toolbox",
         "toy",
     ],

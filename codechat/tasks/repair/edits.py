@@ -1,0 +1,162 @@
+"""Edits of a repository in a completion: search/replace blocks or a unified diff, read and applied.
+
+    shop/cart.py                     --- a/shop/cart.py
+    <<<<<<< SEARCH                   +++ b/shop/cart.py
+        if total > 3:                @@ -4,3 +4,3 @@
+    =======                               total = sum(prices)
+        if total >= 3:               -    if total > 3:
+    >>>>>>> REPLACE                  +    if total >= 3:
+
+Both become changes: whole lines that are replaced by others. Lines must match exactly, except for white space at their
+ends. Where they occur several times, a diff's line number chooses; a block must say more.
+
+A repository is a mapping {path: text}; nothing here reads or writes files. Left out: renames, binary files, and text
+between blocks, which is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+Files = Mapping[str, str]
+LONGEST = 200_000  # characters of a completion that are read
+_BLOCK = re.compile(
+    r"^[ \t]*(?P<path>[^\n]*\S)[ \t]*\n(?:```\w*\n)?<{5,9} SEARCH[ \t]*\n(?P<old>(?:.*\n)*?)={5,9}[ \t]*\n(?P<new>(?:.*\n)*?)>{5,9} REPLACE",
+    re.MULTILINE,
+)
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
+# What decides which tests run and how: not the policy's to change.
+_SETTINGS = frozenset(
+    "conftest.py pytest.ini .pytest.ini tox.ini setup.cfg pyproject.toml noxfile.py sitecustomize.py usercustomize.py".split()
+)
+
+
+class EditError(ValueError):
+    """An edit that does not fit the repository."""
+
+
+class Change(NamedTuple):
+    """Lines `old` of a file become `new`. old None: the file is new. new None: it is deleted. line: where a diff says that they begin, from 1."""
+
+    path: str
+    old: tuple[str, ...] | None
+    new: tuple[str, ...] | None
+    line: int = 0
+
+
+def parse(text: str) -> list[Change]:
+    """The changes of a completion, in order; empty where it holds none that can be read."""
+    text = text[:LONGEST].replace("\r\n", "\n") + "\n"
+    found = [_of_block(match) for match in _BLOCK.finditer(text)]
+    return found or list(_of_diff(text.split("\n")))
+
+
+def _of_block(match: re.Match[str]) -> Change:
+    path = match["path"].strip().strip("`*#: ").removeprefix("File").strip("`: ")
+    old, new = match["old"].splitlines(), match["new"].splitlines()
+    return Change(path, tuple(old) if old else None, tuple(new))
+
+
+def _of_diff(lines: Sequence[str]) -> Iterator[Change]:
+    """Changes of a unified diff. A hunk ends where a line is none of its own, whatever numbers its head gives."""
+    before, after, at = "", "", 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if line.startswith("--- ") and at < len(lines) and lines[at].startswith("+++ "):
+            before, after = _diff_path(line[4:]), _diff_path(lines[at][4:])
+            at += 1
+        elif (before or after) and (head := _HUNK.match(line)):
+            body = []
+            while at < len(lines) and _in_hunk(lines, at):
+                body.append(lines[at])
+                at += 1
+            while body and not body[-1]:  # an empty line behind a hunk is not part of it
+                body.pop()
+            yield _of_hunk(before, after, int(head[1]), body)
+
+
+def _in_hunk(lines: Sequence[str], at: int) -> bool:
+    if lines[at].startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
+        return False
+    return not lines[at] or lines[at][0] in " +-\\"
+
+
+def _of_hunk(before: str, after: str, line: int, body: Sequence[str]) -> Change:
+    old = tuple(row[1:] for row in body if not row.startswith(("+", "\\")))
+    new = tuple(row[1:] for row in body if not row.startswith(("-", "\\")))
+    return Change(after or before, old if before and old else None, new if after else None, line)
+
+
+def _diff_path(text: str) -> str:
+    """The path of a --- or +++ line; "" for /dev/null."""
+    path = text.partition("\t")[0].strip()
+    return "" if path == "/dev/null" else re.sub(r"^[ab]/", "", path)
+
+
+def applied(files: Files, changes: Sequence[Change]) -> dict[str, str]:
+    """The repository after the changes. EditError for one that does not fit."""
+    found = dict(files)
+    for change in changes:
+        path = plain_path(change.path)
+        if change.old is None:
+            if path in found and found[path].strip():
+                raise EditError(f"{path} exists; say which lines to replace")
+            found[path] = _text(change.new or ())
+        elif path not in found:
+            raise EditError(f"there is no {path}")
+        elif change.new is None:
+            del found[path]
+        else:
+            found[path] = _replaced(path, found[path], change)
+    return found
+
+
+def _replaced(path: str, text: str, change: Change) -> str:
+    lines, wanted = text.splitlines(), [line.rstrip() for line in change.old or ()]
+    stripped = [line.rstrip() for line in lines]
+    places = [i for i in range(len(lines) - len(wanted) + 1) if stripped[i : i + len(wanted)] == wanted]
+    if not places:
+        raise EditError(f"{path} does not hold these lines")
+    if len(places) > 1 and not change.line:
+        raise EditError(f"{path} holds these lines {len(places)} times; give more of them")
+    at = min(places, key=lambda place: abs(place + 1 - change.line))
+    return _text([*lines[:at], *(change.new or ()), *lines[at + len(wanted) :]])
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def plain_path(path: str) -> str:
+    """The path, without "./". EditError for one that leaves the repository."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or len(path) > 200:
+        raise EditError(f"{path[:60]!r} is no path in the repository")
+    return str(pure)
+
+
+def is_setting(path: str) -> bool:
+    """Whether the file decides which tests run and how."""
+    name = PurePosixPath(path.lower()).name
+    return name in _SETTINGS or name.endswith((".pth", ".pyc"))
+
+
+def is_protected(path: str) -> bool:
+    """Whether the file holds tests or decides how they run."""
+    pure = PurePosixPath(path.lower())
+    tests = pure.name.startswith("test_") or pure.name.endswith("_test.py") or {"tests", "test"} & set(pure.parts[:-1])
+    return bool(tests) or is_setting(path)
+
+
+def tampers(changes: Sequence[Change]) -> list[str]:
+    """The protected files among the changes."""
+    return sorted({change.path for change in changes if is_protected(change.path)})
+
+
+def as_block(path: str, old: str, new: str) -> str:
+    """A search/replace block, as `parse` reads it."""
+    return f"{path}\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE"

@@ -1,0 +1,266 @@
+"""Repositories with a bug: problems of three levels, with failing and passing tests that decide.
+
+    level 1   3 files: a package of one module, and its tests
+    level 2   6 files: two modules, their tests, a README
+    level 3   9 files: three modules, a facade that calls them, a README; the tests of the facade fail, and the bug is one call away
+
+Tests are chosen by running the correct and the wrong source, both ours: FAIL_TO_PASS where they differ, PASS_TO_PASS where
+they agree. Some of both kinds are hidden: no file shows them, so an answer that lists the results of the visible tests is not
+enough. Constants of a module belong to one split (`test_hard` has modules of its own); every problem shows what one
+call returns and what it should, with arguments that no test has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from codechat.core.errors import ConfigError
+from codechat.data.sources import digest
+from codechat.tasks.base import Message, Problem, check_levels, check_split
+from codechat.tasks.micro.family import PARTS as SHARES
+from codechat.tasks.repair.edits import as_block
+from codechat.tasks.repair.parts import PARTS, Part
+from codechat.text import chat
+
+LEVELS = (1, 2, 3)
+ACTIONS = ("edits", "tools")
+DOMAIN = "repairs"
+CANDIDATES, LONGEST = 60, 64  # calls from which tests are chosen, and their characters: small models read short prompts
+SEEN, UNSEEN = 1, 2  # tests of the broken module in its file, and hidden ones: of each kind
+HIDDEN = "hidden::"  # begins the ids of hidden tests
+FACADE, DONE = "summary", "Fixed."
+SPARSE = ("sft", "train", "select", "test")
+PACKAGES = tuple("shop club town office farm lab studio garage hotel museum harbor school".split())
+VERBS = tuple("get make find compute show read take build".split())
+ERRORS = (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError)
+RAISED = frozenset(error.__name__ for error in ERRORS)
+FORMAT = "Answer with blocks like this:\npath\n<<<<<<< SEARCH\nold lines\n=======\nnew lines\n>>>>>>> REPLACE"
+TOOLS: dict[str, dict[str, Any]] = {
+    name: {
+        "name": name,
+        "description": about,
+        "parameters": {
+            "type": "object",
+            "properties": {argument: {"type": "string"} for argument in arguments},
+            "required": list(arguments),
+        },
+    }
+    for name, about, arguments in (
+        ("view", "Show a file", ("path",)),
+        ("edit", "Replace lines of a file", ("path", "search", "replace")),
+        ("run_tests", "Run all tests", ()),
+    )
+}
+
+
+class Module(NamedTuple):
+    """A module of a repository as it should be. calls: {call of its function: the result, as text}."""
+
+    stem: str
+    part: str
+    function: str
+    source: str
+    calls: dict[str, str]
+
+
+class Test(NamedTuple):
+    """home: the module that it imports from; function: what it calls there."""
+
+    home: str
+    function: str
+    call: str
+    result: str
+    fails: bool
+    hidden: bool
+
+
+def problems(
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "edits", part: str = ""
+) -> list[Problem]:
+    """n different problems, the levels in turn. part: whose constants; none = those of the split. ConfigError for an unknown split, level or
+    kind of actions."""
+    check_split(split)
+    check_levels(levels, LEVELS)
+    if actions not in ACTIONS:
+        raise ConfigError(f"actions {actions!r}; required: {' or '.join(ACTIONS)}")
+    rng = random.Random(f"repair {part or split} {seed}")
+    made: dict[str, Problem] = {}
+    while len(made) < n:
+        problem = make(levels[len(made) % len(levels)], part or split, split, rng, actions)
+        if problem:
+            made.setdefault(problem.id, problem)
+    return list(made.values())
+
+
+def make(level: int, part: str, split: str, rng: random.Random, actions: str) -> Problem | None:
+    """A problem; None where the calls that were drawn tell too little apart."""
+    first, *rest = chosen = rng.sample([p for p in PARTS if p.held_out == (part == "test_hard")], level)
+    package, stems = rng.choice(PACKAGES), _stems(rng, chosen)
+    names, setting = _names(rng, first), rng.choice(_settings(first, part))
+    broken = _module(first, stems[0], names, setting, rng)
+    buggy, old, new = first.lines(rng.choice(first.bugs), names, setting)
+    wrong = _results(buggy, broken.calls)
+    right = {call: result for call, result in broken.calls.items() if result not in RAISED}
+    failing = [call for call in right if wrong[call] != right[call]]
+    passing = [call for call in right if wrong[call] == right[call]]
+    if len(failing) < 1 + SEEN + UNSEEN or len(passing) < SEEN + UNSEEN:
+        return None
+    shown, *failing = rng.sample(failing, 1 + SEEN + UNSEEN)
+    others = [_module(p, stem, _names(rng, p), rng.choice(_settings(p, part)), rng) for p, stem in zip(rest, stems[1:])]
+    facade = level == max(LEVELS)
+    tests = list(_tests(broken, failing, True, facade))
+    tests += _tests(broken, rng.sample(passing, SEEN + UNSEEN), False, facade)
+    for module in others:
+        good = [call for call, result in module.calls.items() if result not in RAISED]
+        tests += _tests(module, rng.sample(good, min(len(good), SEEN + UNSEEN)), False, False)
+    rng.shuffle(tests)
+    files = _sources(package, [broken._replace(source=buggy), *others], facade)
+    named = _write_tests(package, tests, files)
+    path = f"{package}/{broken.stem}.py"
+    gold = {
+        "files": files,
+        "imports": {test.function: f"{package}.{test.home}" for test in tests},
+        "tests": {name: f"assert {test.call} == {test.result}" for name, test in named.items()},
+        "FAIL_TO_PASS": [name for name, test in named.items() if test.fails],
+        "PASS_TO_PASS": [name for name, test in named.items() if not test.fails],
+        "fix": {"path": path, "search": old, "replace": new},
+    }
+    what = "raises" if wrong[shown] in RAISED else "returns"
+    issue = f"`{shown}` of {path} {what} {wrong[shown]}. It should return {right[shown]}."
+    seen = [name for name in gold["FAIL_TO_PASS"] if not name.startswith(HIDDEN)]
+    messages = _messages(files, seen, issue, actions)
+    meta = {"level": level, "part": first.name, "actions": actions, "files": len(files)}
+    return Problem(f"repair-{level}-{digest(f'{messages}{files}')[:12]}", messages, gold, split, meta)
+
+
+# ---------------------------------------------------------------- modules
+
+
+def _settings(p: Part, part: str) -> list[dict[str, int]]:
+    """The constants of a split; of a module with few of them at least one."""
+    every = p.settings()
+    if part == "test_hard":
+        return every
+    mine = [s for i, s in enumerate(every) if SHARES[i % len(SHARES)] == part]
+    return mine or [every[SPARSE.index(part) % len(every)]]
+
+
+def _stems(rng: random.Random, parts: Sequence[Part]) -> list[str]:
+    """File names without repetition."""
+    found: list[str] = []
+    for p in parts:
+        found.append(rng.choice([m for m in p.modules if m not in found]))
+    return found
+
+
+def _names(rng: random.Random, p: Part) -> dict[str, str]:
+    verb, helper = rng.sample(VERBS, 2)
+    return {"f": f"{verb}_{p.name}", "g": f"{helper}_one"}
+
+
+def _module(p: Part, stem: str, names: Mapping[str, str], setting: Mapping[str, int], rng: random.Random) -> Module:
+    source = p.source(names, setting)
+    drawn = (p.draw(rng, setting["k"], setting["m"]) for _ in range(CANDIDATES))
+    calls = dict.fromkeys(f"{names['f']}({', '.join(map(repr, arguments))})" for arguments in drawn)
+    short = [call for call in calls if len(call) <= LONGEST]
+    return Module(stem, p.name, names["f"], source, _results(source, short))
+
+
+def _results(source: str, calls: Iterable[str]) -> dict[str, str]:
+    """{call: its result, or the name of the error}."""
+    scope: dict[str, Any] = {}
+    exec(source, scope)  # our own source, with our own bug
+    found = {}
+    for call in calls:
+        try:
+            found[call] = repr(eval(call, scope))
+        except ERRORS as error:
+            found[call] = type(error).__name__
+    return found
+
+
+def _tests(module: Module, calls: Sequence[str], fails: bool, facade: bool) -> Iterator[Test]:
+    """The first SEEN are in the module's file; facade: the call goes through it."""
+    home, name = (FACADE, _wrapper(module)) if facade else (module.stem, module.function)
+    for i, call in enumerate(calls):
+        through = call.replace(f"{module.function}(", f"{name}(", 1)
+        yield Test(home, name, through, module.calls[call], fails, hidden=i >= SEEN)
+
+
+def _wrapper(module: Module) -> str:
+    return f"report_{module.part}"
+
+
+# ---------------------------------------------------------------- files
+
+
+def _sources(package: str, modules: Sequence[Module], facade: bool) -> dict[str, str]:
+    files = {f"{package}/__init__.py": ""}
+    files |= {f"{package}/{m.stem}.py": m.source for m in modules}
+    if facade:
+        imports = "".join(f"from {package}.{m.stem} import {m.function}\n" for m in modules)
+        wrappers = "".join(
+            f"\n\ndef {_wrapper(m)}(*arguments):\n    return {m.function}(*arguments)\n" for m in modules
+        )
+        files[f"{package}/{FACADE}.py"] = imports + wrappers
+    if len(modules) > 1:
+        listed = "".join(f"- `{package}/{m.stem}.py`: `{m.function}`\n" for m in modules)
+        files["README.md"] = f"# The {package}\n\n{listed}"
+    return files
+
+
+def _write_tests(package: str, tests: Sequence[Test], files: dict[str, str]) -> dict[str, Test]:
+    """Add the test files; {test id: test}, hidden ones last."""
+    hidden = [test for test in tests if test.hidden]
+    named: dict[str, Test] = {}
+    for home in dict.fromkeys(test.home for test in tests):
+        mine = [test for test in tests if test.home == home and not test.hidden]
+        path, imported = f"tests/test_{home}.py", ", ".join(sorted({test.function for test in mine}))
+        bodies = [f"\n\ndef test_{i}():\n    assert {test.call} == {test.result}\n" for i, test in enumerate(mine, 1)]
+        files[path] = f"from {package}.{home} import {imported}\n" + "".join(bodies)
+        named |= {f"{path}::test_{i}": test for i, test in enumerate(mine, 1)}
+    return named | {f"{HIDDEN}test_{i}": test for i, test in enumerate(hidden, 1)}
+
+
+def _messages(files: Mapping[str, str], failing: Sequence[str], issue: str, actions: str) -> list[Message]:
+    fails = f"{issue}\nFails: {', '.join(failing)}"
+    if actions == "tools":
+        listed = "\n".join(files)
+        return [
+            {"role": "system", "content": chat.tools_prompt(list(TOOLS.values()))},
+            {"role": "user", "content": f"Fix this repository. {fails}\nFiles:\n{listed}"},
+        ]
+    shown = "\n".join(f"{path}\n```\n{text}```" for path, text in files.items() if text)
+    return [{"role": "user", "content": f"Fix this repository. {fails}\n\n{shown}\n\n{FORMAT}"}]
+
+
+# ---------------------------------------------------------------- experts
+
+
+def gold_steps(problem: Problem) -> list[str]:
+    """The expert's messages: the block, or view, edit, run_tests and a last word."""
+    fix = problem.gold["fix"]
+    if problem.meta["actions"] == "edits":
+        return [as_block(fix["path"], fix["search"], fix["replace"])]
+    calls = [("view", {"path": fix["path"]}), ("edit", fix), ("run_tests", {})]
+    return [*(chat.format_call(name, arguments) for name, arguments in calls), DONE]
+
+
+def dialogues(
+    split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS, actions: str = "edits"
+) -> Iterator[dict[str, Any]]:
+    """n conversations {"id", "messages", "domain", "meta"} of experts. In "train" they use constants that no problem has."""
+    from codechat.tasks.repair.environment import RepairEnvironment  # which plays them
+
+    world = RepairEnvironment()
+    for problem in problems(split, n, seed, levels, actions, part="sft" if split == "train" else ""):
+        messages = list(problem.messages)
+        if actions == "tools":
+            world.reset(problem, 0)
+        for text in gold_steps(problem):
+            message = {"role": "assistant", "content": text}
+            messages += [message, *(world.step(message)[0] if actions == "tools" else [])]
+        meta = {"split": split, "asked": "tool" if actions == "tools" else "code", "level": problem.meta["level"]}
+        yield {"id": f"{DOMAIN}-{problem.id}", "messages": messages, "domain": DOMAIN, "meta": meta}

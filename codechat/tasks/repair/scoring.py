@@ -1,0 +1,113 @@
+"""The reward of a repository after its edits, from tests that a judge runs outside of it.
+
+    none         0      no edit can be read
+    tampers      0      an edit touches tests or what decides how they run
+    unapplied    0.05   an edit does not fit the files, or changes nothing
+    applied      0.15   no failing test passes
+    some_fixed   0.15 + 0.35 x the share of failing tests that pass
+    regressed    0.5    all of them pass, but another test fails
+    resolved     1      all of them pass, and all others still do
+
+Below `resolved` the reward is multiplied by the share of passing tests that still pass.
+
+The judge has the tests of the problem, never those of the edited repository. The repository's modules are loaded from memory
+into the sandboxed process of the program, so what they patch, exit from or override stays there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from codechat.sandbox import Program
+from codechat.sandbox.programs import Verdict
+from codechat.tasks.base import Problem, Score
+from codechat.tasks.repair import edits
+from codechat.tasks.repair.edits import Change, EditError
+
+TIERS = ("none", "tampers", "unapplied", "applied", "some_fixed", "regressed", "resolved")
+UNAPPLIED, APPLIED, REGRESSED = 0.05, 0.15, 0.5
+
+# Runs in the program's process: modules come from memory, a name that cannot be imported is absent.
+_LOADER = """
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+
+
+class Loader:
+    def __init__(self, files):
+        self.files = files
+
+    def find_spec(self, name, path=None, target=None):
+        place = name.replace(".", "/")
+        package = any(file.startswith(place + "/") for file in self.files)
+        return ModuleSpec(name, self, is_package=package) if package or place + ".py" in self.files else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        place = module.__name__.replace(".", "/")
+        path = next((p for p in (place + "/__init__.py", place + ".py") if p in self.files), "")
+        exec(compile(self.files.get(path, ""), path or "<package>", "exec", dont_inherit=True), module.__dict__)
+
+
+def load(files, imports):
+    sys.meta_path.insert(0, Loader(files))
+    for name, module in imports.items():
+        try:
+            globals()[name] = getattr(import_module(module), name)
+        except BaseException:
+            pass
+"""
+
+
+def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Program:
+    """The repository with the problem's tests, those that fail first."""
+    gold = problem.gold
+    sources = {path: text for path, text in files.items() if path.endswith(".py") and not edits.is_protected(path)}
+    code = f"{_LOADER}\n\nload({json.dumps(sources)}, {json.dumps(gold['imports'])})\n"
+    tests = [gold["tests"][name] for name in (*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"])]
+    return Program(code=code, tests=tests, entry_points=(), timeout_s=timeout_s)
+
+
+def read(problem: Problem, text: str) -> tuple[dict[str, str] | None, Score]:
+    """(the edited files if tests decide, else None; the score without tests)."""
+    return after(problem.gold["files"], edits.parse(text))
+
+
+def after(files: Mapping[str, str], changes: Sequence[Change]) -> tuple[dict[str, str] | None, Score]:
+    if not changes:
+        return None, unscored("none", "no edit can be read")
+    if touched := edits.tampers(changes):
+        return None, unscored("tampers", f"tests are not to be edited: {', '.join(touched)[:200]}")
+    try:
+        found = edits.applied(files, changes)
+    except EditError as error:
+        return None, unscored("unapplied", str(error))
+    if found == dict(files):
+        return None, unscored("unapplied", "nothing changes")
+    return found, unscored("applied", "")
+
+
+def unscored(tier: str, reason: str) -> Score:
+    """The score of an answer that no test has judged."""
+    reward = {"unapplied": UNAPPLIED, "applied": APPLIED}.get(tier, 0.0)
+    return Score(reward, tier, {"fixed": 0, "kept": 0, "reason": reason}, False)
+
+
+def of_verdict(problem: Problem, verdict: Verdict) -> Score:
+    failing = len(problem.gold["FAIL_TO_PASS"])
+    passed = [result.passed for result in verdict.results]
+    return of_counts(sum(passed[:failing]), failing, sum(passed[failing:]), len(passed) - failing, verdict.reason)
+
+
+def of_counts(fixed: int, failing: int, kept: int, passing: int, reason: str = "") -> Score:
+    """The score of `fixed` of `failing` tests and `kept` of `passing`."""
+    parts = {"fixed": fixed, "failing": failing, "kept": kept, "passing": passing, "reason": reason}
+    if fixed == failing and kept == passing:
+        return Score(1.0, "resolved", parts, True)
+    tier = "regressed" if fixed == failing else "some_fixed" if fixed else "applied"
+    reward = APPLIED + (REGRESSED - APPLIED) * fixed / failing
+    return Score(reward * (kept / passing if passing else 1.0), tier, parts, False)
