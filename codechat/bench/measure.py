@@ -1,8 +1,10 @@
 """Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
 `race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds` times
-in turn. A rate is the median over rounds. A ratio to the first contestant is the median of the rounds' ratios, so that
-a slow minute of the machine cancels out. `peak_memory` runs one contestant alone in a new process.
+in turn; by default up to ROUNDS times, and no new round after LIMIT_S. A rate is the median over rounds. A ratio to the
+first contestant is the median of the rounds' ratios, so that a slow minute of the machine cancels out. The peak that an MFU
+is a share of is the best of trials between the rounds, for the same reason; a share above 1 is shown as "disturbed".
+`peak_memory` runs one contestant alone in a new process.
 
 Left out: statistics beyond median and range, which a handful of rounds does not support.
 """
@@ -23,10 +25,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 from codechat.core.errors import RunError
 
 MEMORY_STEPS = 2
+BAR_AFTER_S = 3.0  # a race that takes longer shows a bar
+ROUNDS, LIMIT_S = 5, 240.0  # with the memory of each contestant and the like, a bench ends within five minutes
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Contestant:
 @dataclass(frozen=True)
 class Timing:
     """One contestant's figures. rate: units per second, median over rounds. ratio: the first contestant's rate over
-    this one's."""
+    this one's. mfu: none = not stated, or disturbed: over the peak, which other work on the machine kept down."""
 
     name: str
     rate: float
@@ -55,28 +60,51 @@ class Timing:
     warm_up_s: float
     mfu: float | None
     rounds: int
+    disturbed: bool = False
 
 
-def race(contestants: Sequence[Contestant], rounds: int, peak_flops: float | None = None) -> list[Timing]:
-    """Timings in the given order; the first contestant is the baseline of all ratios. RunError without contestants."""
+def race(
+    contestants: Sequence[Contestant],
+    rounds: int | None,
+    peak_flops: float | Callable[[], float] | None = None,
+    limit_s: float | None = None,
+) -> list[Timing]:
+    """Timings in the given order; the first contestant is the baseline of all ratios. RunError without contestants.
+
+    rounds: none = up to ROUNDS, until limit_s (default LIMIT_S) is over. peak_flops: a function is asked before each round, and its best
+    answer counts."""
     if not contestants:
         raise RunError(
             "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
         )
-    warm_up = [_seconds(c) for c in contestants]
-    seconds = [[0.0] * rounds for _ in contestants]
-    gc.collect()
-    for r in range(rounds):
+    began, most = time.perf_counter(), rounds or ROUNDS
+    limit_s = (LIMIT_S if limit_s is None else limit_s) if rounds is None else float("inf")
+    peak = peak_flops if isinstance(peak_flops, float | int) else 0.0
+    bar = tqdm(total=(1 + most) * len(contestants), unit="turn", leave=False, delay=BAR_AFTER_S)
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for r in range(1 + most):
+        if r > 1 and time.perf_counter() - began > limit_s:
+            break
+        if callable(peak_flops):
+            peak = max(peak, peak_flops())
         for i, contestant in enumerate(contestants):
-            seconds[i][r] = _seconds(contestant)
+            bar.set_description(f"{contestant.name}, {f'round {r} of {most}' if r else 'warm-up'}")
+            seconds[i].append(_seconds(contestant))
+            bar.update()
+        if r == 0:
+            gc.collect()
+    bar.close()
+    warm_up, seconds = [s[0] for s in seconds], [s[1:] for s in seconds]
     own = [contestants[0].units / s for s in seconds[0]]
     found = []
     for contestant, times, first in zip(contestants, seconds, warm_up):
         rates = [contestant.units / s for s in times]
         rate = statistics.median(rates)
-        mfu = rate * contestant.flops / peak_flops if contestant.flops and peak_flops else None
+        mfu = rate * contestant.flops / peak if contestant.flops and peak else None
         ratio = statistics.median(a / b for a, b in zip(own, rates))
-        found.append(Timing(contestant.name, rate, min(rates), max(rates), ratio, first, mfu, rounds))
+        disturbed = mfu is not None and mfu > 1
+        mfu = None if disturbed else mfu
+        found.append(Timing(contestant.name, rate, min(rates), max(rates), ratio, first, mfu, len(rates), disturbed))
     return found
 
 
@@ -128,11 +156,13 @@ def show(title: str, unit: str, timings: Sequence[Timing], extra: dict[str, dict
     """Print the table; extra: more columns {heading: {contestant: text}}."""
     extra, first = extra or {}, timings[0]
     headings = [f"{unit}/s, median", "slowest to fastest", f"{first.name} is faster by", "MFU", "first run, s"]
-    table = Table("", *headings, *extra, title=title)
+    rounds = f"{first.rounds} round{'s' * (first.rounds > 1)}"
+    table = Table("", *headings, *extra, title=f"{title}, {rounds}")
     for t in timings:
         rate = f"{t.rate:,.4g}" if t.rate < 100 else f"{t.rate:,.0f}"
         ratio = "" if t is first else f"{t.ratio:.2f} x"
-        cells = [rate, f"{t.slowest:,.4g} to {t.fastest:,.4g}", ratio, "" if t.mfu is None else f"{t.mfu:.0%}"]
+        share = "disturbed" if t.disturbed else "" if t.mfu is None else f"{t.mfu:.0%}"
+        cells = [rate, f"{t.slowest:,.4g} to {t.fastest:,.4g}", ratio, share]
         table.add_row(t.name, *cells, f"{t.warm_up_s:.1f}", *(column.get(t.name, "") for column in extra.values()))
     Console(width=140).print(table)
 

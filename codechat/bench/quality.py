@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from tqdm import tqdm
 
 from codechat.bench import data, peers
 from codechat.bench.settings import QualityBench
@@ -100,7 +101,8 @@ def bench(cfg: QualityBench) -> dict[str, Any]:
     for name, spec in specs.items():
         with tempfile.TemporaryDirectory() as folder:
             manifest = prepare(cfg, spec, Path(folder))
-            found[name] = list(train_for(name, Path(folder), cfg, manifest["n_vocab"]))
+            curve = train_for(name, Path(folder), cfg, manifest["n_vocab"])
+            found[name] = list(tqdm(curve, desc=name, unit="evaluation", total=cfg.evaluations, leave=False))
     title = f"bits per byte of held-out text after {cfg.seconds:.0f} s of training"
     lowest = {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()}
     table = Table("", "tokenizer", "seconds", "tokens seen", "tokens/s", "bits per byte", "lowest", title=title)

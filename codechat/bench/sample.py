@@ -84,13 +84,14 @@ def cost_of_late_tokens(model: GPT, cfg: SampleBench) -> float:
         return measure.Contestant(str(tokens), run, 1.0)
 
     half = cfg.max_new_tokens // 2
-    first, middle, whole = (1 / t.rate for t in measure.race([part(1), part(1 + half), part(1 + 2 * half)], cfg.rounds))
+    parts = [part(1), part(1 + half), part(1 + 2 * half)]
+    first, middle, whole = (1 / t.rate for t in measure.race(parts, cfg.rounds, limit_s=measure.LIMIT_S / 4))
     return (whole - middle) / (middle - first)
 
 
 def bench(cfg: SampleBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    timings = measure.race(contestants(cfg), cfg.rounds)
+    timings = measure.race(contestants(cfg), cfg.rounds, limit_s=measure.LIMIT_S / 2)
     title = (
         f"sampling: {cfg.model.depth} x {cfg.model.n_embd}, vocabulary {cfg.model.vocab_size:,}, {cfg.prompts} prompts of {cfg.prompt_tokens} tokens, "
         f"{cfg.max_new_tokens} new, top-k {cfg.top_k}, {str(dist.compute_dtype()).removeprefix('torch.')}"

@@ -20,7 +20,9 @@ class TrainBench:
     seq_len: int = opt(256, "tokens per sequence")
     vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
     modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
-    rounds: int = opt(5, "timed turns of each contestant")
+    rounds: int | None = opt(
+        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     memory: bool = opt(True, "also measure peak memory, each contestant in its own process")
     json: str | None = opt(None, "also write the figures to this file")
 
@@ -41,7 +43,9 @@ class SampleBench:
     max_new_tokens: int = opt(128, "new tokens of each prompt")
     top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all")
     vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
-    rounds: int = opt(5, "timed turns of each contestant")
+    rounds: int | None = opt(
+        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     json: str | None = opt(None, "also write the figures to this file")
 
     def __post_init__(self) -> None:
@@ -61,7 +65,9 @@ class RLBench:
     group_size: int = opt(8, "completions per problem")
     max_new_tokens: int = opt(64, "tokens of each completion")
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
-    rounds: int = opt(3, "timed steps of each contestant")
+    rounds: int | None = opt(
+        None, "timed steps of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     json: str | None = opt(None, "also write the figures to this file")
 
 
@@ -72,7 +78,9 @@ class DataBench:
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
     megabytes: float = opt(24.0, "text to tokenize")
     tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
-    rounds: int = opt(5, "timed turns of each contestant")
+    rounds: int | None = opt(
+        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     json: str | None = opt(None, "also write the figures to this file")
 
 
@@ -86,7 +94,9 @@ class ServeBench:
     prompt_tokens: int = opt(64, "tokens of each prompt")
     max_new_tokens: int = opt(128, "new tokens of each completion")
     first_tokens: int = opt(15, "single requests for the time to the first token")
-    rounds: int = opt(5, "timed turns of each contestant")
+    rounds: int | None = opt(
+        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     json: str | None = opt(None, "also write the figures to this file")
 
     def __post_init__(self) -> None:
@@ -105,7 +115,7 @@ class QualityBench:
     max_bytes: int = opt(30_000_000, "text to prepare")
     tokenizer: str = opt("python:4096", "tokenizer of codechat")
     peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
-    seconds: float = opt(300.0, "training time of each contestant")
+    seconds: float = opt(120.0, "training time of each contestant")
     evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end")
     eval_tokens: int = opt(200_000, "held-out tokens per evaluation")
     vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")

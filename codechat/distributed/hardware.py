@@ -28,16 +28,26 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         name = torch.cuda.get_device_name(device)
         if peak := gpu_specs.stated_peak(name):
             return peak, f"{name}, data sheet, dense bf16"
-    n = 8192 if device.type == "cuda" else 1024
+    n = _size(device)
+    return measured_peak(device, dtype), f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
+
+
+def _size(device: torch.device) -> int:
+    return 8192 if device.type == "cuda" else 1024
+
+
+def measured_peak(device: torch.device, dtype: torch.dtype, trials: int = 8) -> float:
+    """FLOP/s of the best of so many products, measured now. On a busy machine only the best of several calls is near the peak."""
+    n = _size(device)
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     best = float("inf")
-    for _ in range(8):
+    for _ in range(trials):
         began = time.perf_counter()
         a @ b
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - began)
-    return 2 * n**3 / best, f"measured, {n} x {n} {str(dtype).removeprefix('torch.')} product"
+    return 2 * n**3 / best
 
 
 def compiles(requested: bool | None, device: torch.device, dtype: torch.dtype, flops: float = 0.0) -> bool:

@@ -116,10 +116,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
-    """N matrices of one shape, orthogonalised. Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the
-    matrices, orthogonalises these, and returns the rows; no work is done twice and no rank holds more than its share."""
+    """N matrices of one shape, orthogonalised; no work is done twice, by replicas (`_by_replicas`) or by ranks that share the weights.
+
+    Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the matrices, orthogonalises these, and returns the
+    rows; no rank holds more than its share."""
     if not isinstance(first := matrices[0], DTensor):
-        return orthogonalise(torch.stack(matrices))
+        many = td.is_initialized() and td.get_world_size() > 1
+        return _by_replicas(matrices) if many else orthogonalise(torch.stack(matrices))
     group = first.device_mesh.get_group("shard")
     ranks, (m, n) = td.get_world_size(group), first.shape
     rows, share = -(-m // ranks), -(-len(matrices) // ranks)  # of a rank, the last with fewer
@@ -135,6 +138,21 @@ def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
         DTensor.from_local(part[: len(g.to_local())], g.device_mesh, g.placements, shape=g.shape, stride=g.stride())
         for part, g in zip(received.view(ranks * share, rows, n), matrices)
     ]
+
+
+def _by_replicas(matrices: list[Tensor]) -> Tensor:
+    """Each rank, which holds all N matrices, orthogonalises N / ranks of them and receives the others. A collective."""
+    ranks, me = td.get_world_size(), td.get_rank()
+    share = -(-len(matrices) // ranks)
+    mine = matrices[me * share : (me + 1) * share]
+    dtype = iteration_dtype(matrices[0].device)
+    done = matrices[0].new_zeros(share, *matrices[0].shape, dtype=dtype)
+    if mine:
+        done[: len(mine)] = orthogonalise(torch.stack(mine))
+    every = done.new_empty(ranks * share, *done.shape[1:])
+    gather = getattr(td, "all_gather_single", None) or td.all_gather_into_tensor  # torch 2.13 renames it
+    gather(every, done)
+    return every[: len(matrices)]
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:

@@ -57,6 +57,27 @@ def test_a_ratio_survives_a_machine_that_slows_down() -> None:
     assert [t.ratio for t in measure.race(made, rounds=3)] == [1.0, 2.0]
 
 
+def test_the_peak_is_the_best_between_the_rounds_and_a_share_above_it_is_disturbed() -> None:
+    """An idle moment shows the peak; where none came, a share above 1 is no share."""
+    peaks, order = iter((100.0, 4e4, 300.0, 200.0)), []
+    (found,) = measure.race([sleeper("a", 0.01, order)], rounds=3, peak_flops=lambda: next(peaks))
+    assert found.mfu == pytest.approx(found.rate * 50 / 4e4) and 0 < found.mfu < 1 and not found.disturbed
+    (found,) = measure.race([sleeper("a", 0.01, order)], rounds=1, peak_flops=lambda: 100.0)
+    assert found.mfu is None and found.disturbed and measure.rows([found])[0]["disturbed"]
+
+
+def test_by_default_no_round_begins_after_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+    (found,) = measure.race([sleeper("slow", 0.05, order)], rounds=None, limit_s=0.12)
+    assert found.rounds in (1, 2) and len(order) == 1 + found.rounds
+    measure.show("a bench", "tokens", [found])
+    assert f"{found.rounds} round" in capsys.readouterr().out
+    for rounds, made in ((None, measure.ROUNDS), (7, 7)):
+        order.clear()
+        (found,) = measure.race([sleeper("fast", 0.0, order)], rounds, limit_s=0.0 if rounds else 60.0)
+        assert found.rounds == made == len(order) - 1, "rounds that were asked for are all run"
+
+
 def test_no_contestants_raise() -> None:
     with pytest.raises(RunError, match="--vs"):
         measure.race([], 1)
