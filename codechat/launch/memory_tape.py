@@ -52,6 +52,9 @@ GATHERS = (
 )  # by FSDP
 
 
+Events = list[tuple[int, int]]  # (storage, bytes more or fewer)
+
+
 def local(t: Tensor) -> Tensor:
     """This rank's part."""
     return t.to_local() if isinstance(t, DTensor) else t
@@ -64,7 +67,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.now: dict[int, int] = {}  # storage -> bytes
         self.category: dict[int, str] = {}
-        self.events: list[tuple[int, int]] = []  # (storage, bytes more or fewer)
+        self.events: Events = []
         self._names: dict[int, int] = {}  # address -> storage; an address is used again, a name never
         self._paused = self._optimizing = False
         self._exits: list[Any] = []
@@ -96,19 +99,21 @@ class Tape(TorchDispatchMode):
         self._resized(name, 0)
         del self.now[name]
 
-    def reset_peak(self) -> None:
-        """Start again from the tensors that live now."""
-        self.events = [(name, size) for name, size in self.now.items() if size]
+    def reset_peak(self) -> Events:
+        """Start again from the tensors that live now; what happened until now."""
+        before, self.events = self.events, [(name, size) for name, size in self.now.items() if size]
+        return before
 
-    def peak(self) -> dict[str, int]:
-        """Bytes of each category at the moment when their sum was largest since `reset_peak`."""
+    def peak(self, events: Events | None = None) -> dict[str, int]:
+        """Bytes of each category at the moment when their sum was largest since `reset_peak`, or within `events` of an earlier time."""
+        events = self.events if events is None else events
         total, largest, at = 0, 0, 0
-        for i, (_, change) in enumerate(self.events):
+        for i, (_, change) in enumerate(events):
             total += change
             if total > largest:
                 largest, at = total, i + 1
         sums: dict[str, int] = defaultdict(int)
-        for name, change in self.events[:at]:
+        for name, change in events[:at]:
             sums[self.category[name]] += change
         return {c: sums[c] for c in CATEGORIES if sums[c]}
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -21,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware, sharding
-from codechat.launch.memory_tape import Tape
+from codechat.launch.memory_tape import CATEGORIES, Tape
 from codechat.launch.planner import Peaks, Step
 from codechat.models import optim
 from codechat.models.gpt import GPT
@@ -47,9 +49,56 @@ def fake_ranks(ranks: int) -> Iterator[None]:
         td.destroy_process_group()
 
 
+# Blocks are alike: what each moment of a step holds grows by the same bytes with every block. Two blocks are special, the first and the
+# last, and FSDP gathers one ahead, so that three are the fewest of a deep model.
+SHALLOW = (3, 4)  # one more block
+Bytes = dict[str, int]
+
+
+class Moments(NamedTuple):
+    """Bytes by category: at the peak of forward and backward passes, after the last forward pass, after the last backward pass, at the
+    peak of the optimizer, and of an evaluation."""
+
+    passes: Bytes
+    kept: Bytes
+    after: Bytes
+    update: Bytes
+    evaluation: Bytes
+
+
 @cache
 def measure(step: Step) -> Peaks:
-    """Run the step, then an evaluation, on fake tensors; the peaks of this rank. Results are cached."""
+    """The peaks of a step and of an evaluation on this rank. Results are cached.
+
+    Of a deep model, passes and evaluation are those of two shallow ones, continued to its depth. That is exact while the largest moment
+    is the same one: a backward pass begins with all activations and ends with all gradients, and where either grows faster with depth
+    than the peak of the shallow models, or that moved from one moment to another between them, the whole model is run."""
+    if step.model.depth <= 2 * SHALLOW[1]:
+        return _peaks(_run(step))
+    few, more = (_run(replace(step, model=replace(step.model, depth=depth))) for depth in SHALLOW)
+    growth = [_growth(a, b) for a, b in zip(few, more)]
+    passes, kept, after, *_ = (sum(g.values()) for g in growth)
+    if passes < max(kept, after) or min(*growth[0].values(), *growth[4].values()) < 0:
+        return _peaks(_run(step))
+    plain = replace(step.model, checkpoint_blocks=False)
+    update = _run_update(replace(step, model=plain, batch=1, length=1, grad_accum=1, packed=False))
+    blocks = step.model.depth - SHALLOW[1]
+    deep = [{c: n + blocks * grows[c] for c, n in found.items()} for found, grows in zip(more, growth)]
+    return _peaks(Moments(*deep)._replace(update=update))
+
+
+def _peaks(found: Moments) -> Peaks:
+    return Peaks(max(found.passes, found.update, key=lambda some: sum(some.values())), found.evaluation)
+
+
+def _growth(few: Bytes, more: Bytes) -> Bytes:
+    """Bytes that one more block adds."""
+    return {c: more.get(c, 0) - few.get(c, 0) for c in CATEGORIES}
+
+
+@contextmanager
+def _stepping(step: Step) -> Iterator[tuple[GPT, list[torch.optim.Optimizer], Tape]]:
+    """(model, optimizers with their states, tape) on fake tensors, as they are between two steps of training."""
     with fake_ranks(step.ranks), _as_on_a_gpu(step.dtype):
         mesh = sharding.mesh(step.over) if step.over > 1 else None  # made of real tensors
         with FakeTensorMode(), Tape() as tape:
@@ -63,22 +112,41 @@ def measure(step: Step) -> Peaks:
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)
             _update(model, optimizers)  # so that optimizer states exist, as they do in every step but the first
-            tape.reset_peak()
-            for _ in range(min(step.grad_accum, 2)):  # a third microbatch adds nothing
-                _backward(model, step)
-            dist.sum_gradients(model)
-            _update(model, optimizers)
-            training = tape.peak()
-            tape.reset_peak()
-            with sharding.whole(model) as reader, torch.no_grad():
-                for p in reader.parameters():
-                    tape.see(p, "weights" if reader is model else "gathered weights", sure=True)
-                _loss(reader, step)
-            return Peaks(training, tape.peak())
+            yield model, optimizers, tape
 
 
-def _backward(model: GPT, step: Step) -> None:
-    (_loss(model, step) / (step.batch * step.length)).backward()
+def _run(step: Step) -> Moments:
+    """The whole step, then an evaluation."""
+    with _stepping(step) as (model, optimizers, tape):
+        tape.reset_peak()
+        for _ in range(min(step.grad_accum, 2)):  # a third microbatch adds nothing
+            loss = _loss(model, step) / (step.batch * step.length)
+            kept = list(tape.now.items())
+            loss.backward()
+            del loss
+        passes = tape.reset_peak()
+        after = list(tape.events)
+        dist.sum_gradients(model)
+        _update(model, optimizers)
+        update = tape.reset_peak()
+        with sharding.whole(model) as reader, torch.no_grad():
+            for p in reader.parameters():
+                tape.see(p, "weights" if reader is model else "gathered weights", sure=True)
+            _loss(reader, step)
+        return Moments(*map(tape.peak, (passes, kept, after, update, tape.events)))
+
+
+@cache
+def _run_update(step: Step) -> Bytes:
+    """The optimizer's part alone, which knows neither the batch nor what the passes keep."""
+    with _stepping(step) as (model, optimizers, tape):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+            tape.see(p.grad, "gradients", sure=True)
+        tape.reset_peak()
+        dist.sum_gradients(model)
+        _update(model, optimizers)
+        return tape.peak()
 
 
 def _loss(model: GPT, step: Step) -> Tensor:
@@ -100,9 +168,10 @@ def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
 
 @contextmanager
 def _as_on_a_gpu(dtype: str) -> Iterator[None]:
-    """The numeric types of a GPU, whatever this machine has."""
+    """The numeric types of a GPU, whatever this machine has. Muon iterates twice: further iterations hold what the second one does."""
     with (
         mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
         mock.patch.object(optim, "iteration_dtype", lambda _: getattr(torch, dtype)),
+        mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),
     ):
         yield

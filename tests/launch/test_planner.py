@@ -94,9 +94,35 @@ def test_a_fake_step_equals_the_real_one_on_one_process() -> None:
         optimizers = step_memory.optim.build(model, lr=1e-3)
         for _ in range(2):
             tape.reset_peak()
-            step_memory._backward(model, Step(model=TINY, batch=2, length=128, dtype="float32"))
+            loss = step_memory._loss(model, Step(model=TINY, batch=2, length=128, dtype="float32")) / (2 * 128)
+            loss.backward()
+            del loss
             step_memory._update(model, optimizers)
         assert tape.peak() == fake
+
+
+DEEP, BIG = replace(TINY, depth=12), GPTConfig(**PRESETS["8b"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step, depths",
+    [
+        (Step(model=DEEP, batch=2, length=128, optimizer="muon"), [3, 4]),
+        (Step(model=DEEP, batch=2, length=128, grad_accum=2, packed=True), [3, 4]),
+        (Step(model=DEEP, batch=4, length=64, ranks=4, over=2, optimizer="muon", dtype="float32"), [3, 4]),
+        (Step(model=replace(DEEP, checkpoint_blocks=True), batch=4, length=128, ranks=2, over=2), [3, 4]),
+        # the end of the backward pass holds most in a shallow model, its beginning in a deep one
+        (Step(model=replace(BIG, depth=10), batch=2, length=512, ranks=8, over=8, optimizer="muon"), [3, 4, 10]),
+    ],
+)
+def test_a_deep_model_is_planned_from_two_shallow_ones_to_the_byte(
+    step: Step, depths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = step_memory._run, []
+    monkeypatch.setattr(step_memory, "_run", lambda step: seen.append(step.model.depth) or run(step))
+    step_memory.measure.cache_clear()
+    assert measure(step) == step_memory._peaks(run(step)) and seen == depths
 
 
 REAL = """
