@@ -32,6 +32,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     DECLINED,
     FORMS,
     NOTHING,
+    NOTHING_FITS,
     READABLE,
     STYLES,
     TAGS,
@@ -41,6 +42,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     format_call,
     in_words,
     offered_names,
+    offered_schemas,
     parse_calls,
     tools_prompt,
 )
