@@ -29,6 +29,7 @@ KINDS = {
     "rl": ("RLBench", "one RL step: rollouts/s"),
     "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
     "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
+    "constrain": ("ConstrainBench", "token masks of constrained calls: microseconds a token, beside free sampling"),
     "gpu": ("GpuBench", "what has to be known of a GPU: ten steps with thresholds, pass or fail"),
     "quality": ("QualityBench", "bits per byte after some seconds of training"),
 }
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
         print("usage: codechat bench [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
-        listed = "\n".join(f"  {name:<9}{about}" for name, (_, about) in KINDS.items())
+        listed = "\n".join(f"  {name:<10}{about}" for name, (_, about) in KINDS.items())
         print(listed, (__doc__ or "").partition("\n\n")[2].rstrip(), sep="\n\n")
         return 0
     if words and not words[0].startswith("-") and words[0] not in KINDS:

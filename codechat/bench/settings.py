@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, nearest
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.tasks import toolbox  # its modules are read where a function is named
+
+OFFERED = ("square", "reverse_text", "days_between", "color_channel")  # functions of the toolbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,33 @@ class ServeBench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConstrainBench:
+    """What `codechat bench constrain` runs."""
+
+    model: GPTConfig = opt(
+        GPTConfig(depth=4, n_embd=192, n_head=3, block_size=512, qk_norm=True),
+        "architecture; its vocabulary is that of the tokenizer",
+    )
+    tokenizer: str = opt("gpt2:4096", "tokenizer, such as gpt2:4096, gpt2 or bytes")
+    tools: tuple[str, ...] = opt(OFFERED, "functions of the toolbox that are offered")
+    prompts: int = opt(16, "prompts sampled together", least=1)
+    prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
+    max_new_tokens: int = opt(48, "new tokens of each prompt", least=1)
+    rounds: int = opt(5, "timed turns of each contestant", least=1)
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens + self.max_new_tokens > self.model.block_size:
+            raise ConfigError(
+                f"prompt_tokens {self.prompt_tokens} + max_new_tokens {self.max_new_tokens} exceed the model's block_size "
+                f"{self.model.block_size}; lower them or set --model.block-size"
+            )
+        known = toolbox.TOOLS
+        if unknown := [name for name in self.tools if name not in known]:
+            raise ConfigError(f"the toolbox has no function {unknown[0]!r}{nearest(unknown[0], known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class QualityBench:
     """What `codechat bench quality` runs."""
 
@@ -156,4 +186,5 @@ RUN_PRESETS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "train": {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()},
     "sample": MODELS,
     "serve": MODELS,
+    "constrain": MODELS,
 }

@@ -5,12 +5,16 @@
     codechat evaluate --ckpt nano/sft --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 128
 
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
+    codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
 
 Every pass@k is printed with k, n, N and temperature. A gain by RL may be a lower temperature, or fewer answers without a call: the last
-command also reports greedy decoding, T = 0.5, and completions whose call tag is given. Sampling depends on the problem's id, not on the other problems, so two checkpoints are
-compared under common random numbers. A checkpoint is chosen on the validation split (`select`), by pass@1, then by the largest k; the second
-command does so and writes the run's checkpoints/best. The run directory keeps `per_problem.jsonl`, the counts for a paired test, and
-`examples.jsonl`, every completion with its score. A task with groups (bfcl: categories) also gets a score per group.
+command but one also reports greedy decoding, T = 0.5, and completions whose call tag is given. The last adds rows in which token masks hold calls
+to the schemas offered (sampling "T=1, constrained"); no other row, comparison or choice mixes with them.
+
+Sampling depends on the problem's id, not on the other problems, so two checkpoints are compared under common random numbers. A checkpoint is
+chosen on the validation split (`select`), by pass@1, then by the largest k; the second command does so and writes the run's checkpoints/best. The
+run directory keeps `per_problem.jsonl`, the counts for a paired test, and `examples.jsonl`, every completion with its score. A task with groups
+(bfcl: categories) also gets a score per group.
 
 Under torchrun the ranks share the problems; the result is that of one process.
 
@@ -45,6 +49,7 @@ from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
 from codechat.text import chat
+from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,17 +77,21 @@ def evaluate_task(
     seed: int = 0,
     batch_size: int | None = None,
     begin: Sequence[int] = (),
+    constrain: bool = False,
     progress: str | None = None,
     sampler: rl.episodes.Sampler | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`.
 
-    begin: ids with which every completion begins, such as the call tag. sampler: that of an engine; none = this process.
+    begin: ids with which every completion begins, such as the call tag. sampler: that of an engine; none = this process. constrain: calls are held
+    to the schemas of the functions that the prompt offers (`call_grammar`).
 
     With several ranks a collective: each rank takes every W-th problem, and all return the whole result. batch_size: completions sampled
     at a time. progress: title of a progress bar, none = no bar. A prompt that fills the model's block counts as failed, and `outcomes`
     reports it. ConfigError if a k exceeds n, DataError without problems. Leaves the model in its mode."""
     _check_sampling(n, ks, temperature)
+    if constrain and rl.episodes.made_by(task):
+        raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
         raise DataError(
             f"no problems of task {task.name} to evaluate; at least one is required; check the split and the limit"
@@ -96,6 +105,7 @@ def evaluate_task(
     with tqdm(total=len(own), desc=shown, unit="problem", disable=shown is None) as bar:
         for at in range(0, len(own), per_chunk):
             chunk = own[at : at + per_chunk]
+            held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
             with distributed.dist.autocast(model.wte.weight.device):
                 batch = rl.rollout.collect(
                     model,
@@ -109,7 +119,7 @@ def evaluate_task(
                     top_k=top_k,
                     seed=seed,
                     keys=[p.id for p in chunk],
-                    sampler=partial(_sample_those_that_fit, begin=begin, sampler=sampler, **limited),
+                    sampler=partial(_sample_those_that_fit, begin=begin, sampler=sampler, grammars=held, **limited),
                 )
             own_rows += _rows(task, batch)
             bar.update(len(chunk))
@@ -145,12 +155,15 @@ def _sample_those_that_fit(
     keys: Sequence[Any],
     begin: Sequence[int] = (),
     sampler: rl.episodes.Sampler | None = None,
+    grammars: Sequence[CallGrammar | None] | None = None,
     **how: Any,
 ) -> list[models.generate.Completion]:
     """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
     given, zeros = list(begin), [0.0] * len(begin)
     fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
     how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
+    if grammars is not None:
+        how["grammars"] = list(compress(grammars, fits))
     room = [[*ids, *given] for ids in compress(prompts, fits)]
     sampled = iter(
         (sampler or models.generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how)
@@ -245,6 +258,11 @@ class EvaluateConfig(SamplingSettings):
     forced_call: bool = opt(
         False, "a further row with the call tag given: what is left of a gain beyond calling more often", late=True
     )
+    constrain: bool = opt(
+        False,
+        "a further row in which calls are held to the schemas of the functions offered, by token masks",
+        late=True,
+    )
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
@@ -276,23 +294,27 @@ class EvaluateConfig(SamplingSettings):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled for one row of the results. forced_call: each begins with the call tag."""
+    """How completions are sampled for one row of the results. forced_call: each begins with the call tag. constrained: calls are held to the
+    schemas of the functions offered."""
 
     temperature: float
     n: int
     ks: tuple[int, ...]
     forced_call: bool = False
+    constrained: bool = False
 
     def __str__(self) -> str:
         name = "greedy" if self.temperature == 0 else f"T={self.temperature:g}"
-        return f"{name}, call given" if self.forced_call else name
+        return f"{name}, call given" if self.forced_call else f"{name}, constrained" if self.constrained else name
 
 
 def samplings(cfg: Any) -> list[Sampling]:
     """Those of an evaluation; the first is what checkpoints are chosen by."""
     first = Sampling(cfg.temperature, cfg.n, cfg.ks)
     others = [Sampling(t, cfg.n, cfg.ks) if t else Sampling(0.0, 1, (1,)) for t in cfg.temperatures]
-    return [first, *others] + ([replace(first, forced_call=True)] if cfg.forced_call else [])
+    given = [replace(first, forced_call=True)] if cfg.forced_call else []
+    held = [replace(one, constrained=True) for one in (first, *others)] if cfg.constrain else []
+    return [first, *others, *given, *held]
 
 
 def run_evaluation(cfg: EvaluateConfig) -> Run:
@@ -340,6 +362,7 @@ def evaluate_split(
     ks: Sequence[int],
     temperature: float | None = None,
     forced_call: bool = False,
+    constrained: bool = False,
 ) -> TaskResult:
     """`evaluate_task` with the sampling settings of a configuration."""
     return evaluate_task(
@@ -356,6 +379,7 @@ def evaluate_split(
         seed=cfg.seed,
         batch_size=cfg.device_batch_size,
         begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if forced_call else (),
+        constrain=constrained,
         progress=f"{label(loaded.path)} on {split}",
     )
 
@@ -418,12 +442,13 @@ def _evaluate_sampling(
     world: distributed.dist.World,
 ) -> TaskResult:
     """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
-    how = dict(n=sampling.n, ks=sampling.ks, temperature=sampling.temperature, forced_call=sampling.forced_call)
+    how = dict(n=sampling.n, ks=sampling.ks, temperature=sampling.temperature)
+    how |= dict(forced_call=sampling.forced_call, constrained=sampling.constrained)
     result = evaluate_split(cfg, loaded, task, problems, split, **how)
     which = dict(checkpoint=label(loaded.path), split=split, sampling=str(sampling))
     if world.is_main:
         title = f"{which['checkpoint']} on {cfg.task} {split}" + (
-            ", the call tag given" if sampling.forced_call else ""
+            ", the call tag given" if sampling.forced_call else ", calls constrained" if sampling.constrained else ""
         )
         print(f"{title}: {result}", f"  {result.outcomes()}", *result.group_lines(), sep="\n")
         results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import DataError
+from codechat.core.errors import ConfigError, DataError
 from codechat.inference.api_errors import ApiError
-from codechat.inference.api_schema import ChatRequest, Common, CompletionRequest, Message, Tool
+from codechat.inference.api_schema import ChatRequest, Choice, Common, CompletionRequest, Message, Tool
 from codechat.inference.batching import Request
 from codechat.inference.detokenizer import Detokenizer, StopStrings
 from codechat.models.generate import Truncation, row_key
 from codechat.models.loading import LoadedModel
 from codechat.text import chat
+from codechat.text.call_grammar import CallGrammar, call_grammar
 
 PROTOCOL_ROLES = {"developer": "system", "tool": "function"}
 
@@ -36,6 +37,8 @@ class ServedModel:
     timeout_s: float = 120.0
     most_choices: int = 64
     reload_from: Path | None = None  # directory from which weights may be loaded; none = never
+    meaning: str = ""  # which of its run's checkpoints it is, in words
+    constrain: bool = True  # hold calls to their schemas where a request asks for it; else such a request is rejected
 
 
 @dataclass(frozen=True)
@@ -58,16 +61,18 @@ def parse_chat(body: ChatRequest, served: ServedModel) -> ParsedRequest:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens are one setting; keep one", "max_completion_tokens")
     loaded = served.loaded
-    tools, prefix = offered_tools(body)
-    ids = prompt_of(body.messages, tools, loaded) + prefix_ids(prefix, loaded)
-    reading = Detokenizer(loaded.tokenizer, loaded.tags, prefix, body.stops, calls=bool(tools))
+    tools = offered_tools(body)
+    ids = prompt_of(body.messages, tools, loaded)
+    reading = Detokenizer(loaded.tokenizer, loaded.tags, body.stops, calls=bool(tools))
     no_calls = body.tool_choice == "none" and loaded.tags == "reserved"
     rows = requests_of(
         body, [ids], served, reading,
         stop=chat.stop_sequences(loaded.tokenizer, loaded.tags),
         banned=(loaded.tokenizer.n_vocab + chat.TAGS.index(chat.CALL_TAG),) if no_calls else (),
         top=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar_of(body, served),
     )  # fmt: skip
+    check_room_for_a_call(rows[0], body)
     return ParsedRequest(
         rows, reading, len(ids), body.n or 1, bool(body.logprobs), one_call=body.parallel_tool_calls is False
     )
@@ -158,24 +163,20 @@ def budget(prompt: int, body: Common, served: ServedModel) -> int:
 # ---- conversations
 
 
-def offered_tools(body: ChatRequest) -> tuple[list[dict[str, Any]], str]:
-    """The schemas of the functions that the model may call, and the text that its answer must begin with."""
+def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
+    """The schemas of the functions that the model may call."""
     tools, choice = [schema_of(tool) for tool in body.tools or ()], body.tool_choice
     names = [tool["name"] for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ApiError(400, f"the function {min(twice)} is offered twice; keep one", "tools")
-    if choice in (None, "auto"):
-        return tools, ""
     if choice == "none":
-        return [], ""
-    if not tools:
+        return []
+    if choice not in (None, "auto") and not tools:
         raise ApiError(400, "tool_choice asks for a call, but no tools are offered", "tool_choice")
-    if choice == "required":
-        return tools, f'{chat.CALL_TAG} {{"name":'
-    name = choice.function.name
-    if name not in names:
-        raise ApiError(400, f"tool_choice names {name[:64]!r}, which is not among the tools", "tool_choice")
-    return tools, f'{chat.CALL_TAG} {{"name": {json.dumps(name)}, "arguments":'
+    if isinstance(choice, Choice) and choice.function.name not in names:
+        name = choice.function.name[:64]
+        raise ApiError(400, f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+    return tools
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
@@ -183,17 +184,52 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     return {"name": f.name, "description": f.description or "", "parameters": f.parameters or {}}
 
 
-def prefix_ids(prefix: str, loaded: LoadedModel) -> list[int]:
-    """The ids of a forced beginning, as a completion would hold them. It ends where the tokenizer splits words anyway."""
-    if not prefix:
-        return []
-    closing = chat.completion_ids("", loaded.tokenizer, loaded.tags)
-    return chat.completion_ids(prefix, loaded.tokenizer, loaded.tags)[: -len(closing)]
+def grammar_of(body: ChatRequest, served: ServedModel) -> CallGrammar | None:
+    """The grammar of the answer where tool_choice asks for a call or a function is strict; none = anything may be written."""
+    choice, tools = body.tool_choice, body.tools or ()
+    required = choice == "required" or isinstance(choice, Choice)
+    if choice == "none" or not (required or any(tool.function.strict for tool in tools)):
+        return None
+    field = "tool_choice" if required else "tools"
+    if not served.constrain:
+        raise ApiError(400, f"{field} asks for constrained calls; this server was started with --constrain off", field)
+    if required and body.stops:
+        raise ApiError(400, "stop goes with text; leave it out where tool_choice asks for a call", "stop")
+    callable_ = [tool for tool in tools if not isinstance(choice, Choice) or tool.function.name == choice.function.name]
+    # where only some are strict, the others may have any arguments
+    schemas = [
+        schema_of(tool) if required or tool.function.strict else {"name": tool.function.name, "parameters": ANY_OBJECT}
+        for tool in callable_
+    ]
+    strict = any(tool.function.strict for tool in callable_)
+    one = isinstance(choice, Choice) or body.parallel_tool_calls is False
+    loaded, how = served.loaded, dict(required=required, one_call=one, strict=strict)
+    try:
+        return call_grammar(loaded.tokenizer, loaded.tags, schemas, declines=loaded.declines, **how)
+    except ConfigError as error:
+        raise ApiError(400, str(error), "tools") from None
+
+
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
+
+def check_room_for_a_call(request: Request, body: ChatRequest) -> None:
+    """ApiError where a required call cannot be finished in the tokens that are left."""
+    needed = request.grammar.shortest if request.grammar else 0
+    if request.max_new_tokens < (needed or 0):
+        field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+        message = (
+            f"a call of these functions may need {needed} tokens, and the answer may have {request.max_new_tokens}"
+        )
+        raise ApiError(400, f"{message}; raise {field}, or shorten the conversation", field)
 
 
 def prompt_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], loaded: LoadedModel) -> list[int]:
     """Ids of the conversation up to where the assistant begins to write."""
     turns, field = [to_protocol(number, messages, loaded.tags) for number in range(len(messages))], "tools"
+    for turn in turns:
+        if loaded.declines and turn == {"role": "assistant", "content": chat.DECLINED}:
+            turn["content"] = chat.DECLINE  # as the model wrote it
     try:
         offer = chat.tools_prompt(tools, loaded.tools_style) if tools else ""
         if offer and turns[0]["role"] == "system":

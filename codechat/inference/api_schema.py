@@ -60,6 +60,7 @@ class Function(Lenient):
     name: Annotated[str, Field(pattern=TOOL_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = False
 
 
 class Tool(Lenient):

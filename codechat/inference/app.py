@@ -3,11 +3,10 @@
     /v1/chat/completions  /v1/completions  /v1/models        OpenAI's
     /health  /metrics                                         for monitoring
     /admin/weights                                            for a trainer, only where the server was started with --reload-from
-    /  /page/tools  /page/call                                the chat page, and the toolbox's functions that it runs
+    /  /page/...                                              the chat page (page_api)
 
 Pages of other sites in the same browser can send requests here too. So a request must name this host (no page can point its own name here), its
-body must be declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side effects:
-/page/call knows the toolbox only.
+body must be declared as json (a browser asks first before another site may send that, and we never agree), and nothing here has side effects.
 
 Left out: TLS, users, rate limits per user (a proxy's business).
 """
@@ -18,44 +17,25 @@ import asyncio
 import hmac
 import json
 import re
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import HTTPException
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from pydantic import BaseModel, ValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as RoutingError
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codechat.core.errors import ConfigError, RunError
-from codechat.inference.api_errors import ApiError, error_of
+from codechat.inference.api_errors import ApiError
 from codechat.inference.api_requests import ParsedRequest, ServedModel, check_model, parse_chat, parse_completion
 from codechat.inference.api_responses import ResponseBuilder, failed
-from codechat.inference.api_schema import ChatRequest, CompletionRequest, Strict, WeightsRequest
+from codechat.inference.api_schema import ChatRequest, CompletionRequest, WeightsRequest
 from codechat.inference.batching import Engine, Job, Overloaded
+from codechat.inference.page_api import add_page
+from codechat.inference.request_body import CLIENT_LEFT, read
 from codechat.inference.server_metrics import ServerMetrics
-from codechat.inference.tools_command import DEFAULT_TOOLS
 from codechat.inference.weight_update import update_weights
-from codechat.tasks.toolbox import TOOLS, respond
-
-MOST_BYTES = 1 << 20  # of a request's body
-BODY_S = 20.0  # for a body to arrive
-CLIENT_LEFT = 499  # as in nginx; no client reads it
-PAGE = Path(__file__).with_name("page.html")
-POLICY = "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-B = TypeVar("B", bound=BaseModel)
-
-
-class ToolRequest(Strict):
-    """A call of a toolbox function, from the page."""
-
-    name: str
-    arguments: dict[str, Any]
 
 
 def build(
@@ -78,13 +58,11 @@ def build(
     guarded.get("/v1/models")(handlers.models)
     guarded.get("/v1/models/{name:path}")(handlers.model)
     guarded.get("/metrics")(handlers.metrics)
-    guarded.get("/page/tools")(page_tools)
-    guarded.post("/page/call")(page_call)
     if served.reload_from is not None:
         guarded.post("/admin/weights")(handlers.weights)
     app.include_router(guarded)
+    add_page(app, served, _key_check(key))
     app.get("/health")(handlers.health)
-    app.get("/")(page)
 
     app.add_middleware(EdgeMiddleware, meters=meters, hosts=hosts)
     return app
@@ -137,26 +115,6 @@ def _key_check(key: str | None) -> Callable[[Request], Awaitable[None]]:
             raise ApiError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     return check_key
-
-
-async def read(request: Request, kind: type[B]) -> B:
-    """The body as one of the schema's models. ApiError where it is too large, too slow, no json, or has a wrong field."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the body must be sent as Content-Type: application/json")
-    data = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for piece in request.stream():
-                data += piece
-                if len(data) > MOST_BYTES:
-                    raise ApiError(413, f"the body is larger than {MOST_BYTES} bytes")
-        return kind.model_validate_json(bytes(data))
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
-    except ClientDisconnect:
-        raise ApiError(CLIENT_LEFT, "the client left") from None
-    except ValidationError as error:
-        raise error_of(error) from None
 
 
 class Answer:
@@ -296,24 +254,3 @@ def check(jobs: list[Job]) -> None:
 
 def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
-
-
-# ---- the page
-
-
-async def page() -> HTMLResponse:
-    nonce = secrets.token_urlsafe(16)
-    text = await asyncio.to_thread(PAGE.read_text, encoding="utf-8")
-    headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
-    return HTMLResponse(text.replace("{{nonce}}", nonce), headers=headers)
-
-
-async def page_tools() -> dict[str, Any]:
-    """The toolbox, as the page offers it."""
-    return {"tools": [tool.schema for tool in TOOLS.values()], "offered": list(DEFAULT_TOOLS)}
-
-
-async def page_call(request: Request) -> Response:
-    """Run a toolbox function: {"result": ...} or {"error": ...}, the text that goes back to the model."""
-    call = await read(request, ToolRequest)
-    return Response(await asyncio.to_thread(respond, call.name, call.arguments), media_type="application/json")

@@ -35,9 +35,11 @@ from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
 from codechat.inference.slot_cache import SlotCache
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
+from codechat.models.grammar_masks import apply_grammars, take_allowed
 from codechat.models.kv_cache import new_cache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint
+from codechat.text.call_grammar import CallGrammar, GrammarState
 
 PREFILL_TOKENS = 4096  # of prompts that run together; more would make other rows wait longer
 FLUSH_S = 0.05  # shortest time between two calls of on_progress: waking a reader costs as much as sampling some tokens
@@ -59,6 +61,7 @@ class Request:
     stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
     should_stop: Callable[[int], bool] | None = None  # called with every token; true ends the completion as a stop
     banned: tuple[int, ...] = ()  # ids that are never sampled
+    grammar: CallGrammar | None = None  # that the completion follows
     top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
     timeout_s: float = math.inf  # from submission to the last token
 
@@ -89,6 +92,7 @@ class Job:
     cancelled: bool = False
     first_token_s: float = math.nan  # from submission to the first token
     flushed: float = 0.0
+    state: GrammarState | None = None  # in its grammar; the engine's thread only
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
@@ -311,6 +315,7 @@ class Engine:
         for job, row in zip(jobs, owner):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
+            job.state = job.request.grammar and job.request.grammar.begin()
             self.rows.append(job)
         self._draw(jobs, last[owner])
 
@@ -321,6 +326,10 @@ class Engine:
         for row, job in enumerate(jobs):
             if job.request.banned:
                 logits[row, list(job.request.banned)] = -math.inf
+        states = [job.state for job in jobs]
+        room = [self._room(job) - 1 for job in jobs]
+        if any(states):
+            apply_grammars(logits, states, room)
         details = {
             job: detail_of(logits[row], job.request) for row, job in enumerate(jobs) if job.request.top is not None
         }
@@ -328,6 +337,8 @@ class Engine:
             torch.tensor(x, device=logits.device) for x in ([j.request.draws for j in jobs], [len(j.ids) for j in jobs])
         )
         ids, logprobs = draw_each(logits, [job.request.how for job in jobs], uniform(keys, places))
+        if any(states):
+            ids, logprobs = take_allowed(states, ids, logprobs, room)
         now = time.monotonic()
         for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist()):
             if job in details:
@@ -341,6 +352,11 @@ class Engine:
             if end := ends.get(self.rows[slot]):
                 self._leave(slot, end)
 
+    def _room(self, job: Job) -> int:
+        """Tokens that the completion may still have."""
+        block = self.model.cfg.block_size - len(job.request.prompt)
+        return min(job.request.max_new_tokens, block) - len(job.ids)
+
     def _notify(self, job: Job, now: float) -> None:
         """Call on_progress, if it is time."""
         if len(job.ids) == 1:
@@ -351,9 +367,10 @@ class Engine:
 
     def _ended(self, job: Job) -> End | None:
         """Why the completion ends with its last token, if it does. Called once per token, since `should_stop` may count."""
-        request, ids = job.request, job.ids
+        request, ids, state = job.request, job.ids, job.state
         halted = request.should_stop is not None and request.should_stop(ids[-1])
-        if halted or any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
+        inside, over = state is not None and state.inside, state is not None and state.ended
+        if halted or over or not inside and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
             return "stop"
         if len(ids) == request.max_new_tokens:
             return "length"

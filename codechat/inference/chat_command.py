@@ -10,17 +10,19 @@ Left out: function calls (tools_command), and any text that training did not see
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from codechat import distributed, models  # dist, generate and loading import torch: only when a model is used
+from codechat import distributed, models, runs  # dist, generate and loading import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, UserError
 from codechat.inference.client import RemoteModel
 from codechat.inference.detokenizer import Detokenizer
 from codechat.text import chat
+from codechat.text.call_grammar import CallGrammar, call_grammar
 from codechat.text.token_view import visible
 
 Message = dict[str, str]
@@ -31,13 +33,17 @@ DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
 class ChatSettings:
     """A checkpoint, how to sample from it, and what to say to it."""
 
-    ckpt: str = opt("", "run name, run@best, run@STEP, run directory or checkpoint; or give --server")
+    ckpt: str = opt(
+        "",
+        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run directory or checkpoint; "
+        "or give --server",
+    )
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
     user: str = opt("", "one request, answered and done; empty = a conversation, read from the terminal")
     system: str = opt("You are a helpful assistant.", "system message; empty = none")
     max_new_tokens: int | None = opt(None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves")
-    temperature: float = opt(0.8, "sampling temperature; 0 = always the most likely token")
+    temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token")
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all")
     top_p: float | None = opt(None, "sample from the smallest set of tokens that holds this probability")
     seed: int = opt(0, "seed of the sampling; the same seed gives the same answers")
@@ -65,7 +71,10 @@ class LocalModel:
 
     def __init__(self, cfg: ChatSettings) -> None:
         self.cfg = cfg
-        self.loaded = models.loading.load_model(cfg.ckpt, distributed.dist.device())
+        path, meaning = runs.paths.chosen_checkpoint(cfg.ckpt)
+        if meaning:
+            print(f"[{meaning}]", file=sys.stderr)
+        self.loaded = models.loading.load_model(path, distributed.dist.device())
         self.answers = 0
         self.ids: list[int] = []  # sampled for the last answer
         block = self.block_size
@@ -88,11 +97,15 @@ class LocalModel:
         kinds = {entry.get("kind") for entry in self.loaded.meta.get("lineage", ())}
         return bool(kinds) and kinds <= {"pretrain", "chars"}
 
-    def say(self, messages: Sequence[Message], raw: bool = False) -> Iterator[str]:
-        """Pieces of the assistant's next turn; raw: with tags. ConfigError where the conversation fills the block."""
+    def say(
+        self, messages: Sequence[Message], raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[str]:
+        """Pieces of the assistant's next turn; raw: with tags. tools: schemas that its calls are held to; none = calls are free. ConfigError
+        where the conversation fills the block."""
         tokenizer, tags = self.loaded.tokenizer, self.loaded.tags
         reader = Detokenizer(tokenizer, tags, raw=raw)
-        return self._pieces(self.prompt(messages), chat.stop_sequences(tokenizer, tags), reader)
+        grammar = call_grammar(tokenizer, tags, tools, declines=self.loaded.declines) if tools else None
+        return self._pieces(self.prompt(messages), chat.stop_sequences(tokenizer, tags), reader, grammar)
 
     def complete(self, text: str) -> Iterator[str]:
         """Pieces of the continuation of a plain text."""
@@ -107,10 +120,18 @@ class LocalModel:
         """What the model reads before it answers, tags as text."""
         return chat.decode(self.prompt(messages), self.loaded.tokenizer)
 
-    def _pieces(self, prompt: Sequence[int], stop: Sequence[Sequence[int]], reader: Detokenizer) -> Iterator[str]:
+    def _pieces(
+        self,
+        prompt: Sequence[int],
+        stop: Sequence[Sequence[int]],
+        reader: Detokenizer,
+        grammar: CallGrammar | None = None,
+    ) -> Iterator[str]:
         cfg, shown, self.ids = self.cfg, "", []
         key, self.answers = self.answers, self.answers + 1
-        how = dict(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, seed=cfg.seed, key=key)
+        how = dict(
+            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, seed=cfg.seed, key=key, grammar=grammar
+        )
         budget = self.budget(len(prompt))
         with distributed.dist.autocast(distributed.dist.device()):
             for token, _ in models.generate.stream(self.loaded.model, prompt, max_new_tokens=budget, stop=stop, **how):
@@ -135,19 +156,35 @@ class LocalModel:
 
     def fit(self, messages: list[Message]) -> list[Message]:
         """The conversation without the oldest exchanges that leave the answer no room; stderr says how many."""
-        needed = self.cfg.max_new_tokens or min(DEFAULT_TOKENS, self.block_size // 4)
-        kept = messages
-        while self.block_size - len(self.prompt(kept)) < needed:
-            users = [i for i, m in enumerate(kept) if m["role"] == "user"]
-            if len(users) < 2:
-                break
-            kept = [m for m in kept[: users[0]] if m["role"] == "system"] + kept[users[1] :]
+        needed = room_for_an_answer(self.block_size, self.cfg.max_new_tokens)
+        kept = drop_oldest(
+            messages, lambda m: m["role"], lambda kept: self.block_size - len(self.prompt(kept)) < needed
+        )
         if dropped := len(messages) - len(kept):
             print(
                 f"[the block holds {self.block_size} tokens: the oldest {dropped} messages are forgotten]",
                 file=sys.stderr,
             )
         return kept
+
+
+def room_for_an_answer(block_size: int, longest: int | None) -> int:
+    """Tokens that a conversation must leave for the next answer."""
+    return longest or min(DEFAULT_TOKENS, block_size // 4)
+
+
+M = TypeVar("M")
+
+
+def drop_oldest(messages: Sequence[M], role: Callable[[M], str], too_long: Callable[[list[M]], bool]) -> list[M]:
+    """The messages without the oldest exchanges, each from a user's turn to the next, while the rest is too long. The last one stays."""
+    kept = list(messages)
+    while too_long(kept):
+        users = [i for i, m in enumerate(kept) if role(m) == "user"]
+        if len(users) < 2:
+            break
+        kept = [m for m in kept[: users[0]] if role(m) == "system"] + kept[users[1] :]
+    return kept
 
 
 def open_model(cfg: ChatSettings) -> LocalModel | RemoteModel:

@@ -56,9 +56,13 @@ class RemoteModel:
         self.answers, self.content = 0, ""
         self.name = self.link.model()
 
-    def say(self, messages: Sequence[chat.Message], raw: bool = False) -> Iterator[str]:
-        """Pieces of the assistant's next turn, calls as the protocol writes them. raw is ignored: tags stay with the server."""
-        tools = [{"type": "function", "function": schema} for schema in self.tools]
+    def say(
+        self, messages: Sequence[chat.Message], raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[str]:
+        """Pieces of the assistant's next turn, calls as the protocol writes them. raw is ignored: tags stay with the server. tools: as in
+        LocalModel, the server holds the calls to them."""
+        strict = {"strict": True} if tools else {}
+        tools = [{"type": "function", "function": {**schema, **strict}} for schema in self.tools]
         body = {"messages": as_openai(messages)} | ({"tools": tools} if tools else {})
         self.content, calls = "", {}
         for choice in self._choices("/v1/chat/completions", body):

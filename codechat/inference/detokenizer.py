@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from codechat.text import chat
@@ -32,35 +33,44 @@ class Calls(NamedTuple):
 class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. prefix: text of a forced beginning, before the sampled text. stops: strings of
-    the caller, never shown. calls: functions were offered, so calls are separated from text. raw: tags are shown."""
+    tags: the protocol's mode; none = plain text without turns. stops: strings of the caller, never shown. calls: functions were offered, so calls are separated from text. raw: tags are shown."""
 
     tokenizer: Tokenizer
     tags: str | None
-    prefix: str = ""
     stops: tuple[str, ...] = ()
     calls: bool = False
     raw: bool = False
 
     def text(self, ids: Sequence[int]) -> str:
-        """The whole text, up to the first stop string."""
+        """The whole text, up to the first stop string; an answer that declines by a call, in words."""
+        text = self._until_stop(ids)
+        return text if self._as_written else chat.in_words(text)
+
+    def _until_stop(self, ids: Sequence[int]) -> str:
         text = self._decoded(ids)
         places = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return self.prefix + text[: min(places, default=len(text))]
+        return text[: min(places, default=len(text))]
+
+    @property
+    def _as_written(self) -> bool:
+        return self.raw or self.tags is None
 
     def growing(self, ids: Sequence[int]) -> str:
         """The beginning of the text that further ids cannot change; of a text with calls, the part before the first call."""
-        text = self.text(ids)
+        text = self._until_stop(ids)
+        if not self._as_written and (chat.DECLINE.startswith(text) or chat.in_words(text) != text):
+            return ""
         text = text[: min(len(stable_text(text, ending)) for ending in self.endings)]
         return text.split(chat.CALL_TAG)[0] if self.calls else text
 
     def split(self, ids: Sequence[int]) -> Calls:
-        """Text and calls of a finished completion. One unreadable call leaves everything as text, so that nothing is lost."""
+        """Text and calls of a finished completion: those before the first unreadable one. Where that is the first, everything is text."""
         text = self.text(ids)
         found = chat.parse_calls(text) if self.calls else []
-        if not found or any(call.form not in chat.READABLE for call in found):
+        readable = list(takewhile(lambda call: call.form in chat.READABLE, found))
+        if not readable:
             return Calls(text, [])
-        return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in found])
+        return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in readable])
 
     def piece(self, token: int) -> bytes:
         """The bytes of one id; a tag is spelled out."""

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import distributed, models  # dist and loading import torch: only when the server starts
+from codechat import distributed, models, runs  # dist and loading import torch: only when the server starts
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
@@ -45,7 +45,10 @@ STOP_S = 3  # that running answers get when the server stops
 class ServeConfig:
     """`codechat serve`."""
 
-    ckpt: str = opt(config.REQUIRED, "run name, run@best, run@STEP, run directory or checkpoint")
+    ckpt: str = opt(
+        config.REQUIRED,
+        "run name (the checkpoint that evaluation chose, else the latest), run@latest, run@best, run@STEP, run directory or checkpoint",
+    )
     host: str = opt("127.0.0.1", "address to listen on; any but this machine's own needs --api-key-file")
     port: int = opt(8000, "TCP port; 0 = any that is free")
     name: str = opt("", "what clients call the model; empty = the run's name")
@@ -54,6 +57,11 @@ class ServeConfig:
     max_queue: int = opt(64, "completions that may wait; more are rejected with status 429")
     max_new_tokens: int | None = opt(None, "longest completion, tokens; none = what the block leaves")
     timeout_s: float = opt(120.0, "longest time for a request, waiting included, seconds")
+    constrain: Literal["auto", "off"] = opt(
+        "auto",
+        "auto: token masks keep calls to the schemas where a request asks for it (tool_choice required or a name, strict tools); "
+        "off: such requests are rejected",
+    )
     reload_from: Path | None = opt(
         None, "directory of checkpoints that POST /admin/weights may load while the server runs; none = no such request"
     )
@@ -126,11 +134,16 @@ def serve(cfg: ServeConfig, *, ready: Ready | None = None) -> None:
     extra("codechat.inference.app"), extra("uvicorn")  # before anything takes time
     read_key(cfg.api_key_file)
     with listen(cfg.host, cfg.port) as sock:
-        answer(cfg, models.loading.load_model(cfg.ckpt, distributed.dist.device()), sock, ready)
+        path, meaning = runs.paths.chosen_checkpoint(cfg.ckpt)
+        if meaning:
+            print(f"[{meaning}]", flush=True)
+        answer(cfg, models.loading.load_model(path, distributed.dist.device()), sock, ready, meaning)
 
 
-def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Ready | None = None) -> None:
-    """Answer on a bound socket until the server is told to stop."""
+def answer(
+    cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Ready | None = None, meaning: str = ""
+) -> None:
+    """Answer on a bound socket until the server is told to stop. meaning: which checkpoint it is, in words, for the page."""
     app, api_requests, batching, server_metrics = (
         extra(f"codechat.inference.{part}") for part in ("app", "api_requests", "batching", "server_metrics")
     )
@@ -149,6 +162,8 @@ def answer(cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Re
             timeout_s=cfg.timeout_s,
             most_choices=cfg.max_batch + cfg.max_queue,
             reload_from=cfg.reload_from,
+            meaning=meaning,
+            constrain=cfg.constrain == "auto",
         )
         built = app.build(engine, served, metrics, key=read_key(cfg.api_key_file), hosts=hosts_of(cfg))
         settings = dict(log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)

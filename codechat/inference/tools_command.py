@@ -4,9 +4,9 @@
     codechat tools --ckpt my-tools --executors examples/my_tools.py --user "What is the weather in Beijing?"
     codechat tools --ckpt nano/rl --tools-file schemas.json --no-run --user "..."    only show the call
 
-Functions come from the toolbox (`--tools square,to_binary`) or from your Python file (`--executors`), whose type hints and docstrings become the
-schema. Such a file runs with your rights, like any script that you start. What goes wrong in a call (an unknown function, arguments that do not fit,
-an exception) goes back to the model as {"error": ...}.
+Functions come from the toolbox (those that fit the request, or `--tools square to_binary`) or from your Python file (`--executors`), whose type
+hints and docstrings become the schema. Such a file runs with your rights, like any script that you start. What goes wrong in a call (an unknown
+function, arguments that do not fit, an exception) goes back to the model as {"error": ...}. Calls are held to the schemas by token masks, unless --constrain off.
 
 Left out: several requests at once, asynchronous functions, and a time limit for a function (Ctrl-C stops it).
 """
@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
 from codechat.inference.chat_command import ChatSettings, Message, converse, open_model, opening, show
+from codechat.inference.fitting_tools import OFFERED, fitting_tools
 from codechat.tasks.toolbox import TOOLS
 from codechat.text import chat
 from codechat.text.token_view import visible
@@ -32,8 +33,6 @@ from codechat.text.tool_functions import load_executors
 
 Schema = dict[str, Any]
 Function = Callable[..., Any]
-# as many as a training prompt offers at most
-DEFAULT_TOOLS = "square", "reverse_text", "to_binary", "days_between"
 LONGEST_RESULT = 1000  # characters of a result that the model may read
 
 
@@ -44,7 +43,8 @@ class ToolsConfig(ChatSettings):
     system: str = opt("", "text before the list of functions in the system message")
     temperature: float = opt(0.0, "sampling temperature; 0 = always the most likely token")
     tools: tuple[str, ...] = opt(
-        (), f"functions to offer, by name; empty = those of the file given, else {', '.join(DEFAULT_TOOLS)}"
+        (),
+        f"functions to offer, by name; empty = those of the file given, else {OFFERED} of the toolbox that fit the request",
     )
     tools_file: Path | None = opt(None, "json file with a list of function schemas to offer")
     executors: Path | None = opt(
@@ -53,6 +53,10 @@ class ToolsConfig(ChatSettings):
     run: bool = opt(True, "run the calls; --no-run only shows them")
     raw: bool = opt(False, "show turns as the model sees them, tags included")
     max_rounds: int = opt(4, "answers per request, calls included")
+    constrain: Literal["auto", "off"] = opt(
+        "auto",
+        "auto: token masks keep calls to the functions offered and to their schemas; off: calls are sampled freely",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,13 +105,13 @@ def _as_json(key: str, value: Any) -> str:
     return text
 
 
-def gather(cfg: ToolsConfig) -> Toolkit:
-    """The functions of the flags. ConfigError for an unknown name; DataError or MissingFile for a bad file."""
+def gather(cfg: ToolsConfig, request: str = "") -> Toolkit:
+    """The functions of the flags, or those of the toolbox that fit the request. ConfigError for an unknown name; DataError or MissingFile for a bad file."""
     own = load_executors(cfg.executors) if cfg.executors else {}
     listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
     functions = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in own.items()}
     known = {name: tool.schema for name, tool in TOOLS.items()} | {name: e.schema for name, e in own.items()} | listed
-    names = cfg.tools or tuple(listed) or tuple(own) or DEFAULT_TOOLS
+    names = cfg.tools or tuple(listed) or tuple(own) or fitting_tools(request)
     for name in names:
         if name not in known:
             raise ConfigError(f"unknown function {name!r}{nearest(name, known)}")
@@ -148,25 +152,45 @@ def _schema(path: Path, index: int, row: Any) -> Schema:
     return {"name": name, "description": str(schema.get("description", "")), "parameters": parameters}
 
 
+def signature(call: chat.Call) -> str:
+    """A call for comparison with others."""
+    return json.dumps([call.name, call.arguments], sort_keys=True)
+
+
 class ToolChat:
     """A conversation in which calls are run; turns are printed as they come."""
 
     def __init__(self, cfg: ToolsConfig) -> None:
         self.cfg, self.kit = cfg, gather(cfg)
+        self.chooses = not (cfg.tools or cfg.tools_file or cfg.executors)  # functions for each request
         self.model = open_model(cfg)
-        if cfg.server:
-            self.model.tools = self.kit.schemas
         self.transcript = ""  # what --raw has printed
+
+    def offer(self, request: str) -> None:
+        """Offer the functions for a request; says which, where they are chosen."""
+        if self.chooses:
+            found = gather(self.cfg, request)
+            self.kit = found if found.schemas else self.kit  # "and of 13?" goes on with those of the request before
+            self._note(f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}")
+        if self.cfg.server:
+            self.model.tools = self.kit.schemas
 
     def opening(self) -> list[Message]:
         """The system message: the functions, worded as in training. A server adds them itself."""
-        if self.cfg.server:
+        if self.cfg.server or not self.kit.schemas:
             return opening(self.cfg.system)
         offer = chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style)
         return opening(f"{self.cfg.system}\n{offer}" if self.cfg.system else offer)
 
     def reply(self, messages: list[Message]) -> list[Message]:
-        """The conversation with the model's turns and those of the functions that it called."""
+        """The conversation with the model's turns and those of the functions that it called.
+
+        Ends with an answer in words. Also with a call that was already answered, with an unreadable call after an answered one, and with the
+        second unreadable call: its own error does not help a model that just saw it."""
+        self.offer(messages[-1]["content"])
+        messages = self.opening() + [message for message in messages if message["role"] != "system"]
+        answered: set[str] = set()  # readable calls that have a result or an error
+        complained = False
         for _ in range(self.cfg.max_rounds):
             messages = self.model.fit(messages)
             text = self._speak(messages)
@@ -174,16 +198,30 @@ class ToolChat:
             calls = chat.parse_calls(text)
             if not calls or not self._may_run(calls):
                 return messages
-            messages += [{"role": "function", "content": self._run_call(call)} for call in calls]
+            unreadable = any(call.form not in chat.READABLE for call in calls)
+            if unreadable and (answered or complained):
+                self._note("stopped: the call cannot be read")
+                return messages
+            if all(signature(call) in answered for call in calls):
+                self._note("stopped: this call was already answered")
+                return messages
+            complained |= unreadable
+            for call in calls:
+                response = self._run_call(call)
+                messages = [*messages, {"role": "function", "content": response}]
+                if call.form in chat.READABLE:
+                    answered.add(signature(call))
         print(f"[stopped after {self.cfg.max_rounds} answers; --max-rounds allows more]", file=sys.stderr)
         return messages
 
     def _speak(self, messages: list[Message]) -> str:
+        held = self.kit.schemas if self.cfg.constrain == "auto" else ()
         if not self.cfg.raw:
-            return show(self.model.say(messages))
+            show(self.model.say(messages, tools=held))
+            return self.model.last_content()
         prompt = self.model.prompt_text(messages)
         print(prompt.removeprefix(self.transcript), end="")
-        self.transcript = prompt + show(self.model.say(messages, raw=True))
+        self.transcript = prompt + show(self.model.say(messages, raw=True, tools=held))
         return self.model.last_content()
 
     def _may_run(self, calls: list[chat.Call]) -> bool:
@@ -220,7 +258,8 @@ def main(argv: list[str] | None = None) -> None:
     if cfg.user:
         session.reply([*session.opening(), {"role": "user", "content": cfg.user}])
         return
-    print(f"[functions: {', '.join(session.kit.names)}]")
+    if not session.chooses:
+        print(f"[functions: {', '.join(session.kit.names)}]")
     converse(session.opening(), session.reply)
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,11 @@ from codechat.core.errors import ConfigError
 from codechat.models import decode_graph, decoding, packed_attention, sampling_memory
 from codechat.models.draws import Truncation, draw, row_key, uniform
 from codechat.models.gpt import GPT
+from codechat.models.grammar_masks import apply_grammars, stopped_by, take_allowed
 from codechat.models.kv_cache import KVCache, SharedCache, new_cache
+
+if TYPE_CHECKING:
+    from codechat.text.call_grammar import CallGrammar, GrammarState
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
@@ -77,6 +81,7 @@ def sample(
     batch_size: int | None = None,
     on_overflow: OnOverflow = "raise",
     graph: bool | None = None,
+    grammars: Sequence[CallGrammar | None] | None = None,
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
@@ -89,7 +94,8 @@ def sample(
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
     batch_size: rows that are decoded together; default: as many as keep cache and logits under a GiB, on a GPU as its free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
-    graph: decode with static shapes (`decode_graph`); none = on a GPU.
+    graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
+    grammars: one per prompt, which its completions follow, or none. Log-probabilities are then of the masked distribution.
 
     Raises ConfigError: an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
@@ -102,6 +108,8 @@ def sample(
     ):
         got = f"prefix_tokens {list(prefix_tokens)[:8]}"
         raise ConfigError(f"{got}; required is one per prompt, at least 1 and less than the prompt's length")
+    if grammars is not None and len(grammars) != len(prompts):
+        raise ConfigError(f"{len(grammars)} grammars for {len(prompts)} prompts; required is one per prompt, or none")
     if not prompts:
         return []
     names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
@@ -114,13 +122,14 @@ def sample(
         return [Completion([], [], "context") for _ in row_keys]
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
-    with _reading(model, graph, len(row_keys) * max(budgets)) as reader:
+    with _reading(model, graph if grammars is None else False, len(row_keys) * max(budgets)) as reader:
         past: _Prefix | None = None
         for start in range(0, len(order), width):
             rows = order[start : start + width]
             at = [of[r] for r in rows]
             texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
-            batch = _Batch(texts, starts, most, [row_keys[r] for r in rows])
+            held = None if grammars is None else [grammar and grammar.begin() for grammar in (grammars[i] for i in at)]
+            batch = _Batch(texts, starts, most, [row_keys[r] for r in rows], held)
             after = {tuple(prompts[of[r]][: cuts[of[r]]]) for r in order[start + width : start + 2 * width]}
             found, past = _complete(reader, batch, how, stops, max_new_tokens, past, after)
             done.update(zip(rows, found))
@@ -140,6 +149,7 @@ def stream(
     seed: int | None = None,
     key: int | str = 0,
     on_overflow: OnOverflow = "raise",
+    grammar: CallGrammar | None = None,
 ) -> Iterator[tuple[int, float]]:
     """(id, logprob) of each token as it is sampled, equal to `sample` for this prompt and key.
 
@@ -149,7 +159,7 @@ def stream(
     row_keys = [row_key(_fresh_seed() if seed is None else seed, key, 0)]
     if not budget:
         return
-    batch = _Batch([prompt], [len(prompt)], [budget], row_keys)
+    batch = _Batch([prompt], [len(prompt)], [budget], row_keys, None if grammar is None else [grammar.begin()])
     with _reading(model, False, budget) as reader:
         cache, last, _ = _prefill(reader.model, batch, budget)
         for step in _steps(reader, cache, last, batch, how, stops):
@@ -167,6 +177,7 @@ class _Batch:
     cuts: list[int]  # first tokens of each prompt that others may share
     budgets: list[int]  # tokens that each completion may have
     row_keys: list[int]  # `row_key` of each
+    states: list[GrammarState | None] | None = None  # none = no row has a grammar
 
 
 @dataclass(frozen=True)
@@ -299,15 +310,22 @@ def _steps(
     endings = [torch.tensor(s, device=hidden.device) for s in stops]
     # no id is -1, so nothing matches before enough tokens were sampled
     tail = torch.full((len(rows), max(map(len, stops), default=1)), -1, device=hidden.device)
-    done = budget == 0
+    done, states, room = budget == 0, batch.states, []
     # a row that has filled the model's block must leave at once: it has no position for another token
     full = {max(b, 1) for b in batch.budgets}
     for t in range(max(batch.budgets)):
         logits = reader.logits_of(hidden).float()
         logits[:, model.cfg.n_ids :] = -math.inf
+        if states is not None:
+            room = (budget - t - 1).tolist()
+            apply_grammars(logits, states, room)
         ids, logprobs = draw(logits, how, uniform(keys, t))
+        if states is not None:
+            ids, logprobs = take_allowed(states, ids, logprobs, room)
         tail = torch.cat((tail[:, 1:], ids[:, None]), dim=1)
         stopped = _ends_with(tail, endings)
+        if states is not None:
+            stopped = stopped_by(stopped, states)
         yield _Step(rows, ids, logprobs, stopped)
         done = done | stopped | (budget == t + 1)
         alive = len(rows) - int(done.sum())  # the one wait for the device per token
@@ -317,6 +335,7 @@ def _steps(
             keep = (~done).nonzero()[:, 0]
             cache = cache.select(keep)
             rows, budget, keys, done, tail, ids = (x[keep] for x in (rows, budget, keys, done, tail, ids))
+            states = states and [states[i] for i in keep.tolist()]
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 

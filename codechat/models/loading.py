@@ -33,6 +33,11 @@ class LoadedModel:
         tuned = [entry for entry in self.meta.get("lineage", ()) if entry.get("kind") == "sft"]
         return tuned[-1].get("tools_style", "compact") if tuned else "compact"
 
+    @property
+    def declines(self) -> bool:
+        """Whether it declines by calling `chat.NOTHING`."""
+        return self.tools_style == "described"
+
 
 def describe(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, Tokenizer, str]:
     """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds no language model."""

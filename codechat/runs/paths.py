@@ -163,6 +163,20 @@ def find_checkpoint(ref: str | Path) -> Path:
     )
 
 
+def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
+    """`find_checkpoint`, but a run without a step means the checkpoint that evaluation chose, where it chose one. Also what the reference
+    means, in words; empty where only one checkpoint can be meant."""
+    path, place = find_checkpoint(ref), _place(ref)
+    run_path = path.parent.parent
+    steps = checkpoint_paths(run_path) if is_run(run_path) else {}
+    if place not in (run_path, run_path / "checkpoints") or len(steps) < 2:
+        return path, ""
+    name, best, latest = name_of(run_path), pointed_step(run_path, "best"), pointed_step(run_path, "latest")
+    if best not in steps:
+        return path, f"{name} = step {latest} (the latest; no evaluation chose one)"
+    return steps[best], f"{name} = step {best} (@best, which evaluation chose; the latest is step {latest})"
+
+
 # ---- status
 
 

@@ -36,6 +36,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     DECLINED,
     FORMS,
     NOTHING,
+    NOTHING_FITS,
     READABLE,
     STYLES,
     TAGS,
@@ -45,6 +46,7 @@ from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     format_call,
     in_words,
     offered_names,
+    offered_schemas,
     parse_calls,
     tools_prompt,
 )

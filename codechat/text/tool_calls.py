@@ -50,6 +50,8 @@ _SPACE = re.compile(r"\s*")
 _LISTED = re.compile(r"(?:\A\s*|\n)Functions:\n")
 _COMPACT_LINE = re.compile(r"^([^\s(]+\(.*?\)) - (.+)$")
 _NAME_IN_LINE = re.compile(r"([^\s(]+)\(|.*: ([^\s(]+)\(|([^(]+)\(")  # compact, described, a name with spaces
+_NEXT_ARGUMENT = re.compile(r", (?=[^\s,:]+: )")
+_JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _DOUBLE = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 # An apostrophe ends a single-quoted string only before punctuation, so that 'You've won' is one string.
 _SINGLE = re.compile(r"'((?:[^'\\]++|\\.|'(?!\s*[,:}\]]))*+)'", re.DOTALL)
@@ -148,6 +150,48 @@ def offered_names(prompt: str) -> frozenset[str]:
             names.add(schema["name"].strip())
         at = prompt.find("{", end)
     return frozenset(names)
+
+
+def offered_schemas(prompt: str) -> list[dict[str, Any]]:
+    """{"name", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as far as it says: a choice of words in a
+    list may be a number in the schema, so both are allowed."""
+    if listed := _LISTED.search(prompt):
+        lines, _ = _split_list(prompt, listed)
+        named = [(found, line) for line in lines if line != NOTHING_FITS and (found := _NAME_IN_LINE.match(line))]
+        return [
+            {"name": found[found.lastindex], "parameters": _parameters(line[found.end() :])} for found, line in named
+        ]
+    schemas, at = [], prompt.find("{")
+    while at >= 0:
+        found = _strict(prompt, at, len(prompt))
+        schema, end = found if isinstance(found, tuple) else (None, at + 1)
+        if isinstance(schema, dict) and isinstance(schema.get("name"), str):
+            schemas.append(schema)
+        at = prompt.find("{", end)
+    return schemas
+
+
+def _parameters(rest: str) -> dict[str, Any]:
+    """The schema of what stands after the bracket of a line: `a: type, b?: x|y) - description`."""
+    properties, required = {}, []
+    for argument in _NEXT_ARGUMENT.split(rest.partition(") - ")[0].removesuffix(")")):
+        name, _, kind = argument.partition(": ")
+        if name:
+            properties[name.removesuffix("?")] = _schema_of(kind)
+            required += [] if name.endswith("?") else [name]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _schema_of(kind: str) -> dict[str, Any]:
+    """The schema that `_type` wrote as this."""
+    if kind.endswith("[]"):
+        return {"type": "array", "items": _schema_of(kind.removesuffix("[]"))}
+    parts = kind.split("|")
+    if kind == "any":
+        return {}
+    if _JSON_TYPES.issuperset(parts):
+        return {"type": parts if len(parts) > 1 else kind}
+    return {"enum": [*parts, *(int(part) for part in parts if re.fullmatch("-?[0-9]{1,15}", part))]}
 
 
 def _signature(tool: Mapping[str, Any]) -> str:

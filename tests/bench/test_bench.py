@@ -194,3 +194,13 @@ def test_transformers_models_have_the_shape(kind: str) -> None:
     assert model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.shape == (1, 4, cfg.padded_vocab)
     if kind == "arcee":
         assert sum(p.numel() for p in model.parameters()) == cfg.n_params
+
+
+def test_constrained_sampling_is_timed(tmp_path: Path) -> None:
+    words = "--prompts 2 --prompt-tokens 4 --max-new-tokens 4 --rounds 1 --tokenizer bytes".split()
+    assert bench.main(["constrain", *TINY, *words, "--json", str(tmp_path / "figures.json")]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["name"] for row in figures["timings"]] == ["free", "constrained"]
+    assert 0 < figures["mask_us_per_token"] and 0 < figures["grammar_ms"]
+    with pytest.raises(ConfigError, match="square"):
+        bench.main(["constrain", "--tools", "squar"])

@@ -30,7 +30,8 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem
+from codechat.tasks import toolbox
+from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall.staircase import NAMED
 from codechat.tasks.toolbox import reading
 from codechat.tasks.toy import COMPLETION_LENGTH, TOY_MODEL, ToyTask
@@ -318,6 +319,48 @@ def test_other_temperatures_and_a_given_call_tag_have_rows_of_their_own(toy_run:
     given = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"].endswith("call given")]
     others = [e["completion"] for e in read_rows(run.path / "examples.jsonl") if e["sampling"] == "T=1"]
     assert all(text.startswith("<functioncall>") for text in given) and not any(map("<functioncall>".__eq__, others))
+
+
+class Calls(ToyTask):
+    """Offers functions; a completion is correct where its calls can be read and one is offered."""
+
+    name = "calls"
+
+    def prompt(self, problem: Problem) -> list[dict[str, str]]:
+        kit = [toolbox.TOOLS[name].schema for name in ("square", "days_between")]
+        return [{"role": "system", "content": chat.tools_prompt(kit, "described")}, *super().prompt(problem)]
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        calls = chat.parse_calls(completion)
+        right = all(c.form == "object" and c.name in ("square", "days_between") for c in calls)
+        return Score(float(right), self.tiers[-1 if right else 0], {}, right)
+
+
+def test_constrained_calls_are_readable_and_have_rows_of_their_own(
+    toy_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random model that is given the call tag often: free, its calls are noise; constrained, each is readable."""
+    tok = tokenizer.load("bytes")
+    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=512, vocab_size=tok.n_vocab), seed=0)
+    with torch.no_grad():
+        model.wte.weight[chat.call_beginning(tok)] *= 60  # of a tied head
+    problems = Calls().problems("test", limit=4)
+    how = dict(n=3, ks=(1,), max_new_tokens=120, seed=0)
+    free, held = (
+        evaluate.evaluate_task(model, tok, "reserved", Calls(), problems, **how, constrain=c) for c in (False, True)
+    )
+    tagged = [sum(chat.CALL_TAG in e["completion"] for e in result.examples) for result in (free, held)]
+    assert min(tagged) > 0 and free.pass_at[1].value < held.pass_at[1].value == 1.0
+    with raising(ConfigError, "constrain"):
+        evaluate.evaluate_task(model, tok, "reserved", Episodes(), problems, **how, constrain=True)
+
+    evaluate.main([*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--constrain", "true", "--run-name", "held"])
+    evaluate.main([*TOY, "--ckpt", "toy@1", "--temperatures", "0", "--run-name", "free"])
+    run, other = Run.open("held"), Run.open("free")
+    assert list(run.evals()["sampling"]) == ["T=1", "greedy", "T=1, constrained", "greedy, constrained"]
+    assert run.config["constrain"] is True
+    free_rows = [r for r in results.read_per_problem(run) if "constrained" not in r["sampling"]]
+    assert free_rows == results.read_per_problem(other)
 
 
 def test_all_checkpoints_chooses_on_select_and_writes_best(toy_run: Run) -> None:

@@ -21,11 +21,13 @@ from codechat.data.sources import Ledger, local_rows
 from codechat.inference import chat_command, tools_command
 from codechat.inference.chat_command import ChatSettings, LocalModel
 from codechat.inference.detokenizer import stable_text
+from codechat.inference.fitting_tools import fitting_tools
 from codechat.inference.tools_command import LONGEST_RESULT, ToolChat, Toolkit, ToolsConfig
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
+from codechat.tasks import toolbox
 from codechat.tasks.tool_functions import load_executors
 from codechat.text import chat, tokenizer
 
@@ -382,8 +384,124 @@ def test_an_unknown_function_names_the_nearest() -> None:
         tools_command.gather(ToolsConfig(ckpt="", tools=("squar",)))
 
 
-def test_default_functions_exist() -> None:
-    assert len(tools_command.gather(ToolsConfig(ckpt="")).schemas) == len(tools_command.DEFAULT_TOOLS)
+@pytest.mark.parametrize(
+    "request_, name",
+    [
+        (SQUARE, "square"),
+        ("How many days are there between 2024-01-01 and 2024-03-01?", "days_between"),
+        ("What is the area of a circle of radius 2?", "circle_area"),
+        ("Is 97 prime?", "is_prime"),
+        ("Spell hello backwards: reverse the text", "reverse_text"),
+    ],
+)
+def test_the_functions_that_fit_a_request_are_offered(request_: str, name: str) -> None:
+    offered = tools_command.gather(ToolsConfig(ckpt=""), request_).names
+    assert name in offered and len(offered) <= 4
+    for one in offered:
+        assert toolbox.family(one) & set(offered) == {one}, (
+            "two that could serve the same request are never offered together"
+        )
+
+
+def test_where_nothing_fits_nothing_is_offered() -> None:
+    assert fitting_tools("hello") == fitting_tools("") == fitting_tools("the of 12 ?!") == []
+    named = ToolsConfig(ckpt="", tools=("square",))
+    assert tools_command.gather(named, "Is 97 prime?").names == ["square"]
+
+
+class Scripted:
+    """A model that says these turns; `held` are the schemas that each was held to."""
+
+    def __init__(self, *turns: str) -> None:
+        self.turns, self.held = list(turns), []
+
+    def fit(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        return messages
+
+    def say(self, messages: list[dict[str, str]], tools: object = ()) -> object:
+        self.held.append(list(tools))
+        self.said = self.turns.pop(0)
+        yield self.said
+
+    def last_content(self) -> str:
+        return self.said
+
+
+CALL, UNREADABLE = call("square", x=12), chat.CALL_TAG + ' {"name": "square", "arg'
+
+
+@pytest.mark.parametrize(
+    "turns, roles",
+    [
+        ((CALL, "144."), "user assistant function assistant"),
+        ((CALL, CALL, "never said"), "user assistant function assistant"),  # it has its result
+        ((CALL, call("square", x=144), "20736."), "user assistant function assistant function assistant"),
+        ((CALL, UNREADABLE, "never said"), "user assistant function assistant"),
+        ((UNREADABLE, UNREADABLE, "never said"), "user assistant function assistant"),
+        ((UNREADABLE, CALL, "144."), "user assistant function assistant function assistant"),
+        ((call("square", y=1), call("square", y=1), "never said"), "user assistant function assistant"),
+        ((call("square", y=1), CALL, "144."), "user" + " assistant function" * 2 + " assistant"),
+    ],
+)
+def test_an_exchange_ends_with_its_result(
+    monkeypatch: pytest.MonkeyPatch, turns: tuple[str, ...], roles: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Scripted(*turns)
+    monkeypatch.setattr(tools_command, "open_model", lambda cfg: model)
+    session = ToolChat(ToolsConfig(server="http://x", tools=("square",)))
+    found = session.reply([{"role": "user", "content": SQUARE}])
+    assert [message["role"] for message in found] == roles.split()
+    assert all(held == session.kit.schemas for held in model.held)
+
+
+def test_the_functions_change_with_the_request_and_stay_where_none_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Scripted("one", "two", "three")
+    monkeypatch.setattr(tools_command, "open_model", lambda cfg: model)
+    session = ToolChat(ToolsConfig(server="http://x", constrain="off"))
+    messages: list[dict[str, str]] = []
+    kits = []
+    for text in ("Is 97 prime?", "and 91?", SQUARE):
+        messages = session.reply([*messages, {"role": "user", "content": text}])
+        kits.append(session.kit.names)
+    assert kits[0] == kits[1] == ["is_prime"] and "square" in kits[2] and model.held == [[], [], []]
+    out = capsys.readouterr().out
+    assert out.count("offered: is_prime") == 2 and "offered: square" in out
+
+
+def test_calls_are_held_to_the_schemas_unless_switched_off(said) -> None:
+    """At temperature 10 an unconstrained model writes no call that can be run."""
+    flags = ["--tools", "square", "--user", SQUARE, "--temperature", "10", "--no-run", "--max-new-tokens", "60"]
+    found = {}
+    for how in ("auto", "off"):
+        texts = [said("tools", "--ckpt", "tiny/sft", *flags, "--seed", str(s), "--constrain", how)[1] for s in range(8)]
+        found[how] = [c for text in texts for c in chat.parse_calls(text)]
+    assert all(c.form == "object" and c.name == "square" and list(c.arguments) == ["x"] for c in found["auto"])
+    assert all(c.name != "square" for c in found["off"])
+
+
+def test_a_run_means_the_checkpoint_that_evaluation_chose(said, root: Path) -> None:
+    with Run.create("tiny/two", {"lr": 0.003}, kind="sft") as run:
+        for step in (40, 60):
+            meta = {"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
+            checkpoint.save(run.path, step, model=new_model(seed=step), meta=meta)
+
+    def step_of(ref: str) -> tuple[int, str]:
+        path, meaning = paths.chosen_checkpoint(ref)
+        return int(path.name.removeprefix("step_")), meaning
+
+    assert step_of("tiny/two")[0] == 60 and "step 60" in step_of("tiny/two")[1]
+    checkpoint.set_best(run.path, 40)
+    step, meaning = step_of("tiny/two")
+    assert step == 40 and "step 40" in meaning and "60" in meaning
+    assert [step_of(f"tiny/two@{which}") for which in ("60", "latest", "best")] == [(60, ""), (60, ""), (40, "")]
+    assert step_of(str(run.path))[0] == step_of(str(run.path / "checkpoints"))[0] == 40
+    assert step_of(str(run.path / "checkpoints" / "step_000060")) == (60, "")
+    assert step_of("tiny/sft") == (60, ""), "a run with one checkpoint needs no words"
+    code, _, err = said("chat", "--ckpt", "tiny/two", "--user", "x", "--max-new-tokens", "1")
+    assert code == 0 and meaning in err
+    assert LocalModel(ChatSettings(ckpt="tiny/two")).loaded.meta["step"] == 40
 
 
 def test_a_system_text_comes_before_the_functions(root: Path) -> None:

@@ -1,4 +1,5 @@
-"""The chat page in headless Chromium: a request that is answered by a call, the token view, stopping, errors, a phone's width."""
+"""The chat page in headless Chromium: calls, the token view, streaming, stopping, errors, a full context, a server that leaves, kept conversations,
+a phone's width."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
+from server import Serving
 from test_server import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
 
 from codechat.inference import batching
@@ -32,6 +34,7 @@ def page(chromium: Browser, up: Running) -> Iterator[Browser]:  # noqa: F811
     chromium.resize(1280, 800)
     chromium.open(up.url)
     chromium.until("model !== '' && document.querySelectorAll('#tools input').length > 20")
+    chromium.ask("$('auto').click(), localStorage.clear()")
     chromium.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = box.schema.name === 'square')")
     chromium.ask("$('say').focus()")
     yield chromium
@@ -41,6 +44,10 @@ def page(chromium: Browser, up: Running) -> Iterator[Browser]:  # noqa: F811
 def tell(page: Browser, text: str) -> None:
     page.type(text)
     page.enter()
+
+
+def without_tools(page: Browser) -> None:
+    page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
 
 
 def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> None:
@@ -63,7 +70,7 @@ def test_a_call_is_a_card_and_runs_for_real(page: Browser, tmp_path: Path) -> No
 
 
 def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
-    page.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = false)")
+    without_tools(page)
     tell(page, "code")
     page.until(SETTLED)
     assert page.ask("document.querySelector('.assistant .body').textContent") == CODE
@@ -90,8 +97,7 @@ def test_stopping_keeps_what_was_said_and_frees_the_server(
     up: Running,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    positions = batching.SlotCache.positions
-    monkeypatch.setattr(batching.SlotCache, "positions", lambda self, new: time.sleep(0.02) or positions(self, new))
+    slow_down(monkeypatch, 0.02)
     page.ask("$('temperature').value = 10; $('seed').value = 1")
     tell(page, "hello")
     page.until("document.querySelectorAll('.tokens span').length > 3 && !$('stop').hidden")
@@ -122,3 +128,164 @@ def test_an_error_is_shown_and_the_text_comes_back(page: Browser) -> None:
     assert "max_tokens" in page.ask("document.querySelector('[role=alert]').textContent")
     assert page.ask("$('say').value") == "hello" and page.ask("messages.length") == 0
     page.problems[:] = [p for p in page.problems if "status of 400" not in p]  # the browser's own line about the answer
+
+
+def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """At least this long per token."""
+    positions = batching.SlotCache.positions
+    patch.setattr(batching.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
+
+
+def test_an_answer_is_seen_while_it_is_written(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(monkeypatch, 0.03)
+    without_tools(page)
+    tell(page, "code")
+    shown = "document.querySelector('.assistant .body')?.textContent || ''"
+    page.until(f"running !== null && ({shown}).length > 2")
+    early = page.ask(shown)
+    page.until(SETTLED)
+    assert 0 < len(early) < len(CODE) and CODE.startswith(early) and page.ask(shown) == CODE
+
+
+def test_the_functions_that_fit_are_offered_and_said(page: Browser) -> None:
+    page.ask("$('auto').click()")
+    tell(page, REQUEST)
+    page.until(SETTLED)
+    assert page.ask("offered") == ["square"]
+    assert "square" in page.ask("document.querySelector('.offered').textContent")
+    assert page.ask("wanted().tools.map(tool => tool.function.strict)") == [True]
+    page.ask("$('hold').click()")
+    assert page.ask("wanted().tools.map(tool => 'strict' in tool.function)") == [False]
+    page.ask("$('hold').click()")
+    examples = page.ask(
+        "Promise.all(EXAMPLES.slice(0, 2).map(async text => (await (await ask('/page/prepare', {messages: [{role: 'user', content: text}]})).json()).offered[0]))"
+    )
+    assert examples == ["square", "days_between"]
+
+
+def test_an_unreadable_call_is_a_failed_card(page: Browser) -> None:
+    page.ask("$('max_tokens').value = 9, $('hold').click()")
+    tell(page, REQUEST)
+    page.until(SETTLED)
+    assert page.ask("document.querySelector('.card.bad .state').textContent") == "failed"
+    assert page.ask("document.querySelector('.card dd').textContent").startswith('{"name"')
+    assert chat.CALL_TAG not in page.ask("document.querySelector('.assistant .body').textContent")
+    assert page.ask("messages.map(m => m.role)") == ["user", "assistant"]
+    page.ask("$('hold').click()")
+
+
+def test_an_unreadable_calls_error_is_fed_back_once_and_a_repeated_call_ends(page: Browser) -> None:
+    """The server's answers are replaced: what counts is when the page asks again."""
+    unreadable = f'{chat.CALL_TAG} {{"name": "square", "arg'
+    one = {"id": "c", "type": "function", "function": {"name": "square", "arguments": '{"x": 12}'}}
+    for answers, roles in (
+        ([{"content": unreadable}, {"content": unreadable}, {}], ["user", "assistant", "tool", "assistant"]),
+        ([{"tool_calls": [one]}, {"content": unreadable}, {}], ["user", "assistant", "tool", "assistant"]),
+        ([{"tool_calls": [one]}, {"tool_calls": [one]}, {}], ["user", "assistant", "tool", "assistant"]),
+    ):
+        page.ask("fresh()")
+        page.ask(
+            f"""(() => {{ const left = {json.dumps(answers)}, real = ask; window.unasked = () => left.length;
+            ask = async (path, ...rest) => {{ if (path !== '/v1/chat/completions') return real(path, ...rest);
+              const delta = left.shift(), choice = {{delta, finish_reason: delta.tool_calls ? 'tool_calls' : 'stop'}};
+              return new Response(`data: ${{JSON.stringify({{choices: [choice]}})}}\n\ndata: [DONE]\n\n`); }};
+            window.restore = () => {{ ask = real; }}; }})()"""
+        )
+        tell(page, REQUEST)
+        page.until(SETTLED)
+        assert page.ask("messages.map(m => m.role)") == roles and page.ask("unasked()") == 1
+        page.ask("restore()")
+
+
+def test_a_full_context_drops_the_oldest_turns_and_says_so(page: Browser) -> None:
+    without_tools(page)
+    page.ask("$('max_tokens').value = 5")
+    for i in range(9):
+        tell(page, "x < 1 " * 15)
+        page.until(f"running === null && messages.length === {2 * i + 2}")
+        if page.ask("forgotten"):
+            break
+    forgotten = page.ask("forgotten")
+    assert 0 < forgotten < page.ask("messages.length") and forgotten % 2 == 0
+    assert str(forgotten) in page.ask("document.querySelector('.forgotten').textContent")
+    assert page.ask("seen().length") == page.ask("messages.length") - forgotten
+    assert page.ask("document.querySelector('[role=alert]')") is None
+    page.ask("document.querySelector('#max_tokens').value = ''")
+
+
+def test_conversations_are_kept_reopened_copied_and_exported(page: Browser, up: Running) -> None:  # noqa: F811
+    tell(page, REQUEST)
+    page.until(SETTLED)
+    before, shown = (
+        page.ask("JSON.stringify(messages)"),
+        page.ask("[...document.querySelectorAll('.card dd')].map(n => n.textContent)"),
+    )
+    page.open(up.url)
+    page.until("model !== ''")
+    assert page.ask("messages.length") == 0
+    page.ask("$('older').click()")
+    assert page.ask("$('list').querySelector('button').textContent") == REQUEST
+    page.ask("$('list').querySelector('button').click()")
+    assert page.ask("JSON.stringify(messages)") == before
+    assert page.ask("[...document.querySelectorAll('.card dd')].map(n => n.textContent)") == shown
+    assert page.ask("[...document.querySelectorAll('.assistant .body')].map(n => n.textContent)") == ["", ANSWER]
+    found = json.loads(page.ask("exported()"))
+    assert found["messages"] == json.loads(before) and found["tools"][0]["function"]["name"] == "square"
+    copied = "(async () => { let text = ''; navigator.clipboard.writeText = async got => { text = got; }; await copy(); return text; })()"
+    assert json.loads(page.ask(copied)) == found
+    page.ask("$('fresh').click()")
+    assert page.ask("messages.length") == 0 and page.ask("kept().length") == 1
+    page.ask("[...$('list').querySelectorAll('button')].at(-1).click()")
+    assert page.ask("kept().length") == 0
+
+
+def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None:  # noqa: F811
+    """In the middle of an answer: the request comes back, the page waits, and the request can be sent again."""
+    chromium.problems.clear()
+    with pytest.MonkeyPatch.context() as patch, Serving(timeout_s=600) as running:
+        slow_down(patch, 0.3)  # a server that stops lets answers end for three seconds
+        port = running.place[1]
+        chromium.open(running.url)
+        chromium.until("model !== '' && about.tools.length > 20")
+        chromium.ask("$('auto').click(), localStorage.clear(), $('say').focus()")
+        tell(chromium, "code")
+        chromium.until("(document.querySelector('.assistant .body')?.textContent || '').length > 2")
+    chromium.until("running === null && away")
+    assert chromium.ask("$('say').value") == "code" and chromium.ask("messages.length") == 0
+    assert chromium.ask("document.querySelector('.assistant')") is None, "half an answer is not kept"
+    assert chromium.ask("$('model').classList.contains('away')")
+    with Serving(port=port):
+        chromium.until("!away && !$('model').classList.contains('away')")
+        chromium.ask("$('say').focus()")
+        chromium.enter()
+        chromium.until(SETTLED)
+        assert chromium.ask("messages.at(-1).content") == CODE
+    chromium.problems.clear()  # the browser's own lines about connections
+
+
+def test_a_phone_with_settings_and_inspector_open(page: Browser, tmp_path: Path) -> None:
+    page.resize(390, 800)
+    page.ask("$('auto').click()")
+    tell(page, REQUEST)
+    page.until(SETTLED)
+    page.ask("$('auto').click()")
+    page.ask("$('view').click()")
+    page.ask("document.querySelectorAll('.tokens span')[5].focus()")
+    assert page.ask(OVERFLOW) == 0
+    inside = "(() => { const r = $('{0}').getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth && r.top >= 0 && r.bottom <= innerHeight; })()"
+    assert all(page.ask(inside.replace("{0}", id)) for id in ("inspector", "say", "send", "view", "fresh", "model"))
+    assert page.ask("$('log').clientHeight") > 150, "the conversation stays in sight"
+    chosen = page.ask(
+        "(() => { const r = marked.getBoundingClientRect(), log = $('log').getBoundingClientRect(); return r.top >= log.top - 1 && r.bottom <= log.bottom + 1; })()"
+    )
+    assert chosen, "so does the token that was chosen"
+    page.shot(tmp_path / "inspector.png")
+    page.ask("$('inspector').querySelector('button').click()")
+    assert page.ask("$('inspector').hidden")
+    page.ask("$('more').click()")
+    cut = page.ask(
+        "[...document.querySelectorAll('#tools label'), $('model')].filter(n => n.scrollWidth > n.clientWidth + 1).map(n => n.textContent)"
+    )
+    assert cut == [], "names are whole"
+    assert page.ask(OVERFLOW) == 0
+    page.resize(1280, 800)

@@ -32,8 +32,8 @@ from codechat.inference import (
     serve,
 )
 from codechat.inference.api_errors import ApiError
-from codechat.inference.api_requests import ServedModel, parse_completion
-from codechat.inference.api_schema import CompletionRequest
+from codechat.inference.api_requests import ServedModel, grammar_of, parse_completion, prompt_of
+from codechat.inference.api_schema import ChatRequest, CompletionRequest
 from codechat.inference.detokenizer import Detokenizer, StopStrings  # noqa: E402
 from codechat.inference.serve import ServeConfig  # noqa: E402
 from codechat.models import generate, loading
@@ -263,8 +263,6 @@ def test_tool_choice(up: Running) -> None:
     for choice in (named, "required"):
         got = say(up, REQUEST, tools=[TOOL], tool_choice=choice).choices[0]
         assert json.loads(got.message.tool_calls[0].function.arguments) == {"x": 12}, choice
-    forced = say(up, "hello", tools=[TOOL], tool_choice="required", max_tokens=3).choices[0]
-    assert forced.message.content.startswith('<functioncall> {"name":'), "a call that was cut off is shown as it stands"
     for _ in range(3):
         assert (
             chat.CALL_TAG
@@ -272,6 +270,99 @@ def test_tool_choice(up: Running) -> None:
             .choices[0]
             .message.content
         )
+
+
+OFFERED = [{"type": "function", "function": TOOLS[name].schema} for name in ("color_channel", "days_between", "square")]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_required_call_is_readable_however_hot_and_short(up: Running, seed: int) -> None:
+    """At temperature 10 the model writes noise; the call is one of those offered all the same, and ends within max_tokens."""
+    how = dict(tools=OFFERED, tool_choice="required", temperature=10.0, seed=seed, max_tokens=52 + 10 * seed, n=4)
+    for choice in say(up, "hello", **how).choices:
+        call = choice.message.tool_calls[0].function
+        given = json.loads(call.arguments)
+        schema = TOOLS[call.name].schema["parameters"]
+        assert choice.finish_reason == "tool_calls" and call.name in {t["function"]["name"] for t in OFFERED}
+        assert list(given) == schema["required"]
+        assert given.get("channel", "red") in ("red", "green", "blue")
+
+
+def test_a_named_function_is_called_and_no_other(up: Running) -> None:
+    named = {"type": "function", "function": {"name": "days_between"}}
+    got = say(up, REQUEST, tools=OFFERED, tool_choice=named, temperature=10.0, seed=0, max_tokens=90).choices[0]
+    assert [call.function.name for call in got.message.tool_calls] == ["days_between"]
+    stream = say(up, REQUEST, tools=OFFERED, tool_choice=named, temperature=10.0, seed=0, max_tokens=90, stream=True)
+    (call,) = [call for c in stream for call in c.choices[0].delta.tool_calls or ()]
+    same = got.message.tool_calls[0].function
+    assert (call.function.name, call.function.arguments) == (same.name, same.arguments)
+
+
+def test_strict_functions_constrain_calls_and_leave_words_alone(up: Running) -> None:
+    strict = [{"type": "function", "function": {**SQUARE, "strict": True}}]
+    assert json.loads(say(up, REQUEST, tools=strict).choices[0].message.tool_calls[0].function.arguments) == {"x": 12}
+    kinds = set()
+    for seed in range(12):  # warm: calls, words, and words that would be unreadable calls
+        message = say(up, REQUEST, tools=strict, temperature=2.0, seed=seed, max_tokens=100).choices[0].message
+        kinds.add(bool(message.tool_calls))
+        for call in message.tool_calls or ():
+            assert call.function.name == "square" and isinstance(json.loads(call.function.arguments)["x"], int | float)
+    assert True in kinds
+
+
+def test_what_cannot_be_constrained_is_rejected_by_name(up: Running, root: Path) -> None:
+    def status(where: Running, **more: Any) -> tuple[int, str]:
+        code, body = where.send("POST", "/v1/chat/completions", {"model": "tiny/sft", "messages": USER} | more)
+        return code, body["error"]["param"] if code != 200 else ""
+
+    asks = {"tools": [TOOL], "tool_choice": "required"}
+    assert status(up, **asks, max_tokens=5) == (400, "max_tokens")
+    assert status(up, **asks, stop="x") == (400, "stop")
+    odd = {"name": "f", "strict": True, "parameters": {"properties": {"x": {"type": "no such type"}}}}
+    assert status(up, tools=[{"type": "function", "function": odd}]) == (400, "tools")
+    with Serving(constrain="off") as free:
+        assert status(free, **asks) == (400, "tool_choice")
+        assert status(free, tools=[{"type": "function", "function": SQUARE | {"strict": True}}]) == (400, "tools")
+        assert status(free, tools=[TOOL], max_tokens=20) == (200, "")
+
+
+def test_an_unreadable_later_call_leaves_the_readable_first_one() -> None:
+    reading = Detokenizer(TOK, "reserved", calls=True)
+    bad = f'{chat.CALL_TAG} {{"name": "square", "arg'
+    found = reading.split(chat.completion_ids(f"Well. {CALL}{bad}{CALL}", TOK))
+    assert found == ("Well. ", [("square", {"x": 12})])
+    assert reading.split(chat.completion_ids(bad + CALL, TOK)) == (bad + CALL, [])
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_declining_by_a_call_is_read_as_words_however_it_grows(calls: bool) -> None:
+    reading = Detokenizer(TOK, "reserved", calls=calls)
+    ids = chat.completion_ids(chat.DECLINE, TOK)
+    assert reading.split(ids) == (chat.DECLINED, [])
+    assert {reading.growing(ids[:n]) for n in range(len(ids) + 1)} == {""}
+    assert Detokenizer(TOK, "reserved", raw=True).text(ids).startswith(chat.DECLINE)
+    other = chat.completion_ids(CALL, TOK)
+    assert reading.growing(other) == ("" if calls else CALL)
+
+
+def test_a_model_that_declines_by_a_call_may_and_reads_it_again(root: Path) -> None:
+    class Declining:
+        tokenizer, tags, tools_style, declines = TOK, "reserved", "described", True
+
+    served = ServedModel(Declining(), "x", 0)
+    strict = {"type": "function", "function": {**SQUARE, "strict": True}}
+    body = ChatRequest(model="x", messages=[{"role": "user", "content": "x"}], tools=[strict])
+    ids = chat.completion_ids(chat.DECLINE, TOK)
+
+    def passes(grammar: Any) -> bool:
+        state = grammar.begin()
+        return all(state.mask(200) is not None and state.mask(200)[i] and state.take(i, 99) == i for i in ids)
+
+    assert passes(grammar_of(body, served))
+    assert not passes(grammar_of(body.model_copy(update={"tool_choice": "required"}), served))
+    said = [*USER, {"role": "assistant", "content": chat.DECLINED}, *USER]
+    messages = ChatRequest(model="x", messages=said).messages
+    assert chat.DECLINE in chat.decode(prompt_of(messages, [SQUARE], Declining()), TOK)
 
 
 def test_without_tools_a_call_is_text(up: Running) -> None:
@@ -406,9 +497,9 @@ def test_a_late_answer_is_504_or_ends_its_stream(root: Path, slow_steps: None) -
 
 
 def test_a_body_that_does_not_arrive_is_408(up: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    from codechat.inference import app
+    from codechat.inference import request_body
 
-    monkeypatch.setattr(app, "BODY_S", 0.1)
+    monkeypatch.setattr(request_body, "BODY_S", 0.1)
     link = http.client.HTTPConnection(*up.place, timeout=300)
     link.putrequest("POST", "/v1/chat/completions")
     for name, value in (("Content-Type", "application/json"), ("Content-Length", "100")):

@@ -17,6 +17,7 @@ from codechat.models.generate import Completion, Truncation, sample, stream
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, new_cache
 from codechat.text import chat, tokenizer
+from codechat.text.call_grammar import call_grammar
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12], [40], [13, 14, 15, 16, 17]]
 STOPS = ((5,), (7, 8), (30,), (60,))
@@ -516,3 +517,23 @@ def test_the_cache_is_at_least_four_times_faster_than_full_forwards() -> None:
     finally:
         torch.set_num_threads(threads)
     assert max(ratios) > 4
+
+
+def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
+    """A row with a grammar writes a readable call from a random model; its neighbours sample as if it were not there."""
+    tok = tokenizer.load("gpt2:512")
+    model = random_model(vocab_size=tok.n_vocab, block_size=160)
+    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    grammar = call_grammar(tok, "reserved", [tool], required=True)
+    stop, how = chat.stop_sequences(tok), dict(max_new_tokens=48, seed=3)
+    free = sample(model, PROMPTS, stop=stop, **how)
+    mixed = sample(model, PROMPTS, stop=stop, grammars=[None, grammar, grammar, None], **how)
+    assert [mixed[0].ids, mixed[3].ids] == [free[0].ids, free[3].ids]
+    for done in mixed[1:3]:
+        call, *_ = chat.parse_calls(chat.completion_text(done.ids, tok))
+        assert (call.name, list(call.arguments), type(call.arguments["x"])) == ("f", ["x"], int)
+        assert all(math.isfinite(lp) and lp <= 0 for lp in done.logprobs)
+    alone = list(stream(model, PROMPTS[1], key=1, grammar=grammar, stop=stop, **how))
+    assert [token for token, _ in alone] == mixed[1].ids
+    with pytest.raises(ConfigError, match="grammars"):
+        sample(model, PROMPTS, grammars=[grammar], **how)

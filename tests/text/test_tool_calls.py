@@ -14,6 +14,7 @@ import pytest
 from raising import raising
 
 from codechat.core.errors import ConfigError, DataError
+from codechat.tasks.toolbox import TOOLS
 from codechat.text import chat
 from codechat.text.chat import Call, format_call, parse_calls, tools_prompt
 from codechat.text.tool_calls import FORMS, READABLE
@@ -482,6 +483,23 @@ def test_compact_is_a_line_per_tool() -> None:
         "now()\n"
         "x()"
     )
+
+
+@pytest.mark.parametrize("style", chat.STYLES)
+def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
+    offered = [tool.schema for tool in TOOLS.values()] + [WEATHER]
+    read = chat.offered_schemas("Be brief.\n" + tools_prompt(offered, style))
+    assert [tool["name"] for tool in read] == [tool["name"] for tool in offered]
+    for found, tool in zip(read, offered):
+        expected, got = tool["parameters"]["properties"], found["parameters"]["properties"]
+        assert list(got) == list(expected)
+        assert found["parameters"].get("required", []) == tool["parameters"].get("required", [])
+        for name, schema in expected.items():
+            if "enum" in schema:
+                assert set(schema["enum"]) <= set(got[name]["enum"])
+            else:
+                assert got[name].get("type") == schema.get("type")
+    assert chat.offered_schemas("You are a helpful assistant.") == []
 
 
 def test_described_puts_each_name_after_its_description() -> None:

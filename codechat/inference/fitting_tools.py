@@ -1,0 +1,55 @@
+"""The functions of a catalogue that fit a request: BM25 (bm25s) over names, descriptions, and the arguments' names and choices.
+
+Functions that could serve the same request (`toolbox.FAMILIES`) are never chosen together, as in training: the correct call would be ambiguous.
+
+Left out: meaning. A request that shares no word with a function's description does not find it; offer it by name then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from codechat.tasks import toolbox
+
+OFFERED = 4  # as many as a training prompt offers at most
+NEAR = 0.7  # least share of the best score: others distract a small model more often than they help
+STEM = 5  # letters of a word that count: "squared" finds "square"
+
+
+def fitting_tools(request: str, most: int = OFFERED) -> list[str]:
+    """Names of at most `most` functions of the toolbox, best first; none where no word of the request is in any description."""
+    index, names = _index()
+    known = sorted(set(_words(request)) & index.vocab_dict.keys())
+    if not known:
+        return []
+    scores, chosen = index.get_scores(known), []
+    for score, name in sorted(zip(scores, names), reverse=True):
+        near = score >= NEAR * scores.max() and len(chosen) < most
+        if near and not any(name in toolbox.family(other) for other in chosen):
+            chosen.append(name)
+    return chosen
+
+
+@lru_cache(maxsize=1)
+def _index() -> tuple[Any, list[str]]:
+    import bm25s  # here: only a request needs it
+
+    index = bm25s.BM25()
+    index.index([_words(_text(tool.schema)) for tool in toolbox.TOOLS.values()], show_progress=False)
+    return index, list(toolbox.TOOLS)
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    """The name counts twice: its words are chosen to be told apart."""
+    properties = schema["parameters"]["properties"].items()
+    arguments = " ".join(f"{name} {' '.join(map(str, about.get('enum', ())))}" for name, about in properties)
+    return f"{schema['name']} {schema['name']} {schema['description']} {arguments}".replace("_", " ")
+
+
+def _words(text: str) -> list[str]:
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return [word[:STEM] for word in re.findall(r"[a-z]+", text.lower()) if word not in STOPWORDS_EN]

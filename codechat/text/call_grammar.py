@@ -1,0 +1,319 @@
+"""Token masks that keep an answer's tool calls readable: offered names only, valid JSON, arguments of the types and enumerations of the schemas.
+
+    grammar = CallGrammar(tokenizer, tags, tools, required=True)
+    state = grammar.begin()                     one per completion
+    state.mask(room)                            (n,) bool: ids that may come next; room: tokens that may follow it
+    token = state.take(token, room)             the id that counts
+
+The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, with arguments in the order of the
+schema. llguidance turns it into masks. It reads any vocabulary of bytes, so all our tokenizers and tag modes work, and it costs microseconds a
+token (`codechat bench constrain`).
+
+A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the
+sampled id by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that needs none may still begin too late.)
+
+Left out: tokens that the grammar forces are sampled like all others, so a completion costs the same number of forward passes; keys in another
+order than the schema's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from codechat.core.errors import ConfigError, DataError
+from codechat.text import chat
+from codechat.text.tokenizer import Tokenizer
+
+Schema = dict[str, Any]
+LARGEST_NUMBER = 10**15  # of numbers without bounds in the schema: json readers reject 1e999 and very long digits
+LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
+CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
+BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
+# where a schema says nothing; llguidance's own "any" has numbers that no reader takes
+ANY: Schema = {"type": ["string", "number", "boolean", "null"], **BOUNDS}
+NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
+NAMED = ("properties", "$defs", "definitions")
+CLOSERS = (
+    b'"',
+    b"}",
+    b"]",
+    b"0",
+)  # what ends a string, an object, a list, and begins a number; a string may hold the others
+
+
+def call_grammar(tokenizer: Tokenizer, tags: str, tools: Sequence[Mapping[str, Any]], **how: bool) -> CallGrammar:
+    """The CallGrammar of these arguments; the last ones are kept, since reading schemas takes tens of milliseconds."""
+    return _kept(tokenizer, tags, json.dumps(list(tools)), **how)
+
+
+def prompt_grammar(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str) -> CallGrammar | None:
+    """The grammar of the functions that the system messages of a prompt offer; none where they offer none."""
+    system = "\n".join(message["content"] for message in messages if message["role"] == "system")
+    tools = chat.offered_schemas(system)
+    return call_grammar(tokenizer, tags, tools, declines=chat.NOTHING_FITS in system) if tools else None
+
+
+@lru_cache(maxsize=64)
+def _kept(tokenizer: Tokenizer, tags: str, tools: str, **how: bool) -> CallGrammar:
+    return CallGrammar(tokenizer, tags, json.loads(tools), **how)
+
+
+class CallGrammar:
+    """The calls that `tools` ({"name", "description", "parameters"} each) allow.
+
+    required: the answer is a call. one_call: at most one. declines: calling `chat.NOTHING` is possible too, where no call is required. strict: a
+    schema that has no grammar raises ConfigError instead of allowing any object as arguments."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tags: str,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        required: bool = False,
+        one_call: bool = False,
+        declines: bool = False,
+        strict: bool = False,
+    ) -> None:
+        import llguidance  # here: only constrained answers need it
+
+        if not tools:
+            raise ConfigError("no functions are offered, so no call is possible; offer one")
+        self.vocabulary, self.required = _vocabulary(tokenizer, tags), required
+        nothing = [{"name": chat.NOTHING}] if declines and not required else []
+        calls = {"anyOf": [_call_schema(tool, strict) for tool in [*tools, *nothing]], "x-guidance": CANONICAL}
+        grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), required, one_call)
+        self._start = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
+        if problem := self._start.get_error():
+            raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
+        if required and self.shortest is None:
+            raise ConfigError("no call of these functions can be written in this vocabulary; set --constrain off")
+        # ids that a call may still need whatever was sampled: names and values that are fixed stand in the schemas
+        self.near_end = max(len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools)
+
+    def begin(self) -> GrammarState:
+        """The state of a new completion."""
+        return GrammarState(self, self._start.deep_copy())
+
+    @cached_property
+    def after_tag(self) -> int:
+        """Tokens that are enough for some call after its tag; 0 where the tag is no single id."""
+        state, tag = self._start.deep_copy(), self.vocabulary.tag_id
+        if tag is None or not state.consume_token(tag):
+            return 0
+        return len(_closing(state, self.vocabulary) or ())
+
+    @cached_property
+    def shortest(self) -> int | None:
+        """Tokens that are enough for some call; 0 where none is required, none where no end was found."""
+        closing = _closing(self._start, self.vocabulary)
+        return None if closing is None else len(closing)
+
+
+class GrammarState:
+    """Where one completion is in the grammar."""
+
+    def __init__(self, grammar: CallGrammar, matcher: Any) -> None:
+        self.grammar, self.matcher, self.ended = grammar, matcher, False
+        self._closing: deque[int] = deque()  # ids that must come next
+
+    @property
+    def inside(self) -> bool:
+        """Whether the answer is inside a call, where no stop sequence ends it."""
+        return not self.ended and not self.matcher.is_accepting()
+
+    def mask(self, room: int) -> np.ndarray | None:
+        """(n,) bool: ids that may come next, with `room` tokens after it; none = all. No call begins that could not end."""
+        if self.ended:
+            return None
+        allowed, tag = _allowed(self.matcher, self.grammar.vocabulary), self.grammar.vocabulary.tag_id
+        if tag is not None and allowed[tag] and allowed.sum() > 1 and room < self.grammar.after_tag:
+            allowed[tag] = False
+        return allowed
+
+    def take(self, token: int, room: int) -> int:
+        """Go on with the sampled id, or with the next one of the shortest ending where that would no longer fit into `room` tokens after it.
+        Sets `ended` with the end of the answer."""
+        if self.ended or room < 0:
+            return token
+        if self._closing:
+            token = self._closing.popleft()
+            self._step(token)
+            return token
+        inside = self.inside
+        self._step(token)
+        if inside and room < self.grammar.near_end and not self._can_end_within(room):
+            self.matcher.rollback(1)
+            self._closing.extend(_closing(self.matcher, self.grammar.vocabulary) or ())
+            return self.take(token, room)
+        return token
+
+    def _can_end_within(self, room: int) -> bool:
+        closing = _closing(self.matcher, self.grammar.vocabulary)
+        return closing is not None and len(closing) <= room
+
+    def _step(self, token: int) -> None:
+        # not consumed: the mask was not applied, or llguidance reached one of its limits
+        self.ended = not self.matcher.consume_token(token) or self.matcher.is_stopped()
+
+
+# ---------------------------------------------------------------- the grammar
+
+
+def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -> str:
+    """The grammar in llguidance's dialect of Lark."""
+    tag, closing = vocabulary.call_tag, vocabulary.closing
+    more = "" if one_call else f'("\\n"? {tag} call)*'
+    end = '"\\n"?' if closing is None else f'("\\n"? {closing})?'
+    lines = [
+        f"start: {'' if required else 'TEXT | '}first call {more} {end}",
+        'call: " " object',
+        f"object: %json {calls}",
+    ]
+    if required:
+        lines.append(f"first: {tag}")
+    elif tag.startswith("<["):
+        lines.append(f"first: TEXT {tag} | {tag}")
+    else:  # a text that may go on takes in all it can, so the tag must be said to end it
+        lines.append(f"first[suffix={tag}]: /(?s:.*)/")
+    if not required:
+        lines.append(f"TEXT: /(?s:.*)/ & ~/(?s:.*){chat.CALL_TAG}(?s:.*)/")
+    return "\n".join(lines)
+
+
+def _call_schema(tool: Mapping[str, Any], strict: bool) -> Schema:
+    """{"name": this name, "arguments": an object of its parameters}."""
+    parameters = _bounded({"type": "object", "properties": {}, **(tool.get("parameters") or {})})
+    if problem := _problem(parameters):
+        if strict:
+            raise ConfigError(
+                f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it, or leave out strict"
+            )
+        parameters = _bounded({"type": "object"})
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _bounded(schema: Any) -> Any:
+    """The schema with bounds for numbers, and without further keys in objects whose keys are listed."""
+    if not isinstance(schema, dict):
+        return [_bounded(one) for one in schema] if isinstance(schema, list) else ANY if schema is True else schema
+    if not {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", *NAMED} & schema.keys():
+        return ANY
+    out = {key: _bounded(value) if key in NESTED else value for key, value in schema.items()}
+    for key in NAMED:
+        if isinstance(schema.get(key), dict):
+            out[key] = {name: _bounded(value) for name, value in schema[key].items()}
+    kinds = schema.get("type")
+    kinds = set(map(str, kinds if isinstance(kinds, list) else [kinds]))
+    if "object" in kinds or "properties" in schema:
+        out.setdefault("additionalProperties", False if "properties" in schema else ANY)
+    if "array" in kinds and "prefixItems" not in schema:
+        out.setdefault("items", ANY)
+    if {"integer", "number"} & kinds and "enum" not in schema:
+        out = BOUNDS | out
+    return out
+
+
+def _problem(schema: Schema) -> str:
+    """Why llguidance has no grammar for a schema; empty where it has."""
+    import llguidance
+
+    try:
+        found = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return llguidance.LLMatcher.validate_grammar(found, None)
+
+
+# ---------------------------------------------------------------- the vocabulary
+
+
+class _Vocabulary:
+    """The ids of a tokenizer and its tags, as llguidance reads them. call_tag, closing: terms of the grammar; closing is none where one id
+    ends an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: str) -> None:
+        import llguidance
+
+        reserved = tags == "reserved"
+        self.tokenizer, self.bos_token_id = tokenizer, None
+        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
+        self.tokens += [tag.encode() for tag in chat.TAGS] if reserved else []
+        special = {tokenizer.eot_id, *range(tokenizer.n_vocab, len(self.tokens))}
+        self.special_token_ids = sorted(special | set(getattr(tokenizer, "special_tokens", {}).values()))
+        closing = chat.stop_sequences(tokenizer, tags)[0]
+        tag = chat.call_beginning(tokenizer, tags)
+        self.call_tag, self.tag_id = self._term(tag), tag[0] if len(tag) == 1 else None
+        self.closing = None if len(closing) == 1 else self._term(closing)
+        self.eos_token_id = closing[0] if len(closing) == 1 else tokenizer.eot_id
+        self.lengths = np.array([len(token) for token in self.tokens])
+        self.lengths[self.special_token_ids] = 0
+        self.closers = [self.tokens.index(text) for text in CLOSERS if text in self.tokens]
+        try:
+            self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
+        except ValueError as error:
+            raise ConfigError(
+                f"the tokenizer {tokenizer.spec} allows no constrained calls ({error}); set --constrain off"
+            ) from None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Ids of a text that the grammar forces."""
+        try:
+            return self.tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+        except DataError:  # a character that the alphabet lacks
+            return []
+
+    def _term(self, ids: Sequence[int]) -> str:
+        """Ids as a term of the grammar: special ones by number, others as text."""
+        if any(i in self.special_token_ids for i in ids):
+            return " ".join(f"<[{i}]>" for i in ids)
+        return json.dumps(self.tokenizer.decode(ids), ensure_ascii=False)
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: Tokenizer, tags: str) -> _Vocabulary:
+    return _Vocabulary(tokenizer, tags)
+
+
+def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
+    """(n,) bool: ids that the grammar allows next."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed = np.unpackbits(bits, bitorder="little")[: len(vocabulary.tokens)].astype(bool)
+    if vocabulary.closing is not None:  # the end of a text is written out; llguidance's own end would be shown as text
+        without = allowed.copy()
+        without[vocabulary.eos_token_id] = False
+        return without if without.any() else allowed
+    return allowed
+
+
+def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
+    """A short way from a state to where the answer may end, not always the shortest; none where none was found."""
+    probe, ids = matcher.deep_copy(), []
+    while not probe.is_accepting():
+        if forced := probe.compute_ff_tokens():
+            ids += forced
+            if not probe.consume_tokens(forced):
+                return None
+            continue
+        allowed = _allowed(probe, vocabulary)
+        known = np.flatnonzero(allowed)
+        if len(ids) >= LONGEST_CLOSING or not len(known):
+            return None
+        first = next((i for i in vocabulary.closers if allowed[i]), None)
+        # among what is forced, the longest piece leaves the fewest to write
+        token = int(known[vocabulary.lengths[known].argmax()]) if first is None else first
+        if not probe.consume_token(token):
+            return None
+        ids.append(token)
+    return ids

@@ -1,0 +1,139 @@
+"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag mode."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codechat.core.errors import ConfigError
+from codechat.tasks.toolbox import TOOLS
+from codechat.text import chat, tokenizer
+from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar
+
+VOCABULARIES = ("bytes", "gpt2:4096", "python:4096", "gpt2")
+ODD = {
+    "name": "odd",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "unit": {"enum": ["celsius", 'with "quotes"', "ü"]},
+            "flag": {"type": "boolean"},
+            "list": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+            "any": {},
+            "free": {"type": "object"},
+            "maybe": {"type": ["number", "null"]},
+        },
+        "required": ["unit", "list"],
+    },
+}
+OFFERED = [TOOLS[name].schema for name in ("square", "days_between", "color_channel")] + [ODD, {"name": "bare"}]
+
+
+def wander(grammar: CallGrammar, room: int, rng: np.random.Generator) -> tuple[list[int], GrammarState]:
+    """Ids of a completion whose every token is drawn evenly among the allowed ones."""
+    state, ids = grammar.begin(), []
+    while len(ids) < room and not state.ended:
+        token = int(rng.choice(np.flatnonzero(state.mask(room - len(ids) - 1))))
+        ids.append(state.take(token, room - len(ids) - 1))
+    return ids, state
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    kinds = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
+    kind = schema.get("type", "any")
+    return kind == "any" or isinstance(kind, list) or isinstance(value, kinds[kind])
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+@pytest.mark.parametrize("spec", VOCABULARIES)
+def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str, tags: str) -> None:
+    tok, rng = tokenizer.load(spec), np.random.default_rng(0)
+    grammar, seen = call_grammar(tok, tags, OFFERED, required=True), set()
+    schemas = {schema["name"]: schema.get("parameters", {}) for schema in OFFERED}
+    for _ in range(20):
+        ids, _ = wander(grammar, int(rng.integers(grammar.shortest, grammar.shortest + 60)), rng)
+        first = chat.parse_calls(chat.completion_text(ids, tok, tags))[0]
+        assert first.form == "object" and first.name in schemas
+        properties = schemas[first.name].get("properties", {})
+        assert set(schemas[first.name].get("required", ())) <= first.arguments.keys() <= properties.keys()
+        assert all(fits(value, properties[name]) for name, value in first.arguments.items())
+        seen.add(first.name)
+    assert len(seen) >= 3
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+def test_text_and_canonical_calls_pass_as_they_are_trained(tags: str) -> None:
+    tok = tokenizer.load("gpt2:4096")
+    grammar = CallGrammar(tok, tags, OFFERED)
+    calls = [
+        chat.format_call("square", {"x": 12}),
+        chat.format_call("odd", {"unit": "ü", "list": [1, -2], "free": {"a": 1}}),
+    ]
+    for content in ("Hi.\nx < 1", calls[0], "First: " + calls[0], calls[0] + calls[1]):
+        state = grammar.begin()
+        for token in chat.completion_ids(content, tok, tags):
+            assert state.mask(200)[token], chat.decode([token], tok)
+            assert state.take(token, 200) == token
+        assert state.ended or content.startswith("Hi")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ' {"name": "cube"',  # not offered
+        ' {"name": "square", "arguments": {"y"',  # no such argument
+        ' {"name": "square", "arguments": {"x": "1',  # a string for a number
+        ' {"name": "square", "arguments": {"x": 1}} and',  # text after a call
+        ' {"name": "square", "arguments": {}',  # x is required
+        ' {"name": "color_channel", "arguments": {"color": "#fff", "channel": "p',  # not one of the choices
+        ' {"name": "color_channel", "arguments": {"color": "\\ud800',  # half a character
+        ' {"name": "square", "arguments": {"x": 1e999',  # more than readers take
+    ],
+)
+def test_what_is_no_call_of_the_offered_is_not_allowed(text: str) -> None:
+    tok = tokenizer.load("bytes")
+    state = CallGrammar(tok, "reserved", OFFERED).begin()
+    ids = chat.call_beginning(tok) + tok.encode(text)
+    taken = 0
+    while taken < len(ids) and state.mask(200)[ids[taken]]:
+        state.take(ids[taken], 500)
+        taken += 1
+    assert 0 < taken < len(ids)
+
+
+def test_one_call_and_a_second_one() -> None:
+    tok = tokenizer.load("gpt2:4096")
+    ids = chat.completion_ids(chat.format_call("square", {"x": 12}), tok)[:-2]  # without the end
+    for one_call in (False, True):
+        state = CallGrammar(tok, "reserved", OFFERED, one_call=one_call).begin()
+        for token in ids:
+            state.take(token, 200)
+        assert bool(state.mask(200)[ids[0]]) is not one_call
+
+
+def test_schemas_without_a_grammar_allow_any_object_or_are_rejected() -> None:
+    tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
+    odd = {"name": "f", "parameters": {"properties": {"x": {"type": "no such type"}}}}
+    with pytest.raises(ConfigError, match="'f'"):
+        CallGrammar(tok, "reserved", [odd], strict=True)
+    ids, _ = wander(CallGrammar(tok, "reserved", [odd], required=True), 40, rng)
+    call = chat.parse_calls(chat.completion_text(ids, tok))[0]
+    assert call.name == "f" and isinstance(call.arguments, dict)
+    with pytest.raises(ConfigError):
+        CallGrammar(tok, "reserved", [])
+
+
+def test_an_alphabet_that_cannot_write_a_call_is_rejected(tmp_path: Any) -> None:
+    (tmp_path / "letters.txt").write_text("abcdefghijklmnopqrstuvwxyz\n ")
+    with pytest.raises(ConfigError):
+        CallGrammar(tokenizer.load(f"chars:{tmp_path / 'letters.txt'}"), "reserved", OFFERED, required=True)
+
+
+def test_a_grammar_is_kept() -> None:
+    tok = tokenizer.load("gpt2:4096")
+    assert call_grammar(tok, "reserved", OFFERED) is call_grammar(tok, "reserved", json.loads(json.dumps(OFFERED)))
