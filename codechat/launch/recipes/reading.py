@@ -1,8 +1,9 @@
-"""A model that reads its list of tools, from the pretraining of recipe nano: settings only; `runner` runs them.
+"""A model that reads its list of tools, from nano's SFT on: settings only; `runner` runs them.
 
 Choosing a tool by its description is a lookup. A small model learns it from drills that lead up to it one step at a time, once it can copy, and
 keeps it in SFT on real calls (LOG.md). The steps are stages: each is plain SFT with another mix. Lists are in the style `described`: a name stands
-behind its description, and declining is an entry.
+behind its description, and declining is an entry. The drills begin from nano's own SFT, whose lists have the name first: from an SFT on described
+lists they did not take (LOG.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ DATA = dict(source="embedded", tokenizer=TOKENIZER, tools_style="described")
 # shares of the conversations; what remains is single calls
 MIX = dict(renamed=0.5, composed=0.15, invented=0.25, series=0.35, chained=0.12, unfitting=0.15, multi_turn=0.1)
 RATES = dict(lr=3e-3, muon_lr=0.02)
-ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)
+ANSWER = dict(task="funcall", data_dir="{reading-calls}", max_new_tokens=64)
 CALLS = ("calls=0.55", "lookup_loose=0.1", "lookup_phrases=0.08", "copy=0.1", "code=0.1", "short=0.05", "chat=0.02")
 
 
@@ -22,7 +23,7 @@ def step(name: str, about: str, after: str, steps: int, *mix: str, **more: objec
     """SFT that goes on from the stage `after`, at a constant rate, so that the next step can go on from it."""
     settings = dict(
         init_from=f"{{{after}}}",
-        data_dir="{calls}",
+        data_dir="{reading-calls}",
         seq_len=320,
         device_batch_size=8,
         mix=mix,
@@ -33,31 +34,27 @@ def step(name: str, about: str, after: str, steps: int, *mix: str, **more: objec
         save_every=0,
         **RATES,
     )
-    return Stage(name=name, about=about, needs=(after, "code", "calls"), seeded=True, kind="sft", settings=settings | more)  # fmt: skip
+    return Stage(name=name, about=about, needs=(after, "reading-code", "reading-calls"), seeded=True, kind="sft", settings=settings | more)  # fmt: skip
 
 
 READING = (
-    *(stage for stage in NANO if stage.name == "corpus"),
+    *(stage for stage in NANO if stage.name in ("corpus", "code", "calls", "pretrain", "sft")),
     Stage(
-        name="code",
+        name="reading-code",
         about="code questions from real functions, short requests for well-known programs, plain chat",
         kind="data.sft",
-        out="{data}/sft",
+        out="{data}/reading",
         settings=DATA | dict(max_examples=4000, short=True),
     ),
     Stage(
-        name="calls",
+        name="reading-calls",
         about="calls that only reading the list solves, copying and lookup drills, problems in strata, behaviour probes",
         kind="data.calls",
-        needs=("code",),
-        out="{data}/sft",
+        needs=("reading-code",),
+        out="{data}/reading",
         settings=DATA | dict(levels=(1, 1, 1, 2, 3), edition=2, lookups=8000, lookups_missing=0.2, reading=MIX),
     ),
-    *(stage for stage in NANO if stage.name == "pretrain"),
-    step("copying", "copying drills, until values are copied", "pretrain", 180, "copy=0.6", "calls=0.25", "code=0.15"),
-    step(
-        "words", "lookup of single words, answered by the bare name", "copying", 120, "lookup_words=0.95", "copy=0.05"
-    ),
+    step("words", "lookup of single words, answered by the bare name", "sft", 140, "lookup_words=0.95", "copy=0.05"),
     step("lookups", "the same inside a call", "words", 100, "lookup_calls=0.8", "lookup_words=0.15", "copy=0.05"),
     step(
         "phrases",
@@ -67,9 +64,9 @@ READING = (
         "lookup_phrases=0.75",
         "lookup_calls=0.2",
         "copy=0.05",
-    ),  # fmt: skip
+    ),
     step(
-        "sft",
+        "reading-sft",
         "joint calls, lookups, code, chat and copying, mixed by supervised tokens",
         "phrases",
         400,
@@ -80,21 +77,21 @@ READING = (
         save_every=100,
     ),
     Stage(
-        name="diagnose",
+        name="reading-diagnose",
         about="is there a gradient? reference-solution check, tiers, zero-variance groups, verdict",
-        needs=("sft",),
+        needs=("reading-sft",),
         seeded=True,
         kind="diagnose",
-        settings=dict(ckpt="{sft}", groups=64, group_size=8, **ANSWER),
+        settings=dict(ckpt="{reading-sft}", groups=64, group_size=8, **ANSWER),
     ),
     Stage(
-        name="rl",
+        name="reading-rl",
         about="REINFORCE on the staircase reward, group mean as baseline, the rate falling to zero",
-        needs=("sft", "diagnose"),
+        needs=("reading-sft", "reading-diagnose"),
         seeded=True,
         kind="reinforce",
         settings=dict(
-            init_from="{sft}",
+            init_from="{reading-sft}",
             device_batch_size=16,
             group_size=16,
             max_steps=30,
@@ -109,13 +106,13 @@ READING = (
         ),
     ),
     Stage(
-        name="evaluate",
+        name="reading-evaluate",
         about="SFT and RL, greedy and at temperature 1, by strata, with intervals",
-        needs=("sft", "rl"),
+        needs=("reading-sft", "reading-rl"),
         seeded=True,
         kind="evaluate",
         settings=dict(
-            ckpt=("{sft}", "{rl}"),
+            ckpt=("{reading-sft}", "{reading-rl}"),
             split=("test", "test_hard"),
             limit=250,
             n=1,
@@ -123,30 +120,30 @@ READING = (
             temperature=0.0,
             temperatures=(1.0,),
             **ANSWER,
-        ),  # fmt: skip
+        ),
     ),
     Stage(
-        name="full-evaluation",
+        name="reading-full",
         about="the same on every problem, 8 completions each at temperatures 1 and 0.5, greedy, and with the call forced",
-        needs=("sft", "rl"),
+        needs=("reading-sft", "reading-rl"),
         seeded=True,
         kind="evaluate",
         settings=dict(
-            ckpt=("{sft}", "{rl}"),
+            ckpt=("{reading-sft}", "{reading-rl}"),
             split=("test", "test_hard"),
             limit=500,
             n=8,
             temperatures=(0.0, 0.5),
             forced_call=True,
             **ANSWER,
-        ),  # fmt: skip
+        ),
     ),
     Stage(
-        name="natural",
+        name="reading-natural",
         about="120 requests in words that no template has, answered greedily",
-        needs=("sft", "rl"),
+        needs=("reading-sft", "reading-rl"),
         seeded=True,
         kind="natural",
-        settings=dict(ckpt=("{sft}", "{rl}")),
+        settings=dict(ckpt=("{reading-sft}", "{reading-rl}")),
     ),
 )

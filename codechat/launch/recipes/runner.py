@@ -62,7 +62,7 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
         NANO,
     ),
     "reading": (
-        "nano's pretraining, then SFT in steps that teach it to choose a tool by its description, or none; about as long as nano",
+        "nano's SFT, then drills and a second SFT that teach it to choose a tool by its description, or none; ten minutes more than nano",
         READING,
     ),
     "scaling": (
@@ -72,7 +72,9 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
     **VERSIONS,
 }
 OWN = "nano"  # the scale of a recipe as it is
-HOME = dict.fromkeys(VERSIONS, "nano")  # recipe -> the recipe beside whose runs and data its own lie; else itself
+HOME = dict.fromkeys(
+    [*VERSIONS, "reading"], "nano"
+)  # recipe -> the recipe beside whose runs and data its own lie; else itself
 
 
 @dataclass(frozen=True, kw_only=True)
