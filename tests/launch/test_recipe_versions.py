@@ -161,7 +161,7 @@ PUBLISHED = [  # stage, recipe, steps, learning rate, warm-up: runs.csv of the p
 def test_8b_has_the_published_settings(stage: str, recipe: str, steps: int, lr: float, warmup: int) -> None:
     cfg, ranks = bound(recipe, "8b")[stage].cfg, SCALES["8b"].ranks[stage]
     assert (cfg.max_steps, cfg.lr, cfg.warmup_steps) == (steps, lr, warmup)
-    if hasattr(cfg, "grad_accum"):
+    if hasattr(cfg, "seq_len"):
         assert ranks * cfg.device_batch_size * cfg.grad_accum * cfg.seq_len == 131_072
         assert planner.of(cfg, gpus=8, gpu="a800-80gb").model.n_params == pytest.approx(8.26e9, rel=0.01), (
             "what is planned is the model that is trained"
