@@ -16,6 +16,9 @@ from codechat.tasks import toolbox
 
 OFFERED = 4  # as many as a training prompt offers at most
 NEAR = 0.7  # least share of the best score: others distract a small model more often than they help
+ASKING = frozenset(
+    "write show give tell make find please program function code".split()
+)  # words of a request, not of what it is about
 STEM = 5  # letters of a word that count: "squared" finds "square"
 
 
@@ -52,4 +55,4 @@ def _text(schema: Mapping[str, Any]) -> str:
 def _words(text: str) -> list[str]:
     from bm25s.stopwords import STOPWORDS_EN
 
-    return [word[:STEM] for word in re.findall(r"[a-z]+", text.lower()) if word not in STOPWORDS_EN]
+    return [word[:STEM] for word in re.findall(r"[a-z]+", text.lower()) if word not in ASKING.union(STOPWORDS_EN)]

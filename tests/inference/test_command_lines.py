@@ -404,7 +404,13 @@ def test_the_functions_that_fit_a_request_are_offered(request_: str, name: str) 
 
 
 def test_where_nothing_fits_nothing_is_offered() -> None:
-    assert fitting_tools("hello") == fitting_tools("") == fitting_tools("the of 12 ?!") == []
+    assert (
+        fitting_tools("hello")
+        == fitting_tools("")
+        == fitting_tools("the of 12 ?!")
+        == fitting_tools("write quicksort")
+        == []
+    )
     named = ToolsConfig(ckpt="", tools=("square",))
     assert tools_command.gather(named, "Is 97 prime?").names == ["square"]
 
