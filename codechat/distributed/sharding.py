@@ -98,17 +98,18 @@ def is_sharded(model: nn.Module) -> bool:
     return FSDP in sys.modules and isinstance(model, sys.modules[FSDP].FSDPModule)
 
 
-def build(make: Callable[[], M], *, seed: int = 0, shard_it: bool | None = None, over: int | None = None) -> M:
+def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None = None, over: int | None = None) -> M:
     """The model that `make` returns, initialised from `seed` on this rank's device, whole or sharded; the same weights either way.
 
-    shard_it: None = where a replica does not fit. One process never shards. No rank ever holds more than one whole parameter."""
+    seed: none = not initialised, for weights that are read next. shard_it: None = where a replica does not fit. One process never shards. No rank ever holds more than one whole parameter."""
     with torch.device("meta"):
         model = make()
     device = dist.device()
     if dist.world_size() > 1 and (not dist.all(fits(model, device)) if shard_it is None else shard_it):
         shard(model, mesh(over))
     model.to_empty(device=device)
-    model.init_weights(seed)
+    if seed is not None:
+        model.init_weights(seed)
     return model
 
 

@@ -54,6 +54,8 @@ def load_model(ref: str | Path, device: str | torch.device = "cpu", tags: str | 
     """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those it was trained with."""
     ckpt = checkpoint.load(ref, map_location=device, optimizer=False)
     shape, tok, trained_with = describe(ckpt)
-    model = GPT(shape).to(device)
+    with torch.device("meta"):  # random weights would be overwritten
+        model = GPT(shape)
+    model.to_empty(device=device)
     checkpoint.restore(ckpt, model)
     return LoadedModel(model.eval(), tok, tags or trained_with, ckpt.meta, ckpt.path)

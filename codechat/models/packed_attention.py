@@ -57,4 +57,5 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool) -> Tenso
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and causal, enable_gqa=grouped
         )
-    return _flex()(q, k, v, block_mask=mask, enable_gqa=grouped)
+    flex = torch.nn.attention.flex_attention.flex_attention if torch.compiler.is_compiling() else _flex()
+    return flex(q, k, v, block_mask=mask, enable_gqa=grouped)

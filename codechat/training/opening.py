@@ -44,7 +44,8 @@ def load_parent(cfg: C, *, keep_tags: bool = False) -> tuple[C, Checkpoint | Non
 
 def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of cfg.seed."""
-    model = sharding.build(lambda: GPT(cfg.model), seed=cfg.seed, shard_it=cfg.shard, over=cfg.shard_over)
+    seed = None if parent else cfg.seed  # random weights of 8b take over a minute per rank
+    model = sharding.build(lambda: GPT(cfg.model), seed=seed, shard_it=cfg.shard, over=cfg.shard_over)
     if parent:
         checkpoint.restore(parent, model)
     return model

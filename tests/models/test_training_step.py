@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,16 @@ from torch._dynamo.utils import counters
 from codechat.bench.sync_count import SyncCount
 from codechat.data import conversations
 from codechat.distributed import dist, hardware
-from codechat.models import head, optim, packed_attention
+from codechat.models import head, loading, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
 from codechat.rl.rollout import RolloutBatch
+from codechat.runs import checkpoint
 from codechat.tasks.base import Problem, Score
-from codechat.training import updates
+from codechat.text import tokenizer
+from codechat.training import opening, updates
 
 SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=128, vocab_size=300)
 RL = SimpleNamespace(temperature=1.0, row_tokens=64, rows=2, grad_clip=1.0)
@@ -85,6 +88,21 @@ def test_twelve_blocks_are_one_graph_and_stay_it(loop: str, monkeypatch: pytest.
     hardware.compile_blocks(compiled, backend="eager")
     ids = torch.arange(64)[None]
     torch.testing.assert_close(eager.loss(ids, ids), compiled.loss(ids, ids))
+
+
+@pytest.mark.slow
+def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flex attention becomes part of the block's graph, with the mask as its input. Without gradients, which it does not have on a CPU."""
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    torch._dynamo.reset()
+    model = GPT(replace(SHAPE, block_size=256)).requires_grad_(False)
+    hardware.compile_blocks(model, backend="eager", fullgraph=True)
+    counters.clear()
+    for i in range(4):
+        docs, branches = ((torch.arange(256) // n).expand(2, 256).contiguous() for n in (20 + i, 5 + i))
+        ids = torch.randint(300, (2, 256))
+        found = model.hidden(ids, mask=packed_attention.flex_mask(docs, branches % 3))
+        assert found.shape == (2, 256, 32) and counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
 def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +181,16 @@ def test_without_looking_at_targets_the_loss_and_its_gradient_are_bitwise_the_sa
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+def test_a_model_whose_weights_are_read_is_not_initialised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = SimpleNamespace(model=replace(SHAPE, depth=2), seed=3, shard=None, shard_over=None)
+    parent = opening.build_model(cfg, None)
+    torch.testing.assert_close(parent.wte.weight, GPT(cfg.model, seed=3).wte.weight)
+    meta = {"tokenizer": tokenizer.load("bytes").to_dict()}
+    path = checkpoint.save(tmp_path, 1, model=parent, meta=meta)
+    monkeypatch.setattr(GPT, "init_weights", lambda *_: pytest.fail("random weights were made"))
+    child = opening.build_model(cfg, checkpoint.load(path))
+    served = loading.load_model(path).model
+    for a, b, c in zip(parent.parameters(), child.parameters(), served.parameters(), strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c) and c.device == a.device
