@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tqdm import tqdm
+
 from codechat import distributed, models  # dist and generate import torch: only when a model answers
 from codechat.core.errors import DataError, MissingFile
 from codechat.evaluation.intervals import Interval, wilson_interval
@@ -99,18 +101,22 @@ def behaviour_matrix(
     each rank takes every W-th probe, and all return the whole matrix."""
     numbers = range(distributed.dist.rank(), len(probes), distributed.dist.world_size())
     was_training = model.training
-    texts = answers(
-        model.eval(),
-        tokenizer,
-        tags,
-        [probes[i]["messages"] for i in numbers],
-        keys=numbers,
-        temperature=temperature,
-        top_k=top_k,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    # shown at once, and in a terminal only: the probes of a small model are one batch
+    shown = None if distributed.dist.is_main() else True
+    with tqdm(total=len(numbers), desc="behaviour probes", unit="answer", leave=False, disable=shown) as bar:
+        texts = answers(
+            model.eval(),
+            tokenizer,
+            tags,
+            [probes[i]["messages"] for i in numbers],
+            keys=numbers,
+            temperature=temperature,
+            top_k=top_k,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            batch_size=batch_size,
+            progress=bar.update,
+        )
     model.train(was_training)
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):

@@ -82,6 +82,7 @@ def sample(
     on_overflow: OnOverflow = "raise",
     graph: bool | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> list[Completion]:
     """`samples_per_prompt` completions of each prompt, prompt-major: prompt 0 sample 0, prompt 0 sample 1 ...
 
@@ -96,6 +97,7 @@ def sample(
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
     grammars: one per prompt, which its completions follow, or none. Log-probabilities are then of the masked distribution.
+    progress: called with the number of rows after each batch.
 
     Raises ConfigError: an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
@@ -133,6 +135,8 @@ def sample(
             after = {tuple(prompts[of[r]][: cuts[of[r]]]) for r in order[start + width : start + 2 * width]}
             found, past = _complete(reader, batch, how, stops, max_new_tokens, past, after)
             done.update(zip(rows, found))
+            if progress:
+                progress(len(rows))
     return [done[r] for r in range(len(row_keys))]
 
 

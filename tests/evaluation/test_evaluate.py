@@ -7,11 +7,13 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from raising import raising
+from tqdm import tqdm
 
 from codechat import tasks
 from codechat.core.atomic_files import read_rows
@@ -214,6 +216,22 @@ def test_matrix_of_a_model_counts_every_probe(policy: tuple[GPT, tokenizer.Token
     asked += [asked[0] | dict(suitable=False)] * 2
     matrix = evaluate.behaviour_matrix(*policy, "reserved", asked, max_new_tokens=4)
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
+
+
+def test_probes_show_a_bar_in_a_terminal_that_moves_with_the_answers(
+    policy: tuple[GPT, tokenizer.Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bar(tqdm):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**{**settings, "disable": False})
+            bars.append((self, settings))
+
+    bars: list[tuple[tqdm, dict[str, Any]]] = []
+    monkeypatch.setattr(behaviour_probes, "tqdm", Bar)
+    probe = {"messages": [{"role": "user", "content": "x"}], "asked": "code", "tools_present": False}
+    evaluate.behaviour_matrix(*policy, "reserved", [probe] * 5, max_new_tokens=2, batch_size=2)
+    ((bar, settings),) = bars
+    assert bar.n == bar.total == 5 and settings["disable"] is None, "None: hidden where there is no terminal"
 
 
 def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None:
