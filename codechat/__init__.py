@@ -7,7 +7,7 @@ everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...).
 from codechat.core import moved
 from codechat.core.lazy import attach
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import codechat
 from codechat.reports import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,6 +97,11 @@ def test_installed_package_would_hold_every_data_file() -> None:
     assert not [
         path for path in files if not any(fnmatch.fnmatch(f"x/{path}", f"x/{p}") or path.match(p) for p in patterns)
     ]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    assert PROJECT["project"]["version"] == codechat.__version__ == newest
 
 
 def test_command_is_installed_by_name() -> None:
