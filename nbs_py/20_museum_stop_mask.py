@@ -28,7 +28,8 @@
 # 0.0. With reserved tags the same rule causes no error.
 #
 # **Runs/needs.** No runs and no data. A policy with GPT-2's whole vocabulary is trained here for seconds on
-# one core.
+# one core. What a mask of three tokens does to a whole run: set `mask = "opening"` in
+# [RL in two minutes](00_rl_in_two_minutes.ipynb).
 
 # %% tags=["parameters"]
 seed = 0

@@ -230,6 +230,9 @@ def test_a_parameter_that_no_notebook_defines_raises(project: Path, tmp_path: Pa
 
 # --- the project's own notebooks
 
+# It trains a whole policy in front of its reader: three minutes instead of 90 seconds, twice that beside other work.
+TRAINS_LIVE = {"00_rl_in_two_minutes": 360}
+
 
 @pytest.fixture(scope="module")
 def executed(
@@ -255,7 +258,8 @@ def test_every_walk_through_executes_in_any_folder_and_its_claim_holds(
 ) -> None:
     result = executed[name].result()
     assert result.ok, result.error
-    assert result.seconds < 180, "a walk-through takes under 90 s on two free cores"
+    limit = TRAINS_LIVE.get(name, 180)
+    assert result.seconds < limit, f"a walk-through takes under {limit // 2} s on two free cores"
 
 
 def test_the_recipe_executes_the_notebooks_that_read_runs(monkeypatch: pytest.MonkeyPatch) -> None:
