@@ -33,7 +33,7 @@ SOUND := $(shell test ! -e .venv/.unfinished && test "$$(cat .venv/.place 2>/dev
            && $(PY) -IS -c "print('yes')" 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick notebooks jupyter cpp venv clean FORCE
+.PHONY: help lab test test-quick torture notebooks jupyter cpp venv clean FORCE
 
 lab: venv  ## set up, train the nano model through every stage, write notebooks and report
 	.venv/bin/codechat run nano $(ARGS)
@@ -43,6 +43,9 @@ test: venv  ## every test, quick and slow, one process a core; ARGS="-n 0" for o
 
 test-quick: venv  ## the tests that take less than five seconds each
 	$(PY) -m pytest -q -n auto -m "not slow" $(ARGS)
+
+torture: venv  ## kills, full disks, fuzzed inputs, hostile clients: an hour at most; ARGS="kills --minutes 10" for a part
+	$(PY) tests/torture.py $(ARGS)
 
 notebooks: venv  ## rebuild the notebooks from nbs_py/: sync, execute, stamp; ARGS="04_pretraining" for one
 	$(PY) -m codechat.reports.notebooks build $(ARGS)
