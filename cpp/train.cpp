@@ -47,7 +47,7 @@ static Symbols read_symbols(const std::string& path) {
   const auto limit = static_cast<size_t>(text.size() * (1 - HELD_OUT));
   const size_t line = limit ? text.rfind(U'\n', limit - 1) : std::u32string::npos;
   const size_t cut = line == std::u32string::npos ? 0 : line + 1;
-  if (cut < HORIZON + 1) throw std::runtime_error(path + " is too short; required are " + std::to_string(HORIZON + 1) + " symbols before its last tenth");
+  if (cut < HORIZON + 1) throw std::runtime_error(path + " is too short; required are " + std::to_string(HORIZON + 1) + " symbols in whole lines before its last tenth; break it into lines, or give more text");
   std::map<char32_t, int64_t> number;
   for (char32_t c : alphabet) number.emplace(c, number.size());
   std::vector<int64_t> ids(cut);
