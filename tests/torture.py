@@ -254,9 +254,14 @@ def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fau
     if fault == "full":
         fill(ballast)
     else:
-        subprocess.run(["mount", "-o", "remount,ro", str(small)])
+        # over itself: the file system has open files, so it cannot be remounted
+        for words in (["--bind", str(small), str(small)], ["-o", "remount,bind,ro", str(small)]):
+            subprocess.run(["mount", *words], check=True)
     _, err = process.communicate(timeout=600)
-    ballast.unlink(missing_ok=True) if fault == "full" else subprocess.run(["mount", "-o", "remount,rw", str(small)])
+    if fault == "full":
+        ballast.unlink(missing_ok=True)
+    else:
+        subprocess.run(["umount", "-l", str(small)], check=True)
     table.count(fault, "faults")
     if process.returncode and "Traceback" in err:
         table.fail(fault, f"a traceback: {err[-400:]}")

@@ -125,9 +125,10 @@ def naming(text: str) -> set[str]:
     return found
 
 
-def test_only_recipes_and_the_museum_name_a_defect() -> None:
+def test_only_recipes_the_museum_and_the_first_notebooks_switch_name_a_defect() -> None:
     library = [p for p in (ROOT / "codechat").rglob("*.py") if p.name != "defects.py" and "recipes" not in p.parts]
-    notebooks = [p for p in (ROOT / "nbs_py").glob("*.py") if "museum" not in p.name and not p.name.startswith("9")]
+    notebooks = [p for p in (ROOT / "nbs_py").glob("*.py") if "museum" not in p.name and p.name[0] != "9"]
+    notebooks = [p for p in notebooks if p.name != "00_rl_in_two_minutes.py"]  # `defect` is one of its switches
     assert len(library) > 100 and len(notebooks) > 15
     assert not {str(p): found for p in [*library, *notebooks] if (found := naming(p.read_text(encoding="utf-8")))}
 
