@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
 from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import TOOLS, generated, prepare, reading, tools_of
+from codechat.tasks.toolbox import TOOLS, generated, lookups, prepare, reading, tools_of
+from codechat.tasks.toolbox.words import WORDS
 from codechat.text import chat
 
 MIX = reading.Mix(renamed=0.5, composed=0.15, invented=0.2, chained=0.2, unfitting=0.15)
@@ -197,3 +199,27 @@ def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:
     unseen = {t.name for t in tools_of(2, True)}
     asked = {p.meta["tool"] for p in task.problems("test_hard") if p.meta["stratum"] == "tool"}
     assert asked <= unseen and not unseen & {p.meta.get("tool") for p in task.problems("train")}
+
+
+def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> None:
+    def words(rare: float) -> list[str]:
+        mix = reading.Mix(invented=1.0, renamed=1.0, renamed_tools=0.0, renamed_arguments=1.0, rare_words=rare)
+        rows = reading.dialogues("train", 300, 0, mix=mix, edition=2)
+        lists = [r["messages"][0]["content"] for r in rows if r["meta"]["tools"]]
+        return [key for text in lists for key in re.findall(r"(\w+): (?:string|integer|number)", text)]
+
+    def share(rare: float) -> float:
+        found = words(rare)
+        return sum(w in WORDS for w in found) / len(found)
+
+    assert share(0.0) < 0.01 and 0.4 < share(0.5) < 0.6 and share(1.0) > 0.95
+    drills = [
+        {
+            w
+            for r in lookups.lookup_dialogues("train", 40, 0, step=step, rare_words=0.5)
+            for w in WORDS
+            if f" {w}" in str(r)
+        }
+        for step in ("words", "calls", "phrases")
+    ]
+    assert not drills[0] and not drills[1] and len(drills[2]) > 100

@@ -19,6 +19,8 @@ from codechat.tasks.toolbox import TOOLS, execute, family
 from codechat.tasks.toolbox.prepare import CallsConfig
 from codechat.tasks.toolbox.tool import ToolError, check
 from codechat.tasks.toolbox.unseen import DOMAINS
+from codechat.tasks.toolbox.values import COMMON
+from codechat.tasks.toolbox.words import WORDS
 
 TRAINED, UNSEEN = toolbox.tools_of(2, held_out=False), toolbox.tools_of(2, held_out=True)
 LEVELS = (1, 1, 1, 2, 3)  # of the recipes
@@ -230,3 +232,13 @@ def test_known_results(name, arguments, result):
 def test_bad_arguments_are_named(name, arguments, fault):
     with pytest.raises(ToolError, match=fault):
         execute(name, arguments)
+
+
+def test_the_rare_words_are_of_no_unseen_tool():
+    """A word in a name, a description or an argument of an unseen tool would be trained on."""
+    of_tools = set()
+    for tool in UNSEEN:
+        of_tools |= set(re.findall("[a-z]+", f"{tool.name} {tool.description} {' '.join(tool.slots)}".lower()))
+    assert len(WORDS) == len(set(WORDS)) > 1000
+    assert not {w for w in WORDS if {w, w + "s", w.removesuffix("s")} & of_tools}
+    assert not set(WORDS) & set(COMMON)

@@ -21,6 +21,7 @@ from codechat.tasks.toolbox.values import (
     allowed,
     clock,
     date,
+    draw_word,
     integer,
     invent,
     name,
@@ -171,9 +172,11 @@ ARGUMENTS: tuple[tuple[str, Callable[[], Slot]], ...] = (
 )
 
 
-def invented(rng: random.Random, split: str, verb: str | None = None, thing: str | None = None) -> Tool:
+def invented(
+    rng: random.Random, split: str, verb: str | None = None, thing: str | None = None, rare: float = 0.0
+) -> Tool:
     """A tool for one conversation: what it does is said by two words of its description; half of the names say it too. Names belong to splits, as values do."""
-    verb, thing = verb or rng.choice(VERBS), thing or rng.choice(THINGS)
+    verb, thing = verb or rng.choice(VERBS), thing or draw_word(rng, rare, THINGS)
     slots = dict((key, make()) for key, make in rng.sample(ARGUMENTS, rng.choice((1, 1, 1, 2, 2, 3))))
     values = ", ".join(f"{{{key}}}" for key in slots)  # in the order of the list: names may differ
     title = ""
@@ -185,14 +188,14 @@ def invented(rng: random.Random, split: str, verb: str | None = None, thing: str
     return _made(title, rng.choice(DESCRIPTIONS).format(**words), slots, lambda **given: "done", asks, "It is done.")
 
 
-def invented_offer(rng: random.Random, split: str, k: int) -> list[Tool]:
+def invented_offer(rng: random.Random, split: str, k: int, rare: float = 0.0) -> list[Tool]:
     """An invented tool and k others; half of them share its verb or its thing, so that both words must be read."""
-    tool = invented(rng, split)
+    tool = invented(rng, split, rare=rare)
     verb, thing = words_of(tool)
     offered, used = [tool], {(verb, thing)}
     while len(offered) <= k:
         draw = rng.random()
-        other = invented(rng, split, verb if draw < 0.25 else None, thing if 0.25 <= draw < 0.5 else None)
+        other = invented(rng, split, verb if draw < 0.25 else None, thing if 0.25 <= draw < 0.5 else None, rare)
         if words_of(other) not in used and other.name not in {t.name for t in offered}:
             used.add(words_of(other))
             offered.append(other)

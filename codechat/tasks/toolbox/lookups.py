@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codechat.core.errors import ConfigError
@@ -22,6 +22,7 @@ from codechat.tasks.toolbox.catalogue import response
 from codechat.tasks.toolbox.conversations import message
 from codechat.tasks.toolbox.reading import CHAIN, RESULT
 from codechat.tasks.toolbox.values import COMMON, allowed, invent
+from codechat.tasks.toolbox.words import WORDS
 from codechat.text import chat
 
 # One token each in a small GPT-2 vocabulary, at the beginning of a line too.
@@ -51,16 +52,19 @@ STEPS = {
 }
 
 
-def lookup_dialogues(split: str, n: int, seed: int = 0, *, step: str, missing: float = 0.0) -> Iterator[dict[str, Any]]:
+def lookup_dialogues(
+    split: str, n: int, seed: int = 0, *, step: str, missing: float = 0.0, rare_words: float = 0.0
+) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "lookup_STEP", "meta"}: a list, then a request for each of its lines, in any order.
 
-    missing: share of requests for words that no line has; the answer is then the list's last entry, `chat.NOTHING`. ConfigError for an unknown step."""
+    missing: share of requests for words that no line has; the answer is then the list's last entry, `chat.NOTHING`. rare_words: share of the words of the
+    steps "phrases" and "loose" that are of `words.WORDS`. ConfigError for an unknown step."""
     check_split(split)
     if step not in STEPS:
         raise ConfigError(f"step {step!r}; required is one of {', '.join(STEPS)}")
     rng = random.Random(f"lookup {step} {split} {seed}")
     for i in range(n):
-        messages = _conversation(rng, split, STEPS[step], missing)
+        messages = _conversation(rng, split, _with_rare_words(rng, STEPS[step], rare_words), missing)
         meta = {"tools_present": True, "asked": "tool", "split": split}
         yield {
             "id": f"lookup-{step}-{split}-{seed}-{i}",
@@ -68,6 +72,14 @@ def lookup_dialogues(split: str, n: int, seed: int = 0, *, step: str, missing: f
             "domain": f"lookup_{step}",
             "meta": meta,
         }
+
+
+def _with_rare_words(rng: random.Random, step: Step, share: float) -> Step:
+    """The step with other words for one conversation; earlier steps and share 0 stay as they are, without a draw."""
+    if not share or not step.loose:
+        return step
+    rare = round(len(step.pool) * share / (1 - share)) if share < 1 else len(WORDS)
+    return replace(step, pool=[*(step.pool if share < 1 else ()), *rng.sample(WORDS, min(rare, len(WORDS)))])
 
 
 def _conversation(rng: random.Random, split: str, step: Step, missing: float) -> list[dict[str, str]]:

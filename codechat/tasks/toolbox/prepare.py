@@ -151,7 +151,8 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
             files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
     for step in toolbox.lookups.STEPS if cfg.lookups else ():
         for split, n in {"train": cfg.lookups, **held_out}.items():
-            made = toolbox.lookup_dialogues(split, n, cfg.seed, step=step, missing=cfg.lookups_missing)
+            rare = cfg.reading.rare_words if cfg.reading else 0.0
+            made = toolbox.lookup_dialogues(split, n, cfg.seed, step=step, missing=cfg.lookups_missing, rare_words=rare)
             files[f"lookup_{step}.{split}"] = list(ledger.counted(made))
     if cfg.reading:
         return files | _reading_problems(cfg, {"train": cfg.problems, **held_out, "test_hard": cfg.eval_examples})

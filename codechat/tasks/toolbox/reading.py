@@ -34,10 +34,9 @@ from codechat.tasks.toolbox import conversations as plain
 from codechat.tasks.toolbox import generated
 from codechat.tasks.toolbox.catalogue import execute, family, response
 from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError
-from codechat.tasks.toolbox.values import COMMON, allowed, invent
+from codechat.tasks.toolbox.values import COMMON, allowed, draw_word, invent
 from codechat.text import chat
 
-RENAMED_TOOL, RENAMED_ARGUMENT = 0.7, 0.35  # shares of the tools and arguments of a renamed conversation
 CHAIN = ("{first} Then: {second}", "{first} Then take the result. {second}", "{first} After that: {second}")
 RESULT = ("the result", "that", "the answer")
 
@@ -62,11 +61,16 @@ class Mix:
     renamed: float = opt(0.0, "share of conversations whose tools and arguments have other names")
     composed: float = opt(0.0, "share of requests for composed tools")
     invented: float = opt(0.0, "share of requests for invented tools")
+    renamed_tools: float = opt(0.7, "share of the tools of a renamed conversation that have another name", late=True)
+    renamed_arguments: float = opt(0.35, "share of its arguments that have another name", late=True)
+    rare_words: float = opt(
+        0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200", late=True
+    )
 
     def __post_init__(self) -> None:
         check_shares(self, *KINDS, together=True)
         check_shares(self, "composed", "invented", together=True)
-        check_shares(self, "renamed")
+        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "rare_words")
 
 
 # ---------------------------------------------------------------- names
@@ -98,9 +102,14 @@ class Names:
 
 
 def drawn_names(
-    rng: random.Random, split: str, tools: Sequence[Tool], every: bool = False, description_share: float = 0.3
+    rng: random.Random,
+    split: str,
+    tools: Sequence[Tool],
+    every: bool = False,
+    description_share: float = 0.3,
+    mix: Mix = Mix(),
 ) -> Names:
-    """New names for some of the tools (all: `every`) and of their arguments: one to three common words, or an invented one of this split."""
+    """New names for some of the tools (all: `every`) and of their arguments: one to three words, or an invented one of this split."""
     taken = {t.name for t in tools}
 
     def fresh(words: Sequence[str]) -> str:
@@ -109,7 +118,9 @@ def drawn_names(
             if draw < description_share:
                 found = "_".join(rng.sample(words, min(len(words), rng.choice((1, 2)))))
             elif draw < 0.7:
-                found = "_".join(rng.choices(COMMON, k=rng.choice((1, 1, 2, 2, 3))))
+                count = rng.choice((1, 1, 2, 2, 3))
+                rare = mix.rare_words
+                found = "_".join([draw_word(rng, rare) for _ in range(count)] if rare else rng.choices(COMMON, k=count))
             else:
                 found = invent(rng)
             if found not in taken and allowed(found, split):
@@ -119,11 +130,11 @@ def drawn_names(
     names, arguments = {}, {}
     for tool in tools:
         words = [w for w in tool.description.lower().split() if w.isalpha() and len(w) > 2] or list(COMMON)
-        if every or rng.random() < RENAMED_TOOL:
+        if every or rng.random() < mix.renamed_tools:
             names[tool.name] = fresh(words)
         for key in tool.slots:
-            if rng.random() < RENAMED_ARGUMENT:
-                arguments[tool.name, key] = rng.choice(COMMON)
+            if rng.random() < mix.renamed_arguments:
+                arguments[tool.name, key] = draw_word(rng, mix.rare_words)
         shown = [arguments.get((tool.name, key), key) for key in tool.slots]
         if len(set(shown)) < len(shown):  # two arguments of one name: keep the tool's own
             arguments = {at: new for at, new in arguments.items() if at[0] != tool.name}
@@ -164,7 +175,9 @@ def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], editi
     """A request with 1 to 4 tools. fits: the requested tool is among them."""
     draw = rng.random()
     if draw < mix.invented:
-        tool, *others = generated.invented_offer(rng, split, rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS))
+        tool, *others = generated.invented_offer(
+            rng, split, rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS), mix.rare_words
+        )
     elif draw < mix.invented + mix.composed:
         tool, *others = rng.sample(generated.composed(), rng.randint(1 if fits else 2, 1 + plain.MAX_DISTRACTORS))
     else:
@@ -180,7 +193,7 @@ def _named(
     rng: random.Random, split: str, mix: Mix, request: plain.Request, offered: list[Tool], second: Any = None
 ) -> Scene:
     known = list({t.name: t for t in (*offered, request.tool)}.values())
-    names = drawn_names(rng, split, known) if rng.random() < mix.renamed else Names()
+    names = drawn_names(rng, split, known, mix=mix) if rng.random() < mix.renamed else Names()
     return Scene(request, offered, names, second)
 
 
@@ -207,7 +220,7 @@ def series(
     Only the list says which name goes with a request, and each answer is another name: the densest lesson in reading."""
     tools = _tools(rng, split, mix, levels, edition, rng.randint(3, 5))
     missing = tools.pop()
-    names = drawn_names(rng, split, [*tools, missing]) if rng.random() < mix.renamed else Names()
+    names = drawn_names(rng, split, [*tools, missing], mix=mix) if rng.random() < mix.renamed else Names()
     order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < 0.5 else [])
     made = Scene(plain.Request(order[0], {}, "", None), tools, names)
     messages = [made.system(rng)]
@@ -223,7 +236,7 @@ def _tools(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edit
     """k tools of one kind, none of which could serve another's request."""
     draw = rng.random()
     if draw < mix.invented:
-        return generated.invented_offer(rng, split, k - 1)
+        return generated.invented_offer(rng, split, k - 1, mix.rare_words)
     if draw < mix.invented + mix.composed:
         return rng.sample(generated.composed(), k)
     first = rng.choice(plain.pool(False, rng.choice(levels), edition=edition))

@@ -11,10 +11,12 @@ from __future__ import annotations
 import datetime
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
+
+from codechat.tasks.toolbox.words import WORDS
 
 # Residues modulo 10 of a value's hash.
 SHARES: dict[str, range] = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
@@ -77,6 +79,11 @@ def belongs(key: str, split: str) -> bool:
 def allowed(value: Any, split: str) -> bool:
     """Whether `split` may use this value of an open domain. Strings are compared without case."""
     return is_shared(value) or belongs(str(value).lower(), split)
+
+
+def draw_word(rng: random.Random, rare: float = 0.0, common: Sequence[str] = COMMON) -> str:
+    """A common word, or, in a share `rare` of the draws, one of a thousand others. rare = 0 draws nothing beyond the word."""
+    return rng.choice(WORDS if rare and rng.random() < rare else common)
 
 
 def say_plainly(rng: random.Random, value: Any) -> str:
