@@ -10,6 +10,7 @@ import pytest
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError
+from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.runner import RECIPES, Ledger, RecipeConfig, bind, pending, prefix_of, scale_of
 
 HASHES = json.loads(
@@ -24,8 +25,11 @@ def test_stages_finished_before_a_move_are_still_finished(
     name, scale, seed, *broken = which.split(" ")
     cfg = RecipeConfig(scale=None if scale == "nano" else scale, seed=int(seed))
     size = scale_of(cfg)
-    stages = size.stages(RECIPES[name][1]) if size else RECIPES[name][1]
-    bound = bind(prefix_of(name, cfg), stages, cfg.seed, tuple(broken[0].split("+")) if broken else ())
+    stages = COMPACT if name == "nano" else RECIPES[name][1]  # compact was nano then, and the versions lay beside it
+    prefix = prefix_of("scaling" if name == "scaling" else "nano", cfg)
+    bound = bind(
+        prefix, size.stages(stages) if size else stages, cfg.seed, tuple(broken[0].split("+")) if broken else ()
+    )
     assert {b.name: b.hash for b in bound} == HASHES[which]
     for b in bound:
         monkeypatch.setattr(type(b.stage), "made", lambda self, cfg: True)
@@ -37,7 +41,7 @@ def test_stages_finished_before_a_move_are_still_finished(
 
 def test_an_rl_run_of_another_reward_is_not_taken_for_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages = tuple(
-        replace(s, settings=s.settings | {"task": "funcall"}) if "task" in s.settings else s for s in RECIPES["nano"][1]
+        replace(s, settings=s.settings | {"task": "funcall"}) if "task" in s.settings else s for s in COMPACT
     )
     bound = bind("nano", stages, 0)
     for b in bound:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from codechat.core import registry
+from codechat.core import config, registry
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.data import synthetic
 from codechat.evaluation import natural
@@ -300,7 +300,7 @@ def test_wordings_and_functions_are_found_where_they_are_planted() -> None:
 SMALL = {  # sizes of the recipe's data stages
     "data.corpus": dict(max_tokens=300_000),
     "data.sft": dict(max_examples=600),
-    "data.calls": dict(max_examples=1500, copies=200, problems=300, eval_examples=10, probes=0),
+    "data.calls": dict(max_examples=1500, copies=200, problems=300, eval_examples=10, probes=0, lookups=0),
 }
 
 
@@ -308,17 +308,18 @@ def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> Non
     for stage in NANO:
         if stage.kind.startswith("data."):
             entry, out = registry.find(stage.kind), stage.out.format(data=tmp_path)
-            cfg = entry.config_class(**{**stage.settings, **SMALL[stage.kind], "out": out})
+            cfg = config.from_dict(entry.config_class, {**stage.settings, **SMALL[stage.kind], "out": out})
             entry.load(entry.function)(cfg)
     texts = Texts(
         [
             dict(run="pretrain", kind="pretrain", data_dir=str(tmp_path / "corpus")),
+            dict(run="base", kind="sft", data_dir=str(tmp_path / "base")),
             dict(run="sft", kind="sft", data_dir=str(tmp_path / "sft")),
             dict(run="rl", kind="reinforce", task="funcall", data_dir=str(tmp_path / "sft")),
         ]
     )
     found = natural.find_trained(PROBLEMS, texts)
-    assert len(texts.read) == 3 and not texts.missing
+    assert len(texts.read) == 4 and not texts.missing
     assert found.keys() <= {p.id for p in PROBLEMS if p.meta["trained"]}
 
 

@@ -17,7 +17,7 @@ from codechat.grpo import GRPOConfig
 from codechat.labs import defects
 from codechat.launch import planner
 from codechat.launch.recipes import runner, stage, versions
-from codechat.launch.recipes.nano import NANO
+from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.scales import SCALES
 from codechat.launch.recipes.stage import Stage
 from codechat.launch.recipes.versions import VERSIONS
@@ -29,9 +29,13 @@ ABLATIONS = ("v7-parts", "v6-claimed")  # nano only: nobody planned them at 8b
 
 
 def bound(name: str, scale: str | None = None, seed: int = 0, broken: tuple[str, ...] = ()) -> dict[str, runner.Bound]:
-    stages = runner.RECIPES[name][1]
-    stages = SCALES[scale].stages(stages) if scale else stages
-    return {b.stage.name: b for b in runner.bind("nano" if scale is None else f"nano-{scale}", stages, seed, broken)}
+    stages = (
+        SCALES[scale].stages(runner.LARGER.get(name, runner.RECIPES[name][1])) if scale else runner.RECIPES[name][1]
+    )
+    return {
+        b.stage.name: b
+        for b in runner.bind(runner.prefix_of(name, runner.RecipeConfig(scale=scale)), stages, seed, broken)
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +67,7 @@ def test_a_name_means_one_stage_in_all_versions_and_shared_ones_are_made_once(sc
     hashes: dict[str, set[str]] = {}
     users: Counter[str] = Counter()
     places: dict[str, set[str]] = {}
-    for name in ("nano", *NAMES):
+    for name in ("compact" if scale is None else "nano", *NAMES):
         for b in bound(name, scale).values():
             hashes.setdefault(b.stage.name, set()).add(b.hash)
             users[b.stage.name] += 1
@@ -75,7 +79,7 @@ def test_a_name_means_one_stage_in_all_versions_and_shared_ones_are_made_once(sc
         users["pretrain"] == users["corpus"] == users["calls"] == 1 + len(NAMES)
         and users["sft-general"] == len(NAMES) - 1
     )
-    assert users["sft"] == users["rl"] == 2, "ours is nano's own"
+    assert users["sft"] == users["rl"] == 2, "ours is compact's own"
 
 
 def test_all_versions_are_evaluated_alike() -> None:
@@ -89,7 +93,7 @@ def test_all_versions_are_evaluated_alike() -> None:
         8,
         200,
         ("test",),
-        "data/nano/sft",
+        "data/compact/sft",
     )
     assert not any("@best" in ref for name, cfg in cfgs.items() for ref in cfg.ckpt if name != "ours"), (
         "only ours is chosen, on select"
@@ -118,7 +122,10 @@ def test_what_each_version_changed() -> None:
         "micro:reward=tiered",
     )
     assert (v3["v3-gate"].cfg.gate_parseable, v3["v3-gate"].cfg.gate_pass_at_k, v3["v3-gate"].cfg.k) == (0.5, 0.1, 8)
-    assert v3["v3-sft-calls"].cfg.init_from == "nano/v3-sft-code" and v5["v5-sft"].cfg.init_from == "nano/sft-general"
+    assert (
+        v3["v3-sft-calls"].cfg.init_from == "compact/v3-sft-code"
+        and v5["v5-sft"].cfg.init_from == "compact/sft-general"
+    )
     assert v5["v5-sft"].cfg.weights == {"calls": 1.0} and (v5["v5-rl"].cfg.group_size, v5["v5-rl"].cfg.baseline) == (
         16,
         "mean",
@@ -192,7 +199,7 @@ def test_2b_is_one_gpu_with_the_published_pretraining() -> None:
 
 
 def test_recipe_and_preset_nano_pretrain_alike() -> None:
-    settings, preset = next(s for s in NANO if s.name == "pretrain").settings, pretrain.RUN_PRESETS["nano"]
+    settings, preset = next(s for s in COMPACT if s.name == "pretrain").settings, pretrain.RUN_PRESETS["nano"]
     for name in ("lr", "muon_lr", "seq_len", "device_batch_size"):
         assert settings[name] == preset[name]
 
@@ -202,7 +209,7 @@ def test_the_scale_of_nano_is_the_recipe_as_it_is() -> None:
         assert (
             runner.prefix_of(name, runner.RecipeConfig(scale="nano"))
             == runner.prefix_of(name, runner.RecipeConfig())
-            == "nano"
+            == ("nano" if name == "nano" else "compact")
         )
         assert runner.prefix_of(name, runner.RecipeConfig(scale="8b")) == "nano-8b"
     assert runner.scale_of(runner.RecipeConfig(scale="nano")) is None
@@ -214,7 +221,7 @@ def test_the_list_says_what_each_version_changed_and_why(capsys: pytest.CaptureF
     for name in NAMES:
         assert f"{name}: {VERSIONS[name][0]}" in text
         assert all(f"{s.name} {s.about}" in text for s in VERSIONS[name][1])
-    assert text.count(NANO[0].about) == 1 and "shared: corpus, code, calls, pretrain, plain-code" in text, (
+    assert text.count(COMPACT[0].about) == 1 and "shared: corpus, code, calls, pretrain, plain-code" in text, (
         "what is shared is told once"
     )
 
@@ -228,29 +235,32 @@ def test_a_defect_renames_what_it_reaches_and_what_needs_it() -> None:
         assert wrong[name] == right[name]
     for name in ("v1-grpo", "v1-grpo-fraction", "v1-evaluate"):
         assert (
-            wrong[name].cfg.run_name == f"nano/{name}-with-k1-drift"
+            wrong[name].cfg.run_name == f"compact/{name}-with-k1-drift"
             and wrong[name].name == f"{name}-with-k1-drift"
             and wrong[name].hash != right[name].hash
         )
     assert wrong["v1-evaluate"].cfg.ckpt == (
-        "nano/sft-general",
-        "nano/v1-grpo-with-k1-drift",
-        "nano/v1-grpo-fraction-with-k1-drift",
+        "compact/sft-general",
+        "compact/v1-grpo-with-k1-drift",
+        "compact/v1-grpo-fraction-with-k1-drift",
     )
-    assert bound("v1", seed=1, broken=("k1-drift",))["v1-grpo"].cfg.run_name == "nano/v1-grpo-s1-with-k1-drift"
+    assert bound("v1", seed=1, broken=("k1-drift",))["v1-grpo"].cfg.run_name == "compact/v1-grpo-s1-with-k1-drift"
 
 
 def test_data_that_a_defect_reaches_lie_elsewhere() -> None:
     found = bound("v2", broken=("train-on-test",))
-    assert found["plain-calls"].cfg.out == found["sft-general"].cfg.data_dir == "data/nano/plain-with-train-on-test"
-    assert found["corpus"].cfg.out == "data/nano/corpus" and found["pretrain"].cfg.run_name == "nano/pretrain"
-    assert found["v2-grpo"].cfg.data_dir == found["v2-filter"].cfg.out == "data/nano/v2-kept-with-train-on-test"
-    assert found["v2-grpo"].when == "data/nano/v2-kept-with-train-on-test/*.train.jsonl"
+    assert found["plain-calls"].cfg.out == found["sft-general"].cfg.data_dir == "data/compact/plain-with-train-on-test"
+    assert found["corpus"].cfg.out == "data/compact/corpus" and found["pretrain"].cfg.run_name == "compact/pretrain"
+    assert found["v2-grpo"].cfg.data_dir == found["v2-filter"].cfg.out == "data/compact/v2-kept-with-train-on-test"
+    assert found["v2-grpo"].when == "data/compact/v2-kept-with-train-on-test/*.train.jsonl"
 
 
 def test_ours_with_a_defect_reads_the_best_of_the_broken_run() -> None:
-    assert bound("ours", broken=("stop-set",))["ours-evaluate"].cfg.ckpt == ("nano/sft", "nano/rl-with-stop-set@best")
-    assert "notebooks" not in bound("nano", broken=("stop-set",))
+    assert bound("ours", broken=("stop-set",))["ours-evaluate"].cfg.ckpt == (
+        "compact/sft",
+        "compact/rl-with-stop-set@best",
+    )
+    assert "notebooks" not in bound("compact", broken=("stop-set",))
 
 
 def test_defects_are_refused_where_they_cannot_be() -> None:
@@ -366,8 +376,8 @@ def test_a_version_runs_whole_and_the_next_one_goes_on_from_what_they_share(
     for name in ("v5", "v6"):
         monkeypatch.setitem(runner.RECIPES, name, (runner.RECIPES[name][0], tuple(map(small, runner.RECIPES[name][1]))))
     runner.main(["v5", "--scale", "nano"])
-    ledger = json.loads((home / "runs/nano/stages.json").read_text())
-    assert set(ledger) == {s.name for s in NANO[:4]} | {
+    ledger = json.loads((home / "runs/compact/stages.json").read_text())
+    assert set(ledger) == {s.name for s in COMPACT[:4]} | {
         "plain-code",
         "plain-programs",
         "plain-calls",
@@ -378,10 +388,10 @@ def test_a_version_runs_whole_and_the_next_one_goes_on_from_what_they_share(
         "v5-evaluate",
     }
     assert "recipe v5" in capsys.readouterr().out
-    rows = Run.open("nano/v5-evaluate").evals()
-    assert list(rows["checkpoint"]) == ["nano/v5-sft@2", "nano/v5-rl@1"]
+    rows = Run.open("compact/v5-evaluate").evals()
+    assert list(rows["checkpoint"]) == ["compact/v5-sft@2", "compact/v5-rl@1"]
     assert {"pass@1", "pass@2", "heldout_loss/calls", "heldout_nats/code", "probe/code_with_tools/call"} <= set(rows)
-    assert "probe/tool_with_tools/call" in Run.open("nano/v5-rl").evals()
+    assert "probe/tool_with_tools/call" in Run.open("compact/v5-rl").evals()
     runner.main(["v6"])
     out = capsys.readouterr().out
-    assert out.count("finished, skipped") == 8 and Run.open("nano/v6-rl").status["status"] == "finished"
+    assert out.count("finished, skipped") == 8 and Run.open("compact/v6-rl").status["status"] == "finished"

@@ -21,7 +21,7 @@ from codechat.data import corpus
 from codechat.distributed import dist
 from codechat.launch import launcher, planner
 from codechat.launch.recipes import runner, stage
-from codechat.launch.recipes.nano import NANO
+from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.scales import SCALES
 from codechat.launch.recipes.stage import Stage
 from codechat.runs import paths, run
@@ -131,13 +131,23 @@ def test_unknown_names_are_refused_with_the_nearest(stages: tuple[Stage, ...]) -
         assert near in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["nano", "compact"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_nano_recipe_fits_the_configs_it_names(seed: int) -> None:
-    bound = runner.bind("nano", runner.RECIPES["nano"][1], seed)
+def test_the_nano_recipe_fits_the_configs_it_names(name: str, seed: int) -> None:
+    bound = runner.bind(name, runner.RECIPES[name][1], seed)
     names = [b.stage.name for b in bound]
     assert all(need in names[:i] for i, b in enumerate(bound) for need in b.stage.needs)
     assert {"pretrain", "sft", "diagnose", "rl", "evaluate"} <= set(names)
     assert ("report" in names) == (seed == 0)
+
+
+def test_a_stage_that_must_be_asked_for_runs_only_where_it_is_named() -> None:
+    bound = runner.bind("nano", runner.RECIPES["nano"][1], 0)
+    asked = {b.stage.name for b in bound if b.stage.asked}
+    ledger = runner.Ledger(Path("none"), {})
+    assert asked == {"full-evaluation", "natural"} and not asked & runner.pending(bound, ledger, runner.RecipeConfig())
+    for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
+        assert asked & runner.pending(bound, ledger, runner.RecipeConfig(**how)) == {"natural"}
 
 
 def test_two_seeds_side_by_side_lose_no_entry(tmp_path: Path) -> None:
@@ -153,8 +163,8 @@ def test_two_seeds_side_by_side_lose_no_entry(tmp_path: Path) -> None:
 
 def test_the_8b_stages_are_nanos_with_the_published_steps_and_batches() -> None:
     scale = SCALES["8b"]
-    stages = scale.stages(NANO)
-    assert [s.name for s in stages] == [s.name for s in NANO if s.name not in ("notebooks", "report")]
+    stages = scale.stages(runner.LARGER["nano"])
+    assert [s.name for s in stages] == [s.name for s in COMPACT if s.name not in ("notebooks", "report")]
     bound = {b.stage.name: b.cfg for b in runner.bind("nano-8b", stages, 0)}
     assert (
         bound["sft"].init_from == "nano-8b/pretrain"
@@ -179,9 +189,9 @@ def planned_8b(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runner, "launch_stage", lambda settings, ranks: started.append(settings.run_name))
     monkeypatch.setattr(Stage, "made", lambda self, cfg: True)
     alone = [
-        replace(s, needs=(), settings={**s.settings, "data_dir": "x"}) for s in NANO if s.name in ("pretrain", "sft")
+        replace(s, needs=(), settings={**s.settings, "data_dir": "x"}) for s in COMPACT if s.name in ("pretrain", "sft")
     ]
-    monkeypatch.setitem(runner.RECIPES, "nano", ("a test", tuple(alone)))
+    monkeypatch.setitem(runner.LARGER, "nano", tuple(alone))
     return started
 
 

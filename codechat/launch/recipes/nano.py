@@ -1,7 +1,11 @@
-"""The nano recipe: every stage on two CPU cores in minutes. Settings only; `runner` runs them.
+"""The nano recipe: a small model that reads its list of tools, every stage on two CPU cores in minutes. Settings only; `runner` runs them.
 
 LOG.md says where the numbers come from. A small model copies arguments only after induction has formed; pretraining on code and the copying
-drills of the SFT mix bring it about. RMSNorm on queries and keys helps copying most; the pretraining rates are the best ones with it.
+drills of the first SFT bring it about. RMSNorm on queries and keys helps copying most; the pretraining rates are the best ones with it.
+
+Choosing a tool by its description is a lookup. It forms in drills that lead up to it one step at a time, from a policy that can copy, and stays in
+SFT on real calls; each step is plain SFT with another mix. Lists are in the style `described`: a name stands behind its description, and declining
+is an entry. The first SFT, `base`, has lists with the name first: from an SFT on described lists the drills did not take.
 """
 
 from __future__ import annotations
@@ -13,8 +17,42 @@ from codechat.models.config import PRESETS
 TOKENIZER = "gpt2:4096"
 MODEL = {name: value for name, value in PRESETS["nano"].items() if name != "vocab_size"}  # the corpus sets it
 RATES = dict(lr=2.4e-2, muon_lr=0.012)  # of pretraining; preset nano has the same
-# the published staircase: every committed figure of this recipe was made with it
-ANSWER = dict(task="funcall:staircase=published", data_dir="{calls}", max_new_tokens=64)
+SFT = dict(device_batch_size=8, lr=3e-3, muon_lr=0.02)
+LEVELS = (1, 1, 1, 2, 3)  # of the tools; the first is drawn more often
+PREPARED = dict(source="embedded", tokenizer=TOKENIZER)
+DESCRIBED = PREPARED | dict(tools_style="described")
+# shares of the conversations; what remains is single calls
+READING = dict(
+    renamed=0.55,
+    renamed_arguments=0.5,
+    rare_words=0.6,
+    composed=0.12,
+    invented=0.3,
+    series=0.33,
+    chained=0.17,
+    unfitting=0.2,
+    multi_turn=0.06,
+)
+MIX = ("calls=0.72", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.08", "short=0.04", "chat=0.01")
+ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)
+
+
+def drill(name: str, about: str, after: str, steps: int, *mix: str, seq_len: int = 320) -> Stage:
+    """SFT that goes on from the stage `after`, at a constant rate, so that the next step can go on from it."""
+    settings = dict(
+        init_from=f"{{{after}}}",
+        data_dir="{calls}",
+        seq_len=seq_len,
+        mix=mix,
+        max_steps=steps,
+        schedule="constant",
+        eval_every=0,
+        probe_examples=0,
+        save_every=0,
+    )
+    needs = (after, "code", "calls")
+    return Stage(name=name, about=about, needs=needs, seeded=True, kind="sft", settings=settings | SFT)
+
 
 NANO = (
     Stage(
@@ -25,19 +63,34 @@ NANO = (
         settings=dict(source="embedded", tokenizer=TOKENIZER, max_tokens=8_000_000),
     ),
     Stage(
-        name="code",
+        name="base-code",
         about="code questions from real functions, and plain chat",
         kind="data.sft",
+        out="{data}/base",
+        settings=PREPARED | dict(max_examples=4000),
+    ),
+    Stage(
+        name="base-calls",
+        about="function calls with the name first, and copying drills",
+        kind="data.calls",
+        needs=("base-code",),
+        out="{data}/base",
+        settings=PREPARED | dict(levels=LEVELS),
+    ),
+    Stage(
+        name="code",
+        about="code questions, short requests for well-known programs, plain chat",
+        kind="data.sft",
         out="{data}/sft",
-        settings=dict(source="embedded", tokenizer=TOKENIZER, max_examples=4000),
+        settings=DESCRIBED | dict(max_examples=4000, short=True),
     ),
     Stage(
         name="calls",
-        about="function calls, copying drills, problems and behaviour probes of the toolbox",
+        about="calls that only reading the list solves, copying and lookup drills, problems in strata, behaviour probes",
         kind="data.calls",
         needs=("code",),
         out="{data}/sft",
-        settings=dict(source="embedded", tokenizer=TOKENIZER, levels=(1, 1, 1, 2, 3)),
+        settings=DESCRIBED | dict(levels=LEVELS, edition=2, lookups=8000, lookups_missing=0.2, reading=READING),
     ),
     Stage(
         name="pretrain",
@@ -56,22 +109,58 @@ NANO = (
         ),
     ),
     Stage(
-        name="sft",
-        about="joint code, calls, chat and copying, mixed by supervised tokens",
-        needs=("pretrain", "code", "calls"),
+        name="base",
+        about="first SFT: code, calls, chat and copying, mixed by supervised tokens; it learns to copy",
+        needs=("pretrain", "base-code", "base-calls"),
         seeded=True,
         kind="sft",
         settings=dict(
             init_from="{pretrain}",
-            data_dir="{calls}",
+            data_dir="{base-calls}",
             seq_len=512,
-            device_batch_size=8,
             mix=("calls=0.6", "copy=0.25", "code=0.13", "chat=0.02"),
             max_steps=360,
-            lr=3e-3,
-            muon_lr=0.02,
-            eval_every=60,
-            save_every=60,
+            eval_every=120,
+            save_every=120,
+            **SFT,
+        ),
+    ),
+    drill("words", "lookup of single words, answered by the bare name", "base", 140, "lookup_words=0.95", "copy=0.05"),
+    drill(
+        "lookups",
+        "the same inside a call",
+        "words",
+        100,
+        "lookup_calls=0.8",
+        "lookup_words=0.15",
+        "copy=0.05",
+    ),
+    drill(
+        "phrases",
+        "more and rarer words, invented names, fillers",
+        "lookups",
+        160,
+        "lookup_phrases=0.75",
+        "lookup_calls=0.2",
+        "copy=0.05",
+        seq_len=384,
+    ),
+    Stage(
+        name="sft",
+        about="calls, lookups, code, chat and copying, mixed by supervised tokens",
+        needs=("phrases", "code", "calls"),
+        seeded=True,
+        kind="sft",
+        settings=dict(
+            init_from="{phrases}",
+            data_dir="{calls}",
+            seq_len=384,
+            mix=MIX,
+            max_steps=1000,
+            schedule="wsd",
+            eval_every=250,
+            save_every=250,
+            **SFT,
         ),
     ),
     Stage(
@@ -84,7 +173,7 @@ NANO = (
     ),
     Stage(
         name="rl",
-        about="REINFORCE on the staircase reward, group mean as baseline",
+        about="REINFORCE on the staircase reward, group mean as baseline, the rate falling to zero",
         needs=("sft", "diagnose"),
         seeded=True,
         kind="reinforce",
@@ -92,10 +181,12 @@ NANO = (
             init_from="{sft}",
             device_batch_size=16,
             group_size=16,
-            max_steps=60,
+            max_steps=30,
             lr=3e-4,
-            eval_every=20,
-            save_every=20,
+            schedule="cosine",
+            final_lr_share=0.0,
+            eval_every=15,
+            save_every=15,
             keep_last=4,
             diagnose_groups=0,
             **ANSWER,
@@ -108,16 +199,33 @@ NANO = (
         seeded=True,
         kind="evaluate",
         settings=dict(
-            ckpt=("{rl}",), all_checkpoints=True, split=("select",), limit=150, n=8, probe_examples=0, **ANSWER
+            ckpt=("{rl}",),
+            all_checkpoints=True,
+            split=("select",),
+            limit=250,
+            n=1,
+            ks=(1,),
+            temperature=0.0,
+            probe_examples=0,
+            **ANSWER,
         ),
     ),
     Stage(
         name="evaluate",
-        about="SFT and RL on test: pass@1, pass@8, tiers, behaviour, with intervals",
+        about="SFT and RL, greedy and at temperature 1, by strata, with intervals",
         needs=("sft", "choose"),
         seeded=True,
         kind="evaluate",
-        settings=dict(ckpt=("{sft}", "{rl}@best"), split=("test", "test_hard"), limit=400, n=8, **ANSWER),
+        settings=dict(
+            ckpt=("{sft}", "{rl}@best"),
+            split=("test", "test_hard"),
+            limit=250,
+            n=1,
+            ks=(1,),
+            temperature=0.0,
+            temperatures=(1.0,),
+            **ANSWER,
+        ),
     ),
     Stage(
         name="notebooks",
@@ -136,5 +244,31 @@ NANO = (
         once=True,
         out="runs/{runs}/report",
         settings=dict(names=("nano",)),
+    ),
+    Stage(
+        name="full-evaluation",
+        about="every problem, 8 completions each at temperatures 1 and 0.5, greedy, and with the call forced",
+        needs=("sft", "choose"),
+        seeded=True,
+        asked=True,
+        kind="evaluate",
+        settings=dict(
+            ckpt=("{sft}", "{rl}@best"),
+            split=("test", "test_hard"),
+            limit=500,
+            n=8,
+            temperatures=(0.0, 0.5),
+            forced_call=True,
+            **ANSWER,
+        ),
+    ),
+    Stage(
+        name="natural",
+        about="120 requests in words that no template has, answered greedily",
+        needs=("sft", "choose"),
+        seeded=True,
+        asked=True,
+        kind="natural",
+        settings=dict(ckpt=("{sft}", "{rl}@best")),
     ),
 )

@@ -47,8 +47,8 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.labs import defects
 from codechat.launch import launcher
+from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.nano import NANO
-from codechat.launch.recipes.reading import READING
 from codechat.launch.recipes.scales import SCALES, Scale
 from codechat.launch.recipes.scaling import SCALING
 from codechat.launch.recipes.stage import Bound, Stage, bind
@@ -61,9 +61,9 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
         "every stage on two CPU cores in minutes: data, pretraining, SFT, diagnosis, REINFORCE, evaluation, notebooks, report",
         NANO,
     ),
-    "reading": (
-        "nano's SFT, then drills and a second SFT that teach it to choose a tool by its description, or none; ten minutes more than nano",
-        READING,
+    "compact": (
+        "nano as it was until version 0.3: tools under their one name, which the model remembers; what the versions and their reports stand on",
+        COMPACT,
     ),
     "scaling": (
         "five model sizes at two equal budgets of compute, about 12 minutes of one core: the points of a scaling law",
@@ -72,9 +72,8 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
     **VERSIONS,
 }
 OWN = "nano"  # the scale of a recipe as it is
-HOME = dict.fromkeys(
-    [*VERSIONS, "reading"], "nano"
-)  # recipe -> the recipe beside whose runs and data its own lie; else itself
+HOME = dict.fromkeys(VERSIONS, "compact")  # recipe -> the recipe beside whose runs and data its own lie; else itself
+LARGER = {"nano": COMPACT}  # stages at a larger scale, where they are not those of the recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,21 +133,24 @@ class Ledger:
 def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
     """Names of the stages to run: unfinished ones, forced ones, and every stage that needs one of those."""
     names = [b.stage.name for b in bound]
-    for name in (cfg.from_stage, cfg.until, *cfg.force):
+    named = (cfg.from_stage, cfg.until, *cfg.force)
+    for name in named:
         if name is not None and name not in names:
             raise ConfigError(f"no stage {name!r}{nearest(name, names)}; stages: {', '.join(names)}")
     todo: set[str] = set()
     for i, b in enumerate(bound):
         forced = b.stage.name in cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
-        if forced or not (ledger.holds(b) and b.stage.made(b.cfg)) or todo & set(b.stage.needs):
+        wanted = not b.stage.asked or b.stage.name in named
+        if wanted and (forced or not (ledger.holds(b) and b.stage.made(b.cfg)) or todo & set(b.stage.needs)):
             todo.add(b.stage.name)
     return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])
 
 
 def prefix_of(name: str, cfg: RecipeConfig) -> str:
     """Where a recipe's runs and data lie: its name, or that of the recipe whose first stages it shares, with the scale."""
-    home = HOME.get(name, name)
-    return home if cfg.scale in (None, OWN) else f"{home}-{cfg.scale}"
+    if cfg.scale in (None, OWN):
+        return HOME.get(name, name)
+    return f"{OWN if name in HOME else name}-{cfg.scale}"
 
 
 def scale_of(cfg: RecipeConfig) -> Scale | None:
@@ -167,7 +169,7 @@ def bound_stages(name: str, cfg: RecipeConfig) -> list[Bound]:
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}{nearest(name, RECIPES)}")
     scale = scale_of(cfg)
-    stages = scale.stages(RECIPES[name][1]) if scale else RECIPES[name][1]
+    stages = scale.stages(LARGER.get(name, RECIPES[name][1])) if scale else RECIPES[name][1]
     own = config.read_json(cfg.settings) if cfg.settings else {}
     return bind(prefix_of(name, cfg), stages, cfg.seed, tuple(dict.fromkeys(cfg.defect)), own)
 

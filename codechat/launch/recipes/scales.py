@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from codechat.launch.recipes.nano import NANO
+from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.stage import Stage
 from codechat.launch.recipes.versions import VERSIONS
 from codechat.models.config import PRESETS
@@ -136,7 +136,7 @@ class Scale:
         )
 
 
-_STAGES = (*NANO, *(stage for _, stages in VERSIONS.values() for stage in stages))
+_STAGES = (*COMPACT, *(stage for _, stages in VERSIONS.values() for stage in stages))
 SCALES = {
     "2b": Scale(SETTINGS_2B, ranks_of(_STAGES, dict.fromkeys(RANKS, 1)), "a800-80gb"),
     "8b": Scale(SETTINGS, ranks_of(_STAGES, RANKS), "a800-80gb"),

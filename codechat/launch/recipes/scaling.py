@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from codechat.launch.recipes.nano import MODEL, NANO, RATES, TOKENIZER
+from codechat.launch.recipes.compact import COMPACT
+from codechat.launch.recipes.nano import MODEL, RATES, TOKENIZER
 from codechat.launch.recipes.stage import Stage
 from codechat.models.config import GPTConfig
 
@@ -54,4 +55,4 @@ def _stage(size: str, budget: str) -> Stage:
     )
 
 
-SCALING = (NANO[0], *(_stage(size, budget) for budget in BUDGETS for size in SHAPES))
+SCALING = (COMPACT[0], *(_stage(size, budget) for budget in BUDGETS for size in SHAPES))

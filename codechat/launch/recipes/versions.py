@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from codechat.launch.recipes.nano import NANO, TOKENIZER
+from codechat.launch.recipes.compact import COMPACT
+from codechat.launch.recipes.nano import TOKENIZER
 from codechat.launch.recipes.stage import Stage
 
 SEVERAL = ("calls=1.2", "programs=1")  # v7's mix: code with negatives to calls as 1 to 1.2, in supervised tokens
@@ -38,7 +39,7 @@ EVALUATION = dict(
     max_new_tokens=TOKENS,
 )
 PREPARED = dict(source="embedded", tokenizer=TOKENIZER)
-ANCESTORS = tuple(stage for stage in NANO if stage.name in ("corpus", "code", "calls", "pretrain"))
+ANCESTORS = tuple(stage for stage in COMPACT if stage.name in ("corpus", "code", "calls", "pretrain"))
 
 
 def data(name: str, neutral: float = 0.0, negatives: float = 0.0, general: bool = False) -> tuple[Stage, ...]:
@@ -312,7 +313,7 @@ V7_PARTS = (
 )
 
 OURS = (
-    *(stage for stage in NANO if stage.name not in ("notebooks", "report")),
+    *(stage for stage in COMPACT if stage.name not in ("notebooks", "report")),
     Stage(
         name="ours-over-rl",
         about="behaviour at RL's checkpoints, on validation problems: nano's RL logs none",
