@@ -209,7 +209,8 @@ def train(cfg: SFTConfig) -> Run:
                 # log
                 row = dict(supervised_tokens=supervised, lr=lr, grad_norm=grad_norm)
                 training.log_supervised(run, bar, cfg, step, nats, pace, tokens_per_step, **row)
-            why = f"{regression[0]} rose three evaluations in a row" if regression else ""
+            ended = regression and cfg.stop_on_regression
+            why = f"{regression[0]} rose three evaluations in a row" if ended else ""
             training.stop(run, step, interrupted=turn.stopping, lost=lost, why=why)
     return run
 

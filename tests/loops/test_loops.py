@@ -208,6 +208,19 @@ def test_stop_on_regression_ends_the_run_with_a_checkpoint(conversations: str, m
     assert found.checkpoints()[-1] == 6
 
 
+def test_a_rise_alone_is_not_why_a_run_was_interrupted(conversations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rising = iter(range(1, 100))
+
+    def measured(*_: object) -> dict[str, float]:
+        if (at := next(rising)) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {"heldout_loss/code": float(at)}
+
+    monkeypatch.setattr(domain_loss, "held_out_losses", measured)
+    found = sft.train(sft_config(conversations, eval_every=2, max_steps=50, run_name="rise"))
+    assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
+
+
 def test_mix_must_be_shares() -> None:
     for mix in ("calls", "calls=-1"):
         with raising(UserError, "mix", mix):
