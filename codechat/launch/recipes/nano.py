@@ -23,15 +23,18 @@ PREPARED = dict(source="embedded", tokenizer=TOKENIZER)
 DESCRIBED = PREPARED | dict(tools_style="described")
 # shares of the conversations; what remains is single calls
 READING = dict(
-    renamed=0.55,
-    renamed_arguments=0.5,
-    rare_words=0.6,
+    renamed=0.5,
+    renamed_arguments=0.45,
+    rare_words=0.5,
     composed=0.12,
-    invented=0.3,
-    series=0.33,
-    chained=0.17,
-    unfitting=0.2,
-    multi_turn=0.06,
+    invented=0.26,
+    series=0.58,  # the densest lesson: several requests of one list (LOG.md)
+    unserved=0.75,
+    chained=0.12,
+    unfitting=0.12,
+    multi_turn=0.04,
+    no_tools=0.03,
+    small_talk=0.03,
 )
 MIX = ("calls=0.72", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.08", "short=0.04", "chat=0.01")
 ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)

@@ -63,6 +63,7 @@ class Mix:
     invented: float = opt(0.0, "share of requests for invented tools")
     renamed_tools: float = opt(0.7, "share of the tools of a renamed conversation that have another name", late=True)
     renamed_arguments: float = opt(0.35, "share of its arguments that have another name", late=True)
+    unserved: float = opt(0.5, "share of the series with a request that none of its tools serves", late=True)
     rare_words: float = opt(
         0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200", late=True
     )
@@ -70,7 +71,7 @@ class Mix:
     def __post_init__(self) -> None:
         check_shares(self, *KINDS, together=True)
         check_shares(self, "composed", "invented", together=True)
-        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "rare_words")
+        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "rare_words")
 
 
 # ---------------------------------------------------------------- names
@@ -221,7 +222,7 @@ def series(
     tools = _tools(rng, split, mix, levels, edition, rng.randint(3, 5))
     missing = tools.pop()
     names = drawn_names(rng, split, [*tools, missing], mix=mix) if rng.random() < mix.renamed else Names()
-    order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < 0.5 else [])
+    order = rng.sample(tools, len(tools)) + ([missing] if rng.random() < mix.unserved else [])
     made = Scene(plain.Request(order[0], {}, "", None), tools, names)
     messages = [made.system(rng)]
     for tool in rng.sample(order, len(order)):
