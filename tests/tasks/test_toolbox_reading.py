@@ -223,3 +223,27 @@ def test_rare_words_come_in_their_share_and_leave_the_other_draws_alone() -> Non
         for step in ("words", "calls", "phrases")
     ]
     assert not drills[0] and not drills[1] and len(drills[2]) > 100
+
+
+def test_a_request_put_informally_asks_for_the_same() -> None:
+    rng = random.Random(0)
+    asked = [
+        "What is 12 squared?",
+        "Shorten the species Staby maixis.",
+        'Say "Hi There" 3 times.',
+        "I swim 125 metres.",
+    ]
+    for text in asked * 50:
+        found = reading.informally(rng, text)
+        assert text[1:].rstrip(".?! ") in found
+    row = dict(series=0.9, informal=1.0, no_tools=0.0, small_talk=0.0, unfitting=0.0, multi_turn=0.1)
+    plain, put = (
+        [
+            m["content"]
+            for r in reading.dialogues("train", 100, 0, mix=reading.Mix(**row | dict(informal=share)))
+            for m in r["messages"]
+            if m["role"] == "user"
+        ]
+        for share in (0.0, 1.0)
+    )
+    assert sum(t[0].islower() for t in put) > 0.7 * len(put) and sum(t[0].islower() for t in plain) < 0.3 * len(plain)

@@ -26,6 +26,7 @@ READING = dict(
     renamed=0.5,
     renamed_arguments=0.45,
     rare_words=0.5,
+    informal=0.4,
     composed=0.12,
     invented=0.26,
     series=0.58,  # the densest lesson: several requests of one list (LOG.md)
@@ -36,7 +37,7 @@ READING = dict(
     no_tools=0.03,
     small_talk=0.03,
 )
-MIX = ("calls=0.72", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.08", "short=0.04", "chat=0.01")
+MIX = ("calls=0.72", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.06", "short=0.06", "chat=0.01")
 ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)
 
 

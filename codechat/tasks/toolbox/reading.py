@@ -64,6 +64,7 @@ class Mix:
     renamed_tools: float = opt(0.7, "share of the tools of a renamed conversation that have another name", late=True)
     renamed_arguments: float = opt(0.35, "share of its arguments that have another name", late=True)
     unserved: float = opt(0.5, "share of the series with a request that none of its tools serves", late=True)
+    informal: float = opt(0.0, "share of the requests that are put as people chat", late=True)
     rare_words: float = opt(
         0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200", late=True
     )
@@ -71,7 +72,7 @@ class Mix:
     def __post_init__(self) -> None:
         check_shares(self, *KINDS, together=True)
         check_shares(self, "composed", "invented", together=True)
-        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "rare_words")
+        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal", "rare_words")
 
 
 # ---------------------------------------------------------------- names
@@ -140,6 +141,60 @@ def drawn_names(
         if len(set(shown)) < len(shown):  # two arguments of one name: keep the tool's own
             arguments = {at: new for at, new in arguments.items() if at[0] != tool.name}
     return Names(names, arguments)
+
+
+# ---------------------------------------------------------------- how people write
+
+OPENINGS = (
+    "hey",
+    "hi",
+    "ok so",
+    "pls",
+    "please",
+    "quick one",
+    "quick question",
+    "so",
+    "hello there",
+    "one more thing",
+    "just wondering",
+    "for a friend",
+    "my teacher asks",
+    "we were arguing about this",
+    "need this for work",
+    "sorry to bother you",
+    "next one",
+    "can you help me here",
+)
+ENDINGS = (
+    "pls",
+    "please",
+    "thanks",
+    "thx",
+    "quickly",
+    "if you can",
+    "for me",
+    "would be great",
+    "no idea myself",
+)
+
+
+def informally(rng: random.Random, text: str) -> str:
+    """The request without its capital or its full stop, with words before or after it. What it asks for stays as it is."""
+    if text[:2].istitle():
+        text = text[0].lower() + text[1:]
+    if rng.random() < 0.7:
+        text = text.rstrip(".?! ")
+    if rng.random() < 0.6:
+        text = rng.choice(OPENINGS) + rng.choice((", ", ": ", " ", " - ")) + text
+    if rng.random() < 0.4:
+        text += rng.choice((" ", ", ")) + rng.choice(ENDINGS)
+    elif rng.random() < 0.1:
+        text += "!!"
+    return text
+
+
+def _said(rng: random.Random, mix: Mix, text: str) -> Message:
+    return plain.message("user", informally(rng, text) if mix.informal and rng.random() < mix.informal else text)
 
 
 # ---------------------------------------------------------------- one conversation
@@ -227,7 +282,7 @@ def series(
     messages = [made.system(rng)]
     for tool in rng.sample(order, len(order)):
         arguments = tool.sample(rng, split)
-        messages.append(plain.message("user", tool.ask(rng, arguments)))
+        messages.append(_said(rng, mix, tool.ask(rng, arguments)))
         none = plain.message("assistant", rng.choice(plain.NO_FUNCTION))
         messages.append(none if tool is missing else _call(names.call(tool, arguments)))
     return messages, made.meta("series") | {"level": 0}
@@ -291,11 +346,13 @@ def _conversation(
         return *series(rng, split, mix, levels, edition), None
     if kind == "chained":
         made = chain(rng, split, mix, levels, edition)
-        return _served(rng, made), made.meta(kind), None
+        return _served(rng, made, _said(rng, mix, made.request.text)), made.meta(kind), None
     made = scene(rng, split, mix, levels, edition, fits=kind != "unfitting")
-    user = plain.message("user", made.request.text)
+    user = _said(rng, mix, made.request.text)
     if kind in ("call", "multi_turn"):
-        messages = _served(rng, made) if kind == "multi_turn" else [made.system(rng), user, _call(made.calls()[0])]
+        messages = (
+            _served(rng, made, user) if kind == "multi_turn" else [made.system(rng), user, _call(made.calls()[0])]
+        )
         return messages, made.meta(kind), None
     if kind == "small_talk":
         asked, answer = rng.choice(plain.SMALL_TALK)
@@ -317,9 +374,9 @@ def _with_the_fitting_tool(rng: random.Random, made: Scene) -> Scene:
     return Scene(made.request, offered, made.names)
 
 
-def _served(rng: random.Random, made: Scene) -> list[Message]:
+def _served(rng: random.Random, made: Scene, user: Message) -> list[Message]:
     """The request, its calls with the tools' responses, and the answer."""
-    messages = [made.system(rng), plain.message("user", made.request.text)]
+    messages = [made.system(rng), user]
     requests = [made.request, *([made.second] if made.second else [])]
     for request, call in zip(requests, made.calls(), strict=True):
         result = request.tool.call(request.arguments)
@@ -403,7 +460,7 @@ def _code(draw: Draw) -> Made:
 def _chain(draw: Draw) -> Made:
     rng = draw.rng("chain")
     made = chain(rng, draw.split, draw.mix, draw.levels, draw.edition)
-    messages = _served(rng, made)
+    messages = _served(rng, made, _said(rng, draw.mix, made.request.text))
     for at, gold in enumerate(made.calls()):
         yield f"chain_{at + 1}", messages[: 2 + 2 * at], gold, made.meta("chained") | {"chain": draw.number}
 
