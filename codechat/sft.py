@@ -118,7 +118,8 @@ def train(cfg: SFTConfig) -> Run:
     cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
     check_tags(cfg, tok, parent)
     block = cfg.model.block_size
-    examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(cfg.length, block))
+    length = min(cfg.length, block)
+    examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
     held = read_held_out(cfg, tok)
     probes = training.read_probes(cfg)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:

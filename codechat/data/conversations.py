@@ -186,21 +186,47 @@ def domain_files(directory: Path | str, split: str) -> list[Path]:
 
 
 def load_domains(
-    directory: Path | str, split: str, tokenizer: Tokenizer, tags: str, block_size: int, limit: int | None = None
+    directory: Path | str,
+    split: str,
+    tokenizer: Tokenizer,
+    tags: str,
+    block_size: int,
+    limit: int | None = None,
+    wanted: Mapping[str, float] | None = None,
 ) -> dict[str, list[Example]]:
-    """Encoded conversations of a split by domain, at most `limit` of each file.
+    """Encoded conversations of a split by domain, at most `limit` of each file. wanted: weights by domain; those without one are not encoded.
 
-    Rows that cannot be used are counted on stderr; above the share of their reason (`REASONS`) DataError is raised."""
+    Rows that cannot be used are counted on stderr; above the share of their reason (`REASONS`) DataError is raised, as for a wanted domain that
+    no file has."""
     domains: dict[str, list[Example]] = {}
+    seen: set[str] = set()
     for path in domain_files(directory, split):
         ledger = Ledger(path.name, REASONS, remedy=REMEDY)
-        for example in encode_all(read(path), tokenizer, tags, block_size, ledger, limit):
+        rows = read(path) if wanted is None else _of_domains(read(path), wanted, seen)
+        for example in encode_all(rows, tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
         ledger.check()
         if ledger.lost:
             losses = ", ".join(f"{reason} {n}" for reason, n in sorted(ledger.lost.items()))
             print(f"{path.name}: {ledger.kept} conversations, dropped {losses} (block {block_size})", file=sys.stderr)
+    if wanted is not None:
+        _check_known(wanted, seen)
     return domains
+
+
+def _of_domains(
+    rows: Iterable[dict[str, Any]], wanted: Mapping[str, float], seen: set[str]
+) -> Iterator[dict[str, Any]]:
+    """The rows of the domains with a positive weight; the names of all domains go to `seen`."""
+    for row in rows:
+        seen.add(row["domain"])
+        if wanted.get(row["domain"], 0) > 0:
+            yield row
+
+
+def _check_known(weights: Iterable[str], names: Iterable[str]) -> None:
+    if unknown := sorted(set(weights) - set(names)):
+        raise DataError(f"weights for {unknown}; the data hold {sorted(names)}; change --mix or prepare these domains")
 
 
 # ------------------------------------------------------------------ packing
@@ -375,11 +401,7 @@ def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, 
 
 
 def _check_examples(examples: Mapping[str, Sequence[Example]], weights: Mapping[str, float] | None, T: int) -> None:
-    unknown = sorted(set(weights or ()) - examples.keys())
-    if unknown:
-        raise DataError(
-            f"weights for {unknown}; the data hold {sorted(examples)}; change --mix or prepare these domains"
-        )
+    _check_known([name for name, weight in (weights or {}).items() if weight > 0], examples)
     used = examples if weights is None else [name for name, weight in weights.items() if weight > 0]
     if not used:
         raise DataError("no domain has a positive weight; required is at least one; change --mix")

@@ -324,3 +324,16 @@ def test_a_domain_without_supervised_tokens_raises():
     silent = [Example(np.arange(5, dtype=np.int32), np.array([True] + [False] * 4), "a")]
     with raising(DataError, "domain a", 1):
         conversations.PackedLoader({"a": silent}, None, 1, 64)
+
+
+def test_load_domains_encodes_only_what_the_mix_wants(tmp_path, capsys):
+    for name, text in (("short", "ab"), ("long", "x" * 200)):
+        rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]}] * 10
+        (tmp_path / f"{name}.train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError):
+        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64)
+    wanted = {"short": 1.0, "long": 0.0}
+    assert set(conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64, wanted=wanted)) == {"short"}
+    with pytest.raises(DataError) as unknown:
+        conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64, wanted={"shrot": 1.0, "short": 1.0})
+    assert all(name in str(unknown.value) for name in ("shrot", "short", "long"))
