@@ -202,7 +202,9 @@ def load_domains(
     seen: set[str] = set()
     for path in domain_files(directory, split):
         ledger = Ledger(path.name, REASONS, remedy=REMEDY)
-        rows = read(path) if wanted is None else _of_domains(read(path), wanted, seen)
+        rows = read(path) if wanted is None else list(_of_domains(read(path), wanted, seen))
+        if rows == []:
+            continue
         for example in encode_all(rows, tokenizer, tags, block_size, ledger, limit):
             domains.setdefault(example.domain, []).append(example)
         ledger.check()
@@ -396,6 +398,7 @@ class PackedLoader:
 
 def token_weights(examples: Mapping[str, Sequence[Example]], rows: Mapping[str, float]) -> dict[str, float]:
     """Weights by supervised tokens, as the loader takes them, that give a mix in rows: `rows` maps domain -> share of the conversations."""
+    _check_known([name for name, share in rows.items() if share > 0], examples)
     means = {name: sum(e.supervised for e in found) / max(1, len(found)) for name, found in examples.items()}
     return {name: share * means.get(name, 0.0) for name, share in rows.items()}
 
