@@ -619,7 +619,7 @@ _SHORT = {
     "tool_with_other_tools": "tool requested,\nothers offered",
     "tool_without_tools": "tool requested,\nnone offered",
     "code_with_tools": "code requested,\ntools offered",
-    "code_without_tools": "code requested,\nnone offered",
+    "code_without_tools": "code requested,\nno tools offered",
 }
 
 
@@ -630,7 +630,7 @@ def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = N
     fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
     for cell in CELLS:
         _draw_cell(axes[_GRID[cell]], evals, cell)
-        axes[_GRID[cell]].set_title(f"{cell_in_words(cell)}: {EXPECTED[cell]} expected", fontsize=7.5, loc="left")
+        axes[_GRID[cell]].set_title(f"{cell_in_words(cell)}:\n{EXPECTED[cell]} expected", fontsize=7.5, loc="left")
     axes[1, 1].set_axis_off()  # no such cell: the place holds the legend
     axes[0, 0].set_ylim(-0.03, 1.03)
     for ax in axes[:, 0]:
@@ -743,7 +743,8 @@ def behaviour_of_runs(
             rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
             look = dict(marker=marker, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5, linewidth=1.3)
             ax.plot(rows["step"], rows[name], color=colour_of(run), label=label(run), **look)
-        ax.set_title(f"{_SHORT[cell]}: {EXPECTED[cell]} expected".replace("\n", " "), fontsize=7, loc="left")
+        asked = _SHORT[cell].replace("\n", " ")
+        ax.set_title(f"{asked}:\n{EXPECTED[cell]} expected", fontsize=7, loc="left")
         finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
     axes[0, 0].set_ylim(-0.03, 1.03)
     axes[1, 2].set_axis_off()  # five cells, six places: the last one holds the legend

@@ -248,6 +248,9 @@ def test_the_place_of_the_cell_that_is_not_probed_holds_the_legend_and_the_count
     (empty,) = [ax for ax in axes if not ax.axison]
     assert "20 prompts" in empty.get_legend().get_title().get_text() and not figures["behaviour"].legends
     assert not [text for ax in axes for text in ax.texts], "no count is printed over the lines"
+    figures["behaviour"].canvas.draw()
+    titles = [ax._left_title.get_window_extent() for ax in axes if ax.axison]
+    assert not any(a.overlaps(b) for i, a in enumerate(titles) for b in titles[:i])
 
 
 PHASES = pd.DataFrame(dict(first=[1e5, 1e7], last=[1e6, 2e7], mean=[4.0, 1.0], lo=[3.0, np.nan], hi=[9.0, np.nan]))
