@@ -37,7 +37,7 @@ __getattr__, __dir__, __all__ = attach(
     ],
     names={
         "text": ["chat", "token_view", "tokenizer"],
-        "reports": ["comparisons", "frozen_rows", "plots", "run_frames", "style", "token_attribution"],
+        "reports": ["articles", "comparisons", "frozen_rows", "plots", "run_frames", "style", "token_attribution"],
         "core": [
             "CheckpointError",
             "ConfigError",

@@ -14,157 +14,199 @@
 # ---
 
 # %% [markdown]
-# # Pretraining: our curves beside the published ones, and what a scaling law of size and tokens can predict
+# # A small pretraining run falls like the published ones; ten runs do not show the best size
 #
-# **Question.** How does a nano pretraining run look next to the published 2B and 8B runs, and what do ten small runs at two equal budgets
-# of compute say about loss, size and tokens?
-#
-# **Result.** The last cell prints and asserts it.
-#
-# **Runs/needs.** `nano/pretrain` (recipe nano), the ten runs of recipe `scaling`, and `scaling/nano-long`: nano's checkpoint measured on the validation
-# text of the series. Nothing is trained here. Published figures are transcribed from the original project's own reports, never measured here.
+# **Question.** How does a small pretraining run look beside the published 2B and 8B runs, and what do ten runs of equal compute say about loss, size and tokens?
 
-# %% tags=["parameters"]
-run = "nano/pretrain"
+# %% tags=["parameters", "hide-cell"]
+recipe = "nano"
 series = ["scaling/nano-low"]
 longer = "scaling/nano-long"
 out = "reports/pretrain_curves"
 frozen = False
 
-# %%
+# %% tags=["hide-cell"]
 import json
 
 import numpy as np
 import pandas as pd
 
-from codechat import PRESETS, GPTConfig, comparisons, plots, run_frames, scaling_law
+from codechat import PRESETS, GPTConfig, articles, comparisons, plots, run_frames, scaling_law, style
 from codechat.runs.run import ROOT
 
-frames = run_frames.gather([run], ROOT / out / "data", frozen)
-points_of = run_frames.gather([*series, longer], ROOT / out / "data" / "series", frozen)
+run, data = f"{recipe}/pretrain", ROOT / out / "data"
+frames = run_frames.gather([run], data, frozen)
+points_of = run_frames.gather([*series, longer], data / "series", frozen)
 metrics, evals = (run_frames.rows_of(frames[table], run) for table in ("metrics", "evals"))
-frames["runs"][["run", "kind", "seconds", "commit", "dirty"]].set_index("run")
+config = json.loads(frames["runs"]["config"].iloc[0])
+model = GPTConfig(**config["model"])
+validated = evals[evals["val_bpb"].notna()]
 
-# %% [markdown]
-# ## Loss and bits per byte
-#
-# Loss in nats per token depends on the tokenizer. Bits per byte of unseen files does not, and can be compared between any two of our runs.
-
-# %% tags=["thumbnail"]
-plots.pretraining(run, metrics, evals)
-
-# %% [markdown]
-# ## Rates
-#
-# The learning rate warms up, stays constant, and decays over the last two fifths. MFU is relative to the peak
-# that this machine reached in a matrix product when the run started, under the load of that moment.
-
-# %%
-plots.training_panels(run, metrics)
-
-# %% [markdown]
-# ## Beside the published runs
-#
-# Another corpus and another tokenizer: the shapes can be compared (fast, then slow, no plateau), the levels
-# cannot. A published point is one step of one rank, so its noise is a tenth of a nat. Bits per byte, and
-# throughput over time, were not published.
-
-# %%
-runs, losses = run_frames.published("runs"), run_frames.published("pretrain_loss")
-pretrained = runs[runs["stage (published)"] == "pretrain"].set_index("run_name (published)")
-batch = pretrained["global_batch_tokens (published)"]
-theirs = {label: rows for label, rows in losses.groupby("run_name (published)")}
-drawn = {label: (rows["step (published)"] * batch[label], rows["loss (published)"]) for label, rows in theirs.items()}
-plots.beside_published(run, metrics, drawn, f"{metrics['tokens'].max() / 1e6:.1f}M tokens measured; published runs saw over 1,000 times as many")
-
-# %% [markdown]
-# The published figures, in a separate table. The last column is computed from it: FLOPs of the preset of that
-# size at 2,048 tokens, times the published throughput, over the 312 TFLOP/s of each A800.
-
-# %%
+# %% tags=["hide-cell"]
+# What was published, over tokens instead of steps. Windows that lie within a phase are left out.
+words = {"codechat_2b": "2B", "codechat_8b": "8B"}
+runs, single, means = (run_frames.published(name).rename(columns=lambda c: c.removesuffix(" (published)")) for name in ("runs", "pretrain_loss", "pretrain_phases"))
+pretrained = runs[runs["stage"] == "pretrain"].set_index("run_name").loc[list(words)]
+means = means[~means["phase"].str.startswith(("trend_window", "last_500"))]
+batch = pretrained["global_batch_tokens"]
+single = single.assign(tokens=single["step"] * single["run_name"].map(batch))
+means = means.assign(first=means["step_from"] * means["run_name"].map(batch), last=means["step_to"] * means["run_name"].map(batch))
+means = means.rename(columns=dict(mean_loss="mean", min_loss="lo", max_loss="hi"))
+drawn_points, drawn_phases = ({label: table[table["run_name"] == name] for name, label in words.items()} for table in (single, means))
 flops = {"codechat_2b": ("2b", 1), "codechat_8b": ("8b", 8)}
-shown = pretrained[[f"{c} (published)" for c in ("params", "steps", "tokens", "hours", "final_loss", "throughput_ktok_s")]].copy()
-shown["MFU (from published figures)"] = [
-    GPTConfig(**PRESETS[size]).flops_per_token(2048) * shown.loc[name, "throughput_ktok_s (published)"] * 1e3 / (gpus * 312e12)
-    for name, (size, gpus) in flops.items()]  # fmt: skip
-shown
+utilization = [GPTConfig(**PRESETS[size]).flops_per_token(2048) * pretrained.loc[name, "throughput_ktok_s"] * 1e3 / (gpus * 312e12)
+               for name, (size, gpus) in flops.items()]  # fmt: skip
 
-# %% [markdown]
-# Gradient norms were published as single values and as the largest of a range:
-
-# %%
-run_frames.published("grad_norm").drop(columns="source (published)")
-
-# %% [markdown]
-# ## Equal compute
-#
-# Five sizes spend the same FLOPs, so a larger model sees fewer tokens. Learning rates are nano's for all sizes.
-
-# %%
+# %% tags=["hide-cell"]
 points = comparisons.scaling_points(points_of, series)
-points.set_index("run")
-
-# %%
+lowest = comparisons.lowest_of_budgets(points)
 law = scaling_law.fit(points["n"], points["d"], points["loss"])
-kinds = {"E + A/N^a + B/D^b": {}, "A/N^a + B/D^b (E = 0)": dict(floor=False), "E + B/D^b (no size)": dict(size=False)}
+full, without, no_size = kinds = {"E + A/N^a + B/D^b": {}, "A/N^a + B/D^b (E = 0)": dict(floor=False), "E + B/D^b (no size)": dict(size=False)}
 missed = {name: scaling_law.leave_one_out_errors(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}
 errors = {name: float(np.sqrt(np.mean(values**2))) for name, values in missed.items()}
-best = points.loc[points.groupby("budget")["loss"].idxmin()]
-size = best["run"].str.rpartition("/")[2].str.rpartition("-")[0]
-where = ", ".join(f"at {budget:.0e} FLOPs {name} is best" for budget, name in zip(best["budget"], size))
-plots.iso_flops(points, law, where)
-
-# %% [markdown]
-# The law is fitted by a search over its exponents and its floor; `region` holds the fits that are not
-# significantly worse than the best (95 %). A parameter whose range reaches the end of the search is not
-# identified, and its value should not be quoted.
-
-# %%
-table = pd.DataFrame({p: {"fitted": getattr(law, p), "from": law.region[p][0], "to": law.region[p][1], "identified": p in law.identified} for p in "EAaBb"}).T
-table
-
-# %% [markdown]
-# Predicting each point by a law through the others shows whether five parameters are too many for these
-# points:
-
-# %%
-pd.Series(errors, name="root mean squared error of left-out points (nats/token)").to_frame()
-
-# %%
-plots.law_residuals(points, {"fitted": law.residuals, "left out": missed["E + A/N^a + B/D^b"]},
-                           f"the law misses its own points by {law.rmse:.3f}, points it has not seen by {errors['E + A/N^a + B/D^b']:.3f}")
-
-# %% [markdown]
-# ## A point far outside
-#
-# nano's own pretraining spent many times the larger budget, with a batch four times as large. It was measured
-# on the validation text of the series and is not part of the fit.
-
-# %%
-config = json.loads(frames["runs"]["config"].iloc[0])
-far = dict(n=GPTConfig(**config["model"]).n_params, d=int(metrics["tokens"].max()), loss=float(run_frames.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
+far = dict(n=model.n_params, d=int(metrics["tokens"].max()), loss=float(run_frames.rows_of(points_of["evals"], longer)["val_loss"].iloc[0]))
 predicted = {name: float(scaling_law.fit(points["n"], points["d"], points["loss"], **kind).predict(far["n"], far["d"])) for name, kind in kinds.items()}
-beyond = far["d"] * GPTConfig(**config["model"]).flops_per_token(config["seq_len"]) / points["flops"].max()
-pd.DataFrame({"predicted": predicted, "measured minus predicted": {name: far["loss"] - value for name, value in predicted.items()}})
+beyond = far["d"] * model.flops_per_token(config["seq_len"]) / points["flops"].max()
+
+# %% tags=["hide-cell"]
+first, last = validated["val_bpb"].iloc[[0, -1]]
+tokens = metrics["tokens"].max()
+numbers = dict(bpb_first=first, bpb_last=last, tokens=tokens, E=law.E, A=law.A, a=law.a, B=law.B, b=law.b, rmse=law.rmse,
+               left_out=errors[full], left_out_without_floor=errors[without], far_measured=far["loss"], far_predicted=predicted[full],
+               far_without_floor=predicted[without], params=model.n_params / 1e6, more=pretrained["tokens"].min() / tokens, runs=len(points),
+               mfu_2b=utilization[0], mfu_8b=utilization[1], mfu=metrics["mfu"].median(), tok_per_s=metrics["tok_per_s"].median())  # fmt: skip
+at_border = lowest[lowest["border"]]
+which = "the smallest" if len(at_border) and (at_border["n"] == points["n"].min()).all() else "the smallest or the largest"
+open_size = f"at {' and '.join(map(style.short_power, at_border['budget']))} FLOPs {which} model has the lowest loss, so the optimum may lie outside the grid"
+closed_size = "the lowest loss lies inside the grid at every budget, but each point is one seed"
+
+# %% tags=["answer", "hide-input"]
+articles.answer(
+    numbers,
+    "Our {params:.1f}M-parameter model falls from {bpb_first:.2f} to {bpb_last:.2f} bits per byte of unseen code, by less in each quarter of the run; the published 2B run "
+    "also falls by less in each phase.",
+    "The levels cannot be compared: the published runs have another corpus, another tokenizer and at least {more:,.0f} times as many tokens.",
+    f"The {{runs:.0f}} runs at two budgets of compute do not show the best size: {open_size if len(at_border) else closed_size}.",
+)
+
+# %% tags=["thumbnail", "hide-input"]
+plots.beside_published(f"ours, {numbers['params']:.1f}M parameters", metrics, drawn_points, drawn_phases,
+                       f"fast, then slowly: {tokens / 1e6:.1f}M tokens measured, {pretrained['tokens'].min() / 1e9:.1f}B and more published")  # fmt: skip
+
+# %% tags=["hide-input"]
+loss = {name: rows[["loss"]].iloc[[0, -1]]["loss"].tolist() for name, rows in drawn_points.items()}
+norms = run_frames.published("grad_norm").rename(columns=lambda c: c.removesuffix(" (published)"))
+spike = norms[(norms["run_name"] == "codechat_2b") & (norms["kind"] == "value")].nlargest(1, "grad_norm").iloc[0]
+steady = metrics[metrics["step"] > config["warmup_steps"]] if "warmup_steps" in config else metrics[metrics["lr"] < metrics["lr"].max()]
+articles.beside([
+    ("parameters", ", ".join(f"{p / 1e9:.2g}B" for p in pretrained["params"]), f"{numbers['params']:.1f}M", "theirs are " + " and ".join(f"{p / model.n_params:,.0f}" for p in pretrained["params"]) + " times as large"),
+    ("tokens", ", ".join(f"{t / 1e9:.2f}B" for t in pretrained["tokens"]), f"{tokens / 1e6:.2f}M", "theirs saw " + " and ".join(f"{t / tokens:,.0f}" for t in pretrained["tokens"]) + " times as many"),
+    ("loss, first and last (nats/token)", "; ".join(f"{a:.2f} to {b:.2f} ({name})" for name, (a, b) in loss.items()),
+     f"{validated['val_loss'].iloc[0]:.2f} to {validated['val_loss'].iloc[-1]:.2f}", "theirs are single training steps of one rank, ours validation; other tokenizers"),
+    ("bits per byte of unseen code", "not published", f"{first:.2f} to {last:.2f}", "independent of the tokenizer; compares our runs with each other"),
+    ("throughput (tokens/s)", "; ".join(f"{t:g}k on {g} A800" for t, g in zip(pretrained["throughput_ktok_s"], (1, 8))), f"{numbers['tok_per_s'] / 1e3:.1f}k on two cores", "machines, not methods"),
+    ("MFU", f"{utilization[0]:.0%} (2B), {utilization[1]:.0%} (8B)", f"{numbers['mfu']:.0%}", "theirs from published throughput and the stated 312 TFLOP/s, ours against the measured peak"),
+    ("largest gradient norm after warm-up", f"{spike['grad_norm']:g} at step {spike['step_from']:,} (2B)", f"{steady['grad_norm'].max():.2f}", "the 2B run had spikes; ours is too short to tell"),
+    ("best size for a budget", "not studied", "not shown" if len(at_border) else "inside the grid, one seed", "needs a grid around the optimum and more seeds"),
+])  # fmt: skip
 
 # %% [markdown]
-# ## The numbers
+# ## The same shape, no common level
+#
+# Both axes of the figure are logarithmic. A published mark is one step of one rank, so its noise is a tenth of a nat. A published
+# mean is a bar as long as the steps that it averages; its extremes are shaded. Nothing was published between them, so nothing is
+# drawn there. Where the token counts overlap, the published runs are still warming up: their batches are 16 and 32 times as large as
+# ours, so they have made few steps.
+#
+# The published means of the 2B run and one window of the 8B run, in nats per token:
 
-# %% tags=["headline"]
-first, last = evals[evals["val_bpb"].notna()]["val_bpb"].iloc[[0, -1]]
-full = "E + A/N^a + B/D^b"
-print(f"{run}: {first:.2f} to {last:.2f} bits per byte of unseen code in {metrics['tokens'].max() / 1e6:.2f}M tokens; "
-      f"median {metrics['tok_per_s'].median():,.0f} tokens/s, MFU {metrics['mfu'].median():.0%} (n = 1 seed)")
-print(f"scaling: {len(points)} runs of equal compute; {where}")
-print(f"law: E {law.E:.2f}, A {law.A:.2f} / (N / {law.n0:.2g})^{law.a:.2f}, B {law.B:.2f} / (D / {law.d0:.2g})^{law.b:.2f}; "
-      f"identified: {', '.join(law.identified) or 'none'}; not: {', '.join(p for p in 'EAaBb' if p not in law.identified) or 'none'}")
-without = "A/N^a + B/D^b (E = 0)"
-print(f"left-out points are missed by {errors[full]:.3f} nats/token ({errors[without]:.3f} without E); a run with {beyond:.0f} times the compute ends "
-      f"{far['loss'] - predicted[full]:+.3f} from the law ({far['loss'] - predicted[without]:+.3f} without E)")
-assert last < first and len(points) == len(series) and np.allclose(law.residuals, points["loss"] - law.predict(points["n"], points["d"]))
+# %% tags=["hide-input"]
+shown = means.assign(phase=means["phase"].str.replace("_", " "), run=means["run_name"].map(words))
+articles.table(shown, {"run": "run (published)", "phase": "phase", "step_from": ("from step", ",.0f"), "step_to": ("to step", ",.0f"),
+                       "mean": ("mean", ".2f"), "lo": ("lowest", ".2f"), "hi": ("highest", ".2f")})  # fmt: skip
+
+# %% [markdown]
+# ## Bits per byte of unseen files
+#
+# Loss in nats per token depends on the tokenizer. Bits per byte of validation files does not: any two of our runs can be compared
+# by it. The published runs did not report it.
+
+# %% tags=["hide-input"]
+plots.pretraining(run, metrics, evals, f"{first:.2f} to {last:.2f} bits per byte of unseen code after {tokens / 1e6:.1f}M tokens")
+
+# %% [markdown]
+# ## Equal compute: where is the optimum?
+#
+# Five sizes spend the same FLOPs, so a larger model sees fewer tokens. An optimum is shown only if larger and smaller models both
+# do worse. Learning rates are those of the default recipe for all sizes, and each point is one seed: small differences are not
+# resolved.
+
+# %% tags=["hide-input"]
+told = [f"at {style.short_power(r.budget)} FLOPs lowest at {style.short_number(r.n)} parameters" + (" (border of the grid)" if r.border else "") for r in lowest.itertuples()]
+plots.iso_flops(points, law, "; ".join(told))
+
+# %% [markdown]
+# A law of size and tokens is fitted through the ten points, `E + A/N^a + B/D^b`. Predicting each point by a law through the
+# others shows whether five parameters are too many for ten points.
+
+# %% tags=["hide-input"]
+plots.law_residuals(points, {"fitted": law.residuals, "left out": missed[full]},
+                    f"the law misses its own points by {law.rmse:.3f}, points it has not seen by {errors[full]:.3f}")  # fmt: skip
+
+# %% [markdown]
+# The run above spent many times the larger budget, with a batch four times as large. It was measured on the validation text of the
+# series and is not part of the fit.
+
+# %% tags=["hide-input"]
+laws = pd.DataFrame([dict(law=name, left_out=errors[name], predicted=predicted[name], gap=far["loss"] - predicted[name]) for name in kinds])
+articles.table(laws, {"law": "law", "left_out": ("error of left-out points (nats/token)", ".3f"), "predicted": (f"predicted at {beyond:.0f} times the compute", ".2f"),
+                      "gap": ("measured minus predicted", "+.3f")})  # fmt: skip
+
+# %% [markdown]
+# ## Appendix
+#
+# **Parameters and runs.** Nothing was trained for this report; it reads finished runs. Published figures are transcribed from the
+# original project's own reports (`reports/published`), never measured here.
+
+# %% tags=["hide-input"]
+read = pd.concat([frames["runs"], points_of["runs"]]).assign(minutes=lambda f: f["seconds"] / 60, state=lambda f: f["dirty"].map({True: "changed since the commit", False: "as committed"}))
+articles.table(read, {"run": "run", "kind": "kind", "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})
+
+# %% [markdown]
+# **Rates of the run.** The learning rate warms up, stays constant, and decays over the last two fifths. MFU is relative to the
+# peak that the machine reached in a matrix product when the run started.
+
+# %% tags=["hide-input"]
+plots.training_panels(run, metrics, f"median {numbers['tok_per_s']:,.0f} tokens/s, {numbers['mfu']:.0%} of the measured peak")
+
+# %% [markdown]
+# **Gradient norms as published:** single values, and the largest of a range of steps.
+
+# %% tags=["hide-input"]
+articles.table(norms.assign(kind=norms["kind"].str.replace("_", " ")), {"run_name": "run (published)", "step_from": ("from step", ",.0f"), "step_to": ("to step", ",.0f"),
+                       "grad_norm": ("gradient norm", "g"), "kind": "kind", "spikes_over_3": ("spikes above 3", "g")})  # fmt: skip
+
+# %% [markdown]
+# **The ten points**, one seed each:
+
+# %% tags=["hide-input"]
+articles.table(points, {"run": "run", "n": ("parameters", ",.0f"), "d": ("tokens", ",.0f"), "flops": ("FLOPs", ".2e"), "loss": ("loss (nats/token)", ".3f"), "bpb": ("bits per byte", ".3f")})
+
+# %% [markdown]
+# **The law's parameters.** The fit searches over exponents and floor. The range holds the fits that are not significantly worse than
+# the best (95 %). A parameter whose range reaches the end of the search is not identified, and its value should not be quoted.
+
+# %% tags=["hide-input"]
+fitted = pd.DataFrame([dict(name=p, fitted=getattr(law, p), lo=law.region[p][0], hi=law.region[p][1], known="yes" if p in law.identified else "no") for p in "EAaBb"])
+articles.table(fitted, {"name": "parameter", "fitted": ("fitted", ".3f"), "lo": ("from", ".3f"), "hi": ("to", ".3f"), "known": "identified"})
+
+# %% tags=["hide-cell"]
+# What the answer says, and that its numbers follow from the rows.
+quarters = np.diff(validated["val_bpb"])
+published_falls = np.diff(drawn_phases["2B"].sort_values("step_from")["mean"])
+assert (quarters < 0).all() and (np.diff(quarters) > 0).all() and (published_falls < 0).all() and (np.diff(published_falls) > 0).all()
+ours = config["device_batch_size"] * config["grad_accum"] * config["seq_len"]
+assert (batch / ours).tolist() == [16, 32] and (tokens / batch < pretrained["warmup"]).all()
+assert len(points) == len(series) and np.allclose(law.residuals, points["loss"] - law.predict(points["n"], points["d"]))
 assert (points.groupby("budget")["flops"].agg(lambda f: f.max() / f.min()) < 1.05).all()
-
-# %%
-numbers = dict(bpb_first=first, bpb_last=last, tokens=metrics["tokens"].max(), E=law.E, A=law.A, a=law.a, B=law.B, b=law.b, rmse=law.rmse,
-               left_out=errors[full], far_measured=far["loss"], far_predicted=predicted[full], far_without_floor=predicted[without])
-run_frames.headline(numbers, ROOT / out / "data")
+run_frames.headline(numbers, data)

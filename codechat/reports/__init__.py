@@ -1,5 +1,5 @@
-"""Finished runs as DataFrames (`run_frames`), figures (`plots`), reports (`build`), notebooks, and web pages: of
-notebooks (`html`), and interactive ones (`pages`, `dashboard`).
+"""Finished runs as DataFrames (`run_frames`), figures (`plots`), reports (`build`, `articles`), notebooks, and web
+pages: of notebooks (`html`), and interactive ones (`pages`, `dashboard`).
 
 Trains nothing. Loops write runs; this room reads them.
 """
@@ -9,6 +9,7 @@ from codechat.core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     modules=[
+        "articles",
         "build",
         "comparisons",
         "dashboard",

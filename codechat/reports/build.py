@@ -8,7 +8,11 @@
 A report is a template `nbs_py/9x_NAME.py` executed with the parameters of `reports/NAME.yaml`. It reads run directories
 and nothing else (`run_frames`), rejects runs that fail `run_checks`, and draws from the rows that it froze. If none of
 its runs is on this machine, it draws from the committed rows. `reports/index.html` (not committed) shows every report
-on this machine.
+on this machine: title, first sentence and picture.
+
+A report reads as an article (`articles`): a cell tagged `answer` with three sentences, one tagged `thumbnail` with the
+figure that carries them, a table "published | ours | what it means", the argument, an appendix with parameters, commits
+and statistics. Its cells are tagged `hide-input` (shown without code) or `hide-cell` (shown at the end of the page).
 
 Left out: training. A report names the runs that it lacks.
 """

@@ -7,6 +7,7 @@ Pure functions over the frames of `run_frames`; the figures are in `plots`.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,11 @@ def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:
     return pd.DataFrame([dict(name=name, value=g.value, lo=g.lo, hi=g.hi) for name, g in rows])
 
 
+def in_points(gain: Interval) -> str:
+    """A difference of shares in words: "+6.5 points [+4.8, +8.2]"."""
+    return f"{100 * gain.value:+.1f} points [{100 * gain.lo:+.1f}, {100 * gain.hi:+.1f}]"
+
+
 def expected_behaviour(row: Row, cell: str) -> tuple[int, int]:
     """(completions with the expected behaviour, all completions) of a cell of the behaviour matrix; (0, 0) if it was
     not probed."""
@@ -61,6 +67,17 @@ def wrong_calls(row: Row) -> tuple[int, int]:
     cells = [c for c in CELLS if EXPECTED[c] != "call" and row.get(f"probe/{c}/n", 0) > 0]
     calls = sum(round(row[f"probe/{c}/call"] * row[f"probe/{c}/n"]) for c in cells)
     return calls, int(sum(row[f"probe/{c}/n"] for c in cells))
+
+
+def varied_examples(samples: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """One sample of each group of the columns `by`, in order, with the request that was shown least often so far."""
+    shown: Counter[str] = Counter()
+    chosen = []
+    for _, group in samples.groupby(list(by), sort=False):
+        index = min(group.index, key=lambda i: shown[group.loc[i, "request"]])
+        shown[group.loc[index, "request"]] += 1
+        chosen.append(index)
+    return samples.loc[chosen]
 
 
 def sft_mix(runs: Sequence[str]) -> pd.DataFrame:
@@ -89,3 +106,11 @@ def scaling_points(frames: Frames, runs: Sequence[str]) -> pd.DataFrame:
         size = dict(run=run, n=shape.n_params, d=tokens, flops=flops, budget=float(f"{flops:.0e}"))
         points.append(size | dict(loss=last["val_loss"], bpb=last["val_bpb"]))
     return pd.DataFrame(points)
+
+
+def lowest_of_budgets(points: pd.DataFrame) -> pd.DataFrame:
+    """The point of lowest loss of each budget; `border` = it is the smallest or the largest size of its budget, so that
+    the optimum may lie outside the grid."""
+    groups = points.groupby("budget")["n"]
+    rows = points.assign(border=(points["n"] == groups.transform("min")) | (points["n"] == groups.transform("max")))
+    return rows.loc[points.groupby("budget")["loss"].idxmin()]

@@ -1,7 +1,8 @@
 """Executed notebooks as web pages: one self-contained file each, and an index of them.
 
 A page reads on a phone, follows the reader's dark or light setting, loads nothing from the network, and folds the code
-away.
+away. A notebook with a cell tagged `answer` is an article: its answer stands below its title, and all code is folded
+into one place at the end.
 
 Left out: interactive elements (`pages` has them). nbconvert is not used: its pages are twice as long, show progress bars from stderr, and
 pass HTML within Markdown on to the browser, which a completion of a model may hold; its `lab` template loads scripts
@@ -27,6 +28,9 @@ from codechat.core.errors import DataError
 TEMPLATES = Path(__file__).parent / "templates"
 THUMBNAIL = "thumbnail"  # tag of a cell whose figure the index shows
 HEADLINE = "headline"  # tag of a cell whose printed text the index shows
+ANSWER = "answer"  # tag of a cell whose Markdown is the answer of an article, a sentence a line
+HIDE_INPUT, HIDE_CELL = "hide-input", "hide-cell"  # tags, as Jupyter Book has them: without its code; not at all
+PARAMETERS = ("parameters", "injected-parameters")  # an article lists what they hold in its appendix
 
 
 def read(path: Path) -> NotebookNode:
@@ -46,14 +50,25 @@ def write_page(notebook_path: Path) -> Path:
 
 def render(notebook: NotebookNode) -> str:
     """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after
-    the first cell."""
-    cells = [cell for cell in notebook.cells if cell.source.strip()]
+    the first cell.
+
+    Cells tagged `hide-cell` are shown at the end, behind one fold with the code of those tagged `hide-input`."""
+    article = bool(_tagged(notebook, ANSWER))
+    cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
     return fill("notebook.html", title=title(notebook), headline=headline(notebook), cells=cells)
 
 
+def _place(cell: NotebookNode, article: bool) -> str:
+    """Where a page shows a cell: "here" (with its code), "output" (its code at the end) or "end"."""
+    tags = cell.metadata.get("tags", ())
+    if HIDE_CELL in tags or (article and any(tag in tags for tag in PARAMETERS)):
+        return "end"
+    return "output" if cell.cell_type == "code" and (article or HIDE_INPUT in tags) else "here"
+
+
 def write_index(out: Path, reports: Iterable[Path], notebooks: Sequence[Path] = ()) -> Path:
-    """Write the page `out` over executed reports, each with its headline and thumbnails, and a list of other executed
-    notebooks.
+    """Write the page `out` over executed reports, each with its title, the first sentence of its answer (or its
+    headline) and thumbnails, and a list of other executed notebooks.
 
     Every notebook is rendered beside its file and linked."""
     cards, links = ([_card(path, write_page(path), out.parent) for path in group] for group in (reports, notebooks))
@@ -66,7 +81,14 @@ def _card(path: Path, page: Path, folder: Path) -> dict[str, Any]:
     notebook = read(path)
     outputs = [output for output in _tagged(notebook, THUMBNAIL) if "image/png" in output.get("data", {})]
     href = Path(os.path.relpath(page, folder)).as_posix()
-    return dict(href=href, title=title(notebook), headline=headline(notebook), thumbnails=outputs)
+    sentence = answer(notebook).partition("\n")[0]
+    return dict(href=href, title=title(notebook), sentence=sentence, headline=headline(notebook), thumbnails=outputs)
+
+
+def answer(notebook: NotebookNode) -> str:
+    """The Markdown that cells tagged `answer` show: a sentence a line; "" where the notebook is no article."""
+    shown = (output.get("data", {}).get("text/markdown", "") for output in _tagged(notebook, ANSWER))
+    return "\n".join(filter(None, shown))
 
 
 def headline(notebook: NotebookNode) -> str:

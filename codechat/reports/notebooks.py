@@ -180,6 +180,9 @@ def execute_copy(
             cell.metadata.setdefault("tags", [])  # papermill reads the tags of every cell
         values = {key: str(value) if isinstance(value, Path) else value for key, value in parameters.items()}
         notebook = parameterize_notebook(notebook, values)
+    for cell in _code(notebook):  # JupyterLab folds what a page folds
+        if {html.HIDE_INPUT, html.HIDE_CELL} & set(cell.metadata.get("tags", ())):
+            cell.metadata["jupyter"] = {"source_hidden": True}
     path.parent.mkdir(parents=True, exist_ok=True)
     error = None
     try:

@@ -9,14 +9,14 @@ Left out: interactive figures, and bands over many seeds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, EXPECTED
 from codechat.evaluation.intervals import wilson_interval
@@ -36,9 +36,13 @@ from codechat.reports.style import (
     finish,
     first_and_last,
     label_of,
+    label_of_run,
+    label_of_tier,
     new_figure,
     outer_legend,
     seeds_note,
+    short_number,
+    short_power,
     span_of,
 )
 from codechat.reports.style import save as save  # a notebook saves what it draws
@@ -58,6 +62,14 @@ PART_COLOURS = {
     "end": OKABE_ITO["purple"],
 }
 OUTCOME_COLOURS = {"follows": OKABE_ITO["blue"], "other": "#cccccc", "ignores": OKABE_ITO["vermilion"]}
+PUBLISHED_COLOURS = ("#000000", "#8c510a")
+_CHANGES = {
+    "tools_off": "tools taken away",
+    "tools_on": "tools offered",
+    "tool_swapped": "another tool",
+    "tool_renamed": "tool renamed",
+    "value_swapped": "another value",
+}
 BEHAVIOUR_COLOURS = {"call": OKABE_ITO["blue"], "code": OKABE_ITO["vermilion"], "neither": "#9a9a9a"}
 
 
@@ -154,24 +166,29 @@ def heldout_losses(run: str, evals: pd.DataFrame, title: str | None = None) -> P
         rows, name = evals[evals[column].notna()], column.partition("/")[2]
         style = dict(marker=marker, markersize=4, color=colour, linewidth=1.4)
         axes[0, 0].plot(rows["step"], rows[column], label=name, **style)
-    finish(axes[0, 0], x="step", y=label_of("heldout_loss/*").replace("/* ", " "), note=seeds_note([run]))
+    finish(axes[0, 0], x="step", y=label_of("heldout_loss/*"), note=seeds_note([run]))
     return fig
 
 
 def domain_losses(
     rows: Mapping[str, Mapping[str, Any]], domains: Sequence[str], metric: str, label: str, title: str
 ) -> Plot:
-    """Held-out loss of each domain: a group of bars per domain, a bar per checkpoint."""
-    fig, axes = new_figure(title, size=(7.2, 3.4))
-    ax, width = axes[0, 0], 0.85 / len(rows)
-    for i, (name, row) in enumerate(rows.items()):
-        at = np.arange(len(domains)) + (i - (len(rows) - 1) / 2) * width
-        alpha = 1.0 if "rl" in name.rpartition("/")[2] else 0.5
-        losses = [row.get(f"{metric}/{d}", np.nan) for d in domains]
-        ax.bar(at, losses, width, color=colour_of(name), alpha=alpha, label=name)
-    ax.set_xticks(range(len(domains)), list(domains))
-    finish(ax, x="domain", y=label, legend=False)
-    outer_legend(fig, ax, "outside right center", fontsize=7.5)
+    """Held-out loss of each domain: a panel with its own scale per domain, a bar per checkpoint; a name that ends in RL
+    has the colour of RL."""
+    names = list(rows)
+    fig, axes = new_figure(title, cols=len(domains), size=(7.6, 1.3 + 0.27 * len(rows)), sharey=True)
+    for ax, domain in zip(axes[0], domains):
+        losses = np.array([row.get(f"{metric}/{domain}", np.nan) for row in rows.values()], dtype=float)
+        ax.barh(range(len(names)), losses, 0.7, color=[colour_of("rl" if n.endswith("RL") else "sft") for n in names])
+        for at, loss in enumerate(losses):
+            ax.text(loss, at, f" {loss:.3g}" if np.isfinite(loss) else "", va="center", fontsize=7, color=GREY)
+        ax.set_xlim(0, 1.3 * np.nanmax(losses))
+        ax.xaxis.set_major_locator(MaxNLocator(3))
+        ax.set_title(domain, fontsize=8.5, loc="left")
+        ax.grid(False)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    fig.supxlabel(f"{label}; each panel has its own scale", fontsize=8.5)
     return fig
 
 
@@ -179,52 +196,68 @@ def domain_losses(
 
 
 def beside_published(
-    run: str, metrics: pd.DataFrame, published: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str
+    label: str,
+    metrics: pd.DataFrame,
+    points: Mapping[str, pd.DataFrame],
+    phases: Mapping[str, pd.DataFrame],
+    title: str,
 ) -> Plot:
-    """Training loss of a run over tokens, and published points {label: (tokens, loss)}: shapes compare, levels do
-    not."""
-    fig, axes = new_figure(title)
+    """Training loss of a run over tokens beside published single steps and published means over ranges of steps.
+
+    points: tokens, loss. phases: first, last (tokens), mean, lo, hi. A mean is a bar as long as its range, its extremes
+    are shaded, and nothing is drawn where nothing was published. Shapes compare, levels do not."""
+    fig, axes = new_figure(title, size=(7.2, 4.0))
     ax = axes[0, 0]
-    draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=colour_of(run), label=f"{run}, measured")
-    for (label, (tokens, loss)), marker in zip(published.items(), ("x", "o")):
-        draw_published(ax, tokens, loss, label, marker=marker, line=":")
+    draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=OKABE_ITO["blue"], label=label)
+    for (name, rows), colour in zip(phases.items(), PUBLISHED_COLOURS):
+        ax.hlines(
+            rows["mean"], rows["first"], rows["last"], color=colour, linewidth=2.2, label=f"{name}, means (published)"
+        )
+        middle = (
+            rows["first"] * rows["last"]
+        ) ** 0.5  # a short range at the right end of a log axis is seen by its mark
+        ax.plot(middle, rows["mean"], "_", color=colour, markersize=9, markeredgewidth=2.2)
+        for row in rows[rows["lo"].notna() & rows["hi"].notna()].itertuples():
+            ax.fill_between((row.first, row.last), row.lo, row.hi, color=colour, alpha=0.13, linewidth=0)
+    for (name, rows), marker in zip(points.items(), ("x", "o")):
+        draw_published(ax, rows["tokens"], rows["loss"], f"{name}, single steps", marker=marker)
     ax.set_xscale("log")
-    finish(ax, x="tokens", y=label_of("train_loss"))
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(FixedLocator((0.5, 1, 2, 4, 8)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter("{x:g}")
+    finish(ax, x="tokens", y=label_of("train_loss") + ", log scale")
     ax.set_xlabel("tokens, log scale", fontsize=8.5)
-    return fig
-
-
-def published_points(points: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, title: str) -> Plot:
-    """Published figures alone {label: (x, y)}, on [0, 1]."""
-    fig, axes = new_figure(title, size=(6.4, 2.9))
-    for (label, (at, values)), marker in zip(points.items(), "xos^"):
-        draw_published(axes[0, 0], at, values, label, marker=marker, line=":")
-    axes[0, 0].set_ylim(0, 1)
-    finish(axes[0, 0], x=x, y=y, loc="lower right")
+    ax.xaxis.set_major_formatter(lambda tokens, _: short_number(tokens))
     return fig
 
 
 def iso_flops(points: pd.DataFrame, law: Law, title: str) -> Plot:
-    """Loss over parameters, a line per budget through the law's values. points: run, budget, n, d, loss."""
-    fig, axes = new_figure(title)
-    ax = axes[0, 0]
-    for (budget, rows), marker, dash in zip(points.groupby("budget", sort=False), "os^", ("--", ":", "-.")):
-        rows = rows.sort_values("n")
+    """Loss over parameters, a line per budget through the law's values. points: run, budget, n, d, loss.
+
+    Beside each point are its tokens: above the highest line, below the others, where no line passes."""
+    fig, axes = new_figure(title, size=(7.2, 4.0))
+    ax, budgets = axes[0, 0], points.groupby("budget")
+    order = budgets["loss"].max().sort_values(ascending=False).index
+    for place, (budget, marker, dash) in enumerate(zip(order, "os^", ("--", ":", "-."))):
+        rows = budgets.get_group(budget).sort_values("n")
         fitted = law.predict(rows["n"].to_numpy(), rows["d"].to_numpy())
-        ax.plot(rows["n"], fitted, dash, color=GREY, linewidth=1.2, label=f"law at {budget:.0e} FLOPs")
-        for row in rows.itertuples():
-            ax.plot(row.n, row.loss, marker, color=colour_of(row.run), markersize=6)
-            size, tokens = (
-                row.run.rpartition("/")[2].rpartition("-")[0],
-                EngFormatter(sep="", places=1).format_data(row.d),
-            )
-            place = dict(xytext=(5, 4), textcoords="offset points")
-            ax.annotate(f"{size}, {tokens}", (row.n, row.loss), fontsize=6.5, color=GREY, **place)
+        ax.plot(rows["n"], fitted, dash, color=GREY, linewidth=1.2, label=f"law at {short_power(budget)} FLOPs")
+        ax.plot(
+            rows["n"], rows["loss"], marker, color=OKABE_ITO["blue"], label=f"measured at {short_power(budget)} FLOPs"
+        )
+        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
+        how = dict(textcoords="offset points", ha="center", fontsize=7, color=GREY, bbox=box, zorder=6)
+        for row, line in zip(rows.itertuples(), fitted):
+            offset = (0, 9) if place == 0 else (0, -15)
+            outer = max(row.loss, line) if place == 0 else min(row.loss, line)  # beyond the line, not on it
+            ax.annotate(f"{short_number(row.d)} tokens", (row.n, outer), xytext=offset, **how)
     ax.set_xscale("log")
+    ax.margins(x=0.1, y=0.12)
     ax.xaxis.set_major_locator(FixedLocator(sorted(set(points["n"]))))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(EngFormatter(sep="", places=1))
-    finish(ax, x="parameters, log scale (beside each point: its size and tokens)", y=label_of("val_loss"))
+    ax.xaxis.set_major_formatter(lambda n, _: short_number(n))
+    finish(ax, x="parameters, log scale", y=label_of("val_loss"), loc="upper left")
     return fig
 
 
@@ -237,7 +270,7 @@ def law_residuals(points: pd.DataFrame, residuals: Mapping[str, Sequence[float]]
         ax.plot([], [], "s", color=GREY, alpha=alpha, label=name)
     ax.axhline(0, color=GREY, linewidth=0.9)
     ax.set_xticks(at, [r.rpartition("/")[2].replace("-", "\n") for r in points["run"]])
-    finish(ax, x="run", y="measured minus law (nats/token)")
+    finish(ax, x="size and budget", y="measured minus law (nats/token)")
     return fig
 
 
@@ -276,20 +309,46 @@ def tier_flow(run: str, metrics: pd.DataFrame, tiers: Sequence[str], title: str 
     a, b = first_and_last(metrics, f"tier/{tiers[-1]}")
     fig, axes = new_figure(title or f"{run}: {tiers[-1]} goes from {a:.0%} to {b:.0%} of rollouts")
     _stack_tiers(axes[0, 0], metrics, tiers)
-    label = f"{label_of('tier/*').replace('tier/* ', 'rollouts ')}, smoothed"
-    finish(axes[0, 0], x="step", y=label, note=seeds_note([run]), legend=False)
+    finish(axes[0, 0], x="step", y=f"{label_of('tier/*')}, smoothed", note=seeds_note([run]), legend=False)
     outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
     return fig
 
 
-def tier_flow_panels(metrics: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
-    """`tier_flow` of several runs, a panel each."""
-    fig, axes = new_figure(title, cols=len(metrics), size=(7.6, 3.4), sharey=True)
-    for ax, (run, frame) in zip(axes[0], metrics.items()):
-        _stack_tiers(ax, frame, tiers)
-        ax.set_title(run, fontsize=8.5, loc="left")
-        finish(ax, x="step", y="rollouts (share), smoothed" if ax is axes[0, 0] else None, legend=False)
+def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str], title: str) -> Plot:
+    """Shares of the reward's tiers on the same validation problems at each evaluation, a panel per run, the worst tier
+    at the bottom."""
+    fig, axes = new_figure(title, cols=len(evals), size=(7.6, 3.4), sharey=True)
+    for ax, (run, frame) in zip(axes[0], evals.items()):
+        steps, bottom = [f"{step:g}" for step in frame["step"]], np.zeros(len(frame))
+        for tier, colour in zip(tiers, tier_colours(len(tiers))):
+            share = frame.get(f"tier/{tier}", pd.Series(0.0, index=frame.index)).fillna(0.0).to_numpy()
+            ax.bar(steps, share, 0.85, bottom=bottom, color=colour, label=label_of_tier(tier))
+            bottom = bottom + share
+        ax.set_title(f"{label_of_run(run)}, N={int(frame['n_problems'].iloc[0])}", fontsize=8.5, loc="left")
+        finish(ax, x="step", y="answers to validation problems (share)" if ax is axes[0, 0] else None, legend=False)
     outer_legend(fig, axes[0, 0], "outside right center", reverse=True)
+    return fig
+
+
+def paired_tiers(pairs: Mapping[str, Mapping[str, Mapping[str, float]]], tiers: Sequence[str], title: str) -> Plot:
+    """Shares of the reward's tiers, published beside ours: a panel per pair {panel: {label: {tier: share}}}.
+
+    A label that ends in "(published)" is drawn hollow."""
+    fig, axes = new_figure(title, cols=len(pairs), size=(7.6, 4.4), sharey=True)
+    for ax, (panel, sides) in zip(axes[0], pairs.items()):
+        for shift, (label, shares) in zip((-0.2, 0.2), sides.items()):
+            hollow = dict(facecolor="white", edgecolor="black", hatch="////", linewidth=0.8)
+            look = hollow if label.endswith("(published)") else dict(color=colour_of("rl"))
+            at, values = np.arange(len(tiers)) + shift, [shares.get(tier, 0.0) for tier in tiers]
+            ax.barh(at, values, 0.38, label=label, **look)
+            for y, value in zip(at, values):
+                ax.text(value + 0.015, y, f"{value:.1%}", va="center", fontsize=7, color=GREY)
+        ax.set_yticks(range(len(tiers)), [label_of_tier(tier) for tier in tiers])
+        ax.set_xlim(0, 1.12)
+        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.set_title(panel, fontsize=8.5, loc="left")
+        ax.grid(False)
+        finish(ax, x="share of the answers", y=None, loc="lower right", bbox_to_anchor=(1.0, 0.05))
     return fig
 
 
@@ -323,7 +382,7 @@ def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
             mine = rows[rows["shape"] == shape].set_index("checkpoint").reindex(names)
             values = mine["effective_groups"] / mine["n_problems"] if y == "live" else mine[y]
             ax.bar(np.arange(len(names)) + (i - 1.5) * 0.2, values, 0.2, color=colour, label=shape)
-        ax.set_xticks(range(len(names)), names)
+        ax.set_xticks(range(len(names)), [label_of_run(name) for name in names])
         finish(ax, x="checkpoint", y=label, legend=ax is axes[0, 0])
     axes[0, 0].set_ylim(0, 1.25)
     add_note(axes[0, 1], f"{int(rows['n_problems'].iloc[0])} groups of {int(rows['n_samples'].iloc[0])}")
@@ -341,7 +400,7 @@ def tier_advantages(rows: pd.DataFrame, tiers: Sequence[str], title: str) -> Plo
         mine = rows[rows["shape"] == shape].iloc[0]
         ax.bar(at + (i - 1.5) * 0.2, [mine[f"pull/{t}"] for t in tiers], 0.2, color=colour, label=shape)
     ax.axhline(0, color=GREY, linewidth=0.9)
-    ax.set_xticks(range(len(tiers)), [f"{t}\n{row[f'tier/{t}']:.0%}" for t in tiers])
+    ax.set_xticks(range(len(tiers)), [f"{label_of_tier(t)}\n{row[f'tier/{t}']:.0%}" for t in tiers])
     finish(ax, x="tier, and its share of the rollouts", y="share of all advantage", loc="upper left")
     return fig
 
@@ -423,20 +482,46 @@ def group_signal(run: str, metrics: pd.DataFrame, title: str | None = None) -> P
     return fig
 
 
-def rl_saturation(metrics: Mapping[str, pd.DataFrame], evals: Mapping[str, pd.DataFrame], title: str) -> Plot:
-    """Left: pass@1 on held-out problems over RL steps with intervals, a line per seed. Right: groups with variance."""
-    fig, axes = new_figure(title, cols=2, size=(7.2, 3.6), sharey=True)
-    left, right = axes[0]
-    for i, (run, frame) in enumerate(evals.items()):
-        rows = frame[frame["pass@1"].notna()]
-        style = dict(fmt="o" + dash_of(run), color=colour_of(run), capsize=2.5, markersize=4, linewidth=1.2)
-        left.errorbar(rows["step"] + 0.6 * i, rows["pass@1"], errors_of(rows, "pass@1"), label=run, **style)
+def rl_beside_published(
+    metrics: Mapping[str, pd.DataFrame],
+    evals: Mapping[str, pd.DataFrame],
+    rewards: Mapping[str, pd.DataFrame],
+    scores: Mapping[str, pd.DataFrame],
+    title: str,
+) -> Plot:
+    """Published RL runs and ours over RL steps. Left: mean reward of the rollouts. Right: pass@1 on validation problems,
+    with 95 % intervals.
+
+    rewards {label: step, reward} and scores {label: step, pass@1, pass@1/lo, pass@1/hi} are published."""
+    fig, axes = new_figure(title, rows=2, size=(7.2, 6.0), sharex=True)
+    upper, lower = axes[:, 0]
+    for (run, frame), rows in zip(metrics.items(), evals.values()):
+        look = dict(color=colour_of(run), linewidth=1.5, label=f"ours, {label_of_run(run)}")
+        span = span_of(len(frame))
+        upper.plot(frame["step"], frame["reward_mean"].ewm(span=span).mean(), dash_of(run), **look)
+        how = dict(fmt="o" + dash_of(run), capsize=2, markersize=3.5)
+        lower.errorbar(rows["step"], rows["pass@1"], errors_of(rows, "pass@1"), **how, **look | dict(linewidth=1.1))
+    for ax, tables, y in ((upper, rewards, "reward"), (lower, scores, "pass@1")):
+        for (label, rows), marker in zip(tables.items(), "xos^"):
+            draw_published(ax, rows["step"], rows[y], label, marker=marker)
+            if f"{y}/lo" in rows:
+                ax.vlines(rows["step"], rows[f"{y}/lo"], rows[f"{y}/hi"], color="black", linewidth=0.7, alpha=0.5)
+        ax.set_ylim(0, 1.03)
+    finish(upper, x="step", y="mean reward of the rollouts", legend=False)
+    upper.set_xlabel("")
+    finish(lower, x="step", y="pass@1 on validation (share)", note=seeds_note(metrics), legend=False)
+    outer_legend(fig, upper, "outside lower center", ncols=3)
+    return fig
+
+
+def groups_with_variance(metrics: Mapping[str, pd.DataFrame], title: str) -> Plot:
+    """Share of groups whose rewards differ, over RL steps, a line per seed."""
+    fig, axes = new_figure(title, size=(6.4, 3.0))
     for run, frame in metrics.items():
         live, how = 1 - frame["frac_zero_std_groups"], dict(colour=colour_of(run), dash=dash_of(run))
-        draw_smoothed(right, frame["step"], live, label=run, **how)
-    left.set_ylim(0, 1)
-    finish(left, x="step", y="pass@1 on validation (share)", loc="lower right")
-    finish(right, x="step", y="groups with variance (share)", note=seeds_note(metrics), legend=False)
+        draw_smoothed(axes[0, 0], frame["step"], live, label=label_of_run(run), **how)
+    axes[0, 0].set_ylim(0, 1)
+    finish(axes[0, 0], x="step", y="groups with variance (share)", note=seeds_note(metrics))
     return fig
 
 
@@ -485,16 +570,21 @@ def _pass_finding(rows: pd.DataFrame, names: Sequence[str], splits: Sequence[str
 
 
 def differences(rows: pd.DataFrame, title: str) -> Plot:
-    """Differences with 95 % intervals, a line each. rows: name, value, lo, hi."""
+    """Differences of shares in percentage points with 95 % intervals, a line each. rows: name, value, lo, hi."""
     fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))
-    ax, error = axes[0, 0], [rows["value"] - rows["lo"], rows["hi"] - rows["value"]]
+    ax, points = axes[0, 0], 100 * rows[["value", "lo", "hi"]]
     style = dict(fmt="o", color=OKABE_ITO["black"], capsize=3, markersize=4.5, linewidth=1.2)
-    ax.errorbar(rows["value"], range(len(rows)), xerr=error, **style)
+    ax.errorbar(
+        points["value"],
+        range(len(rows)),
+        xerr=[points["value"] - points["lo"], points["hi"] - points["value"]],
+        **style,
+    )
     ax.axvline(0, color=GREY, linestyle="--", linewidth=0.9)
     ax.set_yticks(range(len(rows)), list(rows["name"]))
     ax.invert_yaxis()
     ax.grid(False)
-    finish(ax, x="RL minus SFT (share), 95 %", y=None)
+    finish(ax, x="difference (percentage points), 95 % intervals", y=None)
     return fig
 
 
@@ -509,7 +599,7 @@ def counterfactual_outcomes(rows: pd.DataFrame, changes: Sequence[str], title: s
         _stack_bars(ax, {o: mine[o] if o in mine else unknown for o in OUTCOME_COLOURS}, OUTCOME_COLOURS)
         for i, n in enumerate(mine["n"]):
             ax.text(1.03, i, "" if np.isnan(n) else f"n={int(n)}", va="center", fontsize=6.5, color=GREY)
-        ax.set_title(name, fontsize=8, loc="left")
+        ax.set_title(_CHANGES.get(name, name), fontsize=8, loc="left")
         ax.set_xlim(0, 1)
         ax.set_xticks((0, 0.5, 1), ("0", "½", "1"))
         ax.grid(False)
@@ -525,11 +615,11 @@ def counterfactual_outcomes(rows: pd.DataFrame, changes: Sequence[str], title: s
 _GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
          "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
 _SHORT = {
-    "tool_with_tools": "tool asked,\ntools there",
-    "tool_with_other_tools": "tool asked,\nother tools",
-    "tool_without_tools": "tool asked,\nno tools",
-    "code_with_tools": "code asked,\ntools there",
-    "code_without_tools": "code asked,\nno tools",
+    "tool_with_tools": "tool requested,\ntool offered",
+    "tool_with_other_tools": "tool requested,\nothers offered",
+    "tool_without_tools": "tool requested,\nnone offered",
+    "code_with_tools": "code requested,\ntools offered",
+    "code_without_tools": "code requested,\nno tools offered",
 }
 
 
@@ -540,21 +630,30 @@ def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = N
     fig, axes = new_figure(title or default, 2, 3, size=(7.6, 4.6), sharex=True, sharey=True)
     for cell in CELLS:
         _draw_cell(axes[_GRID[cell]], evals, cell)
-        axes[_GRID[cell]].set_title(f"{_in_words(cell)}: {EXPECTED[cell]} expected", fontsize=7.5, loc="left")
-    axes[1, 1].set_axis_off()
+        axes[_GRID[cell]].set_title(f"{cell_in_words(cell)}:\n{EXPECTED[cell]} expected", fontsize=7.5, loc="left")
+    axes[1, 1].set_axis_off()  # no such cell: the place holds the legend
     axes[0, 0].set_ylim(-0.03, 1.03)
     for ax in axes[:, 0]:
         ax.set_ylabel("share of completions", fontsize=8.5)
     for ax in axes[1]:
         ax.set_xlabel("optimizer step", fontsize=8.5)
-    for line in outer_legend(fig, axes[0, 0], "outside lower center", ncols=3).get_lines():
+    axes[0, 1].tick_params(labelbottom=True)
+    options = dict(loc="center", fontsize=8, title_fontsize=7.5, frameon=False, title=_probes_note(evals))
+    for line in axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), **options).get_lines():
         line.set_linewidth(1.6)
     return fig
 
 
-def _in_words(cell: str) -> str:
+def _probes_note(evals: pd.DataFrame) -> str:
+    """How many prompts a point rests on, and what the bands are."""
+    counts = {int(evals[f"probe/{c}/n"].dropna().iloc[-1]) for c in CELLS if f"probe/{c}/n" in evals}
+    several = "-".join(f"{n}" for n in (min(counts), max(counts))[: len(counts)]) if counts else "no"
+    return f"{several} prompts a point,\n95 % bands"
+
+
+def cell_in_words(cell: str) -> str:
     asked, _, present = cell.partition("_")
-    return f"{asked} asked, {present.replace('_', ' ')}"
+    return f"{asked} requested, {present.replace('_', ' ')}"
 
 
 def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
@@ -570,8 +669,6 @@ def _draw_cell(ax: Axes, evals: pd.DataFrame, cell: str) -> None:
             rows["step"], [b.lo for b in bands], [b.hi for b in bands], color=colour, alpha=0.15, linewidth=0
         )
         ax.plot(rows["step"], share, "o-", color=colour, linewidth=width, markersize=size, label=which)
-    place = dict(transform=ax.transAxes, ha="right", va="center", fontsize=7, color=GREY)
-    ax.text(0.98, 0.5, f"n={n.iloc[-1]}, 95 % bands", **place)
 
 
 def _behaviour_finding(evals: pd.DataFrame) -> str:
@@ -580,7 +677,7 @@ def _behaviour_finding(evals: pd.DataFrame) -> str:
     if not shares:
         return "no behaviour probes"
     worst = min(shares, key=lambda c: shares[c].iloc[-1])
-    return f"expected behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {_in_words(worst)}"
+    return f"expected behaviour is rarest ({shares[worst].iloc[-1]:.0%}): {cell_in_words(worst)}"
 
 
 def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None = None) -> Plot:
@@ -598,7 +695,7 @@ def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None
             )
         _finish_heat(ax, share)
         ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
-        ax.set_yticks((0, 1), ("tool\nasked", "code\nasked"))
+        ax.set_yticks((0, 1), ("tool\nrequested", "code\nrequested"))
         ax.set_title(name, fontsize=9, loc="left")
     return fig
 
@@ -635,17 +732,21 @@ def _finish_heat(ax: Axes, share: np.ndarray) -> None:
     ax.spines[:].set_visible(False)
 
 
-def behaviour_of_runs(evals: Mapping[str, pd.DataFrame], title: str) -> Plot:
+def behaviour_of_runs(
+    evals: Mapping[str, pd.DataFrame], title: str, label: Callable[[str], str] = label_of_run
+) -> Plot:
     """Share of expected behaviour over the steps: a panel per cell, a line per run."""
     fig, axes = new_figure(title, 2, 3, size=(7.6, 4.6), sharey=True)
     for ax, cell in zip(axes.flat, CELLS):
-        for run, frame in evals.items():
+        for (run, frame), marker in zip(evals.items(), "osD^v<>"):
             name = f"probe/{cell}/{EXPECTED[cell]}"
             rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
-            ax.plot(rows["step"], rows[name], "o-", color=colour_of(run), markersize=3, linewidth=1.3, label=run)
-        ax.set_title(f"{_SHORT[cell]}: {EXPECTED[cell]} expected".replace("\n", " "), fontsize=7, loc="left")
+            look = dict(marker=marker, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5, linewidth=1.3)
+            ax.plot(rows["step"], rows[name], color=colour_of(run), label=label(run), **look)
+        asked = _SHORT[cell].replace("\n", " ")
+        ax.set_title(f"{asked}:\n{EXPECTED[cell]} expected", fontsize=7, loc="left")
         finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
     axes[0, 0].set_ylim(-0.03, 1.03)
-    axes[1, 2].set_axis_off()
+    axes[1, 2].set_axis_off()  # five cells, six places: the last one holds the legend
     axes[1, 2].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", fontsize=8, frameon=False)
     return fig

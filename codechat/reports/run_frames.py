@@ -141,11 +141,11 @@ def markdown_table(frame: pd.DataFrame, columns: Sequence[str], rows: int) -> st
     """Rows at equal distances as a Markdown table; every cell shows its text verbatim."""
     chosen = frame.iloc[_spread(range(len(frame)), rows)]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(_cell(row[c]) for c in columns) + " |" for _, row in chosen.iterrows()]
+    lines += ["| " + " | ".join(verbatim(row[c]) for c in columns) + " |" for _, row in chosen.iterrows()]
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def verbatim(value: Any) -> str:
     """Any text as inline code in one table cell: markup in a completion must not become ours."""
     text = re.sub(r"\s+", " ", str(value)).strip()
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))

@@ -68,6 +68,21 @@ GREY = "#6b6b6b"
 SPAN = 20
 COLOURS = 96  # palette of a plot shown in a notebook: few colours keep notebooks with many plots small
 SUFFIX = re.compile(r"-s(\d+)$")
+# What a reader calls the metrics that figures draw; any other keeps its name.
+WORDS = {
+    "train_loss": "training loss",
+    "val_loss": "validation loss",
+    "val_bpb": "validation loss",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "tok_per_s": "throughput",
+    "mfu": "MFU",
+    "reward_mean": "mean reward",
+    "exact_match": "exact match",
+    "weights_changed_bf16": "bfloat16 weights changed in a step",
+    "heldout_loss/*": "held-out loss",
+    "tier/*": "rollouts",
+}
 
 
 class Plot(Figure):
@@ -135,9 +150,34 @@ def dash_of(run: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """An axis label from METRICS: name and unit."""
-    unit = metric(name).unit
-    return f"{name} ({unit})" if unit else name
+    """An axis label: the metric in words, and its unit from METRICS."""
+    unit, words = metric(name).unit, WORDS.get(name, name)
+    return f"{words} ({unit})" if unit else words
+
+
+def label_of_run(ref: str) -> str:
+    """A run or checkpoint in words: "nano/v5-sft@240" is "v5 SFT, step 240", "nano/rl-s1" is "RL, seed 1"."""
+    name, _, step = ref.rpartition("/")[2].partition("@")
+    seed = SUFFIX.search(name)
+    words = [{"sft": "SFT", "rl": "RL"}.get(word, word) for word in SUFFIX.sub("", name).split("-")]
+    return " ".join(words) + (f", seed {seed[1]}" if seed else "") + (f", step {step}" if step else "")
+
+
+def label_of_tier(tier: str) -> str:
+    """A rung of the reward in words: "bad JSON"."""
+    return tier.replace("_", " ").replace("json", "JSON")
+
+
+def short_number(value: float) -> str:
+    """A count with two significant digits: 365120 is "370k"."""
+    value = float(f"{value:.2g}")
+    size, suffix = next(((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
+    return f"{value / size:g}{suffix}"
+
+
+def short_power(value: float) -> str:
+    """A budget with one digit: 1e12."""
+    return f"{value:.0e}".replace("e+", "e")
 
 
 # ---------------------------------------------------------------- parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
 from codechat.evaluation.behaviour_probes import CELLS
+from codechat.evaluation.intervals import Interval
 from codechat.reports import build, comparisons, html, run_checks, run_frames
 from codechat.reports.style import colour_of
 from codechat.runs import paths
@@ -214,6 +216,26 @@ def test_wrong_calls_leave_the_cell_out_in_which_a_call_is_right() -> None:
     assert comparisons.wrong_calls({k: v for k, v in row.items() if "code" not in k}) == (0, 20)
 
 
+def test_the_lowest_loss_at_the_border_of_a_grid_is_known_as_such() -> None:
+    losses = {1e12: (2.8, 2.9, 3.1), 2e12: (2.7, 2.6, 2.8), 3e12: (3.0, 2.9, 2.8)}
+    rows = [dict(budget=b, n=n, loss=x) for b, xs in losses.items() for n, x in zip((1, 2, 3), xs)]
+    found = comparisons.lowest_of_budgets(pd.DataFrame(rows))
+    assert list(zip(found["n"], found["border"])) == [(1, True), (2, False), (3, True)]
+
+
+def test_examples_vary_their_requests() -> None:
+    samples = pd.DataFrame(
+        [dict(version=v, request=r, text=f"{v} {r}") for v in ("v5", "v6", "v7") for r in ("a", "b", "c")]
+        + [dict(version="v8", request="a", text="the only one")]
+    )
+    found = comparisons.varied_examples(samples, ["version"])
+    assert list(found["version"]) == ["v5", "v6", "v7", "v8"] and list(found["request"]) == ["a", "b", "c", "a"]
+
+
+def test_a_difference_of_shares_is_told_in_points() -> None:
+    assert comparisons.in_points(Interval(0.0648, 0.048, 0.0816)) == "+6.5 points [+4.8, +8.2]"
+
+
 def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
     rows = [
         dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits)
@@ -242,7 +264,8 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_nu
     before = sorted((path, path.read_bytes()) for path in (tmp_path / name).rglob("*") if path.is_file())
     page = build.build(name, tmp_path, frozen=True)  # its own last cells assert the headline
     old, new = (html.read(folder / f"{name}.ipynb") for folder in (COMMITTED, tmp_path))
-    assert html.headline(new) == html.headline(old) and len(html.headline(new)) > 100
+    said = [html.answer(notebook) + html.headline(notebook) for notebook in (old, new)]
+    assert said[0] == said[1] and len(said[0]) > 100
     shown = [
         [
             o.data["image/png"]
@@ -255,6 +278,35 @@ def test_a_committed_report_is_drawn_again_from_its_frozen_rows_with_the_same_nu
     ]
     assert len(shown[0]) == len(shown[1]) > 3 and page.is_file()
     assert before == sorted((p, p.read_bytes()) for p, _ in before)
+
+
+ARTICLES = ("pretrain_curves", "specialist", "staircase")
+
+
+@pytest.mark.parametrize("name", ARTICLES)
+def test_a_committed_article_has_its_answer_first_and_shows_no_code(name: str) -> None:
+    notebook = html.read(COMMITTED / f"{name}.ipynb")
+    shown = [(cell, output) for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert len(html.answer(notebook).splitlines()) == 3
+    for cell, output in shown:
+        assert output.get("name") != "stderr" and {"hide-input", "hide-cell"} & set(cell.metadata.tags)
+        if "image/png" in output.get("data", {}):
+            assert len(output.metadata["image/png"]["alt"]) > 15
+    seen = [output for cell, output in shown if "hide-cell" not in cell.metadata.tags]
+    kinds = [next(k for k in ("image/png", "text/markdown") if k in output.data) for output in seen[:3]]
+    assert kinds == ["text/markdown", "image/png", "text/markdown"], "the answer, the figure, the table"
+    assert seen[2].data["text/markdown"].startswith("|  | published | ours | what it means |")
+    assert not [output for output in seen if "text/html" in output.data], "tables have words for column names"
+
+
+def test_every_published_table_is_used_where_its_readme_says() -> None:
+    folder = COMMITTED / "published"
+    told = dict(re.findall(r"^\| `(\w+)\.csv` \|.*\| ([^|]+?) \|$", (folder / "README.md").read_text(), re.MULTILINE))
+    assert told.keys() == {path.stem for path in folder.glob("*.csv")}
+    for table, place in told.items():
+        kind, name = place.split()[:2]
+        (source,) = (COMMITTED.parent / "nbs_py").glob(f"9?_{name}.py" if kind == "report" else f"{name}_*.py")
+        assert f'"{table}"' in source.read_text() or f'"{table}.csv"' in source.read_text(), f"{place}: {table}"
 
 
 def test_committed_rows_of_every_report_are_small() -> None:

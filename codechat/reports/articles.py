@@ -1,0 +1,73 @@
+"""The parts of a report that is read as an article: its answer and its tables, as Markdown.
+
+    articles.answer(numbers, "RL adds {gain:+.1f} points.", "...", "...")     three sentences from asserted numbers
+    articles.beside([("pass@1", "0.86", "0.64", "another task set")])         published | ours | what it means
+    articles.table(frame, {"lr": "learning rate", "changed": ("values changed", ".1%")})
+
+The numbers of an answer are those that the report stores with `run_frames.headline`, which compares them with the
+committed ones. `html` shows the cell tagged `answer` first, and its first sentence in the index.
+
+Left out: figures (`plots`), and tables of long text that is cut (`run_frames.markdown_table` cuts rows, this cuts
+nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from codechat.reports.run_frames import verbatim
+
+if TYPE_CHECKING:
+    from IPython.display import Markdown
+
+SENTENCES = 3
+VERBATIM = "verbatim"  # format of a column that shows what a model wrote
+
+
+def answer(numbers: Mapping[str, float], *sentences: str) -> Markdown:
+    """Three sentences, a line each; every {name:format} is filled from `numbers`, so that none is typed by hand.
+
+    ValueError for another count of sentences, KeyError for a number that is not there."""
+    if len(sentences) != SENTENCES:
+        raise ValueError(f"{len(sentences)} sentences; an answer has {SENTENCES}")
+    return paragraph(numbers, "\n".join(sentences))
+
+
+def paragraph(numbers: Mapping[str, float], text: str) -> Markdown:
+    """A text whose every {name:format} is filled from `numbers`."""
+    return _markdown([text.format_map(numbers)])
+
+
+def beside(rows: Iterable[Sequence[str]]) -> Markdown:
+    """The table "published | ours | what it means"; a row is (what, published, ours, meaning)."""
+    columns = {"what": "", "published": "published", "ours": "ours", "means": "what it means"}
+    return table(pd.DataFrame(rows, columns=list(columns)), columns)
+
+
+def table(frame: pd.DataFrame, columns: Mapping[str, str | tuple[str, str]]) -> Markdown:
+    """Every row of a frame, with words for column names and no text cut.
+
+    columns: {column: words}, or {column: (words, format)} with a format of numbers or VERBATIM; what is unknown is a
+    dash."""
+    shown = {column: (about, "") if isinstance(about, str) else about for column, about in columns.items()}
+    lines = ["| " + " | ".join(words for words, _ in shown.values()) + " |", "|---" * len(shown) + "|"]
+    for row in frame.to_dict("records"):
+        lines.append("| " + " | ".join(_cell(row.get(column), how) for column, (_, how) in shown.items()) + " |")
+    return _markdown(lines)
+
+
+def _cell(value: Any, how: str) -> str:
+    if value == "" or value is None or (not isinstance(value, str) and pd.isna(value)):
+        return "–"
+    if how == VERBATIM:
+        return verbatim(value)
+    return f"{value:{how}}".replace("|", "\\|")
+
+
+def _markdown(lines: Iterable[str]) -> Markdown:
+    from IPython.display import Markdown  # a notebook has it; the library reads articles without
+
+    return Markdown("\n".join(lines))
