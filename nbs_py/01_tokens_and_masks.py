@@ -26,6 +26,8 @@
 #
 # **Runs/needs.** No run and no data: the conversation is written below. The GPT-2 vocabulary comes with a
 # package.
+#
+# Previous: [00 rl in two minutes](00_rl_in_two_minutes.ipynb) · Next: [02 model](02_model.ipynb)
 
 # %% tags=["parameters"]
 spec = "gpt2:4096"

@@ -30,6 +30,8 @@
 #
 # The four numbers: depth, width D, rows of the vocabulary V, sequence length T. Heads divide the width and
 # cost nothing.
+#
+# Previous: [01 tokens and masks](01_tokens_and_masks.ipynb) · Next: [03 data](03_data.ipynb)
 
 # %% tags=["parameters"]
 preset = "nano"

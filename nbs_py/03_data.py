@@ -27,6 +27,8 @@
 #
 # **Runs/needs.** No run: Python's standard library, the toolbox and a temporary folder. Works without a
 # network.
+#
+# Previous: [02 model](02_model.ipynb) · Next: [04 pretraining](04_pretraining.ipynb)
 
 # %% tags=["parameters"]
 spec = "gpt2:4096"

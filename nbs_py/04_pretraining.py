@@ -26,6 +26,8 @@
 #
 # **Runs/needs.** `nano/pretrain` (frozen rows; `source="nano"` reads the run of this machine). Seconds on
 # one core.
+#
+# Previous: [03 data](03_data.ipynb) · Next: [05 sft](05_sft.ipynb)
 
 # %% tags=["parameters"]
 source = "frozen"

@@ -29,6 +29,8 @@
 #
 # **Runs/needs.** `nano/sft` (frozen rows; `source="nano"` reads the run of this machine). Seconds on one
 # core.
+#
+# Previous: [04 pretraining](04_pretraining.ipynb) · Next: [06 reward staircase](06_reward_staircase.ipynb)
 
 # %% tags=["parameters"]
 source = "frozen"

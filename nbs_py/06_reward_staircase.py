@@ -26,6 +26,8 @@
 # the parser here 400.
 #
 # **Runs/needs.** No run and no data: problems come from the toolbox, completions are synthetic.
+#
+# Previous: [05 sft](05_sft.ipynb) · Next: [07 reinforce](07_reinforce.ipynb)
 
 # %% tags=["parameters"]
 groups = 64

@@ -29,6 +29,8 @@
 # **Runs/needs.** `nano/diagnose` and `nano/rl` (frozen rows; `source="nano"` reads the runs of this
 # machine). A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while
 # you watch: [RL in two minutes](00_rl_in_two_minutes.ipynb).
+#
+# Previous: [06 reward staircase](06_reward_staircase.ipynb) · Next: [08 did it learn](08_did_it_learn.ipynb)
 
 # %% tags=["parameters"]
 source = "frozen"

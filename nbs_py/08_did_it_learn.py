@@ -29,6 +29,8 @@
 #
 # **Runs/needs.** `nano/choose` and `nano/evaluate` (frozen rows; `source="nano"` reads the runs of this
 # machine). Seconds on one core.
+#
+# Previous: [07 reinforce](07_reinforce.ipynb) · Next: [09 gradient microscope](09_gradient_microscope.ipynb)
 
 # %% tags=["parameters"]
 source = "frozen"

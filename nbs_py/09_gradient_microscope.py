@@ -30,6 +30,8 @@
 # group; k2 and k3 in the reward are far off (0.36 and 0.30).
 #
 # **Runs/needs.** No runs and no data. A minute on one core.
+#
+# Previous: [08 did it learn](08_did_it_learn.ipynb) · Next: [10 plan](10_plan.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

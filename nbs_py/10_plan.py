@@ -26,6 +26,8 @@
 # AdamW 3.9. Two models of 3 and 4 blocks predict that of 40 to the byte, in every category.
 #
 # **Runs/needs.** No GPU, no runs and no data. About a minute on one core.
+#
+# Previous: [09 gradient microscope](09_gradient_microscope.ipynb) · Next: [11 code rewards](11_code_rewards.ipynb)
 
 # %% tags=["parameters"]
 gpu = "a800-80gb"

@@ -28,6 +28,8 @@
 # **Runs/needs.** No run and no data. Linux on x86-64 that allows namespaces or Landlock; elsewhere the third
 # cell raises an error that names what is missing. The attacks on the naive executors are harmless: they run
 # in a subprocess in an empty folder and touch nothing else.
+#
+# Previous: [10 plan](10_plan.ipynb) · Next: [12 why mbpp died](12_why_mbpp_died.ipynb)
 
 # %% tags=["parameters"]
 isolation = "auto"

@@ -31,6 +31,8 @@
 #
 # **Runs/needs.** Committed rows of one `codechat passk` run of the nano SFT checkpoint on 64 MBPP problems
 # (`reports/frozen/mbpp`), six published rows (`reports/published`). A toy policy takes some seconds on one core.
+#
+# Previous: [11 code rewards](11_code_rewards.ipynb) · Next: [13 where code rl lives](13_where_code_rl_lives.ipynb)
 
 # %% tags=["parameters"]
 run = ""

@@ -32,6 +32,8 @@
 #
 # **Runs/needs.** Committed rows of twelve runs (`reports/frozen/micro`); the commands are below. Seconds on
 # one core.
+#
+# Previous: [12 why mbpp died](12_why_mbpp_died.ipynb) · Next: [14 reasoning lab](14_reasoning_lab.ipynb)
 
 # %% tags=["parameters"]
 freeze = False

@@ -31,6 +31,8 @@
 #
 # **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`); the commands are below. Seconds on one
 # core.
+#
+# Previous: [13 where code rl lives](13_where_code_rl_lives.ipynb) · Next: [15 chars lab](15_chars_lab.ipynb)
 
 # %% tags=["parameters"]
 prefix = ""

@@ -31,6 +31,8 @@
 # **Runs/needs.** Committed rows of `codechat chars` (`reports/frozen/chars`): six ways, each trained on
 # 300,000 positions of the embedded text (the help pages of Python), a minute or two each on one core,
 # somewhat more for the one fed by its own characters. `fresh = True` trains them again.
+#
+# Previous: [14 reasoning lab](14_reasoning_lab.ipynb) · Next: [16 preference losses](16_preference_losses.ipynb)
 
 # %% tags=["parameters"]
 fresh = False

@@ -30,6 +30,8 @@
 # good a policy is.
 #
 # **Runs/needs.** No runs and no data. Half a minute on one core.
+#
+# Previous: [15 chars lab](15_chars_lab.ipynb) · Next: [17 losses by hand](17_losses_by_hand.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

@@ -24,6 +24,8 @@
 # notebook 18.
 #
 # **Runs/needs.** No runs and no data. Seconds on one core.
+#
+# Previous: [16 preference losses](16_preference_losses.ipynb) · Next: [18 losses solved](18_losses_solved.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

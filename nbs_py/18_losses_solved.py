@@ -22,6 +22,8 @@
 # random cases, and all twelve agree. Notebook 17 has the same cells without the bodies: try there first.
 #
 # **Runs/needs.** No runs and no data. Seconds on one core.
+#
+# Previous: [17 losses by hand](17_losses_by_hand.ipynb) · Next: [19 sampling and cache](19_sampling_and_cache.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

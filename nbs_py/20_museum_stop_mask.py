@@ -30,6 +30,8 @@
 # **Runs/needs.** No runs and no data. A policy with GPT-2's whole vocabulary is trained here for seconds on
 # one core. What a mask of three tokens does to a whole run: set `mask = "opening"` in
 # [RL in two minutes](00_rl_in_two_minutes.ipynb).
+#
+# Previous: [19 sampling and cache](19_sampling_and_cache.ipynb) · Next: [21 museum cut programs](21_museum_cut_programs.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

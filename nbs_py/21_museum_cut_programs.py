@@ -27,6 +27,8 @@
 # sampled this way; how many of the original's answers had a fence is not published.
 #
 # **Runs/needs.** The sandbox (Linux on x86-64). A model of toy size is trained here for seconds.
+#
+# Previous: [20 museum stop mask](20_museum_stop_mask.ipynb) · Next: [22 museum bf16 weights](22_museum_bf16_weights.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

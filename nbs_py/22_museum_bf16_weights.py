@@ -27,6 +27,8 @@
 # reports it during the run: 2.7 % per step, against 7.5 % with masters.
 #
 # **Runs/needs.** No runs and no data: a model of toy size and the interpreter's help texts.
+#
+# Previous: [21 museum cut programs](21_museum_cut_programs.ipynb) · Next: [23 museum quote parser](23_museum_quote_parser.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

@@ -28,6 +28,8 @@
 # interval is 79 % to 91 %.
 #
 # **Runs/needs.** No runs and no data: the rows are generated from our own tools, in glaive's layout.
+#
+# Previous: [22 museum bf16 weights](22_museum_bf16_weights.ipynb) · Next: [24 museum printed reward](24_museum_printed_reward.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

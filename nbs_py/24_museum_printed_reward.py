@@ -26,6 +26,8 @@
 #
 # **Runs/needs.** Linux on x86-64 with namespaces or Landlock. Even with the defect on, programs run inside
 # the sandbox's isolation: they forge the verdict and cannot harm the machine.
+#
+# Previous: [23 museum quote parser](23_museum_quote_parser.ipynb) · Next: [25 museum trained on test](25_museum_trained_on_test.ipynb)
 
 # %% tags=["parameters"]
 isolation = "auto"

@@ -28,6 +28,8 @@
 #
 # **Runs/needs.** The sandbox (Linux on x86-64). Two models of toy size are trained here on small problems of
 # our own.
+#
+# Previous: [24 museum printed reward](24_museum_printed_reward.ipynb) · Next: [26 museum drift](26_museum_drift.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

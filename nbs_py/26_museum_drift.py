@@ -28,6 +28,8 @@
 # after 0.8 of the 16.7 hours.
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
+#
+# Previous: [25 museum trained on test](25_museum_trained_on_test.ipynb) · Next: [27 museum silent resume](27_museum_silent_resume.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

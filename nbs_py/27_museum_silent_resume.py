@@ -27,6 +27,8 @@
 # interrupted write leaves the previous checkpoint in force.
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
+#
+# Previous: [26 museum drift](26_museum_drift.ipynb) · Next: [30 pocket apps](30_pocket_apps.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

@@ -30,6 +30,8 @@
 #
 # **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); the commands are below. Seconds on one
 # core.
+#
+# Previous: [27 museum silent resume](27_museum_silent_resume.ipynb)
 
 # %% tags=["parameters"]
 freeze = False
