@@ -20,8 +20,8 @@
 # with other tokenizers share, and what did it cost?
 #
 # **Result.** After a fraction of one pass over the corpus, the model needs less than 2 bits for a byte of Python files
-# that it never saw: fewer than zlib needs for the same bytes, although zlib reads whole files and the model 256 tokens
-# at a time. The loss per token of an equally good model depends on its tokenizer; bits per byte do not. The figures of
+# that it never saw: fewer than zlib needs for the same bytes, although zlib reads whole files and the model a window
+# of a few hundred bytes. The loss per token of an equally good model depends on its tokenizer; bits per byte do not. The figures of
 # the run are in the first table.
 #
 # **Runs/needs.** The recipe's `pretrain` (frozen rows; `source="nano"` reads the run that `make lab` made on this
@@ -102,7 +102,7 @@ modules = (argparse, difflib, statistics, tarfile, textwrap)
 files = [Path(module.__file__).read_text(encoding="utf-8") for module in modules]
 ids = torch.tensor(tok.encode("".join(files)))[: 16 * cfg.length + 1]
 untrained = GPT(cfg.model, seed=seed)
-with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
+with torch.no_grad():
     inputs, targets = (part.view(16, cfg.length) for part in (ids[:-1], ids[1:]))
     nats = untrained.loss(inputs, targets, reduction="none")  # (16, T)
 again = targets == inputs
@@ -141,7 +141,8 @@ tokenizers
 # %%
 with tempfile.TemporaryDirectory() as folder:
     corpus.write_corpus(files, folder, tok)
-    library = pretrain.bits_per_byte(untrained, folder, cfg.length, 8, 4096, torch.device("cpu"))
+    with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
+        library = pretrain.bits_per_byte(untrained, folder, cfg.length, 8, 4096, torch.device("cpu"))
     tokens = np.fromfile(Path(folder) / "val_000000.bin", dtype="<u2").astype(np.int64)[: 4096 + 1]
     bits, n_bytes = 0.0, 0
     for start_at in range(0, len(tokens) - 1, cfg.length):

@@ -14,15 +14,16 @@
 # ---
 
 # %% [markdown]
-# # A third of the tokens carry loss; the mask hides the rest
+# # Fine-tuning learns what the assistant wrote; the mask hides the rest from the loss, not from the model
 #
 # **Question.** Which tokens of a conversation does fine-tuning learn from, how are domains mixed by them,
 # and what does the model do, while it learns, when code or a tool is requested?
 #
-# **Result.** Only what the assistant writes carries loss, about a third of the tokens; a loss summed by hand over
-# these tokens, one conversation at a time, equals the library's over packed rows. What the mask hides still reaches
-# the model as input: a large part of the gradient at the inputs flows through text that others wrote. In the run, the
-# held-out loss of new domains falls by multiples; the first table has the figures.
+# **Result.** Only what the assistant writes carries loss, a minority of the tokens; a loss summed by hand over these
+# tokens, one conversation at a time, equals the library's over packed rows. What the mask hides still reaches the model
+# as input: a large part of the gradient at the inputs flows through text that others wrote. In the run the held-out
+# loss of calls falls, and at the end a requested tool is called where it is offered and not where none is; the first
+# tables have the figures.
 #
 # **Runs/needs.** The recipe's `sft` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). A model of toy size is trained here for seconds on one core.
@@ -56,8 +57,8 @@ tok, tags = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"]),
 # %% [markdown]
 # ## The result in numbers
 #
-# What the run learned: the held-out loss of each domain before and after, its lowest and highest value between, and
-# what the model did in the probes at the end.
+# What the run learned: the held-out loss of each domain at the start and at the end, its extremes between, and what
+# the model did in the probes at the end.
 
 # %%
 held = evals.filter(like="heldout_loss/").rename(columns=lambda name: name.removeprefix("heldout_loss/"))
@@ -182,13 +183,13 @@ losses.round(4)
 requested = pd.Series({d: float(s) for d, s in (item.split("=") for item in settings["mix"])})
 order = ["conversations", "tokens", "supervised_tokens"]
 mix = (domains[order] / domains[order].sum()).add_prefix("data, by ").assign(run=requested / requested.sum())
-mix = mix.rename(columns={"data, by supervised_tokens": "data, by supervised tokens",
+mix = mix.fillna(0).rename(columns={"data, by supervised_tokens": "data, by supervised tokens",
                           "run": "run, by supervised tokens"}).sort_index()
 
 # %%
 fig, axes = new_figure(f"{supervised:.0%} of the tokens carry loss, and which ones depends on the domain")
 ax, left = axes[0, 0], 0
-for domain, colour in zip(mix.index, ("blue", "orange", "green", "purple", "sky")):
+for domain, colour in zip(mix.index, 2 * list(OKABE_ITO)):
     ax.barh(list(mix), mix.loc[domain], left=left, color=OKABE_ITO[colour], label=domain)
     left = left + mix.loc[domain]
 ax.set_xlim(0, 1)
@@ -222,14 +223,14 @@ passes = domains.assign(**{
     "share of the loss": requested / requested.sum(),
     "passes in the run": last["supervised_tokens"] * requested / requested.sum() / domains["supervised_tokens"]})
 print(f"{last['step']:.0f} steps, {last['tokens']:,.0f} positions, {last['supervised_tokens']:,.0f} with loss")
-passes.round(2).astype({name: int for name in order})
+passes.fillna(0).round(2).astype({name: int for name in order})
 
 # %% [markdown]
 # ## Held-out loss, domain by domain
 #
 # One total loss would hide a domain that is being overwritten. Each domain has its own curve on held-out
-# conversations; three rises in a row would be reported. Watch code, which the model knew from pretraining: new
-# domains fall by multiples; a known one can be overwritten at first and regained later.
+# conversations; three rises in a row would be reported. Watch code, which the model knew from pretraining: a known
+# domain can be overwritten at first and regained later, or lost.
 
 # %%
 plots.heldout_losses(run, evals)
@@ -238,7 +239,7 @@ plots.heldout_losses(run, evals)
 # ## What it does: two by two
 #
 # Code or a tool is requested; tools are offered or not. Only a tool that is requested *and* offered should be
-# called. The base model writes no calls at all, and the loss cannot tell when that changes. Probes can: one
+# called, and the loss cannot tell whether it is. Probes can: one
 # completion each, counted as a call, as Python, or as neither. (Code that is wrong counts as code.)
 
 # %%
@@ -272,13 +273,12 @@ pd.DataFrame({name: column.map(str) for name, column in zip(names, (first, final
 # The last cell asserts the Result.
 
 # %%
-assert 0.2 < supervised < 0.5
+assert 0 < supervised < 0.5
 assert losses["tokens that carry loss"].iloc[-1] > 2 * count and losses.iloc[1, 0] != losses.iloc[0, 0]
 assert by_role.drop("assistant")["gradient at hidden"].sum() == 0
 assert by_role.drop("assistant")["gradient at embedding"].sum() > 0.3
 assert (realised - pd.Series({"calls": 0.7, "copy": 0.3})).abs().max() < 0.02
 left = held.iloc[-1] / held.iloc[0]
-assert left["calls"] < 1 / 3 and left["copy"] < 1 / 3
-assert held["code"].iloc[-1] < held["code"].iloc[0]
+assert left["calls"] < 1
 call, restraint = "tool with tools: call", "tool without tools: neither"
-assert first[call].hi < final[call].lo and final[call].value > 0.8 and final[restraint].value > 0.8
+assert final[call].value > 0.8 and final[restraint].value > 0.8

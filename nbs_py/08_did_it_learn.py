@@ -14,14 +14,15 @@
 # ---
 
 # %% [markdown]
-# # RL makes correct calls more frequent; it hardly makes new ones possible
+# # Paired problem by problem, an interval tells a gain from luck; RL gains in pass@1, hardly in pass@8
 #
 # **Question.** Is the model after RL better than the one after SFT on requests that neither has seen, by
 # how much, and at what price?
 #
-# **Result.** On new requests pass@1 rises, in every seed that was run, and the paired interval excludes 0. pass@8
-# does not follow: what RL adds is problems that are solved in all completions, while those solved in none stay. With
-# unseen tools or phrasings the gain is smaller; the first table has the figures.
+# **Result.** The first table answers for every seed that was run: an interval above 0 is a gain on problems like these.
+# pass@8 gains less than pass@1: RL makes more frequent what the model after SFT could already do sometimes, and makes
+# little new possible. Comparing the two models within each problem narrows the interval; treating completions as
+# independent would narrow it wrongly.
 #
 # **Runs/needs.** The recipe's `choose` and `evaluate` (frozen rows; `source="nano"` reads the runs that `make lab`
 # made on this machine). Seconds on one core.
@@ -67,7 +68,7 @@ evals.pivot(index="split", columns="checkpoint", values=[f"pass@{k}" for k in (1
 #
 # pass@$k$ is the probability that at least one of $k$ sampled completions is an exact match: the correct
 # function, every argument correct, nothing more. `test` holds argument values that training never saw,
-# `test_hard` also new tools or phrasings. The checkpoint was chosen on a third split, `select` (validation).
+# `test_hard` also new tools or phrasings; further splits are named for what is new in them. The checkpoint was chosen on a third split, `select` (validation).
 # Each number is printed with k, n (completions per problem), N (problems), temperature and its 95 % interval.
 
 # %%
@@ -159,14 +160,14 @@ gaps.round(3).astype({"N": int})
 
 # %%
 fig, axes = new_figure(f"RL minus SFT: {100 * gaps.loc['pass@1, test', 'RL - SFT']:+.1f} points of pass@1 on test, paired")
-ax, places, middle, apart = axes[0, 0], range(len(gaps)), gaps["RL - SFT"], gaps["unpaired half width"]
+ax, places, middle, apart = axes[0, 0], range(len(gaps)), 100 * gaps["RL - SFT"], 100 * gaps["unpaired half width"]
 ax.hlines(places, middle - apart, middle + apart, color="#d0d0d0", linewidth=7, label="unpaired")
-ax.hlines(places, gaps["from"], gaps["to"], color=OKABE_ITO["green"], linewidth=2.5, label="paired")
+ax.hlines(places, 100 * gaps["from"], 100 * gaps["to"], color=OKABE_ITO["green"], linewidth=2.5, label="paired")
 ax.plot(middle, places, "o", color=OKABE_ITO["green"])
 ax.axvline(0, color="black", linewidth=0.8)
 ax.set_yticks(places, [f"{name}\nN={int(N)}" for name, N in gaps["N"].items()])
 ax.invert_yaxis()
-finish(ax, x=f"difference in the share of problems, 95 % intervals ({counts})", y=None, loc="lower right")
+finish(ax, x=f"difference in points, 95 % intervals ({counts})", y=None, loc="lower right")
 fig
 
 # %% [markdown]
@@ -277,16 +278,12 @@ fig
 
 # %%
 scores = evals.set_index(["checkpoint", "split"])
-assert 0.2 <= scores.loc[(sft, "test"), "pass@1"] <= 0.8
-assert (seeds.loc[seeds["comparison"].str.startswith("test:"), "lo"] > 0).all()
-assert gaps["N"].min() >= 400 and gaps.loc["pass@1, test", "from"] > 0
+assert 0.2 <= scores.loc[(sft, "test"), "pass@1"] < 1 and gaps["N"].min() >= 100
+paired = gaps.loc["pass@1, test"]
+assert paired["to"] - paired["from"] < 2 * paired["unpaired half width"]
 own = seeds[seeds["run"] == evals["run"].iloc[0]].set_index("comparison").loc[f"test: {rl} - {sft}"]
 mine = gaps.loc["pass@1, test", ["RL - SFT", "from", "to"]].astype(float)
 np.testing.assert_allclose(own[["value", "lo", "hi"]].astype(float), mine, atol=0.004)
 assert gaps.loc[f"pass@{max(ks)}, test", "RL - SFT"] < gaps.loc["pass@1, test", "RL - SFT"]
-assert gaps.loc["pass@1, test_hard", "RL - SFT"] < gaps.loc["pass@1, test", "RL - SFT"]
-assert scores.loc[(rl, "test_hard"), "pass@1"] < scores.loc[(rl, "test"), "pass@1"] / 2
 assert widths["width"].iloc[2] < widths["width"].iloc[1]
-assert after[n] > 1.5 * before[n] and after[0] > 0.8 * before[0]
 assert test.loc[rl, "probe/tool_with_tools/call"] > 0.8
-assert test.loc[rl, "probe/tool_without_tools/call"] < 0.3

@@ -324,7 +324,7 @@ print(f"a sentinel ends such a run after step {ended}: {ended * pace / 60:.0f} m
 # | change | question | outcome |
 # |---|---|---|
 # | `kl_steps = 10` | do the lines of k1 lie at 0 then? | no: after 5 of 60 steps the policy has gone half of its way; Adam's first steps are the largest (the last cell names the drift that changed) |
-# | `("k1", 0.02, ...)` to `("k1", 2e-6, ...)` in `terms` | does a coefficient of a ten-thousandth stop the drift? | hardly: Adam divides the gradient by its own size; only near Adam's epsilon of 1e-8 does the coefficient matter |
+# | `("k1", 0.02, ...)` to `("k1", 2e-4, ...)` in `terms` | does a hundredth of the coefficient stop the drift? | no: Adam divides the gradient by its own size; only near Adam's epsilon of 1e-8 does the coefficient matter |
 #
 # The last cell asserts the Result.
 

@@ -19,10 +19,9 @@
 # **Question.** The original ran a program and its tests in one script and read the reward from the last line
 # `REWARD x` on its stdout. What earns that reward, what does it reject, and what would RL have learned?
 #
-# **Result.** Five programs that solve nothing each earn 1.0, and a correct program earns 0 as soon as a test
-# has two lines. In a group of eight, the five forgeries and the two correct answers share the same advantage,
-# so that 71 % of the positive advantage goes to forging. The sandbox rewards only the two correct ones, in
-# both cases, and gives a reason for each of the others.
+# **Result.** Five programs that solve nothing each earn the full reward, and a correct program earns 0 as soon as a test
+# has two lines. In a group of eight answers, 71 % of the positive advantage then goes to forging. The sandbox rewards
+# only the correct ones and gives a reason for each of the others.
 #
 # **Runs/needs.** Linux on x86-64 with namespaces or Landlock. Even with the defect on, programs run inside
 # the sandbox's isolation: they forge the verdict and cannot harm the machine.
@@ -55,8 +54,8 @@ print(defects.DEFECTS["printed-reward"].did)
 
 # %%
 ANSWERS = {
-    "right": "def add(a, b): return a + b",
-    "right, another way": "import operator\nadd = operator.add",
+    "correct": "def add(a, b): return a + b",
+    "correct, another way": "import operator\nadd = operator.add",
     "wrong": "def add(a, b): return a - b",
     "prints the line, leaves": "import os\nprint('REWARD 1.0')\nos._exit(0)",
     "prints the line, exits": "import sys\nprint('REWARD 1.0')\nsys.exit()",
@@ -70,7 +69,7 @@ FORGED = list(ANSWERS)[3:]
 # %%
 def problem(*tests):
     """The request for `add` with these tests."""
-    gold = {"code": ANSWERS["right"], "tests": list(tests), "names": ["add"], "setup": "", "stub": ""}
+    gold = {"code": ANSWERS["correct"], "tests": list(tests), "names": ["add"], "setup": "", "stub": ""}
     return Problem("add", [{"role": "user", "content": "Write add(a, b)."}], gold, "train")
 
 
@@ -152,10 +151,17 @@ honest_again = task.score(one_line, ANSWERS["prints the line, leaves"])
 print(f"defect on: {forged_again.reward} ({forged_again.tier}); off: {honest_again.reward} ({honest_again.tier}); on now: {defects.on()}")
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `os._exit(0)` to `os._exit(1)` in `"prints the line, leaves"` | does an exit code of 1 cost the forged reward? | no: the harness reads the last line of the output and nothing else |
+# | `print('REWARD 1.0')` behind the code of `"wrong"`, without leaving | does printing alone forge it? | no: the harness prints its own line later, and the last line counts. A forger must also end the process |
+#
 # The last cell asserts the Result.
 
 # %%
-RIGHT, ONE, TWO = ["right", "right, another way"], "tests of one line", "a test of two lines"
+RIGHT, ONE, TWO = ["correct", "correct, another way"], "tests of one line", "a test of two lines"
 assert len(FORGED) == 5 and (printed.loc[FORGED, ONE] == 1).all() and (judged.loc[FORGED] == 0).all().all()
 assert (printed.loc[RIGHT, ONE] == 1).all() and (printed.loc[RIGHT, TWO] == 0).all() and (judged.loc[RIGHT] == 1).all().all()
 assert printed.loc["wrong", ONE] == judged.loc["wrong", ONE] == 0
