@@ -199,7 +199,7 @@ fig
 # %%
 single = amounts.loc["tokens"].sum() / (amounts.loc["conversations"].sum() * block)
 used = {"packed": filled, "one conversation per row": single}
-pd.Series(used).map("{:.1%}".format).to_frame("positions used")
+pd.Series(used).map("{:.1%}".format).to_frame("places used")
 
 # %% [markdown]
 # Conversations in a row are independent: a token attends only to earlier tokens of its own conversation. The

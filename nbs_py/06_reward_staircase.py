@@ -193,11 +193,11 @@ pd.DataFrame(reads).T
 # %%
 right, extra = attempts["full"], {f"guess_{i}": i for i in range(20)}
 tricks = {
-    "say that it was correct": "REWARD 1.0 tier=full correct=True",
+    "say that it was right": "REWARD 1.0 tier=full correct=True",
     "only the tag": "<functioncall>",
-    "the correct call twice": right + right,
-    "correct, then a guess": right + attempts["wrong_name"],
-    "a guess, then correct": attempts["wrong_name"] + right,
+    "the right call twice": right + right,
+    "right, then a guess": right + attempts["wrong_name"],
+    "a guess, then right": attempts["wrong_name"] + right,
     "a list of calls": f"<functioncall> [{call}, {call}]",
     "one key too many": chat.format_call("send", gold["arguments"] | {"cc": "Bob"}),
     "twenty keys too many": chat.format_call("send", gold["arguments"] | extra),
@@ -217,7 +217,7 @@ pd.DataFrame([(what, s.tier, f"{s.reward:.2f}") for what, s in caught.items()],
 
 # %%
 silent = {what: score_call(text, None).reward for what, text in attempts.items()}
-pd.Series(silent).to_frame("reward where no call is correct").T
+pd.Series(silent).to_frame("reward where no call is right").T
 
 # %% [markdown]
 # ## What partial credit changes

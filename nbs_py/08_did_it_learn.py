@@ -55,13 +55,12 @@ counts = f"n={n}, temperature {settings['temperature']:g}"
 # %% [markdown]
 # ## The result in numbers
 #
-# Every seed's paired difference in pass@1 (RL minus SFT, 95 % interval), and the scores of the first seed.
+# Every seed's paired difference in pass@1 (RL minus SFT, 95 % interval). The scores themselves are in the next table.
 
 # %%
 seeds = frozen_rows.seeds(source)
 seeds["pass@1, RL - SFT"] = [str(Interval(row.value, row.lo, row.hi)) for row in seeds.itertuples()]
-display(seeds.set_index(["run", "comparison"])[["pass@1, RL - SFT", "N"]])
-evals.pivot(index="split", columns="checkpoint", values=[f"pass@{k}" for k in (1, max(ks))]).round(3)
+seeds.set_index(["run", "comparison"])[["pass@1, RL - SFT", "N"]]
 
 # %% [markdown]
 # ## The score

@@ -204,7 +204,7 @@ INHERENT = {
     "NaN, and a test that lets it": ("def add(a, b): return float('nan')", ("assert not abs(add(1, 2) - 3) > 1e-6",)),
 }
 by_heart = {name: pool.run(Program(code=code, tests=tests, entry_points=("add",))).passed for name, (code, tests) in INHERENT.items()}
-pd.Series(by_heart).to_frame("rewarded by the sandbox")
+pd.Series(by_heart).to_frame("paid by the sandbox")
 
 # %% [markdown]
 # ## The isolation layers of this machine
@@ -256,8 +256,8 @@ answers = {
     "raises": "```python\ndef median(xs):\n    return xs.median()\n```",
     "runs, wrong": "```python\ndef median(xs):\n    return None\n```",
     "ends the process": "```python\nimport os\nos._exit(0)\n```",
-    "correct if odd": "Sort, take the middle:\n```python\ndef median(xs):\n    return sorted(xs)[len(xs) // 2]\n```",
-    "correct": f"```python\n{gold['code']}\n```",
+    "right if odd": "Sort, take the middle:\n```python\ndef median(xs):\n    return sorted(xs)[len(xs) // 2]\n```",
+    "right": f"```python\n{gold['code']}\n```",
 }
 
 # %%

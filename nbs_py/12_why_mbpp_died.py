@@ -272,7 +272,7 @@ def train_on_kl(kind, kl_coef, where, steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return path, max(float((a - b).abs().max()) for a, b in zip(policy.parameters(), reference.parameters()))
+    return path, max(float((a - b).detach().abs().max()) for a, b in zip(policy.parameters(), reference.parameters()))
 
 
 # %%

@@ -171,7 +171,7 @@ for kind, part in curves.groupby("loss", sort=False):
         ax.plot(part["step"], part[column], color=OKABE_ITO[COLOURS[kind]], label=kind)
 for ax, column in zip(axes[0], ("chosen", "rejected")):
     ax.axhline(start[column].iloc[0], color="black", linestyle=":", linewidth=0.8)
-    finish(ax, x="step", y=f"mean log-probability of the {column} texts, nats", legend=column == "chosen", ncols=2)
+    finish(ax, x="step", y=f"log-probability, {column} texts (nats)", legend=column == "chosen", ncols=2)
 fig
 
 # %% [markdown]

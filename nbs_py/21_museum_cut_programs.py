@@ -143,7 +143,7 @@ for ax, layout in zip(axes[0], ("bare", "in a fence")):
         ax.bar_label(bars, fmt="{:.0%}", fontsize=8)
     ax.set_xticks(range(2), ["parses", "passes (our reader)"])
     ax.set_ylim(0, 1.35)
-    finish(ax, x=layout, y="share of correct programs", loc="upper center", ncols=2)
+    finish(ax, x=layout, y="share of right programs", loc="upper center", ncols=2)
 fig
 
 # %% [markdown]

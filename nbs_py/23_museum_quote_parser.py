@@ -116,7 +116,7 @@ for shift, (column, colour) in zip((-0.2, 0.2), (("in the data", "sky"), ("kept"
     bars = axes[0, 0].bar(counts.index + shift, counts[column], 0.4, color=OKABE_ITO[colour], label=column)
     axes[0, 0].bar_label(bars, fontsize=8)
 axes[0, 0].set_xticks(counts.index)
-finish(axes[0, 0], x="arguments of the correct call", y="rows")
+finish(axes[0, 0], x="arguments of the right call", y="rows")
 fig
 
 # %% [markdown]

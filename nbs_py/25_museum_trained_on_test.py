@@ -100,10 +100,10 @@ def train(rows):
 # %%
 scores = {}
 for name, rows in (("clean", clean), ("saw the test", seen)):
-    with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
-        model = train(rows)
+    model = train(rows)
     for split, problems in (("test", test), ("fresh", fresh)):
-        scores[name, split] = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1, temperature=0, max_new_tokens=80, seed=seed)
+        with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
+            scores[name, split] = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1, temperature=0, max_new_tokens=80, seed=seed)
 table = pd.Series({key: found.pass_at[1].value for key, found in scores.items()}).unstack().loc[["clean", "saw the test"], ["test", "fresh"]]
 table
 
