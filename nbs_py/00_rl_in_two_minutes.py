@@ -26,8 +26,10 @@
 # **Runs/needs.** No runs and no data: a model of 326,112 weights is trained here, in about 40 seconds of one
 # core. This notebook alone trains a whole policy in front of you, so its claims are bands over five seeds.
 #
-# Next: [where the gradient goes](07_reinforce.ipynb). The same loop with seven defects of the original
+# In depth: [where the gradient goes](07_reinforce.ipynb). The same loop with seven defects of the original
 # system: [the museum](20_museum_stop_mask.ipynb).
+#
+# Next: [01 tokens and masks](01_tokens_and_masks.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

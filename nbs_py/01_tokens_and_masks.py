@@ -19,13 +19,19 @@
 # **Question.** What is a conversation to the model, which of its tokens are learned, and what happens when
 # the end of a turn is detected wrongly?
 #
-# **Result.** A conversation with a function call takes 107 tokens; the 42 that the assistant wrote are
-# supervised and receive all of the gradient. With tags spelled in text it takes 165, and only with reserved
-# ids is a user who types tags unable to forge a turn. A rule that takes any *piece* of `<|end|>` for the
-# end, as the original project's did, keeps 3 of a call's 33 tokens and cuts a function at `if a`.
+# **Result.** Of the 107 tokens of a conversation with a function call, the 42 that the assistant wrote are
+# supervised, and they receive all of the gradient. Only with reserved ids for the tags can a user's text never
+# forge a turn. A rule that takes any *piece* of `<|end|>` for the end keeps 3 of the 33 tokens of a call.
+#
+# | also measured | |
+# |---|---|
+# | the same conversation with tags spelled as text | 165 tokens |
+# | the function `clamp`, ended by the same rule | ends at `if a` |
 #
 # **Runs/needs.** No run and no data: the conversation is written below. The GPT-2 vocabulary comes with a
 # package.
+#
+# Previous: [00 rl in two minutes](00_rl_in_two_minutes.ipynb) · Next: [02 model](02_model.ipynb)
 
 # %% tags=["parameters"]
 spec = "gpt2:4096"
@@ -33,12 +39,11 @@ seed = 0
 
 # %%
 import inspect
-import json
 
 import pandas as pd
 import torch
 
-from codechat import DataError, GPT, GPTConfig, chat, token_attribution, tokenizer
+from codechat import DataError, GPT, GPTConfig, chat, token_attribution, token_view, tokenizer
 from codechat.reports.style import OKABE_ITO, new_figure
 
 torch.set_num_threads(1)  # a second thread only slows a model this small
@@ -56,20 +61,15 @@ pd.Series(roles_of).to_frame("ids")
 code = 'def is_even(n: int) -> bool:\n    """True for 0, 2, 4, ..."""\n    return n % 2 == 0\n'
 
 
-def boundaries(text, tok):
-    ids = tok.encode(text)
-    return token_attribution.xray_values(ids, [1.0 if i % 2 else -1.0 for i in range(len(ids))], tok)
-
-
-boundaries(code, tok)
+token_view.xray_boundaries(code, tok)
 
 # %% [markdown]
 # A vocabulary of `gpt2:N` keeps the first N merges of GPT-2, `python:N` those of Python's standard library.
 # More merges pack more text into a token, but each doubling adds less. Each id is also a row of the
 # embedding, which in a small model soon has more parameters than all other parts. GPT-2 has no merges for
-# indentation; those learned on Python begin with them. The nano recipe still uses `gpt2:4096`: with
-# `python:4096` its bits per byte fell from 1.85 to 1.69, but after fine-tuning it copied the arguments of
-# calls worse (LOG.md, 2026-11-21; both measured before the recipe normalized queries and keys).
+# indentation; those learned on Python begin with them. Fewer tokens are not the only criterion: a small model
+# with `python:4096` needed 1.69 bits per byte instead of 1.85 with `gpt2:4096`, but after fine-tuning it copied
+# the arguments of calls worse (LOG.md, 2026-11-21).
 
 # %%
 text = inspect.getsource(pd.core.frame)  # Python that no vocabulary here was trained on
@@ -80,7 +80,7 @@ fig, axes = new_figure("4,096 ids learned on Python pack more of it into a token
 ax = axes[0, 0]
 for family, colour in (("gpt2", "blue"), ("python", "orange")):
     ax.plot(sizes[family], [packed[f"{family}:{n}"] for n in sizes[family]], "o-", markersize=4, color=OKABE_ITO[colour], label=f"{family}:N")
-ax.plot(4096, packed["gpt2:4096"], "o", markersize=9, color=OKABE_ITO["green"], label="gpt2:4096 (nano)")
+ax.plot(4096, packed["gpt2:4096"], "o", markersize=9, color=OKABE_ITO["green"], label="gpt2:4096, used in this notebook")
 ax.set_xscale("log", base=2)
 ax.set(xlabel="vocabulary, ids (log scale)", ylabel="bytes per token of Python", ylim=(0, None))
 ax.legend(fontsize=8, frameon=False)
@@ -90,7 +90,7 @@ fig
 # ## Messages become one row of ids
 #
 # A turn is `{tag}`, a line break, its content, and `<|end|>`. The tags (and the assistant's own
-# `<functioncall>`) are ids above the vocabulary. Green tokens are supervised: the assistant's contents and
+# `<functioncall>`) are ids above the vocabulary. In the picture, green tokens are supervised: the assistant's contents and
 # the `<|end|>` that closes them, in every turn. The user's words and the function's result are input only.
 
 # %%
@@ -225,6 +225,13 @@ by_piece, by_sequence = gpt2.decode(ids[:at_set]), gpt2.decode(ids[:at_sequence]
 print(f"ended by a piece:\n{by_piece}\n\nended by the sequence:\n{by_sequence}")
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `spec = "python:4096"` in the parameters cell | tokens learned on Python pack Python better; is the conversation shorter too? | No: 108 tokens instead of 107, because it is English and JSON. The last cell then names the number that changed |
+# | write `if a < b` with spaces in `clamp` | is the function still cut? | No: with a space before it, ` <` is another token than `<`. Whether an answer is cut depends on its spacing |
+#
 # The last cell asserts the Result.
 
 # %%

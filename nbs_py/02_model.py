@@ -19,17 +19,22 @@
 # **Question.** How do a model's shapes, parameters and FLOPs follow from its configuration, and what does a
 # trained head show that the loss does not?
 #
-# **Result.** Counted by hand, parameters equal PyTorch's own count for every preset, and FLOPs per token
-# equal what PyTorch's FLOP counter measures on the nano model. The 8b preset has 8.26 billion parameters, 2.5
-# % of them in the embedding, and takes 54 GFLOP per training token; of d12's 124 million the embedding holds
-# 31 %. A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95 % of
-# them, yet under 10 % when they repeat after 13: its attention looks 11 tokens back and does not search for
-# the token.
+# **Result.** Counted by hand, the parameters of every preset and the FLOPs per token equal what PyTorch counts.
+# A two-layer model trained for seconds on texts that repeat after 12 tokens copies at least 95 % of them, and under
+# 10 % when they repeat after 13. Its attention shows why: it looks a fixed distance back and does not search for the
+# token.
+#
+# | preset | parameters | share of the embedding | FLOPs per training token |
+# |---|---|---|---|
+# | d12 | 124 million | 31 % | 0.85 billion |
+# | 8b | 8.26 billion | 2.5 % | 54 billion |
 #
 # **Runs/needs.** No run and no data. Seconds on one core.
 #
-# The four numbers: depth, width D, rows of the vocabulary V, sequence length T. Heads divide the width and
+# The four numbers: depth $L$, width $D$, rows of the vocabulary $V$, sequence length $T$. Heads divide the width and
 # cost nothing.
+#
+# Previous: [01 tokens and masks](01_tokens_and_masks.ipynb) · Next: [03 data](03_data.ipynb)
 
 # %% tags=["parameters"]
 preset = "nano"
@@ -45,7 +50,6 @@ import pandas as pd
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 
 from codechat import GPT, GPTConfig, PRESETS, gpt, optim
 from codechat.reports.style import OKABE_ITO, new_figure
@@ -100,10 +104,13 @@ pd.Series(rows_of).to_frame("rows")
 # %% [markdown]
 # ## Parameters
 #
-# A block holds 4 D² weights in attention (query, key, value, output) and 8 D² in the feed-forward part, so 12
-# D² per layer; the tied embedding is V · D once. With normalized queries and keys (qk_norm, only in nano),
-# each layer has two more gains of a head's width. The embedding is a third of a small model and a fortieth of
-# a large one.
+# A block holds $4D^2$ weights in attention (query, key, value, output) and $8D^2$ in the feed-forward part; the
+# tied embedding is $VD$ once. Together, without the few gains of the norms:
+#
+# $$N \approx VD + 12\,L\,D^2$$
+#
+# With normalized queries and keys (`qk_norm`), each layer has two more gains of a head's width. The embedding is
+# a third of a small model and a fortieth of a large one.
 
 # %%
 parts = pd.DataFrame({name: {
@@ -147,9 +154,12 @@ counts.assign(embedding=(parts["embedding"] / total).map("{:.1%}".format))
 # ## FLOPs per token
 #
 # Each weight of a matrix costs a multiplication and an addition forward and twice that backward: 6 per token.
-# Attention adds 12 · depth · D · T, which belongs to no weight: at T = 6 D + V / (2 · depth) it costs as much
-# as all weights together. PyTorch counts the same during a real step (with the plain attention kernel; its
-# counter does not see into the fused one on CPUs).
+# Attention's own products belong to no weight:
+#
+# $$\text{FLOPs per token} = 6\,(VD + 12\,L\,D^2) + 12\,L\,D\,T$$
+#
+# At $T = 6D + V / (2L)$ the last term equals the first. PyTorch counts the same during a real step (with the
+# plain attention kernel; its counter does not see into the fused one on CPUs).
 
 # %%
 rows = []
@@ -182,7 +192,10 @@ fig
 #
 # For one sequence, every position has a query, a key and a value. Rotary embeddings rotate each pair of
 # numbers by an angle proportional to the position, a multiplication by a complex number; the product of two
-# rotated vectors depends only on their distance. A softmax over past positions gives the weights.
+# rotated vectors depends only on their distance. A softmax over past positions gives the weights:
+#
+# $$w_{ts} = \mathrm{softmax}_{s \le t}\left(\frac{\mathrm{Re}\,\langle q_t e^{i t \omega},\, k_s e^{i s \omega}\rangle}{\sqrt{E}}\right), \qquad
+# o_t = \sum_{s \le t} w_{ts}\, v_s$$
 
 # %%
 def attend(x, attention):
@@ -215,7 +228,7 @@ draws = torch.Generator().manual_seed(seed)
 cfg = GPTConfig(depth=2, n_embd=width, n_head=2, block_size=32, vocab_size=64, n_tags=0)
 copier = GPT(cfg, seed=seed)
 optimizers = optim.build(copier, lr=1e-2, optimizer="muon", weight_decay=0.0)
-for step in tqdm(range(steps), "batches", mininterval=2, ascii=True):
+for step in range(steps):
     ids = repeating(period, 24)
     targets = ids[:, 1:].masked_fill(torch.arange(1, 32) < period, -100)
     loss = copier.loss(ids[:, :-1], targets)
@@ -262,7 +275,7 @@ print(inspect.getsource(gpt.rotate))
 
 
 # %% [markdown]
-# Does it match the token, or a distance? If the head had learned "the token after my last occurrence", texts
+# Does it match the token, or a distance? **Predict before you read on.** If the head had learned "the token after my last occurrence", texts
 # that repeat after 11 or 13 tokens would be as easy. They are not: the training loss does not distinguish the
 # two rules.
 
@@ -289,6 +302,13 @@ fig
 # A call copies its arguments from a request at a different distance every time, so this shortcut fails there,
 # and copying takes more data to learn. The loss alone would not have shown the difference.
 #
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `period = 8` | does it still copy at one distance only? | yes: all of the tokens at 8, under 4 % at every other distance (the last cell's numbers are those of 12) |
+# | `steps = 25` | is the stripe there before the copying? | at 25 steps every distance is copied about as badly, 5 to 13 %: nothing has formed yet |
+#
 # The last cell asserts the Result.
 
 # %%
@@ -297,6 +317,7 @@ assert (flops["measured"] == flops["cfg.flops_per_token"]).all()
 assert round(total["8b"] / 1e9, 2) == 8.26
 assert round(configs["8b"].flops_per_token(configs["8b"].block_size) / 1e9) == 54
 assert round(100 * parts.loc["8b", "embedding"] / total["8b"], 1) == 2.5
+assert round(configs["d12"].flops_per_token(configs["d12"].block_size) / 1e9, 2) == 0.85
 assert round(total["d12"] / 1e6) == 124 and round(100 * parts.loc["d12", "embedding"] / total["d12"]) == 31
 assert shares[period] >= 0.95 and shares[period + 1] < 0.10
 stripe = heads.diagonal(1 - period, 1, 2).mean(-1)

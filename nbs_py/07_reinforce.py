@@ -19,16 +19,16 @@
 # **Question.** A reward is one number for a whole completion. Which tokens does its gradient reach, and how
 # does one see, while it runs, that it reaches any?
 #
-# **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal. Within a
-# right call, a toy policy gives 2 % of the gradient to the half of the tokens that it is sure of; the loss
-# summed by hand equals the library's. In the real run 60 % of the groups disagree, a step changes 22 % of
-# the weights as bfloat16 sees them, and sampler and trainer differ by less than 0.0001 nats. Asked the same
-# 128 problems before and after, the policy earns 0.88 instead of 0.76, and leaves out or breaks none of its
-# calls instead of 14 %.
+# **Result.** The prompt gets no gradient, and neither does a group whose rewards are all equal. Within a correct call,
+# a toy policy gives 2 % of the gradient to the half of the tokens that it is sure of; the loss summed by hand equals
+# the library's. In the real run, asked the same held-out problems before and after, the policy earns more and writes
+# fewer broken calls; the first table has the figures.
 #
-# **Runs/needs.** `nano/diagnose` and `nano/rl` (frozen rows; `source="nano"` reads the runs of this
-# machine). A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while
+# **Runs/needs.** The recipe's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
+# this machine). A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while
 # you watch: [RL in two minutes](00_rl_in_two_minutes.ipynb).
+#
+# Previous: [06 reward staircase](06_reward_staircase.ipynb) · Next: [08 did it learn](08_did_it_learn.ipynb)
 
 # %% tags=["parameters"]
 source = "frozen"
@@ -52,6 +52,23 @@ from codechat.tasks import load, toolbox
 metrics, evals, samples = (frozen_rows.rows(source, "rl", table) for table in ("metrics", "evals", "samples"))
 run, settings, task = metrics["run"].iloc[0], frozen_rows.settings(source, "rl"), load("funcall")
 tok = tokenizer.load(frozen_rows.manifest(source, "corpus")["tokenizer"])
+
+# %% [markdown]
+# ## The real run in numbers
+#
+# Before and after are evaluations of the same validation problems; the rest is over all steps.
+
+# %%
+start, end = evals.iloc[0], evals.iloc[-1]
+broken = {"no call, or a broken one": lambda row: row["tier/no_tag"] + row["tier/bad_json"]}
+asked_twice = {"mean reward": lambda row: row["reward_mean"], "exact match": lambda row: row["exact_match"], **broken}
+display(pd.DataFrame({name: {"before": f"{of(start):.2f}", "after": f"{of(end):.2f}"} for name, of in asked_twice.items()}).T)
+pd.Series({
+    "validation problems": f"{end['n_problems']:.0f}",
+    "groups with a gradient, mean": f"{1 - metrics['frac_zero_std_groups'].mean():.0%}",
+    "weights that a step changes in bfloat16, median": f"{metrics['weights_changed_bf16'].median():.0%}",
+    "largest difference between sampler and trainer, nats": f"{metrics['logprob_mismatch'].max():.1e}",
+}, name=run).to_frame()
 
 # %% [markdown]
 # ## A group, by hand
@@ -99,7 +116,7 @@ kinds = ("mean", "leave_one_out", "zscore")
 baselines = {kind: advantages.group_advantages(three, kind) for kind in kinds}
 print(inspect.getsource(advantages.group_advantages))
 shown = {kind: [" ".join(f"{a:+.2f}" for a in row) for row in found] for kind, found in baselines.items()}
-pd.DataFrame(shown, ["the group above", "all right", "all wrong"])
+pd.DataFrame(shown, ["the group above", "all correct", "all wrong"])
 
 # %% [markdown]
 # ## A toy policy
@@ -126,9 +143,12 @@ print(f"loss {loss.item():.2f} nats per supervised token after {toy_steps} steps
 # %% [markdown]
 # ## The loss, from scratch
 #
-# The gradient of the expected reward is the mean of A · ∇ log π over the samples. So: run every completion
+# The gradient of the expected reward is the mean of $A\,\nabla\log\pi$ over the samples. So: run every completion
 # after its prompt, take the log-probability of each of its tokens, multiply by the advantage, add up, divide
-# by the number of completion tokens of the *whole* step, and negate. A group with equal rewards adds nothing
+# by the number $N$ of completion tokens of the *whole* step, and negate:
+#
+# $$L = -\frac{1}{N} \sum_i A_i \sum_t \log \pi(y_{i,t} \mid x, y_{i,<t}), \qquad A_i = r_i - \frac{1}{G} \sum_j r_j$$
+# A group with equal rewards adds nothing
 # to the numerator and its tokens to the denominator.
 
 # %%
@@ -165,8 +185,8 @@ print(f"by hand {by_hand.item():.6f}, library {library.item():.6f}, from {int(ma
 # %% [markdown]
 # ## Where the gradient goes
 #
-# The gradient at a token's logits is A · (one-hot − p): near zero where the policy is already sure, largest
-# where it sampled an unlikely token. So in a correct call, the constant frame should get almost none of it,
+# The gradient at a token's logits $z$ is $\partial \log \pi(y) / \partial z = e_y - \pi$, times $A$: near zero where
+# the policy is already sure, largest where it sampled an unlikely token. So in a correct call, the constant frame should get almost none of it,
 # and the name and the values almost all. Each token's share, for the correct answer:
 
 # %%
@@ -189,7 +209,7 @@ fig, axes = new_figure(title, size=(6.4, 2.8))
 ax = axes[0, 0]
 ax.bar(range(len(tokens)), tokens["share"], color=[OKABE_ITO["sky" if s else "vermilion"] for s in sure])
 ax.set_xticks(range(len(tokens)), [repr(t)[1:-1] for t in tokens["token"]], rotation=70, fontsize=7)
-finish(ax, x="tokens of the right answer (blue: p > 0.9)", y="share of the gradient")
+finish(ax, x="tokens of the correct answer (blue: p > 0.9)", y="share of the gradient")
 fig
 
 # %% [markdown]
@@ -215,18 +235,17 @@ print(f"pass@1 {row['pass@1']:.2f}, pass@{n} {row[f'pass@{n}']:.2f} (n={n}, N={N
 # The shaped reward is optimized; exact match is the goal. A reward that rises alone would indicate a
 # loophole. The curve shows the rollouts: different problems at every step, some of which require no call, so
 # its noise exceeds its trend. The points use the same problems every time, held out from training (`select`,
-# the validation split): those can be compared.
+# the validation split): those can be compared, and the first table does.
 
 # %%
-start, end = evals.iloc[0], evals.iloc[-1]
 title = f"On the same problems: exact match {start['exact_match']:.2f}, then {end['exact_match']:.2f}"
 fig = plots.rl_progress(run, metrics, evals, title)
 fig.set_size_inches(6.4, 2.4)
 fig
 
 # %%
-broken = metrics["tier/no_tag"] + metrics["tier/bad_json"]
-title = f"No call, or a broken one: {broken[:6].mean():.0%} of rollouts, then {broken[-6:].mean():.0%}"
+in_rollouts = broken["no call, or a broken one"](metrics)
+title = f"No call, or a broken one: {in_rollouts[:6].mean():.0%} of training rollouts, then {in_rollouts[-6:].mean():.0%}"
 fig = plots.tier_flow(run, metrics, task.tiers, title)
 fig.set_size_inches(6.4, 2.4)
 fig
@@ -255,7 +274,9 @@ names = ["reward_mean", "exact_match", "tier/no_tag", "tier/bad_json", "frac_zer
 change = pd.DataFrame([first_and_last(metrics, y) for y in names], names, ["first tenth", "last tenth"])
 per_step = f"{settings['device_batch_size']} groups x {settings['group_size']} completions"
 print(f"{len(metrics)} steps of {per_step}, temperature {settings['temperature']:g}, lr {settings['lr']:g}")
-change.map("{:.3g}".format)
+change.rename({"tier/no_tag": "no call (share)", "tier/bad_json": "unreadable call (share)", "frac_zero_std_groups": "groups without variance (share)",
+               "adv_abs_mean": "mean absolute advantage", "completion_tokens_mean": "tokens of a completion", "truncated_frac": "cut at the limit (share)",
+               "reward_mean": "mean reward", "exact_match": "exact match", "weights_changed_bf16": "weights changed in bfloat16 (share)"}).map("{:.3g}".format)
 
 # %% [markdown]
 # The samples behind the numbers: the best and the worst completion of some groups, early and late. If both
@@ -267,6 +288,13 @@ with pd.option_context("display.max_colwidth", None):
     display(ends.set_index(["step", "which"])[["reward", "tier", "request", "completion"]])
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `toy_steps = 1` | what share of the gradient do the tokens get that the policy is sure of? | it is sure of none: after one step the policy spreads the gradient over all tokens, also the constant frame (the last cell fails there) |
+# | `"mean"` to `"none"` in `advantages.group_advantages(rewards, "mean")` | all rewards are positive or 0: which answers are still pushed down? | none: the advantage is the reward itself, and prose keeps 0; only the competition for probability pushes worse answers down |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -20,16 +20,28 @@
 # gradient of the expected reward, how noisy are they, and what does a KL term do in the loss or in the
 # reward? Usually the true gradient is unknown. Here it is known.
 #
-# **Result.** In a world of 31 texts, by enumeration of all groups of three: no baseline, leave-one-out, and
-# PPO with exact values have the true gradient as their mean, and a group's mean (Dr. GRPO) has it up to the
-# factor (G - 1) / G. Dividing by length changes the direction (cosine 0.94), dividing by the group's standard
-# deviation does too (0.98), and GRPO does both (0.91); more rollouts do not remove this bias. In a single
-# group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it, 0.93 with an exact
-# critic. Of six ways to add a KL term, k1 in the reward is exact; k1 in the loss is noise around zero; k2 and
-# k3 in the loss ignore that a token leads to other texts (0.94 and 0.90), but are less noisy in a single
-# group; k2 and k3 in the reward are far off (0.36 and 0.30).
+# **Result.** No baseline, leave-one-out, and PPO with exact values have the true gradient as their mean; dividing by
+# length and by the group's standard deviation, as GRPO does, turns it (cosine 0.91), and more rollouts do not remove
+# this bias. In a single group of eight, noise costs more than bias: cosine 0.79 without bias, 0.77 with it. Of six ways
+# to add a KL term, only k1 in the reward has the right gradient.
 #
-# **Runs/needs.** No runs and no data. A minute on one core.
+# | cosine to the true gradient | exact mean | one group |
+# |---|---|---|
+# | leave-one-out | 1 | 0.79 |
+# | a group's mean as baseline (Dr. GRPO) | 1, shorter by $(G - 1) / G$ | |
+# | divided by length | 0.94 | |
+# | divided by the group's standard deviation | 0.98 | |
+# | GRPO: both | 0.91 | 0.77 |
+# | PPO with an exact critic | 1 | 0.93 |
+# | **KL:** k1 in the loss | no direction: the mean is 0 | |
+# | k2, k3 in the loss | 0.94, 0.90 | |
+# | k1 in the reward | 1 | |
+# | k2, k3 in the reward | 0.36, 0.30 | |
+#
+# **Runs/needs.** No runs and no data: a world of 31 texts, all of whose groups of three are enumerated. A minute on
+# one core.
+#
+# Previous: [08 did it learn](08_did_it_learn.ipynb) · Next: [10 plan](10_plan.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -64,13 +76,41 @@ print(f"{len(world.texts)} texts, {theta.numel()} parameters, expected reward {w
 table.sort_values("p", ascending=False).head(6).round(3)
 
 # %% [markdown]
-# The gradient is a sum over all texts of p · reward · ∇ log p. From scratch, and from the library, which
-# differentiates the expected reward itself:
+# The gradient is a sum over all texts,
+#
+# $$\nabla_\theta\, \mathbb{E}[r] = \sum_y p_\theta(y)\, r(y)\, \nabla_\theta \log p_\theta(y).$$
+#
+# From scratch, and from the library, which differentiates the expected reward itself:
 
 # %%
 by_hand = sum(p[s] * world.rewards[s] * world.scores(theta)[s].sum(0) for s in range(len(world.texts)))
 torch.testing.assert_close(by_hand, truth)
 print(f"length of the true gradient {truth.norm():.4f}")
+
+# %% [markdown]
+# ## The estimators
+#
+# Each turns a group of $G$ texts $y_i$ with rewards $r_i$ and lengths $T_i$ into a direction. At the first update
+# after sampling the ratio of new to old policy is 1, so nothing is clipped, and they differ in two choices: the
+# advantage $A_i$ and the weight of a token.
+#
+# | | advantage $A_i$ | weight of a token of text $i$ |
+# |---|---|---|
+# | no baseline | $r_i$ | $1/G$ |
+# | group mean, Dr. GRPO | $r_i - \bar r$ | $1/G$ |
+# | leave one out | $r_i - \frac{1}{G-1}\sum_{j \ne i} r_j$ | $1/G$ |
+# | GRPO, GSPO | $(r_i - \bar r) / \mathrm{std}(r)$ | $1/(G\,T_i)$ |
+# | DAPO | $(r_i - \bar r) / \mathrm{std}(r)$ | $1/\sum_j T_j$ |
+# | PPO | $\sum_k (\gamma\lambda)^k \delta_{t+k}$ with a critic, per token | $1/G$ |
+# | expert iteration | 1 for the best texts of a group that differs, else 0 | $1/\text{their tokens}$ |
+#
+# The code that is compared, and the ten settings of it:
+
+# %%
+for part in (exact_gradients.group_loss, exact_gradients.gae_loss, exact_gradients.expert_loss):
+    print(inspect.getsource(part))
+whole = inspect.getsource(exact_gradients)
+print(whole[whole.index("ESTIMATORS:") :].partition("\n}\n")[0] + "\n}")
 
 # %% [markdown]
 # ## The mean of every estimator
@@ -136,8 +176,9 @@ fig
 # %% [markdown]
 # ## The KL divergence
 #
-# As *values*, k1 and k3 have the divergence as their mean, and k2 approximately. But a loss is
-# differentiated, and a reward is not.
+# With $\Delta = \log \pi - \log \pi_\text{ref}$ of a sampled token, $k_1 = \Delta$, $k_2 = \Delta^2 / 2$ and
+# $k_3 = e^{-\Delta} - 1 + \Delta$. As *values*, k1 and k3 have the divergence as their mean, and k2 approximately.
+# But a loss is differentiated, and a reward is not.
 
 # %%
 print(inspect.getsource(losses.kl_estimate))
@@ -181,6 +222,13 @@ print(f"k1 in the loss: mean {kl_means['k1 in the loss'].norm():.1e}, size of on
       f"of the true one {kl_truth.norm():.2f}")
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `"leave_one_out"` to `"mean"` in `causes["neither"]` | is a group's mean as baseline biased? | not in direction: the cosine stays 1, because the mean only shortens the gradient, by 2/3 in groups of three |
+# | `sizes = [1, 1000]` in the figure of many groups | which of leave-one-out and GRPO wins with 1,000 groups in a step? | leave-one-out: it has averaged its noise away, GRPO stays at the dotted line, the angle of its bias |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -19,13 +19,27 @@
 # **Question.** What will a run need, before a GPU is rented: does it fit, how long does it take, what does it
 # cost, and which setting helps most?
 #
-# **Result.** The published 8b pretraining, planned for eight A800 in seconds, without a GPU: 31.7 of 79.2
-# GiB, 52.1 hours at a stated MFU of 0.45 (published: 48.9), 417 GPU-hours. Without recomputation four rows
-# per microbatch need 84.2 GiB and do not fit; 62 of them are activations, as many on 16 GPUs as on 8.
-# Recomputing the blocks saves 52.5 GiB, one row instead of four 47.7, twice the GPUs 10.1, Muon instead of
-# AdamW 3.9. Two models of 3 and 4 blocks predict that of 40 to the byte, in every category.
+# **Result.** The published 8b pretraining, planned in seconds without a GPU, fits on eight A800, and the planned hours
+# are within a tenth of the published ones. Without recomputation it needs 84.2 of 79.2 GiB; most of that is
+# activations, which more GPUs do not divide. Two shallow models predict the deep one to the byte.
+#
+# | the published run, eight A800 | planned | published |
+# |---|---|---|
+# | GiB of 79.2 | 31.7 | |
+# | hours, at a stated MFU of 0.45 | 52.1 | 48.9 |
+# | GPU-hours | 417 | |
+#
+# | without recomputation, four rows per microbatch | GiB |
+# |---|---|
+# | needed | 84.2, of which 62 are activations (as many on 16 GPUs) |
+# | saved by recomputing the blocks | 52.5 |
+# | saved by one row instead of four | 47.7 |
+# | saved by twice the GPUs | 10.1 |
+# | saved by Muon instead of AdamW | 3.9 |
 #
 # **Runs/needs.** No GPU, no runs and no data. About a minute on one core.
+#
+# Previous: [09 gradient microscope](09_gradient_microscope.ipynb) · Next: [11 code rewards](11_code_rewards.ipynb)
 
 # %% tags=["parameters"]
 gpu = "a800-80gb"
@@ -33,6 +47,8 @@ price = 1.5  # of a GPU-hour, in any currency
 depths = (3, 4)  # blocks of the two models from which a deep one is extrapolated
 
 # %%
+import contextlib
+import io
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -62,13 +78,16 @@ recomputing = GPTConfig(**PRESETS["8b"], checkpoint_blocks=True)
 cfg = PretrainConfig(run_name="big", model=recomputing, optimizer="adamw", device_batch_size=4, grad_accum=2, max_steps=30_000, lr=1.5e-4,
                      warmup_steps=1000)
 planned = planner.of(cfg, gpus=8, gpu=gpu, price=price, search=False)
-found = planner.make(planned)
+with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
+    found = planner.make(planned)
 found
 
 # %% [markdown]
 # The memory is measured, not estimated by a formula: the training step ran with FSDP2 over a simulated
 # process group of eight, on tensors that have shapes and no storage. The hours are FLOPs over a share of the
 # data sheet's peak:
+#
+# $$\text{hours} = \frac{\text{tokens} \cdot \text{FLOPs per token}}{3600 \cdot \text{GPUs} \cdot \text{MFU} \cdot \text{peak}}$$
 
 # %%
 print(planner.MFU_SOURCE)
@@ -184,6 +203,13 @@ written
 print((written.path / "launch.sh").read_text())
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `gpu = "h100-80gb"` | as much memory and 3.2 times the peak: what happens to GiB and hours? | the same GiB and about 20 instead of 52 hours: for this GPU the plan assumes an MFU of 0.36, not 0.45. The last cell names what changed |
+# | `price = 3.0` | what does the run cost? | twice the money for the same 417 GPU-hours; no setting of this notebook looks at the price |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -19,15 +19,22 @@
 # **Question.** Code rewards run what a policy wrote. What can a program do to be rewarded without solving
 # anything, which executors accept it, what stops it, and what is a partly correct program worth?
 #
-# **Result.** Of 21 programs that solve nothing, each is rewarded by at least one of four naive executors and
-# none by the sandbox; the best of the four still rewards 8. A correct program is rewarded by all five. Two
-# programs cannot be told from correct ones by any executor, because their *tests* are weak. Each of 12
-# attacks on the machine is stopped. On seven answers to one problem a binary reward has two values, a
-# fractional reward three, the tiered one five.
+# **Result.** Each of 21 programs that solve nothing is rewarded by at least one of four naive executors; the best of
+# these still rewards 8. The sandbox rewards none of them, and stops every attack on the machine that was tried. No
+# executor can tell a program that exploits weak *tests* from a correct one.
+#
+# | also measured | |
+# |---|---|
+# | executors that reward a correct program | all 5 |
+# | programs that no executor can tell from correct ones | 2 |
+# | attacks on the machine that are stopped | 12 of 12 |
+# | values of the reward on seven answers to one problem | binary 2, fractional 3, tiered 5 |
 #
 # **Runs/needs.** No run and no data. Linux on x86-64 that allows namespaces or Landlock; elsewhere the third
 # cell raises an error that names what is missing. The attacks on the naive executors are harmless: they run
 # in a subprocess in an empty folder and touch nothing else.
+#
+# Previous: [10 plan](10_plan.ipynb) · Next: [12 why mbpp died](12_why_mbpp_died.ipynb)
 
 # %% tags=["parameters"]
 isolation = "auto"
@@ -277,6 +284,13 @@ fig
 # A group of only the first five answers would have no gradient under the first two rewards and some under the
 # third. That is the purpose of tiers: exact match (`Score.correct`) is the same under all three and is logged
 # beside the reward. Notebook 12 shows the effect on real problems.
+#
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | it runs and no test passes: NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large |
+# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | no: a `KeyError` in its process is a failed test. Hidden tests, not a better sandbox, are the remedy |
 #
 # The last cell asserts the Result.
 

@@ -19,18 +19,25 @@
 # **Question.** An 8B model was trained by GRPO on MBPP for 415 steps and 16.7 hours. Its reward was 0.000 at
 # every printed step. Why, why did nothing report it, and what moved the policy?
 #
-# **Result.** Nothing to reward: of 512 completions by the nano SFT checkpoint to 64 MBPP problems none is
-# correct and 6 are Python (pass@1 0.000 [0.000, 0.057], n=8, N=64, temperature 1, 95 % interval): verdict
-# DEAD. On the same completions a binary reward differs in 0 of 64 groups, and in none of the 4,480 groups of
-# four that they can form: gradient exactly 0. The tiered reward differs in 6 groups and in 210 (5 %): WEAK,
-# not a cure. The stop rule: cut as the original's sampler cut, 349 of MBPP's 374 training references still
-# pass, 25 do not. The KL term: with no reward at all, k1 in the loss takes a toy policy 0.12 nats per token
-# from its reference in 60 steps, as far with ten times the weight; k2 and k3 in the loss and k1 in the reward
-# change no weight. A sentinel ends such a run after 20 steps, 48 minutes at the published pace. (The 8B
-# itself was not run again.)
+# **Result.** Asked the same question, a small SFT model solves none of 64 MBPP problems in eight attempts each: with a
+# reward of right or wrong, no group has a gradient, and `diagnose` says DEAD before the first step. What moved the
+# policy was the KL term: with no reward at all, k1 in the loss drifts, while k2 and k3 in the loss and k1 in the reward
+# change no weight. (The 8B itself was not run again.)
 #
-# **Runs/needs.** Committed rows of one `codechat passk` run of the nano SFT checkpoint on 64 MBPP problems
-# (`reports/frozen/mbpp`), six published rows (`reports/published`). A toy policy takes some seconds on one core.
+# | | measured here |
+# |---|---|
+# | pass@1 on 64 problems (n=8, temperature 1, 95 % interval) | 0.000 [0.000, 0.057] |
+# | completions that are Python | 6 of 512 |
+# | groups with variance: binary, tiered reward | 0 and 6 of 64: DEAD and WEAK |
+# | groups of four with a gradient, of all 4,480 that the completions form | 0, and 210 (5 %) |
+# | MBPP's reference programs that pass after the original's stop rule | 349 of 374 |
+# | drift of a toy policy in 60 steps of k1 in the loss, reward 0 | 0.12 nats per token, as far with ten times the weight |
+# | a sentinel ends such a run after | 20 steps, 48 minutes at the published pace |
+#
+# **Runs/needs.** Committed rows of one `codechat passk` run on 64 MBPP problems (`reports/frozen/mbpp`), six published
+# rows (`reports/published`). A toy policy takes some seconds on one core.
+#
+# Previous: [11 code rewards](11_code_rewards.ipynb) · Next: [13 where code rl lives](13_where_code_rl_lives.ipynb)
 
 # %% tags=["parameters"]
 run = ""
@@ -47,7 +54,7 @@ import torch
 from codechat import GPT, GPTConfig, diagnose, frozen_rows, generate, losses, plots, run_frames, tasks, tokenizer
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import wilson_interval
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.reports.style import OKABE_ITO, finish, new_figure, outer_legend
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.runs.paths import ROOT, find_run
 from codechat.tasks.coding.rewards import TIERS, tiered
@@ -67,22 +74,23 @@ BLUE, ORANGE, GREEN, RED = (OKABE_ITO[c] for c in ("blue", "orange", "green", "v
 published = pd.read_csv(ROOT / "reports" / "published" / "mbpp_rl.csv")
 nats = published["loss"] / 0.02
 fig, axes = new_figure(f"Published: reward 0.000, {nats.min():.1f} to {nats.max():.1f} nats per token", cols=2, size=(6.4, 2.5))
-for ax, values, name, colour in ((axes[0, 0], published["reward_mean"], "mean reward", BLUE), (axes[0, 1], nats, "loss / 0.02, nats per token", RED)):
+panels = ((published["reward_mean"], "mean reward", BLUE, 1), (nats, "loss / 0.02, nats per token", RED, 2))
+for ax, (values, name, colour, top) in zip(axes[0], panels):
     ax.plot(published["step"], values, "o-", markersize=4, color=colour)
-    ax.set_ylim(-0.05, 1 if values is published["reward_mean"] else 2)
+    ax.set_ylim(-0.03 * top, top)
     finish(ax, x="step", y=name)
 fig
 
 # %% [markdown]
 # ## Cause one: nothing to reward
 #
-# The same question for a model that trains in minutes: the SFT checkpoint of the recipe `nano`, eight
+# The same question for a model that trains in minutes (2.6 M parameters, fine-tuned on calls and code), eight
 # completions for each of 64 MBPP problems. The rows were made by
 #
 #     codechat passk --run-name nano/mbpp --ckpt nano/sft --task mbpp --data-dir MBPP --split train \
 #         --limit 64 --k 8 --max-new-tokens 128
 #
-# before `nano` normalized queries and keys (commit 19387a6), and frozen by this notebook with
+# with the recipe of commit 19387a6, and frozen by this notebook with
 # `run="nano/mbpp"` and `mbpp="MBPP"` (a folder with MBPP's files in the hub's columns, or "hub"). The rows
 # hold ids, tiers, rewards and three completions, and no problem texts.
 
@@ -111,7 +119,7 @@ rates, row, references = frames["per_problem"], frames["evals"].iloc[-1], frames
 
 # %%
 tries = int(row["n_problems"] * row["n_samples"])
-plots.tier_histogram(row, TIERS, f"Of {tries} completions none is right, {row['parseable_frac'] * tries:.0f} are Python")
+plots.tier_histogram(row, TIERS, f"Of {tries} completions none is correct, {row['parseable_frac'] * tries:.0f} are Python")
 
 # %%
 with pd.option_context("display.max_colwidth", 300):
@@ -121,8 +129,8 @@ with pd.option_context("display.max_colwidth", 300):
 # %% [markdown]
 # ## The same completions, two rewards
 #
-# The binary reward is 0 for all of them. The tiered reward pays for valid Python, more for programs that run,
-# and so differs. A column is a group; a column of one colour has advantage 0 everywhere.
+# The binary reward is 0 for all of them. The tiered reward pays for valid Python, more for programs that run. In
+# the figure a column is a group, and a cell a completion: only where one of them is Python does a reward differ.
 
 # %%
 def rewards_of(problem):
@@ -138,14 +146,17 @@ pd.DataFrame({name: {k: getattr(v, k) for k in ("verdict", "effective_groups", "
 
 # %%
 live = {name: v.effective_groups for name, v in verdicts.items()}
-fig, axes = new_figure(f"Of {len(rates)} groups, {live['binary']} have variance under the binary reward, {live['tiered']} under tiers", 2, sharex=True)
-order = staircase.mean(1).argsort()
-for ax, (name, rewards) in zip(axes[:, 0], both.items()):
-    image = ax.imshow(rewards[order].T, cmap="cividis", vmin=0, vmax=0.05, aspect="auto", interpolation="none")
-    ax.set_ylabel(f"{name}\ncompletion", fontsize=8.5)
-    ax.grid(False)
-axes[1, 0].set_xlabel("group (problem), by mean tiered reward", fontsize=8.5)
-fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward (0.05: Python that raises)", shrink=0.8)
+fig, axes = new_figure(f"Of {len(rates)} groups, {live['binary']} have variance under the binary reward, {live['tiered']} under tiers", size=(6.4, 3.0))
+palette = {"empty": "#d9d9d9", "unparseable": OKABE_ITO["sky"], "raises": RED}
+worth = {"empty": "0", "unparseable": "0", "raises": "0.05"}
+ordered = sorted(rates["tiers"], key=lambda tiers: (tiers.get("raises", 0), tiers.get("unparseable", 0)))
+below = torch.zeros(len(ordered))
+for tier, colour in palette.items():
+    heights = torch.tensor([tiers.get(tier, 0) for tiers in ordered])
+    axes[0, 0].bar(range(len(ordered)), heights, 0.9, bottom=below, color=colour, label=f"{tier} (reward {worth[tier]})")
+    below = below + heights
+finish(axes[0, 0], x="group (problem)", y="completions", legend=False)
+outer_legend(fig, axes[0, 0], "outside lower center", ncols=3)
 fig
 
 # %% [markdown]
@@ -166,14 +177,17 @@ for name, rewards in both.items():
 pd.DataFrame(found).T
 
 # %% [markdown]
-# More rollouts would not have helped soon. A group of G with success rate p has variance with probability 1 -
-# pᴳ - (1 - p)ᴳ. Which p is consistent with none correct of n? (Wilson's 95 % bound, as if completions were
+# More rollouts would not have helped soon. A group of $G$ with success rate $p$ has variance with probability
+#
+# $$1 - p^G - (1 - p)^G.$$
+#
+# Which $p$ is consistent with none correct of $n$? (Wilson's 95 % bound, as if completions were
 # independent. The original later asked its 8B 50 problems 8 times: none of 400 was correct, 1.75 % were
 # Python.)
 
 # %%
 later = pd.read_csv(ROOT / "reports" / "published" / "mbpp_diagnosis.csv").iloc[0]
-attempts = {"nano, here": tries, "8B, published": int(later["n_problems"] * later["k"])}
+attempts = {"here": tries, "8B, published": int(later["n_problems"] * later["k"])}
 bounds = {name: wilson_interval(0, n).hi for name, n in attempts.items()}
 p = torch.logspace(-4, 0, 200)
 fig, axes = new_figure("At rates this low a group of 4 has no variance", size=(6.4, 3.0))
@@ -184,7 +198,7 @@ for (name, bound), style in zip(bounds.items(), ("--", ":")):
     ax.axvline(bound, color="grey", linestyle=style, label=f"{name}: 0 of {attempts[name]}, 95 % bound {bound:.2%}")
 ax.axhline(diagnose.DEAD_BELOW, color="grey", linewidth=0.8)
 ax.set(xscale="log", ylim=(0, 1))
-finish(ax, x="share of completions that are right (log scale)", y="groups with a gradient")
+finish(ax, x="share of completions that are correct (log scale)", y="groups with a gradient")
 fig
 
 # %% [markdown]
@@ -215,8 +229,12 @@ fig
 # ## Cause three: the KL term drifts
 #
 # Without a reward the policy should not move: it starts *at* the reference, where the KL divergence is 0 and
-# can only grow. But the gradient of k1 = log π - log π_ref in a loss is ∇ log π, whatever the reference is:
-# its mean over the policy's own samples is 0, a sample of it is not. Adam divides a gradient by its own size,
+# can only grow. But the gradient of $k_1 = \log \pi - \log \pi_\text{ref}$ in a loss is $\nabla \log \pi$, whatever
+# the reference is: its mean over the policy's own samples is 0,
+#
+# $$\mathbb{E}_{y \sim \pi}[\nabla \log \pi(y)] = \nabla \sum_y \pi(y) = 0,$$
+#
+# but that of a finite sample is not. Adam divides a gradient by its own size,
 # so noise makes full steps. A toy policy with reward 0 everywhere, one term at a time:
 
 # %%
@@ -254,7 +272,7 @@ def train_on_kl(kind, kl_coef, where, steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return path, max(float((a - b).abs().max()) for a, b in zip(policy.parameters(), reference.parameters()))
+    return path, max(float((a - b).detach().abs().max()) for a, b in zip(policy.parameters(), reference.parameters()))
 
 
 # %%
@@ -265,8 +283,8 @@ walked = {name: train_on_kl(*term) for name, term in terms.items()}
 pd.DataFrame({name: {"last exact KL (nats per token)": path[-1], "largest change of a weight": change} for name, (path, change) in walked.items()}).T
 
 # %% [markdown]
-# Three of the four terms leave every weight unchanged: their gradient at the reference is exactly 0. k1 in
-# the loss drifts, as far with a tenth of the coefficient. The right panel shows the gradient of the first
+# Three of the four terms leave every weight unchanged: their gradient at the reference is exactly 0 (they were run
+# for ten steps; every further one is the same). k1 in the loss drifts, as far with a tenth of the coefficient. The right panel shows the gradient of the first
 # step over more and more samples: it falls with the square root, as noise does.
 
 # %%
@@ -275,8 +293,9 @@ for n in sizes:
     loss = draw(reference, n, 99)[2].mean()  # k1 at the reference: log pi and a constant
     norms.append(float(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]).norm()))
 fig, axes = new_figure("k1 in the loss: noise, and full steps along it", cols=2, size=(6.6, 2.9))
-for (name, (path, _)), colour in zip(walked.items(), (RED, ORANGE, BLUE, GREEN, OKABE_ITO["black"])):
-    axes[0, 0].plot(path, color=colour, label=name, linewidth=1.6)
+looks = ((RED, 5, "-", 0.4), (ORANGE, 1.6, "--", 1), (BLUE, 7, "-", 0.35), (GREEN, 3.5, "-", 0.6), (OKABE_ITO["black"], 1.2, "--", 1))
+for (name, (path, _)), (colour, width, dash, alpha) in zip(walked.items(), looks):
+    axes[0, 0].plot(path, dash, color=colour, label=name, linewidth=width, alpha=alpha)
 finish(axes[0, 0], x="step", y="exact KL, nats per token")
 axes[0, 1].loglog([16 * n for n in sizes], norms, "o-", color=RED, label="gradient's norm")
 axes[0, 1].loglog([16 * n for n in sizes], [norms[0] * (sizes[0] / n) ** 0.5 for n in sizes], "--", color="grey", label="1 / square root")
@@ -299,6 +318,13 @@ print(f"a sentinel ends such a run after step {ended}: {ended * pace / 60:.0f} m
 # %% [markdown]
 # Not shown: that a tiered reward would have *taught* this model MBPP. A gradient towards programs that parse
 # and run does not solve a problem yet; the first remedy that `passk` names is a stronger base model.
+#
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `kl_steps = 10` | do the lines of k1 lie at 0 then? | no: after 5 of 60 steps the policy has gone half of its way; Adam's first steps are the largest (the last cell names the drift that changed) |
+# | `("k1", 0.02, ...)` to `("k1", 2e-4, ...)` in `terms` | does a hundredth of the coefficient stop the drift? | no: Adam divides the gradient by its own size; only near Adam's epsilon of 1e-8 does the coefficient matter |
 #
 # The last cell asserts the Result.
 

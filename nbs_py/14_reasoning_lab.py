@@ -19,28 +19,37 @@
 # **Question.** A small model has read Python and nothing else. Can it learn, on a CPU, to reason in a fixed
 # layout and to answer correctly, and what do SFT, expert iteration and GRPO each add?
 #
-# **Result.** After 75 steps of SFT 87 % of completions are in the layout, after 300 steps 99.8 %, while
-# pass@1 on `select` goes from 0.07 to 0.22. On 200 test problems pass@1 is 0.193 [0.159, 0.229] (n=4,
-# temperature 1), with wordings that it never saw 0.065. Twenty steps of expert iteration or GRPO from there
-# change nothing measurable: -0.001 [-0.031, 0.029] and -0.005 [-0.034, 0.025], paired, one seed each. The two
-# points of the reward for the layout were already earned before RL; what is missing is not behaviour but
-# facts. The first error of a solution is an unknown sum in 66 % of cases, a number copied wrongly in 17 %,
-# the wrong sign in 2 %. Only 14 % of solutions are correct throughout, yet 19 % end in the correct answer: a
-# reward of answers also pays lucky ones. (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with
-# GRPO: LOG.md, 2026-11-21.)
+# **Result.** SFT learns the layout at once (87 % of completions after 75 steps) and arithmetic slowly: pass@1 on test
+# ends at 0.193. Twenty steps of expert iteration or GRPO from there change nothing measurable. What is missing is facts:
+# the first error of a solution is an unknown sum in 66 % of cases.
 #
-# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`); the commands are below. Seconds on one
-# core.
+# | n=4, temperature 1, 95 % intervals | |
+# |---|---|
+# | in the layout after 75 and 300 steps of SFT | 87 %, 99.8 % |
+# | pass@1 on 100 validation problems after 75 and 300 steps | 0.07, 0.22 |
+# | pass@1 on 200 test problems | 0.193 [0.159, 0.229] |
+# | with wordings that it never saw | 0.065 |
+# | expert iteration minus SFT, GRPO minus SFT (paired, one seed each) | -0.001 [-0.031, 0.029], -0.005 [-0.034, 0.025] |
+# | first error: unknown sum, copied number, sign | 66 %, 17 %, 2 % |
+# | solutions correct throughout, answers correct | 14 %, 19 %: a reward of answers also pays lucky ones |
+#
+# (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: LOG.md, 2026-11-21.)
+#
+# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`); `fresh = True` makes the runs again, in about an
+# hour of two cores. Seconds on one core.
+#
+# Previous: [13 where code rl lives](13_where_code_rl_lives.ipynb) · Next: [15 chars lab](15_chars_lab.ipynb)
 
 # %% tags=["parameters"]
 prefix = ""
+fresh = False
+parent = "nano/pretrain"
 
 # %%
-import json
-
 import pandas as pd
 
-from codechat import frozen_rows, intervals, paths, run_frames, tasks
+from codechat import config, frozen_rows, intervals, paths, run_frames, tasks
+from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks.reasoning import rewards, stories
@@ -72,7 +81,7 @@ with pd.option_context("display.max_colwidth", None):
 # %%
 problem = next(p for p in task.problems("test", 50) if p.meta["level"] == 3)
 gold, answer = task.gold(problem), problem.gold["answer"]
-tries = {"gold": gold, "wrong answer": gold.replace(f"\n{answer}\n</a", "\n0\n</a"), "talks on": gold + " I hope this helps. " * 20,
+tries = {"reference": gold, "wrong answer": gold.replace(f"\n{answer}\n</a", "\n0\n</a"), "talks on": gold + " I hope this helps. " * 20,
          "one line": f"<reasoning>thinking</reasoning><answer>{answer}</answer>", "cut off": gold.partition("\n</answer>")[0], "bare": answer}
 scores = {name: task.score(problem, text) for name, text in tries.items()}
 print(gold)
@@ -86,23 +95,35 @@ pd.DataFrame({name: {**score.terms, "reward": score.reward, "outcome": score.tie
 
 # %%
 spellings = [("1,234", "1234"), ("$18.00", "18 dollars"), (r"\frac{1}{2}", "0.5"), (r"2\sqrt{3}", r"\sqrt{12}"), ("18 or 20", "18"), ("5 km", "5 m"), ("", "")]
-pd.DataFrame([(a, b, equivalent(a, b)) for a, b in spellings], columns=["answer", "gold", "the same"]).set_index("answer")
-
+pd.DataFrame([(a, b, equivalent(a, b)) for a, b in spellings], columns=["answer", "reference", "the same"]).set_index("answer")
 
 # %% [markdown]
-# ## Four runs
+# ## Four runs, from Python
 #
-#     codechat data reasoning --out data/reasoning --tokenizer python:4096 --max-examples 12000
-#     codechat sft --init-from nano/pretrain --data-dir data/reasoning --seq-len 512 --device-batch-size 4 --max-steps 300 \
-#         --lr 3e-3 --muon-lr 0.02 --probe-examples 0 --run-name reason/sft
-#     codechat grpo --init-from reason/sft --task reasoning --data-dir data/reasoning --max-new-tokens 72 --device-batch-size 8 \
-#         --group-size 16 --max-steps 20 --lr 3e-4 --warmup-steps 3 --run-name reason/grpo
-#     codechat expert (the same) --keep correct --run-name reason/expert
-#     codechat evaluate --ckpt reason/sft reason/expert reason/grpo --task reasoning --data-dir data/reasoning --split test test_hard \
-#         --limit 200 --n 4 --ks 1 4 --max-new-tokens 72 --run-name reason/evaluate
-#
-# `nano/pretrain` is that of commit 19387a6, before the recipe normalized queries and keys. With
-# `prefix="reason"` this notebook reads the runs and freezes their rows again.
+# Every stage is a function of the library that takes one configuration. The settings are checked here; `fresh = True`
+# executes them in order, from a pretrained model of 2.6 M parameters (`parent`). The committed rows come from the
+# recipe of commit 19387a6. With `prefix="reason"` this notebook reads the runs and freezes their rows again.
+
+# %%
+DATA, LENGTH, BATCH = "data/reasoning", dict(max_new_tokens=72), dict(device_batch_size=8, group_size=16)
+RL = LENGTH | BATCH | dict(init_from="reason/sft", task="reasoning", data_dir=DATA, max_steps=20, lr=3e-4, warmup_steps=3)
+SCORED = LENGTH | dict(task="reasoning", data_dir=DATA, n=4, ks=(1, 4))
+STAGES = [
+    ("data.reasoning", dict(out=DATA, tokenizer="python:4096", max_examples=12_000)),
+    ("sft", dict(run_name="reason/sft", init_from=parent, data_dir=DATA, seq_len=512, device_batch_size=4, max_steps=300, lr=3e-3,
+                 muon_lr=0.02, probe_examples=0)),
+    ("grpo", RL | dict(run_name="reason/grpo")),
+    ("expert_iteration", RL | dict(run_name="reason/expert", keep="correct")),
+    ("evaluate", SCORED | dict(run_name="reason/steps", ckpt=("reason/sft@75", "reason/sft@150", "reason/sft"), split=("select",), limit=100)),
+    ("evaluate", SCORED | dict(run_name="reason/evaluate", ckpt=("reason/sft", "reason/expert", "reason/grpo"), split=("test", "test_hard"), limit=200)),
+]
+entries = [(registry.ENTRIES[id], settings) for id, settings in STAGES]
+configured = [(entry, config.resolve(entry.config_class, overrides=settings)) for entry, settings in entries]
+for entry, cfg in configured if fresh else ():
+    entry.load(entry.function)(cfg)
+print("GRPO differs from the defaults in:")
+pd.DataFrame(config.changed(configured[2][1]), index=["default", "here"]).T
+
 
 # %%
 def first_slip(row):
@@ -148,25 +169,25 @@ steps[["format_rate", "pass@1", "pass@4", *(f"reward/{t}" for t in TERMS)]].roun
 # %% [markdown]
 # ## Expert iteration and GRPO, term by term
 #
-# Both sample 16 solutions of 8 problems a step. Expert iteration trains on the correct ones as SFT would;
-# GRPO weights each by its advantage within its group. The first four batches are easier, for both: a curve
-# over 8 problems a step depends on the problems as much as on the policy, hence the table of the same 100
-# problems below it.
+# Both sample 16 solutions of 8 problems a step. Expert iteration trains on the correct ones as SFT would; GRPO weights
+# each by its advantage within its group. The figure shows the same 100 validation problems before and after: a curve of
+# training rollouts would depend on the 8 problems of each step as much as on the policy.
 
 # %%
-fig, axes = new_figure("The layout is learned before RL starts; correctness does not move", cols=2, sharey=True, size=(7.2, 3.3))
-colours = dict(zip(TERMS, ("vermilion", "sky", "blue", "green", "orange")))
+curve = evals[evals["run"].str.endswith(("/grpo", "/expert"))].sort_values("step")
 full = {"correctness": 2.0, "integer": 0.5, "strict_format": 0.5, "soft_format": 0.5, "tags": 0.5}
-for ax, name in zip(axes[0], ("expert", "grpo")):
-    part = metrics[metrics["run"].str.endswith(f"/{name}")].sort_values("step")
-    for term in TERMS:
-        ax.plot(part["step"], (part[f"reward/{term}"] / full[term]).ewm(span=5).mean(), color=OKABE_ITO[colours[term]], label=term)
-    ax.set_title(name, fontsize=9)
-    finish(ax, x="step", y="share of maximum (EMA, span 5)" if name == "expert" else None, legend=name == "grpo", loc="center right")
+on_same = {"SFT": curve[curve["step"] == 0].iloc[0]}
+on_same |= {label: curve[curve["run"].str.endswith(f"/{run}")].iloc[-1] for label, run in (("expert iteration", "expert"), ("GRPO", "grpo"))}
+fig, axes = new_figure("The layout is learned before RL starts; correctness does not move", size=(6.4, 3.0))
+for shift, (label, row) in enumerate(on_same.items()):
+    places, shares = [i + 0.27 * (shift - 1) for i in range(len(TERMS))], [row[f"reward/{term}"] / full[term] for term in TERMS]
+    bars = axes[0, 0].bar(places, shares, 0.27, color=OKABE_ITO[("orange", "sky", "vermilion")[shift]], label=label)
+    axes[0, 0].bar_label(bars, [f"{share:.2f}" for share in shares], fontsize=7)
+axes[0, 0].set(ylim=(0, 1.3), xticks=range(len(TERMS)), xticklabels=[term.replace("_", " ") for term in TERMS])
+finish(axes[0, 0], x=f"term of the reward (the same {curve['n_problems'].iloc[0]:.0f} validation problems)", y="share of the maximum", loc="upper center", ncols=3)
 fig
 
 # %%
-curve = evals[evals["run"].str.endswith(("/grpo", "/expert"))]
 table = curve.pivot_table(index="step", columns="run", values=["pass@1", "format_rate"]).round(3)
 table
 
@@ -201,7 +222,7 @@ fig, axes = new_figure("One step: a quarter is correct; three steps: a tenth", s
 for shift, (name, column) in zip((-0.25, 0, 0.25), by_level.items()):
     axes[0, 0].bar(by_level.index + shift, column, 0.25, color=OKABE_ITO[{sft: "orange", expert: "sky", grpo: "vermilion"}[name]], label=name)
 axes[0, 0].set_xticks(by_level.index)
-finish(axes[0, 0], x="level", y="share of right answers on test")
+finish(axes[0, 0], x="level", y="share of correct answers on test")
 fig
 
 # %% [markdown]
@@ -220,6 +241,13 @@ with pd.option_context("display.max_colwidth", None):
     display(samples.map(lambda text: text.replace("<reasoning>", "").replace("</reasoning>", "").replace("\n", "  ")))
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `tries["guess"] = f"<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n{answer}\n</answer>"` | what is a lucky guess with invented steps worth? | the maximum, as much as the reference: the reward reads the answer, not the steps |
+# | `("1e3", "1000")` and `("50%", "0.5")` in `spellings` | are they the same answer? | no, twice: the comparison reads fractions, roots, units and thousands, and not notations that no worked solution uses |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -19,18 +19,28 @@
 # **Question.** A reward of +1 for each correct next character is as dense as a reward can be. Can GRPO or PPO
 # pretrain on it, compared with supervised learning and masked denoising at equal tokens?
 #
-# **Result.** No. Supervised learning ends at 1.7 nats per held-out character, and 0.42 of its samples are
-# correct. GRPO and PPO fed by the text get a third correct, at 6 nats and more: worse than a uniform guess
-# (4.6). They become confident of the likeliest character, their entropy falls below 0.1, and at 0.98 of the
-# positions all eight samples are correct or all are wrong, so nothing corrects them. A KL term to the bigram
-# keeps a distribution (2.8 nats, 0.36 correct), still behind the bigram's own 2.3. Fed by its own characters,
-# with the original script's reward and KL settings, GRPO reads 0.09 epochs for the same tokens, and its
-# samples are correct no more often than the bigram's (0.20 against 0.21). Denoising (at most 2.9 nats) is
-# behind the bigram too: it learns all orders, and 300,000 positions are few.
+# **Result.** No. Supervised learning ends at 1.7 nats per held-out character; GRPO and PPO fed by the text end above 6,
+# worse than a uniform guess. They become confident of the likeliest character, so that at 0.98 of the positions all
+# samples of a group agree and nothing corrects them.
+#
+# | equal tokens, means over two seeds | nats per held-out character | samples correct |
+# |---|---|---|
+# | supervised | 1.7 | 0.42 |
+# | the bigram of the text | 2.3 | 0.21 |
+# | GRPO with a KL term to the bigram | 2.8 | 0.36 |
+# | denoising (an upper bound) | 2.9 | |
+# | uniform guess | 4.6 | |
+# | GRPO fed by its own characters, as in the original script | 5.0 | 0.20 |
+# | PPO, GRPO fed by the text | 6.4, 6.6 | 0.34 |
+#
+# Fed by its own characters, GRPO reads 0.09 epochs for the same tokens. Denoising learns all orders, and 300,000
+# positions are few.
 #
 # **Runs/needs.** Committed rows of `codechat chars` (`reports/frozen/chars`): six ways, each trained on
 # 300,000 positions of the embedded text (the help pages of Python), a minute or two each on one core,
 # somewhat more for the one fed by its own characters. `fresh = True` trains them again.
+#
+# Previous: [14 reasoning lab](14_reasoning_lab.ipynb) · Next: [16 preference losses](16_preference_losses.ipynb)
 
 # %% tags=["parameters"]
 fresh = False
@@ -68,9 +78,12 @@ print(text.tokenizer.decode(text.val[:300].tolist()))
 # %% [markdown]
 # ## What its gradient is
 #
-# Fed by the text, the expected reward of a position is p, the probability of the correct character, and the
-# policy gradient is the gradient of p: that of log p, which supervised learning follows, *times p*. Summed
-# over all characters, without sampling, on a small random model:
+# Fed by the text, the expected reward of a position is $p$, the probability of the correct character. The policy
+# gradient is the gradient that supervised learning follows, *times* $p$:
+#
+# $$\nabla p = p\, \nabla \log p$$
+#
+# Summed over all characters, without sampling, on a small random model:
 
 # %%
 rng = torch.Generator().manual_seed(0)
@@ -90,8 +103,8 @@ print(f"p of the correct character: {right.detach().exp().mean():.4f}, about 1 i
 # %% [markdown]
 # So an untrained policy learns a hundredth as fast from a position as supervised learning does, and the
 # reward is maximized by certainty about the likeliest character, not by the correct distribution. And these
-# are expectations: of G = 8 samples none is correct with probability (1 - p)^8, and then the position carries
-# no signal.
+# are expectations: of $G = 8$ samples none is correct with probability $(1 - p)^8$, and then the position carries no
+# signal.
 
 # %%
 silent = float((1 - right.detach().exp()).pow(8).mean())
@@ -200,6 +213,13 @@ for name in SETTINGS:
 # is the probability of one character, and its maximum is always the likeliest one. Cross-entropy is minimized
 # by the whole distribution. Learning rates were tried at 3e-4, 1e-3 and 3e-3 for the rewarded runs (1e-3 was
 # the best of them), and not tuned for the others.
+#
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `pow(8)` to `pow(64)` in the cell of `silent` | does a group of 64 samples bring the signal back? | partly: with $p$ of about 1/100, $0.99^{64} = 0.53$ of the positions stay without a correct sample, at eight times the cost (the comparison with the sampled share then differs: it draws 8) |
+# | `fresh = True`, `seeds = 1`, `max_tokens = 30_000` | which way learns anything in a tenth of the tokens? | `codechat chars --objective supervised --max-tokens 30000` shows it in seconds; the last cell's numbers are those of 300,000 |
 #
 # The last cell asserts the Result in every seed.
 

@@ -19,17 +19,26 @@
 # **Question.** DPO, IPO, KTO, CPO, ORPO and SimPO train on the same pairs. What does each do to the
 # log-probability of the chosen and of the rejected text, and does the policy improve?
 #
-# **Result.** In a world of 31 texts, 200 pairs, 300 steps of the same optimizer: every loss lowers the
-# rejected texts from -2.8 nats, most of them without limit (KTO -31, DPO -29, CPO -26); IPO stops near -8,
-# where its margin has reached its target. The chosen texts (-2.1 at the start) are at -1.4 with CPO and ORPO,
-# which have an SFT term, and at -1.5 with KTO, which scores each text by itself. DPO raises them at first and
-# then lets them fall back to -2.1; SimPO, which has no reference model, lets them fall to -4.2. The margin
-# grows throughout. Yet the policies that moved away from the chosen texts earn more reward (IPO 0.51, SimPO
-# 0.43, DPO 0.40) than those that copied them (0.25): the most frequent chosen text, `a`, loses against `ab`,
-# and only a loss of differences sees that. Neither the margin nor the chosen log-probability measures how
-# good a policy is.
+# **Result.** Every loss lowers the rejected texts, most without limit, and widens the margin; the chosen texts rise where
+# an SFT term or a score of single texts holds them, and fall under SimPO. Yet the policies that moved away from the chosen
+# texts earn more reward (IPO 0.51) than those that copied them (CPO and ORPO 0.25). Neither the margin nor the chosen
+# log-probability measures how good a policy is.
 #
-# **Runs/needs.** No runs and no data. Half a minute on one core.
+# | after 300 steps | chosen texts, nats (start -2.1) | rejected texts, nats (start -2.8) | reward |
+# |---|---|---|---|
+# | DPO | rise, then back to -2.1 | -29 | 0.40 |
+# | IPO | | near -8: its margin has reached its target | 0.51 |
+# | KTO | -1.5 | -31 | |
+# | CPO | -1.4 | -26 | 0.25 |
+# | ORPO | -1.4 | | 0.25 |
+# | SimPO | -4.2 | | 0.43 |
+#
+# The most frequent chosen text, `a`, loses against `ab`, and only a loss of differences sees that.
+#
+# **Runs/needs.** No runs and no data: a world of 31 texts, 200 pairs, the same optimizer for all. Half a minute on one
+# core.
+#
+# Previous: [15 chars lab](15_chars_lab.ipynb) · Next: [17 losses by hand](17_losses_by_hand.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -77,8 +86,19 @@ show
 # %% [markdown]
 # ## The gradient of each loss at the start
 #
-# Each loss is a function of two numbers per pair, log π of the chosen and of the rejected text. Its
-# derivatives tell how strongly it raises the one and lowers the other.
+# Each loss is a function of two numbers per pair, $\log \pi$ of the chosen text $w$ and of the rejected text $l$. With
+# $m = \log \frac{\pi(w)}{\pi_\text{ref}(w)} - \log \frac{\pi(l)}{\pi_\text{ref}(l)}$:
+#
+# | | loss of a pair |
+# |---|---|
+# | DPO | $-\log \sigma(\beta m)$ |
+# | IPO | $\left(m - \frac{1}{2\beta}\right)^2$ |
+# | SimPO | $-\log \sigma\left(\frac{\beta}{\lvert w \rvert} \log \pi(w) - \frac{\beta}{\lvert l \rvert} \log \pi(l) - \gamma\right)$ |
+# | CPO | $-\log \sigma\left(\beta \log \pi(w) - \beta \log \pi(l)\right) - \log \pi(w)$ |
+# | ORPO | $-\lambda \log \sigma\left(\log \mathrm{odds}(w) - \log \mathrm{odds}(l)\right) - \log \pi(w)$ |
+# | KTO | each text by itself: $1 - \sigma(\pm \beta (r - \mathrm{KL}))$, $r = \log \frac{\pi}{\pi_\text{ref}}$ |
+#
+# Its derivatives tell how strongly it raises the one and lowers the other.
 
 # %%
 print(inspect.getsource(pl.dpo_loss))
@@ -131,11 +151,11 @@ for kind in KINDS:
     adam = torch.optim.Adam([theta], lr=lr)
     for step in range(steps + 1):
         logprobs = world.logprobs(theta).sum(1)
-        kl = world.kl(theta, reference)
-        rows.append(dict(loss=kind, step=step, chosen=float(logprobs[chosen].mean()), rejected=float(logprobs[rejected].mean()),
-                         reward=float(world.expected_reward(theta)), kl=float(kl), value=float(loss_of(kind, logprobs, float(kl.clamp(min=0))))))
+        seen, kl = logprobs.detach(), world.kl(theta, reference).detach()
+        rows.append(dict(loss=kind, step=step, chosen=float(seen[chosen].mean()), rejected=float(seen[rejected].mean()),
+                         reward=float(world.expected_reward(theta.detach())), kl=float(kl), value=float(loss_of(kind, seen, float(kl.clamp(min=0))))))
         adam.zero_grad()
-        loss_of(kind, logprobs, float(kl.detach().clamp(min=0))).backward()
+        loss_of(kind, logprobs, float(kl.clamp(min=0))).backward()
         adam.step()
     policies[kind] = theta.detach()
 
@@ -151,11 +171,11 @@ for kind, part in curves.groupby("loss", sort=False):
         ax.plot(part["step"], part[column], color=OKABE_ITO[COLOURS[kind]], label=kind)
 for ax, column in zip(axes[0], ("chosen", "rejected")):
     ax.axhline(start[column].iloc[0], color="black", linestyle=":", linewidth=0.8)
-    finish(ax, x="step", y=f"mean log π of the {column} texts, nats", legend=column == "chosen", ncols=2)
+    finish(ax, x="step", y=f"log-probability, {column} texts (nats)", legend=column == "chosen", ncols=2)
 fig
 
 # %% [markdown]
-# The rejected texts have no lower limit: a probability of e⁻³⁰ can be halved again, and every halving widens
+# The rejected texts have no lower limit: a probability of $e^{-30}$ can be halved again, and every halving widens
 # the margin. The chosen texts share prefixes with rejected ones: lowering `ab` also lowers prefixes of
 # `abba`, and without an SFT term the loss does not resist.
 #
@@ -197,6 +217,13 @@ mass.sort_values("chosen in", ascending=False).head(8).round(2)
 # texts that lose least. Nothing in the loss guarantees that they are good.
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `steps = 1000` | do the rejected texts stop falling? | only under IPO, whose margin has a target; the others go on: a probability has no lower limit |
+# | `pl.BETA["ipo"]` doubled before the training cell | IPO's target margin is $1/(2\beta)$: where does it stop? | at half the margin, closer to the reference |
+#
 # The last cell asserts the Result.
 
 # %%

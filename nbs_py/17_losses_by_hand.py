@@ -24,6 +24,8 @@
 # notebook 18.
 #
 # **Runs/needs.** No runs and no data. Seconds on one core.
+#
+# Previous: [16 preference losses](16_preference_losses.ipynb) · Next: [18 losses solved](18_losses_solved.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -58,7 +60,7 @@ found["masked_mean"] = check(masked_mean)
 # %% [markdown]
 # ## 2. Entropy
 #
-# −Σ p log p of every next-token distribution. The logits may be large: take the logarithm before the
+# $-\sum_i p_i \log p_i$ of every next-token distribution. The logits may be large: take the logarithm before the
 # exponential, not after.
 
 # %%
@@ -74,8 +76,9 @@ found["entropy"] = check(entropy)
 # %% [markdown]
 # ## 3. Advantages within a group
 #
-# GRPO (arXiv:2402.03300, section 4.1.2): a reward minus the mean of its group, over the group's standard
-# deviation (with G − 1) plus eps.
+# GRPO (arXiv:2402.03300, section 4.1.2), with the standard deviation over $G - 1$:
+#
+# $$A_i = \frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon}$$
 
 # %%
 def group_advantages(rewards, eps):
@@ -90,8 +93,8 @@ found["group_advantages"] = check(group_advantages)
 # %% [markdown]
 # ## 4. The policy gradient
 #
-# REINFORCE: the gradient of the expected reward is the mean of A ∇ log π. An optimizer *minimizes*: mind the
-# sign.
+# REINFORCE: the gradient of the expected reward is the mean of $A\,\nabla \log \pi$. An optimizer *minimizes*: mind
+# the sign.
 
 # %%
 def policy_gradient_loss(logprobs, advantages, mask):
@@ -106,8 +109,11 @@ found["policy_gradient_loss"] = check(policy_gradient_loss)
 # %% [markdown]
 # ## 5. The clipped ratio
 #
-# PPO (arXiv:1707.06347, eq. 7): with r = π / π_old, per token −min(r A, clip(r, 1 − ε, 1 + ε) A). Where is
-# the gradient zero: where r is large, or where r is large and A positive?
+# PPO (arXiv:1707.06347, eq. 7), per token with $r = \pi / \pi_\text{old}$:
+#
+# $$-\min\left(r A,\; \mathrm{clip}(r, 1 - \epsilon, 1 + \epsilon)\, A\right)$$
+#
+# Where is the gradient zero: where $r$ is large, or where $r$ is large and $A$ positive?
 
 # %%
 def clipped_policy_loss(logprobs, old_logprobs, advantages, clip_eps):
@@ -122,7 +128,7 @@ found["clipped_policy_loss"] = check(clipped_policy_loss)
 # %% [markdown]
 # ## 6. An estimate of the KL divergence
 #
-# k3 (Schulman): with r = π_ref / π, r − 1 − log r: never negative, and unbiased.
+# k3 (Schulman): with $r = \pi_\text{ref} / \pi$, $r - 1 - \log r$: never negative, and unbiased.
 
 # %%
 def kl_k3(logprobs, ref_logprobs):
@@ -137,8 +143,11 @@ found["kl_k3"] = check(kl_k3)
 # %% [markdown]
 # ## 7. Generalised advantages
 #
-# PPO's credit (arXiv:1506.02438, eq. 16): δ_t = reward_t + γ V_{t+1} − V_t, and A_t = δ_t + γ λ A_{t+1}, from
-# the last token backwards. After the end V and A are 0.
+# PPO's credit (arXiv:1506.02438, eq. 16), from the last token backwards:
+#
+# $$\delta_t = \text{reward}_t + \gamma V_{t+1} - V_t, \qquad A_t = \delta_t + \gamma \lambda A_{t+1}$$
+#
+# After the end $V$ and $A$ are 0.
 
 # %%
 def gae(rewards, values, gamma, lam):
@@ -153,8 +162,11 @@ found["gae"] = check(gae)
 # %% [markdown]
 # ## 8. DPO
 #
-# arXiv:2305.18290, eq. 7: −log σ(β [(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]). At the
-# reference it is log 2.
+# arXiv:2305.18290, eq. 7, of a chosen text $w$ and a rejected text $l$:
+#
+# $$-\log \sigma\left(\beta \left[\log \frac{\pi(w)}{\pi_\text{ref}(w)} - \log \frac{\pi(l)}{\pi_\text{ref}(l)}\right]\right)$$
+#
+# At the reference it is $\log 2$.
 
 # %%
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
@@ -169,7 +181,7 @@ found["dpo_loss"] = check(dpo_loss)
 # %% [markdown]
 # ## 9. IPO
 #
-# arXiv:2310.12036, eq. 17: the same margin, but it has a target, 1 / (2β): the squared distance to it.
+# arXiv:2310.12036, eq. 17: the same margin, but it has a target, $1 / (2\beta)$: the squared distance to it.
 
 # %%
 def ipo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
@@ -184,8 +196,10 @@ found["ipo_loss"] = check(ipo_loss)
 # %% [markdown]
 # ## 10. SimPO
 #
-# arXiv:2405.14734, eq. 6: no reference; log-probabilities per token, times β, and a margin that must be
-# exceeded.
+# arXiv:2405.14734, eq. 6: no reference; log-probabilities per token, times $\beta$, and a margin $\gamma$ that must be
+# exceeded:
+#
+# $$-\log \sigma\left(\frac{\beta}{\lvert w \rvert} \log \pi(w) - \frac{\beta}{\lvert l \rvert} \log \pi(l) - \gamma\right)$$
 
 # %%
 def simpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta, margin):
@@ -200,8 +214,12 @@ found["simpo_loss"] = check(simpo_loss)
 # %% [markdown]
 # ## 11. ORPO's odds ratio
 #
-# arXiv:2403.07691, eq. 4 and 7: with p the geometric mean of a completion's token probabilities and odds = p
-# / (1 − p), −β log σ(log odds(chosen) − log odds(rejected)). (Its SFT term is added elsewhere.)
+# arXiv:2403.07691, eq. 4 and 7: with $p$ the geometric mean of a completion's token probabilities and
+# $\mathrm{odds} = p / (1 - p)$:
+#
+# $$-\beta \log \sigma\left(\log \mathrm{odds}(w) - \log \mathrm{odds}(l)\right)$$
+#
+# (Its SFT term is added elsewhere.)
 
 # %%
 def orpo_loss(chosen, rejected, chosen_lengths, rejected_lengths, beta):
@@ -216,8 +234,9 @@ found["orpo_loss"] = check(orpo_loss)
 # %% [markdown]
 # ## 12. KTO
 #
-# arXiv:2402.01306, eq. 8: each completion by itself. With r = log π − log π_ref and a reference point kl: 1 −
-# σ(β (r − kl)) where it is liked, 1 − σ(β (kl − r)) where it is not.
+# arXiv:2402.01306, eq. 8: each completion by itself. With $r = \log \pi - \log \pi_\text{ref}$ and a reference point
+# $\mathrm{kl}$: $1 - \sigma(\beta (r - \mathrm{kl}))$ where it is liked, $1 - \sigma(\beta (\mathrm{kl} - r))$ where it
+# is not.
 
 # %%
 def kto_loss(logprobs, ref_logprobs, liked, kl, beta):
@@ -229,6 +248,13 @@ def kto_loss(logprobs, ref_logprobs, liked, kl, beta):
 found["kto_loss"] = check(kto_loss)
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | fill `masked_mean` with the mean of the rows' means | is it the mean over all tokens? | no: rows of different length get equal weights, and the check prints the first case that differs |
+# | fill `entropy` with `-(p * p.log()).sum(-1)` of a softmax `p` | where does it go wrong? | where a logit is so large that a probability rounds to 0: 0 times minus infinity is no number |
+#
 # ## How far are you?
 
 # %%

@@ -25,8 +25,9 @@
 #
 # **Runs/needs.** No runs and no data; seconds on one core.
 #
-# Before: [losses by hand](17_losses_by_hand.ipynb). Next: [the museum](20_museum_stop_mask.ipynb). In use:
-# [REINFORCE](07_reinforce.ipynb).
+# In use: [REINFORCE](07_reinforce.ipynb).
+#
+# Previous: [18 losses solved](18_losses_solved.ipynb) · Next: [20 museum stop mask](20_museum_stop_mask.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

@@ -19,17 +19,23 @@
 # **Question.** In the original, RL on function calls stayed within a point of its start and was reported as
 # saturated. Which tokens did its gradient reach?
 #
-# **Result.** Three of the 37 tokens of a call: `<`, `function` and `call`. On one step's rollouts, 48 answers
-# to 6 requests, all answers of five groups begin alike, and the broken mask leaves 1e-8 of their gradient,
-# which is rounding: the same three tokens with advantages that add up to 0. In the sixth group one answer of
-# eight begins differently, and the broken mask can teach only that: to begin with a call. 97 % of a correct
-# answer's gradient lies after `<functioncall>`; the broken mask leaves 0 % there. In the five groups a step
-# along the correct gradient makes answers 1.6 nats likelier per unit of advantage, a step along the other
-# 0.0. With reserved tags the same rule causes no error.
+# **Result.** Three of the 37 tokens of a call: `<`, `function` and `call`. Where all answers of a group begin alike, as
+# calls do, their advantages add up to 0 there and no gradient is left. With the correct mask a step separates good
+# answers from bad ones by more than a nat per unit of advantage, almost all of it by making bad answers less likely; with
+# the broken mask, by nothing.
+#
+# | one step's rollouts: 48 answers to 6 requests | |
+# |---|---|
+# | gradient that the broken mask leaves in a group whose answers begin alike | 1e-8 of it: rounding |
+# | a group with one answer that begins differently | the mask can teach only to begin with a call |
+# | share of a correct answer's gradient after `<functioncall>` | over 90 %; broken mask 0 % |
+# | the same rule with reserved tags | no error: all tokens are trained |
 #
 # **Runs/needs.** No runs and no data. A policy with GPT-2's whole vocabulary is trained here for seconds on
 # one core. What a mask of three tokens does to a whole run: set `mask = "opening"` in
 # [RL in two minutes](00_rl_in_two_minutes.ipynb).
+#
+# Previous: [19 sampling and cache](19_sampling_and_cache.ipynb) · Next: [21 museum cut programs](21_museum_cut_programs.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -137,17 +143,17 @@ def gradient(batch, advantage, broken):
 whole, n_whole = gradient(rollouts, advantage, broken=False)
 lost, n_lost = gradient(rollouts, advantage, broken=True)
 per_group = pd.DataFrame([[float(gradient(rollouts.take([p]), advantage[[p]], broken)[0].norm()) for broken in (False, True)] for p in range(groups)],
-                         columns=["right mask", "broken mask"])
+                         columns=["correct mask", "broken mask"])
 per_group["opens with a call"] = opens.sum(1)
 print(f"trained tokens {n_whole} and {n_lost}; length of the step's gradient {whole.norm():.4f} and {lost.norm():.4f}")
 per_group
 
 # %%
 alike = per_group["opens with a call"] == group_size
-left = float((per_group["broken mask"] / per_group["right mask"])[alike].max())
+left = float((per_group["broken mask"] / per_group["correct mask"])[alike].max())
 title = f"{alike.sum()} of {groups} groups begin alike: the broken mask leaves {left:.0e} of their gradient"
 fig, axes = new_figure(title, size=(6.4, 2.7))
-for shift, (name, colour) in zip((-0.2, 0.2), (("right mask", "green"), ("broken mask", "vermilion"))):
+for shift, (name, colour) in zip((-0.2, 0.2), (("correct mask", "green"), ("broken mask", "vermilion"))):
     axes[0, 0].bar(per_group.index + shift, per_group[name].clip(lower=1e-10), 0.4, color=OKABE_ITO[colour], label=name)
 axes[0, 0].set_yscale("log")
 axes[0, 0].set_ylim(1e-10, 100)
@@ -164,7 +170,7 @@ fig
 prompt, right = rollouts.prompts[0], chat.completion_ids(task.gold(problems[0]), tok, "text")
 sequence, weights = prompt + right, [0.0] * len(prompt) + [0.5] * len(right)
 shares = {}
-for name, mask in (("right mask", [True] * len(right)), ("broken mask", defects.trained_by_the_set(right, pieces))):
+for name, mask in (("correct mask", [True] * len(right)), ("broken mask", defects.trained_by_the_set(right, pieces))):
     found = gradient_share(policy, sequence, [False] * len(prompt) + mask, weights)[len(prompt) :]
     shares[name] = found
     display(HTML(xray_values(right, found, tok, "gradient", ["answer"] * len(right)).html()))
@@ -177,7 +183,8 @@ print("share of the gradient behind <functioncall>:", {name: f"{value:.0%}" for 
 # ## Flip the fix
 #
 # One step with the same learning rate along each gradient: the change of an answer's log-probability against
-# its advantage. Learning shows as a slope. Only answers that begin alike are plotted.
+# its advantage. Learning shows as a slope. Only answers that begin alike are plotted. **Which side makes the slope:
+# good answers that become likelier, or bad ones that become less likely?**
 
 # %%
 def likelihood():
@@ -186,7 +193,7 @@ def likelihood():
 
 
 before, moved, lr = likelihood(), {}, 0.5
-for name, step in (("right mask", whole), ("broken mask", lost)):
+for name, step in (("correct mask", whole), ("broken mask", lost)):
     parts = step.split([p.numel() for p in policy.parameters()])
     with torch.no_grad():
         for sign in (-1, 1):  # there, and back
@@ -199,15 +206,23 @@ for name, step in (("right mask", whole), ("broken mask", lost)):
 drawn = opens.all(1)[:, None].expand_as(opens).flatten()
 pushed = advantage.flatten()[drawn]
 gain = {name: float((change[drawn] * pushed).sum() / pushed.square().sum()) for name, change in moved.items()}
-title = f"Nats per unit of advantage: {gain['right mask']:.2f} with the correct mask, {abs(gain['broken mask']):.2f} with the broken one"
+sides = {"worse than the group's mean": pushed < 0, "better": pushed > 0}
+by_side = pd.DataFrame({name: {side: float(change[drawn][at].mean()) for side, at in sides.items()} for name, change in moved.items()})
+title = f"Bad answers become {-by_side.iloc[0, 0]:.1f} nats less likely, good ones {by_side.iloc[1, 0]:.2f} likelier; broken mask: neither"
 fig, axes = new_figure(title, size=(6.4, 2.8))
-for name, colour in (("right mask", "green"), ("broken mask", "vermilion")):
+for name, colour in (("correct mask", "green"), ("broken mask", "vermilion")):
     axes[0, 0].scatter(pushed, moved[name][drawn], s=18, color=OKABE_ITO[colour], label=name, alpha=0.8)
+axes[0, 0].axhline(0, color="grey", linewidth=0.8)
 finish(axes[0, 0], x="advantage of the answer", y="log-probability (change, nats)")
 fig
 
+# %%
+print("nats per unit of advantage:", {name: round(value, 2) for name, value in gain.items()})
+by_side.rename_axis("mean change in nats of answers").round(2)
+
 # %% [markdown]
-# So the original never measured whether RL on this task saturates. The remedy here is structural: one module
+# The slope comes from the bad answers: the good ones resemble what the policy was fine-tuned on and were likely before,
+# and a probability cannot exceed 1. So the original never measured whether RL on this task saturates. The remedy here is structural: one module
 # knows the layout (`chat`), a stop is a sequence, and with reserved tags the end is one id that no text
 # contains:
 
@@ -218,6 +233,13 @@ n_reserved = sum(defects.trained_by_the_set(in_reserved, frozenset(reserved)))
 print(f"reserved: the end tag is {reserved}; the same rule keeps {n_reserved} of {len(in_reserved)} tokens")
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `"text"` to `"reserved"` wherever `chat` is called for the picture of the mask | does the same rule break the mask? | no: the end is one id that no other text contains, so the set has one element (the last cell of the section shows it) |
+# | `call` with `"unit": "<b>"` as an argument | where does the broken mask end now? | at the same place: the second piece is the `>` of `<functioncall>`, before any argument |
+#
 # The last cell asserts the Result.
 
 # %%
@@ -225,7 +247,8 @@ assert defects.on() == () and sorted(pieces) == [27, 29, 91, 437]
 assert [tok.decode([i]) for i, k in zip(ids, kept) if k] == ["<", "function", "call"]
 assert (len(ids), sum(kept)) == (37, 3) and rollouts.rewards.numel() == 48
 assert n_whole > 8 * n_lost and 4 <= alike.sum() and opens.sum() >= 44  # another machine's rounding draws other tokens
-assert left < 1e-6 and (per_group["right mask"] > 0.01).sum() >= 5
-assert content["right mask"] > 0.9 and content["broken mask"] == 0
-assert gain["right mask"] > 0.8 and abs(gain["broken mask"]) < 0.1
+assert left < 1e-6 and (per_group["correct mask"] > 0.01).sum() >= 5
+assert content["correct mask"] > 0.9 and content["broken mask"] == 0
+assert gain["correct mask"] > 0.8 and abs(gain["broken mask"]) < 0.1
+assert -by_side.loc["worse than the group's mean", "correct mask"] > 3 * abs(by_side.loc["better", "correct mask"])
 assert n_reserved == len(in_reserved)

@@ -20,13 +20,14 @@
 # `<|end|>`: a bare `<`, `|`, `end` or `>`. Its pass@k, and the diagnosis "1.75 % parseable", were measured on
 # the rest. What is left of correct programs?
 #
-# **Result.** Of 300 correct programs in GPT-2's vocabulary, each in a code fence, 3.7 % are cut inside the
-# program and no longer pass. Without a fence nearly all are lost to a reader that takes an answer literally:
-# the stop leaves a bare `<` of the end tag after the program, and 1 % still parses. Our sampler keeps all
-# 300, and our reader drops the `<`. So a share of parseable programs below 2 % says little about a model
-# sampled this way; how many of the original's answers had a fence is not published.
+# **Result.** Of 300 correct programs in a code fence, 3.7 % are cut inside the program and no longer pass; without a
+# fence only 1 % still parses for a reader that takes an answer literally, because a bare `<` of the end tag is left
+# behind it. Our sampler keeps all of them, and our reader drops the `<`. So a low share of parseable programs says little
+# about a model sampled this way; how many of the original's answers had a fence is not published.
 #
 # **Runs/needs.** The sandbox (Linux on x86-64). A model of toy size is trained here for seconds.
+#
+# Previous: [20 museum stop mask](20_museum_stop_mask.ipynb) · Next: [22 museum bf16 weights](22_museum_bf16_weights.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -189,6 +190,13 @@ except ConfigError as error:
 print(message)
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | add `"spaces": "```python\ndef smaller(a, b):\n    return a if a < b else b\n```"` to `ANSWERS` | is it cut too? | yes here: a vocabulary of 1,024 has no token ` <`, so the bare `<` stands alone. With all of GPT-2 the space belongs to the token, and the program survives. The last cell then counts an answer more |
+# | `form` `"{}\n"` for the layout `bare` | does a line end after the program save it from the literal reader? | no: the bare `<` follows on its own line and is no Python either |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -20,14 +20,20 @@
 # "Paris"}'`. When that was not JSON, the original's reward replaced every `'` by `"` and tried again. What
 # does this do to the reward, and to the set of problems built with the same parser?
 #
-# **Result.** Of 600 correct calls in the format of the data the swapping parser reads the 60 without
-# arguments and scores the other 90 % as `bad_json`: reward 0.15 instead of 1. The RL set built with it is
-# those 60, and a policy that never writes an argument scores 1.00 on it (0.10 on all rows). The
-# reference-solution check and the ledger of the data reader both raise, with the reason. Our parser keeps all
-# 600. The published set kept 2,389 of 112,960 dialogues, and 86.4 % was measured on 122 of them: the 95 %
-# interval is 79 % to 91 %.
+# **Result.** Of 600 correct calls in the format of the data, the swapping parser reads only the 60 without arguments, and
+# the RL set built with it is those. A policy that never writes an argument scores 1.00 on that set and 0.10 on all rows.
+# The reference-solution check and the ledger of the data reader both raise, with the reason.
+#
+# | | |
+# |---|---|
+# | reward of a correct call with arguments, swapped quotes | 0.15 (`bad_json`) instead of 1 |
+# | calls that our parser reads | 600 of 600 |
+# | dialogues that the published set kept | 2,389 of 112,960 |
+# | the published 86.4 % on 122 of them, 95 % interval | 79 % to 91 % |
 #
 # **Runs/needs.** No runs and no data: the rows are generated from our own tools, in glaive's layout.
+#
+# Previous: [22 museum bf16 weights](22_museum_bf16_weights.ipynb) · Next: [24 museum printed reward](24_museum_printed_reward.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -128,7 +134,9 @@ print("exact match of a policy that never writes an argument:", {k: round(float(
 
 # %% [markdown]
 # The published figure: 86.4 % on the 122 problems that were kept for evaluation. 122 samples do not justify a
-# decimal (Wilson's 95 % interval):
+# decimal. Wilson's 95 % interval, with $z = 1.96$:
+#
+# $$\frac{\hat p + \frac{z^2}{2n} \pm z \sqrt{\frac{\hat p (1 - \hat p)}{n} + \frac{z^2}{4n^2}}}{1 + \frac{z^2}{n}}$$
 
 # %%
 p, n, z = 0.864, 122, 1.96
@@ -170,6 +178,13 @@ print(f"reference solutions: {gate.passed} of {gate.n}; formats found: {forms.to
 print("written as:", chat.format_call(gold["name"], gold["arguments"]))
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `without_arguments = 300` | half of the calls have no arguments: does the score of the policy that never writes one reveal the defect? | no: it is 1.00 on what the parser kept, whatever the share; only the score on all rows rises, to 0.50 (the last cell's counts are those of 60) |
+# | `n = 12_200` in Wilson's interval | how many problems justify the decimal of 86.4 %? | a hundred times as many give an interval of about ±0.6 points: not even these |
+#
 # The last cell asserts the Result.
 
 # %%

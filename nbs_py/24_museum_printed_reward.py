@@ -19,13 +19,14 @@
 # **Question.** The original ran a program and its tests in one script and read the reward from the last line
 # `REWARD x` on its stdout. What earns that reward, what does it reject, and what would RL have learned?
 #
-# **Result.** Five programs that solve nothing each earn 1.0, and a correct program earns 0 as soon as a test
-# has two lines. In a group of eight, the five forgeries and the two correct answers share the same advantage,
-# so that 71 % of the positive advantage goes to forging. The sandbox rewards only the two correct ones, in
-# both cases, and gives a reason for each of the others.
+# **Result.** Five programs that solve nothing each earn the full reward, and a correct program earns 0 as soon as a test
+# has two lines. In a group of eight answers, 71 % of the positive advantage then goes to forging. The sandbox rewards
+# only the correct ones and gives a reason for each of the others.
 #
 # **Runs/needs.** Linux on x86-64 with namespaces or Landlock. Even with the defect on, programs run inside
 # the sandbox's isolation: they forge the verdict and cannot harm the machine.
+#
+# Previous: [23 museum quote parser](23_museum_quote_parser.ipynb) · Next: [25 museum trained on test](25_museum_trained_on_test.ipynb)
 
 # %% tags=["parameters"]
 isolation = "auto"
@@ -150,6 +151,13 @@ honest_again = task.score(one_line, ANSWERS["prints the line, leaves"])
 print(f"defect on: {forged_again.reward} ({forged_again.tier}); off: {honest_again.reward} ({honest_again.tier}); on now: {defects.on()}")
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `os._exit(0)` to `os._exit(1)` in `"prints the line, leaves"` | does an exit code of 1 cost the forged reward? | no: the harness reads the last line of the output and nothing else |
+# | `print('REWARD 1.0')` behind the code of `"wrong"`, without leaving | does printing alone forge it? | no: the harness prints its own line later, and the last line counts. A forger must also end the process |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -20,14 +20,19 @@
 # its checkpoints were ranked on MBPP test. What does such a score look like, and how does it differ from a
 # real one?
 #
-# **Result.** It looks like a skill. Of two models of the same size, data and training, the one whose rows
-# hold the solutions of the 24 test problems solves 92 % of them; the other, none. On 24 fresh problems of the
-# same kind both solve none. The contamination check finds 24 of 24 problems in the rows of the first, none in
-# the other's, and none of the fresh ones. With the defect on, the split that chooses checkpoints is the test
-# itself; off, the two share no problem, and rows of a benchmark raise an error.
+# **Result.** It looks like a skill: of two models of the same size, data and training, the one whose rows hold the
+# solutions of the 24 test problems solves 92 % of them; the other, none. On fresh problems of the same kind both solve
+# none. The contamination check finds all of the problems in the rows of the first and none in the other's.
+#
+# | | |
+# |---|---|
+# | with the defect, problems that validation and test share | all: the split that chooses checkpoints is the test |
+# | without it | 0, and rows of a benchmark raise an error |
 #
 # **Runs/needs.** The sandbox (Linux on x86-64). Two models of toy size are trained here on small problems of
 # our own.
+#
+# Previous: [24 museum printed reward](24_museum_printed_reward.ipynb) · Next: [26 museum drift](26_museum_drift.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -36,6 +41,9 @@ steps = 120
 level = 1
 
 # %%
+import contextlib
+import io
+
 import pandas as pd
 import torch
 
@@ -94,7 +102,8 @@ scores = {}
 for name, rows in (("clean", clean), ("saw the test", seen)):
     model = train(rows)
     for split, problems in (("test", test), ("fresh", fresh)):
-        scores[name, split] = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1, temperature=0, max_new_tokens=80, seed=seed)
+        with contextlib.redirect_stderr(io.StringIO()):  # the library says its precision on stderr
+            scores[name, split] = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1, temperature=0, max_new_tokens=80, seed=seed)
 table = pd.Series({key: found.pass_at[1].value for key, found in scores.items()}).unstack().loc[["clean", "saw the test"], ["test", "fresh"]]
 table
 
@@ -143,7 +152,7 @@ print("problems that select and test share:", overlap)
 # %% [markdown]
 # ## Flip the fix
 #
-# A split has a role: `train` for gradients, `select` for choosing, `test` for the quoted number. The readers
+# A split has a role: `train` for gradients, `select` for choosing, `test` for the reported number. The readers
 # raise on rows of a benchmark:
 
 # %%
@@ -155,6 +164,13 @@ except DataError as error:
 print(message)
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `steps = 20` | does the contamination check need a model that memorized? | no: it reads the rows, not the scores, and finds 24 of 24 also where too few steps leave the score at almost nothing |
+# | `level = 2` | do harder problems hide the contamination? | not from the check: it compares text and syntax trees at any level |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -21,13 +21,19 @@
 # if all rewards are equal, and the penalty `logprob - ref_logprob`, known as k1, which is meant to *hold* the
 # policy. What moved it?
 #
-# **Result.** The penalty itself. While the policy equals its reference, k1's gradient has a mean of exactly
-# 0, but that of one group of four has norm 0.58: noise, which Adam scales to full steps. With reward 0 in
-# every step the policy is 0.08 nats per token away after 40 steps. With the correct code no bit of any weight
-# changes. `diagnose` says DEAD before the first step, and the sentinel ends the drifting run at step 20:
-# after 0.8 of the 16.7 hours.
+# **Result.** The penalty itself: at the reference its gradient has a mean of zero, but that of one group is noise,
+# which Adam scales to full steps. Without any reward the policy is 0.08 nats per token away after 40 steps; with
+# the correct code no bit of any weight changes. `diagnose` says DEAD before the first step, and the sentinel ends the
+# drifting run at step 20.
+#
+# | | |
+# |---|---|
+# | norm of k1's gradient at the reference: exact mean, one group of four | 0, 0.58 |
+# | the sentinel would have ended the original's run after | 0.8 of 16.7 hours |
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
+#
+# Previous: [25 museum trained on test](25_museum_trained_on_test.ipynb) · Next: [27 museum silent resume](27_museum_silent_resume.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -56,9 +62,13 @@ print(defects.DEFECTS["k1-drift"].did)
 # %% [markdown]
 # ## The exact gradient of the penalty
 #
-# In a world of 31 texts all expectations are sums (notebook 9). The mean of k1's gradient over the policy's
-# own texts is zero: it does not pull towards the reference. But the gradient of a single group is not zero.
-# Steps of mean zero add up to a random walk, and Adam scales each step to the learning rate.
+# In a world of 31 texts all expectations are sums ([notebook 09](09_gradient_microscope.ipynb)). The mean of k1's
+# gradient over the policy's own texts is zero: it does not pull towards the reference,
+#
+# $$\mathbb{E}_{y \sim \pi}\left[\nabla (\log \pi(y) - \log \pi_\text{ref}(y))\right] = \mathbb{E}_{y \sim \pi}\left[\nabla \log \pi(y)\right] = 0.$$
+#
+# But the gradient of a single group is not zero. Steps of mean zero add up to a random walk, and Adam scales each step
+# to the learning rate.
 
 # %%
 world = exact_gradients.World()
@@ -103,7 +113,7 @@ def train(name, *names, **changes):
         return grpo.train(replace(cfg, run_name=name, **changes))
 
 
-runs = {"defect: k1, no guard": train("drift", "k1-drift"), "right": train("right"),
+runs = {"defect: k1, no guard": train("drift", "k1-drift"), "correct": train("correct"),
         "defect, stopped": train("stopped", "k1-drift", dead_patience=dead_patience)}
 curves = {name: found.metrics().sort_values("step") for name, found in runs.items()}
 last = {name: float(rows["kl_ref"].iloc[-1]) for name, rows in curves.items()}
@@ -114,7 +124,7 @@ fig, axes = new_figure(f"Reward 0 in every step, and {last['defect: k1, no guard
 for name, colour in zip(curves, ("vermilion", "green", "blue")):
     axes[0, 0].plot(curves[name]["step"], curves[name]["kl_ref"], "--" if "stopped" in name else "-", color=OKABE_ITO[colour], label=name)
 axes[0, 0].axvline(dead_patience, color="#888888", linewidth=0.8)
-finish(axes[0, 0], x="step", y="kl_ref (nats per token)")
+finish(axes[0, 0], x="step", y="drift from the reference, k3 (nats per token)")
 fig
 
 # %% [markdown]
@@ -158,6 +168,13 @@ for kind in ("k1", "k3"):
 print("slope of the penalty at the reference, per token:", {kind: slope[0].tolist() for kind, slope in slopes.items()})
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `kl_coef = 0.2` | ten times the penalty that should hold the policy: does it hold? | no: Adam divides the gradient by its own size, so the drift hardly changes ([notebook 12](12_why_mbpp_died.ipynb) has both) |
+# | `dead_patience = 5` | when does the run end? | after 5 steps, 0.2 of the original's 16.7 hours; the last cell's 0.8 hours are those of 20 |
+#
 # The last cell asserts the Result.
 
 # %%

@@ -20,13 +20,19 @@
 # with new weights. Checkpoints were written in place, so that a kill during a write left one that could not
 # be loaded. What does this cost, and what happens here?
 #
-# **Result.** A run of 30 steps is cut at step 20 with its newest checkpoint damaged. Resumed with the defect,
-# all 20 steps are gone: reward falls from 0.16 back to 0.09, 50 steps are computed for 30, and the run
-# directory does not show it. Without the defect the resume raises with the file's name and nothing is lost;
-# continued from the previous checkpoint, the 30 steps are bitwise those of an uninterrupted run. An
-# interrupted write leaves the previous checkpoint in force.
+# **Result.** A run is cut at step 20 of 30 with its newest checkpoint damaged. Resumed with the defect, all steps are gone
+# and computed again, and the run directory does not show it; without it, the resume raises with the file's name.
+# Continued from the previous checkpoint, the steps are bitwise those of an uninterrupted run.
+#
+# | | defect | without |
+# |---|---|---|
+# | steps computed for 30 | 50 | 35 |
+# | reward before the cut, after the resume | 0.16, 0.09 | the same curve |
+# | an interrupted write | | leaves the previous checkpoint in force |
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
+#
+# Previous: [26 museum drift](26_museum_drift.ipynb) · Next: [30 pocket apps](30_pocket_apps.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -149,7 +155,7 @@ for name, (rows, shift, colour, dash) in curves.items():
     wide = dict(linewidth=5, alpha=0.4) if name == "whole" else {}
     axes[0, 0].plot(rows["step"] + shift, rows["reward_mean"], dash, color=OKABE_ITO[colour], label=name, **wide)
 axes[0, 0].axvline(cut_at, color="#888888", linewidth=0.8)
-finish(axes[0, 0], x="steps paid for", y="reward_mean")
+finish(axes[0, 0], x="steps computed", y="mean reward")
 fig
 
 # %% [markdown]
@@ -184,6 +190,13 @@ in_force = checkpoint.resolve("whole").name
 print(f"in force before {newest}, after the cut {in_force}; steps that can be loaded: {whole.checkpoints()}")
 
 # %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `cut_at = 25` | how many steps does the silent resume compute for 30? | 55: everything before the cut is lost, whenever it comes |
+# | `seed = 1` | another start: is the continued run still bitwise the uninterrupted one? | yes: random states, batch order and optimizer are part of a checkpoint, whatever the seed |
+#
 # The last cell asserts the Result.
 
 # %%

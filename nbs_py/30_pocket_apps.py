@@ -20,19 +20,28 @@
 # episode look like, turn by turn and token by token, what is rewarded, and can the reward be earned without
 # doing the task?
 #
-# **Result.** Six apps, 76 tools and two that close an episode. The scripted experts solve all of 60 problems
-# of five levels; of six ways to score without doing the task none succeeds once on the 48 feasible ones. An
-# unrequested change is named and more than halves the reward. In an episode's ids the mask covers exactly
-# what the policy wrote, as in fine-tuning on the same conversation; the environment's text is input only. A
-# nano model solves 0.357 [0.306, 0.409] of the requests of levels 1 and 2 after SFT on 1,000 expert episodes;
-# REINFORCE raises that in each of three seeds, to 0.436, 0.445 and 0.460, paired +0.090 [+0.062, +0.120] over
-# all (N=200, n=8, temperature 1, 95 % intervals over problems).
+# **Result.** Scripted experts solve all problems of five levels, and none of six ways to score without doing the task
+# succeeds once; an unrequested change is named and more than halves the reward. In an episode's ids the mask covers
+# exactly what the policy wrote. REINFORCE raises the success of a small model on unseen requests in each of three seeds,
+# from 0.357 by 0.090 [0.062, 0.120], paired over all.
 #
-# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); the commands are below. Seconds on one
-# core.
+# | | |
+# |---|---|
+# | apps, tools | 6 apps, 76 tools, and two that close an episode |
+# | problems that the experts solve | 60 of 60 |
+# | successes of the six ways, on 48 feasible problems each | 0 |
+# | success before RL (N=200, n=8, temperature 1, 95 % interval) | 0.357 [0.306, 0.409] |
+# | success after RL, three seeds | 0.436, 0.445, 0.460 |
+#
+# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); `fresh = True` makes the runs again, in some hours
+# of two cores. Seconds on one core.
+#
+# Previous: [27 museum silent resume](27_museum_silent_resume.ipynb)
 
 # %% tags=["parameters"]
-freeze = False
+fresh = False  # make the runs
+freeze = False  # read the runs and freeze their rows
+parent = "nano/sft"
 seed = 0
 per_level = 12
 
@@ -42,7 +51,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from codechat import chat, episodes, frozen_rows, run_frames, token_view, tokenizer
+from codechat import chat, config, episodes, frozen_rows, run_frames, token_view, tokenizer
+from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
 from codechat.reports.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
@@ -172,28 +182,37 @@ fig
 # answer is itself the task); it never counts as a success.
 
 # %% [markdown]
-# ## A nano model in it
+# ## A small model in it
 #
-# The nano model (2.6 M parameters, vocabulary gpt2:4096, SFT on toolbox calls), fine-tuned on 1,000 experts'
-# episodes of levels 1 and 2 with its earlier copying drills mixed in, then REINFORCE on 2,000 other problems:
-# 60 steps of 16 problems, 16 episodes each, rewarded for success, and partly for a part of the changes. About
-# four minutes of SFT and twenty of RL a seed (`nano/sft` of commit 19387a6, before the recipe normalized
-# queries and keys):
-#
-#     codechat data calls --levels 1 1 1 2 3 --tokenizer gpt2:4096 --out data/apps
-#     codechat data apps --levels 1 2 --max-examples 1000 --tokenizer gpt2:4096 --out data/apps
-#     codechat sft --init-from nano/sft --data-dir data/apps --mix episodes=0.6 calls=0.2 copy=0.2 --run-name apps/sft \
-#         --max-steps 300 --device-batch-size 8 --seq-len 512 --lr 1.8e-3 --muon-lr 0.012 --probe-examples 0
-#     codechat diagnose --ckpt apps/sft --task "apps:levels=[1,2],max_turns=4" --data-dir data/apps --run-name apps/diagnose \
-#         --groups 64 --group-size 8 --max-new-tokens 48
-#     codechat reinforce --init-from apps/sft --task "apps:levels=[1,2],max_turns=4" --data-dir data/apps --run-name apps/rl-s0 \
-#         --device-batch-size 16 --group-size 16 --max-steps 60 --lr 3e-4 --max-new-tokens 48 --diagnose-groups 0 --seed 0
-#     codechat evaluate --ckpt apps/sft apps/rl-s0 apps/rl-s1 apps/rl-s2 --task "apps:levels=[1,2],max_turns=4" \
-#         --data-dir data/apps --split test --limit 200 --n 8 --ks 1 8 --max-new-tokens 48 --run-name apps/test
+# A model of 2.6 M parameters, fine-tuned on the toolbox's calls (`parent`; the committed rows come from the recipe of
+# commit 19387a6), is fine-tuned on 1,000 experts' episodes of levels 1 and 2 with copying drills mixed in. Then
+# REINFORCE on 2,000 other problems: 60 steps of 16 problems, 16 episodes each, rewarded for success, and partly for a
+# part of the changes. About four minutes of SFT and twenty of RL a seed. Every stage is a function of the library that
+# takes one configuration; the settings are checked here, and `fresh = True` executes them in order.
+
+# %%
+BASE, SEEDS = "apps/sft", ["apps/rl-s0", "apps/rl-s1", "apps/rl-s2"]
+DATA, APPS, LENGTH = "data/apps", "apps:levels=[1,2],max_turns=4", dict(max_new_tokens=48)
+ON_APPS = LENGTH | dict(task=APPS, data_dir=DATA)
+STAGES = [
+    ("data.calls", dict(levels=(1, 1, 1, 2, 3), tokenizer="gpt2:4096", out=DATA)),
+    ("data.apps", dict(levels=(1, 2), max_examples=1000, tokenizer="gpt2:4096", out=DATA)),
+    ("sft", dict(run_name=BASE, init_from=parent, data_dir=DATA, mix=("episodes=0.6", "calls=0.2", "copy=0.2"), max_steps=300,
+                 device_batch_size=8, seq_len=512, lr=1.8e-3, muon_lr=0.012, probe_examples=0)),
+    ("diagnose", ON_APPS | dict(run_name="apps/diagnose", ckpt=BASE, groups=64, group_size=8)),
+    *(("reinforce", ON_APPS | dict(run_name=run, init_from=BASE, device_batch_size=16, group_size=16, max_steps=60, lr=3e-4,
+                                   diagnose_groups=0, seed=i)) for i, run in enumerate(SEEDS)),
+    ("evaluate", ON_APPS | dict(run_name="apps/test", ckpt=(BASE, *SEEDS), split=("test",), limit=200, n=8, ks=(1, 8))),
+]
+entries = [(registry.ENTRIES[id], settings) for id, settings in STAGES]
+configured = [(entry, config.resolve(entry.config_class, overrides=settings)) for entry, settings in entries]
+for entry, cfg in configured if fresh else ():
+    entry.load(entry.function)(cfg)
+print("REINFORCE of seed 0 differs from the defaults in:")
+pd.DataFrame(config.changed(configured[4][1]), index=["default", "here"]).T
 
 # %%
 kept = frozen_rows.frozen_dir() / "apps"
-BASE, SEEDS = "apps/sft", ["apps/rl-s0", "apps/rl-s1", "apps/rl-s2"]
 if freeze:
     frames = run_frames.collect(["apps/test", *SEEDS])
     frames["metrics"] = frames["metrics"][["run", "step", "exact_match", "entropy", "effective_groups", "logprob_mismatch"]]
@@ -212,10 +231,10 @@ tens = metrics.assign(steps=lambda t: (t["step"] - 1) // 10 * 10)
 tens.pivot_table(index="steps", columns="run", values="exact_match").style.format("{:.2f}")
 
 # %%
-fig, axes = new_figure("Success of the training episodes of each step", size=(6.4, 3))
+fig, axes = new_figure("Success of training episodes: noisy, and higher at the end", size=(6.4, 3))
 for run, steps in metrics.groupby("run", sort=False):
     draw_smoothed(axes[0, 0], steps["step"], steps["exact_match"], colour=colour_of(run), label=run, dash=dash_of(run))
-finish(axes[0, 0], x="step", y="share of 256 episodes")
+finish(axes[0, 0], x="step", y="successes, share of 256 episodes")
 fig
 
 # %% [markdown]
@@ -243,6 +262,23 @@ tries = {run: 1 - (rows[run] == 0).mean() for run in [BASE, *SEEDS]}
 print("pass@8:", ", ".join(f"{run} {share:.3f}" for run, share in tries.items()))
 display(scores, gaps.round(3))
 
+# %%
+fig, axes = new_figure(f"REINFORCE: {100 * gaps.loc['all seeds', 'gain']:+.1f} points of success on unseen requests", cols=2, size=(7.4, 3.0))
+names = {"before": before, **{f"seed {i}": after[run] for i, run in enumerate(SEEDS)}}
+shown = {name: bootstrap_interval(values, seed=seed) for name, values in names.items()}
+error = [[i.value - i.lo for i in shown.values()], [i.hi - i.value for i in shown.values()]]
+axes[0, 0].bar(list(shown), [i.value for i in shown.values()], color=[OKABE_ITO["orange"], *[OKABE_ITO["green"]] * 3], yerr=error, capsize=3)
+axes[0, 0].set_ylim(0, 0.6)
+finish(axes[0, 0], x=f"policy (N={len(rows)}, n=8, temperature 1)", y="success, 95 % intervals", legend=False)
+order = [*SEEDS, "all seeds", "all seeds, new"]
+axes[0, 1].hlines(range(len(order)), 100 * gaps.loc[order, "from"], 100 * gaps.loc[order, "to"], color=OKABE_ITO["green"], linewidth=2.5)
+axes[0, 1].plot(100 * gaps.loc[order, "gain"], range(len(order)), "o", color=OKABE_ITO["green"])
+axes[0, 1].axvline(0, color="black", linewidth=0.8)
+axes[0, 1].set_yticks(range(len(order)), ["seed 0", "seed 1", "seed 2", "all seeds", "all, new requests"])
+axes[0, 1].invert_yaxis()
+finish(axes[0, 1], x="gain over before, points (paired)", y=None, legend=False)
+fig
+
 # %% [markdown]
 # Both levels gain, and so do the requests that are not in the training data. pass@8 hardly moves (0.615
 # before; 0.590, 0.630, 0.675): the policy does more often what it could already do in eight tries. A weaker
@@ -258,6 +294,16 @@ agree = sum(e.score.reward == reward and e.score.tier == tier for e, reward, tie
 longest = max((e for e in replayed if e.score.correct), key=lambda e: (len(e.problem.gold["calls"]), -len(e.turns)))
 print(f"{agree} of {len(samples)} replayed episodes have the recorded reward and tier\n{longest.problem.messages[-1]['content']}")
 display(turns_of(longest).style.set_properties(**{"text-align": "left", "white-space": "pre-wrap"}).format({"reward": "{:.2f}"}))
+
+# %% [markdown]
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | a seventh way in `TRICKS`: `"does it twice": lambda p: [*[s for s in apps.gold_steps(p) if s.startswith("<functioncall>")] * 2, "Done."]` | does doing everything twice still count? | not where a second call changes more than was requested (a second event, a second mail): that is collateral. Where it changes nothing new, yes. The last cell then counts one way more |
+# | `format_call("notes_add", {"title": "x", "text": "y"})` for the call of `contacts_delete` in the careless episode | is an addition collateral too? | yes: every change that was not required is named, additions like removals |
+#
+# The last cell asserts the Result.
 
 # %%
 tricks = doable[doable["way"] != "the expert"]

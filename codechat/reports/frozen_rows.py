@@ -11,9 +11,10 @@ Left out: weights and training text, which are too large to commit; notebooks sh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def rows(source: str, stage: str, table: str) -> pd.DataFrame:
     MissingFile if there are none, RunError if the run is not finished."""
     if source == FROZEN:
         return _of_stage(run_frames.load_frozen(frozen_dir())[table], stage)
-    return run_frames.rows_of(_frames([f"{source}/{stage}"])[table], f"{source}/{stage}")
+    return run_frames.rows_of(_live(source, [f"{source}/{stage}"])[table], f"{source}/{stage}")
 
 
 def settings(source: str, stage: str) -> dict[str, Any]:
@@ -58,7 +59,23 @@ def manifest(source: str, data: str) -> dict[str, Any]:
     """What the preparation of `data` (corpus or sft) kept, dropped and counted."""
     if source == FROZEN:
         return _of_stage(run_frames.load_frozen(frozen_dir())["manifests"], data)["manifest"].iloc[0]
-    return _manifest(source, data)
+    with _told_what_to_do(source):
+        return _manifest(source, data)
+
+
+def _live(source: str, runs: Sequence[str]) -> Frames:
+    with _told_what_to_do(source):
+        return _frames(runs)
+
+
+@contextlib.contextmanager
+def _told_what_to_do(source: str) -> Iterator[None]:
+    """A run or file that a notebook's `source` names and this machine lacks: how to make it, and the other source."""
+    try:
+        yield
+    except MissingFile as error:
+        make = "`make lab`" if source == "nano" else f"`codechat run {source}`"
+        raise MissingFile(f"source={source!r}: {error}; run {make}, or keep source={FROZEN!r}") from error
 
 
 def _of_stage(frame: pd.DataFrame, stage: str) -> pd.DataFrame:
@@ -73,7 +90,7 @@ def seeds(source: str) -> pd.DataFrame:
     if source == FROZEN:
         found = run_frames.load_frozen(frozen_dir())["runs"]
     else:
-        found = _frames(run_frames.seeds_of(f"{source}/evaluate"))["runs"]
+        found = _live(source, run_frames.seeds_of(f"{source}/evaluate"))["runs"]
     found = found[found["kind"] == "evaluate"]
     gaps = [
         {"run": run, "comparison": name, **gap}

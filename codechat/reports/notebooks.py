@@ -1,12 +1,14 @@
 """Paired notebooks: build them from their sources, check them, execute copies on fresh runs.
 
     python -m codechat.reports.notebooks build [NAME ...]
+    python -m codechat.reports.notebooks prose [NAME ...]
     python -m codechat.reports.notebooks check [NAME ...]
 
 `nbs_py/NAME.py` (py:percent) is the source that is reviewed; `notebooks/NAME.ipynb` is what a reader opens. `build`
 writes the second from the first: it reads the source (jupytext), executes it (nbclient) in an empty folder, so that a
 path that depends on the folder fails here and not on a reader's machine, removes what differs between executions, and
-stamps the sha256 of the code cells. `check` finds pairs that differ and outputs older than their code. `execute_copies`
+stamps the sha256 of the code cells. `prose` writes changed Markdown only and keeps the outputs. Both write the links to
+the previous and the next notebook below the first cell's text. `check` finds pairs that differ and outputs older than their code. `execute_copies`
 injects parameters (papermill) and prints which claims held: a walk-through claims what its last code cell asserts.
 Names that begin with 9 are report templates: committed without outputs.
 
@@ -51,6 +53,7 @@ MAX_BYTES = 300_000
 AT_ROOT = "from codechat.runs import paths; paths.ROOT = type(paths.ROOT)({!r}); del paths"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
+LINKS = re.compile(r"\n+(Previous|Next): \[[^\n]*\.ipynb\)$")
 MAGIC = re.compile(r"^\s*(# )?(%%?|!)[A-Za-z]")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -96,17 +99,47 @@ def build(name: str, *, root: Path = SHIPPED, timeout_s: float = 600) -> Path:
     """Write notebooks/NAME.ipynb from its source; nothing is written unless every cell ran.
 
     Raises NotebookError if a cell fails, DataError if the .ipynb holds code that its source lacks."""
-    config = load_jupytext_config(str(root))
     notebook, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
     _check_unsaved_edits(name, notebook, root)
     if not is_template(name):
         with tempfile.TemporaryDirectory() as empty:
             _execute(notebook, cwd=Path(empty), timeout_s=timeout_s)
             _scrub(notebook, {empty: ".", sys.prefix: ".venv", str(root): ".", str(Path.home()): "~"})
-    notebook.metadata["codechat"] = {"code_sha256": code_sha256(notebook)}
-    _write(path, nbformat.writes(notebook) + "\n")
-    _write(root / "nbs_py" / f"{name}.py", jupytext.writes(notebook, fmt="py:percent", config=config))
+    _write_pair(name, notebook, root)
     return path
+
+
+def rewrite_prose(name: str, *, root: Path = SHIPPED) -> Path:
+    """Write the source's Markdown into notebooks/NAME.ipynb, outputs kept. DataError if the code needs a build."""
+    notebook, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
+    done = html.read(path)
+    stamp = done.metadata.get("codechat", {}).get("code_sha256")
+    if not stamp == code_sha256(notebook) == code_sha256(done):
+        raise DataError(
+            f"the code of nbs_py/{name}.py is not what {path.name} was executed from; run `make notebooks ARGS={name}`"
+        )
+    for cell, executed in zip(_code(notebook), _code(done), strict=True):
+        cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    _write_pair(name, notebook, root)
+    return path
+
+
+def _write_pair(name: str, notebook: NotebookNode, root: Path) -> None:
+    """Stamp a notebook and write both files."""
+    notebook.metadata["codechat"] = {"code_sha256": code_sha256(notebook)}
+    text = jupytext.writes(notebook, fmt="py:percent", config=load_jupytext_config(str(root)))
+    _write(root / "notebooks" / f"{name}.ipynb", nbformat.writes(notebook) + "\n")
+    _write(root / "nbs_py" / f"{name}.py", text)
+
+
+def navigation(name: str, root: Path = SHIPPED) -> str:
+    """The line that links a walk-through to its neighbours; "" without neighbours and for a report template."""
+    chain = [other for other in names(root=root) if not is_template(other)]
+    if name not in chain:
+        return ""
+    at = chain.index(name)
+    sides = (("Previous", chain[at - 1 : at] if at else []), ("Next", chain[at + 1 : at + 2]))
+    return " · ".join(f"{side}: [{other.replace('_', ' ')}]({other}.ipynb)" for side, found in sides for other in found)
 
 
 def check(chosen: Iterable[str] = (), *, root: Path = SHIPPED) -> list[str]:
@@ -211,6 +244,9 @@ def _source(name: str, root: Path) -> NotebookNode:
     # The filters are those that `jupytext --sync` would write: a later sync then finds nothing to change.
     filters = {key: getattr(config, key) for key in ("cell_metadata_filter", "notebook_metadata_filter")}
     notebook.metadata = nbformat.from_dict({"jupytext": filters, "kernelspec": KERNEL, "language_info": LANGUAGE})
+    if links := navigation(name, root):
+        first = notebook.cells[0]
+        first.source = LINKS.sub("", first.source) + f"\n\n{links}"
     seen = Counter[str]()
     for cell in notebook.cells:
         digest = hashlib.sha256(f"{cell.cell_type}\0{cell.source}".encode()).hexdigest()[:8]
@@ -295,9 +331,13 @@ def _scrub(notebook: NotebookNode, places: Mapping[str, str]) -> None:
 def _pair_problems(name: str, root: Path) -> list[str]:
     source, path = _source(name, root), root / "notebooks" / f"{name}.ipynb"
     label, again = f"notebooks/{name}.ipynb", f"run `make notebooks ARGS={name}`"
-    lines = (root / "nbs_py" / f"{name}.py").read_text(encoding="utf-8").splitlines()
-    magics = [number for number, line in enumerate(lines, 1) if MAGIC.match(line)]
+    text = (root / "nbs_py" / f"{name}.py").read_text(encoding="utf-8")
+    magics = [number for number, line in enumerate(text.splitlines(), 1) if MAGIC.match(line)]
     found = [f"nbs_py/{name}.py:{number}: a magic breaks the pairing" for number in magics]
+    if navigation(name, root) not in text:
+        found.append(
+            f"nbs_py/{name}.py: its links to neighbours are old; run `python -m codechat.reports.notebooks prose`"
+        )
     if not path.exists():
         return [*found, f"nbs_py/{name}.py: has no {label}; {again}"]
     notebook = html.read(path)
@@ -328,14 +368,14 @@ def _write(path: Path, text: str) -> None:
         write_atomic(path, text)
 
 
-def _build_all(chosen: Sequence[str]) -> int:
-    """Build the chosen notebooks; returns how many failed. A notebook that failed keeps its committed form."""
+def _write_all(write: Callable[[str], Path], chosen: Sequence[str]) -> int:
+    """Build the chosen notebooks, or rewrite their prose; returns how many failed. One that failed keeps its committed form."""
     failed = 0
     for name in names(chosen):
         begin = time.perf_counter()
         try:
-            path = build(name)
-            print(f"built  {time.perf_counter() - begin:6.1f} s  {path.relative_to(SHIPPED)}", flush=True)
+            path = write(name)
+            print(f"written {time.perf_counter() - begin:6.1f} s  {path.relative_to(SHIPPED)}", flush=True)
         except (NotebookError, DataError) as error:
             failed += 1
             print(f"FAILED {time.perf_counter() - begin:6.1f} s  {name}: {error}", file=sys.stderr)
@@ -344,13 +384,18 @@ def _build_all(chosen: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`build` or `check` the named notebooks, or all; returns 1 if any has a problem."""
+    """`build`, `prose` or `check` for the named notebooks, or all; returns 1 if any has a problem."""
     prog = "python -m codechat.reports.notebooks"
     parser = argparse.ArgumentParser(prog=prog, description="Build or check the paired notebooks.")
-    parser.add_argument("action", choices=("build", "check"), help="build executes and stamps; check only reads")
+    parser.add_argument(
+        "action",
+        choices=("build", "prose", "check"),
+        help="build executes and stamps; prose writes changed Markdown and links; check only reads",
+    )
     parser.add_argument("names", nargs="*", help="names without folder and suffix (default: all)")
     args = parser.parse_args(argv)
-    failed = _build_all(args.names) if args.action == "build" else 0
+    write = {"build": build, "prose": rewrite_prose}.get(args.action)
+    failed = _write_all(write, args.names) if write else 0
     problems = check(args.names)
     print("\n".join(problems) or "notebooks are paired, current and executed")
     return 1 if failed or problems else 0

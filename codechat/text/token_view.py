@@ -19,7 +19,7 @@ from codechat.core.errors import DataError
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
-Kind = Literal["mask", "advantage", "gradient", "value"]
+Kind = Literal["mask", "advantage", "gradient", "value", "boundary"]
 
 # Okabe-Ito colours (red, green, blue): for values above and below zero.
 COLOURS = {
@@ -27,12 +27,14 @@ COLOURS = {
     "advantage": ((0, 114, 178), (213, 94, 0)),
     "gradient": ((204, 121, 167), (204, 121, 167)),
     "value": ((230, 159, 0), (86, 180, 233)),
+    "boundary": ((230, 159, 0), (86, 180, 233)),
 }
 LEGENDS = {
     "mask": "green: supervised, carries loss",
     "advantage": "blue: advantage above 0, made likelier; orange: below 0, made unlikelier",
     "gradient": "pink: share of the gradient",
     "value": "orange: above 0; blue: below 0",
+    "boundary": "a change of colour begins a new token",
 }
 # Opacities: text stays readable on dark and light pages.
 FAINTEST, STRONGEST = 0.12, 0.6
@@ -125,7 +127,7 @@ class XRay:
         """0 for no colour, else FAINTEST..STRONGEST by size; the mask has one strength."""
         if not value:
             return 0.0
-        share = 0.5 if self.kind == "mask" else abs(value) / self._largest
+        share = 0.5 if self.kind in ("mask", "boundary") else abs(value) / self._largest
         return FAINTEST + (STRONGEST - FAINTEST) * share
 
     @cached_property
@@ -145,6 +147,8 @@ class XRay:
         return f'<span{attributes} title="{escape(self._tip(i))}">{shown}</span>'
 
     def _tip(self, i: int) -> str:
+        if self.kind == "boundary":
+            return f"token {i}, id {self.ids[i]}"
         what = (
             ("supervised" if self.values[i] else "not supervised")
             if self.kind == "mask"
@@ -153,6 +157,8 @@ class XRay:
         return f"token {i}, id {self.ids[i]}, {self.roles[i]}, {what}"
 
     def _html_table(self) -> str:
+        if self.kind == "boundary":  # the colours have no sum
+            return f"<p>{len(self.ids)} tokens</p>"
         last = "" if self.kind == "mask" else "<th>sum</th>"
         rows = "".join(
             f"<tr><td>{escape(role)}</td><td>{some}</td><td>{every}</td><td>{_percent(some, every)}</td>"
@@ -188,6 +194,8 @@ class XRay:
 
     def table(self) -> str:
         """Tokens with colour by role; for values other than a mask also the largest ones."""
+        if self.kind == "boundary":
+            return f"{len(self.ids)} tokens"
         lines = [
             f"{'role':<12}{self._column():>11}{'tokens':>9}{'share':>8}"
             + ("" if self.kind == "mask" else f"{'sum':>12}")
@@ -241,6 +249,13 @@ def picture(
             raise DataError(f"{kind} of token {i} is {value}; required is a finite number")
     tags = [token >= tokenizer.n_vocab for token in ids]
     return XRay(kind, list(ids), token_texts(ids, tokenizer), list(values), list(roles), tags)
+
+
+def xray_boundaries(text: str, tokenizer: Tokenizer) -> XRay:
+    """Where the tokens of a text begin: two colours in turn."""
+    ids = tokenizer.encode(text)
+    values = [1.0 if i % 2 else -1.0 for i in range(len(ids))]
+    return picture("boundary", ids, values, tokenizer, ["text"] * len(ids))
 
 
 def xray_mask(messages: Sequence[chat.Message], tokenizer: Tokenizer, tags: str = "reserved") -> XRay:

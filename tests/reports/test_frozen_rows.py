@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
 from codechat.reports import frozen_rows
@@ -91,6 +93,23 @@ def test_nothing_is_frozen_from_runs_that_are_missing_or_not_finished(recipe: Pa
     assert not (recipe / "reports").exists()
     with pytest.raises(MissingFile):
         frozen_rows.rows("frozen", "sft", "metrics")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda source: frozen_rows.rows(source, "sft", "metrics"),
+        lambda source: frozen_rows.settings(source, "sft"),
+        lambda source: frozen_rows.manifest(source, "corpus"),
+        frozen_rows.seeds,
+    ],
+)
+@pytest.mark.parametrize("source, command", [("nano", "make lab"), ("mine", "codechat run mine")])
+def test_a_source_without_runs_says_how_to_make_them(
+    runs_root: Path, read: Callable[[str], object], source: str, command: str
+) -> None:
+    with raising(MissingFile, source, command, "source='frozen'"):
+        read(source)
 
 
 def test_the_committed_rows_serve_every_stage() -> None:

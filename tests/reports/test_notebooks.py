@@ -154,6 +154,49 @@ def test_an_unknown_name_is_answered_with_the_nearest(project: Path) -> None:
         notebooks.names(["01_add"], root=project)
 
 
+# --- prose and links
+
+
+def test_prose_is_rewritten_and_outputs_are_kept(project: Path) -> None:
+    source, path = project / "nbs_py" / "01_adds.py", project / "notebooks" / "01_adds.ipynb"
+    outputs = text_outputs(project)
+    replace(source, "Is it?", "Is it so?")
+    assert notebooks.check(root=project)
+    notebooks.rewrite_prose("01_adds", root=project)
+    assert notebooks.check(root=project) == [] and text_outputs(project) == outputs and "Is it so?" in path.read_text()
+    replace(source, "2 + one == 3", "1 + one + 1 == 3")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="01_adds"):
+        notebooks.rewrite_prose("01_adds", root=project)
+    assert path.read_bytes() == before
+
+
+def test_neighbours_are_linked_and_a_new_one_moves_the_links(project: Path) -> None:
+    for name in ("03_other", "91_report"):
+        (project / "nbs_py" / f"{name}.py").write_text(OTHER)
+        notebooks.build(name, root=project)
+    notebooks.rewrite_prose("01_adds", root=project)
+    assert notebooks.check(root=project) == []
+    (project / "nbs_py" / "02_between.py").write_text(OTHER)
+    notebooks.build("02_between", root=project)
+    assert [line.split(":")[0] for line in notebooks.check(root=project) if "links" in line] == [
+        "nbs_py/01_adds.py",
+        "nbs_py/03_other.py",
+    ]
+    for name in ("01_adds", "03_other"):
+        notebooks.rewrite_prose(name, root=project)
+    assert notebooks.check(root=project) == []
+    for folder, suffix in (("nbs_py", "py"), ("notebooks", "ipynb")):
+        texts = {name: (project / folder / f"{name}.{suffix}").read_text() for name in notebooks.names(root=project)}
+        found = {name: re.findall(r"\((\w+)\.ipynb\)", text) for name, text in texts.items()}
+        assert found == {
+            "01_adds": ["02_between"],
+            "02_between": ["01_adds", "03_other"],
+            "03_other": ["02_between"],
+            "91_report": [],
+        }
+
+
 # --- check
 
 
@@ -229,6 +272,54 @@ def test_a_parameter_that_no_notebook_defines_raises(project: Path, tmp_path: Pa
 
 
 # --- the project's own notebooks
+
+WALKS = [name for name in notebooks.names() if not notebooks.is_template(name)]
+
+
+def committed(name: str) -> dict:
+    return json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+
+
+def outputs_of(name: str) -> list[dict]:
+    return [output for cell in committed(name)["cells"] for output in cell.get("outputs", [])]
+
+
+def test_the_links_form_one_chain_and_every_link_leads_somewhere() -> None:
+    following, link = {}, re.compile(r"\]\(((?!https?:)[^)#\s]+)")
+    for name in WALKS:
+        cells = ["".join(cell["source"]) for cell in committed(name)["cells"] if cell["cell_type"] == "markdown"]
+        broken = [
+            target for cell in cells for target in link.findall(cell) if not (ROOT / "notebooks" / target).exists()
+        ]
+        assert not broken, f"{name}: {broken}"
+        last = cells[0].splitlines()[-1]
+        sides = dict(re.findall(r"(Previous|Next): \[[^\]]+\]\((\w+)\.ipynb\)", last))
+        following[sides.get("Previous")], after = name, sides.get("Next")
+        assert after is None or after in WALKS
+    chain = [following[None]]
+    while len(chain) < len(WALKS):
+        chain.append(following[chain[-1]])
+    assert chain == WALKS and WALKS[0].startswith("00") and WALKS[-1].startswith("30")
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_every_walk_through_offers_two_changes_with_outcomes(name: str) -> None:
+    cells = ["".join(cell["source"]) for cell in committed(name)["cells"] if cell["cell_type"] == "markdown"]
+    (section,) = [cell for cell in cells if "Try this" in cell]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert all(all(part.strip() for part in re.split(r"(?<!\\)\|", row)[1:-1]) for row in rows)
+    assert len(rows) >= 2 or section.count("Set `") >= 2
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text(name: str) -> None:
+    assert not [output for output in outputs_of(name) if output.get("name") == "stderr"]
+    for output in outputs_of(name):
+        assert not re.search(r"\b\w*Warning: ", "".join(output.get("text", "")))
+        images = [kind for kind in output.get("data", {}) if kind.startswith("image/")]
+        assert all(len(output["metadata"].get(kind, {}).get("alt", "")) > 10 for kind in images)
+        assert "<img" not in "".join(output.get("data", {}).get("text/html", ""))
+
 
 # It trains a whole policy in front of its reader: three minutes instead of 90 seconds, twice that beside other work.
 TRAINS_LIVE = {"00_rl_in_two_minutes": 360}

@@ -18,7 +18,7 @@ from codechat.reports.token_attribution import gradient_share, main, xray_mask, 
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.text import chat, tokenizer
-from codechat.text.token_view import LINE_END, XRay, token_texts, visible
+from codechat.text.token_view import LINE_END, XRay, token_texts, visible, xray_boundaries
 
 CALL = '<functioncall> {"name": "square", "arguments": {"x": 12}}'
 CODE = "def f(a, b):\n    return a < b | b > 0  # end 日本 🎉\n"
@@ -311,3 +311,14 @@ def test_settings_that_do_not_go_together(files: Path) -> None:
 def test_an_xray_is_what_a_notebook_shows(tok: tokenizer.Tokenizer) -> None:
     image = xray_mask(MESSAGES, tok)
     assert isinstance(image, XRay) and image._repr_html_() == image.html()
+
+
+def test_boundaries_alternate_over_the_whole_text(tok: tokenizer.Tokenizer) -> None:
+    text = "def f(x):\n    return x + 1\n"
+    shown = xray_boundaries(text, tok)
+    assert "".join(shown.texts) == text and shown.ids == tok.encode(text)
+    assert {shown.values[i] * shown.values[i + 1] for i in range(len(shown.ids) - 1)} == {-1.0}
+    colours = re.findall(r"background:rgba\((\d+,\d+,\d+),([\d.]+)\)", shown.html())
+    assert len(colours) == len(shown.ids) and len({rgb for rgb, _ in colours}) == 2 == 1 + len({a for _, a in colours})
+    assert "above 0" not in shown.html() and "<table" not in shown.html()
+    assert f"{len(shown.ids)} tokens" in shown.terminal(colour=False)
