@@ -170,9 +170,9 @@ def credit(
 
 def train(cfg: GRPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    cfg, parent, tok = training.load_parent(cfg.resolved())
-    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg.resolved())
+        task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         reference = training.build_model(cfg, parent) if cfg.kl_coef else None
         optimizers = training.build_optimizers(cfg, model)

@@ -98,9 +98,9 @@ def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor
 
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    cfg, parent, tok = training.load_parent(cfg)
-    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg)
+        task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         reference = training.build_model(cfg, parent) if cfg.kl_coef else None
         head = training.ValueHead(cfg.model.n_embd).to(world.device)

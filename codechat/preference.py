@@ -192,10 +192,10 @@ class Judge:
 
 def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
-    cfg, parent, tok = training.load_parent(cfg.resolved())
-    task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
-    problems = task.problems("select", limit=cfg.eval_examples) if task else []
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg.resolved())
+        task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
+        problems = task.problems("select", limit=cfg.eval_examples) if task else []
         model = training.build_model(cfg, parent)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         if pairs.group_size == 1 and cfg.loss != "kto":

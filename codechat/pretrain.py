@@ -85,8 +85,8 @@ def train(cfg: PretrainConfig) -> Run:
     manifest = data.corpus.read_manifest(cfg.data_dir)
     tok = text.tokenizer.load(manifest["tokenizer"])
     cfg = replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab))
-    parent = runs.checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        parent = runs.checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
         loader = data.corpus.WindowLoader(
             cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
         )

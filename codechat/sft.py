@@ -115,13 +115,13 @@ def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[data.convers
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
-    check_tags(cfg, tok, parent)
-    block = cfg.model.block_size
-    examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(cfg.length, block))
-    held = read_held_out(cfg, tok)
-    probes = training.read_probes(cfg)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
+        check_tags(cfg, tok, parent)
+        block = cfg.model.block_size
+        examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, min(cfg.length, block))
+        held = read_held_out(cfg, tok)
+        probes = training.read_probes(cfg)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = data.conversations.token_weights(examples, shares)

@@ -52,7 +52,7 @@ def describe(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, Tokenizer, str]:
 
 def load_model(ref: str | Path, device: str | torch.device = "cpu", tags: str | None = None) -> LoadedModel:
     """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those it was trained with."""
-    ckpt = checkpoint.load(ref, map_location=device, optimizer=False)
+    ckpt = checkpoint.load(ref, optimizer=False, mmap=True)  # no second copy in host memory, whatever the device
     shape, tok, trained_with = describe(ckpt)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)

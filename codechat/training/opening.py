@@ -21,7 +21,7 @@ from codechat.rl import engines, rollout
 from codechat.rl.engines import Engine
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
-from codechat.runs.run import StopSignal
+from codechat.runs.run import StopSignal, continues
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
@@ -52,7 +52,11 @@ def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
 
 
 def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
-    """The model that is trained: `build_model`, with LoRA adapters where cfg.lora_rank is not 0."""
+    """The model that is trained: `build_model`, with LoRA adapters where cfg.lora_rank is not 0.
+
+    Of a run that goes on from its own checkpoint it has no values yet: `open_run` reads them. Adapters are saved without the weights below them."""
+    if not cfg.lora_rank and continues(cfg):
+        return sharding.build(lambda: GPT(cfg.model), seed=None, shard_it=cfg.shard, over=cfg.shard_over)
     return lora.attach(build_model(cfg, parent), cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
