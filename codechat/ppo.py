@@ -11,7 +11,7 @@ completions that never stopped, whatever their text earned; what is logged as th
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint and starts at 0.
 20 steps in a row in which no group has variance end the run, and such a step makes no update: only the value's errors would move the policy.
-Left out: sharded weights (each GPU holds a replica), a critic with a body of its own, adaptive KL coefficients, truncated sampling.
+Left out: a critic with a body of its own, adaptive KL coefficients, truncated sampling.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class PPOConfig(MinibatchSettings, RLSettings):
     """Settings of one PPO run."""
 
     run_name: str = default("ppo")
-    shard: bool | None = default(False)
     inner_epochs: int = default(2)
     minibatches: int = default(2)
     clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
@@ -77,10 +76,6 @@ class PPOConfig(MinibatchSettings, RLSettings):
         if self.top_k:
             raise ConfigError(
                 f"top_k {self.top_k}: PPO's ratio starts from the sampler, whose distribution it cuts; set --top-k none"
-            )
-        if self.shard:
-            raise ConfigError(
-                "shard is true; PPO keeps a replica on every rank; set --no-shard, or train with --lora-rank"
             )
 
 
@@ -171,8 +166,7 @@ def train(cfg: PPOConfig) -> Run:
                     if not n_live:
                         continue
                     for packed in training.packs(cfg, model, part, part.rewards, skip_zero=False):
-                        hidden = training.states(model, packed)  # (R, T, D)
-                        logprobs, entropy = training.token_logprobs(cfg, model, packed, hidden=hidden)  # (R, T) each
+                        logprobs, entropy, hidden = training.token_logprobs(cfg, model, packed, states=True)
                         values = packed.unpack(head(hidden))  # (B, C)
                         new, entropy = packed.unpack(logprobs), packed.unpack(entropy)  # (B, C) each
                         rows, C = training.rows_in(batch, groups, packed), new.shape[1]

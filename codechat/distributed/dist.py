@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -169,11 +169,20 @@ def _sum_bucket(grads: list[Tensor]) -> None:
             g.copy_(total.view_as(g))
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> float:
+def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
     """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before. A collective where
-    the model is sharded."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
-    return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
+    some are sharded."""
+    weights, limit = [p for p in weights if p.grad is not None], max_norm or math.inf
+    sharded = [p for p in weights if is_sharded_tensor(p)]
+    if len(sharded) in (0, len(weights)):
+        norm = nn.utils.clip_grad_norm_(weights, limit)
+        return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
+    kinds = [sharded, [p for p in weights if not is_sharded_tensor(p)]]  # torch takes no norm of both together
+    norms = [nn.utils.get_total_norm([p.grad for p in part]) for part in kinds]
+    total = torch.stack([norm.full_tensor() if is_sharded_tensor(norm) else norm for norm in norms]).norm()
+    for part in kinds:
+        nn.utils.clip_grads_with_norm_(part, limit, total)
+    return float(total)
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:

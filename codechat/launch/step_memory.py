@@ -160,7 +160,7 @@ def _loss(model: GPT, step: Step) -> Tensor:
 
 
 def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
-    dist.clip_gradients(model, 1.0)
+    dist.clip_gradients(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -216,13 +216,16 @@ class GPT(nn.Module):
         temperature: float = 1.0,
         entropy_grad: bool = False,
         hidden: Tensor | None = None,
+        states: bool = False,
         **where: Any,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without padding rows.
 
         It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy carries
-        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed."""
-        hidden, flat = (self.hidden(ids, **where) if hidden is None else hidden).flatten(0, 1), targets.flatten()
+        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states: return it too, (B, T, D): where the model is
+        sharded, one method must compute both."""
+        wide = self.hidden(ids, **where) if hidden is None else hidden
+        hidden, flat = wide.flatten(0, 1), targets.flatten()
         places = (flat >= 0).nonzero()[:, 0]
         found = head.logprobs(
             hidden[places],
@@ -233,4 +236,4 @@ class GPT(nn.Module):
             entropy_grad=entropy_grad,
         )
         logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in found)
-        return logprobs, entropy
+        return (logprobs, entropy, wide) if states else (logprobs, entropy)

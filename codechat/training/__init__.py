@@ -41,6 +41,6 @@ __getattr__, __dir__, __all__ = attach(
             "Pace",
             "check_finite",
         ],
-        "value_head": ["ValueHead", "explained_variance", "states", "values_of", "whiten"],
+        "value_head": ["ValueHead", "explained_variance", "values_of", "whiten"],
     },
 )

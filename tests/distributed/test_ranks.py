@@ -16,7 +16,7 @@ import pytest
 import torch
 from ranks import on_ranks, train_on_ranks, written
 
-from codechat import expert_iteration, grpo, preference, pretrain, reinforce, sft
+from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
@@ -122,6 +122,7 @@ OTHER_LOOPS = {  # with what each of them does among ranks: a reference model, r
         dict(minibatches=2, inner_epochs=2, diagnose_groups=0),
         "train_loss",
     ),
+    "ppo": (ppo, ppo.PPOConfig, dict(kl_coef=0.05, grad_clip=0.05, whiten=True, diagnose_groups=0), "policy_loss"),
     "preference": (preference, preference.PreferenceConfig, dict(loss="kto", sample_groups=16), "preference_loss"),
 }
 
@@ -144,6 +145,11 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
         for a, b in zip(one, two, strict=True):
             assert a[0] == pytest.approx(b[0], rel=1e-6, abs=1e-6), kind
             assert a[1] == pytest.approx(b[1], rel=1e-5, abs=1e-7), kind
+    # PPO's value head and its optimizer lie beside the shards of the policy
+    rewound("ppo-two", "ppo-back", 2)
+    ppo.train(replace(ones["ppo"], run_name="ppo-back", resume=True))
+    column = ("value_loss",)
+    assert losses("ppo-back", *column)[2] == pytest.approx(losses("ppo-one", *column)[2], rel=1e-6)
 
 
 def rewound(source: str, name: str, step: int) -> None:
