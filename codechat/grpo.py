@@ -207,6 +207,7 @@ def train(cfg: GRPOConfig) -> Run:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, seed, key=first)
                     batch, drawn = resample_flat_groups(cfg, world, batch, sample, cursor, seed)
+                    sample.ahead(step + 1, cursor + drawn + first, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

@@ -131,6 +131,7 @@ def train(cfg: PPOConfig) -> Run:
                 try:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
+                    sample.ahead(step + 1, cursor + world.size * cfg.problems_per_rank + first, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

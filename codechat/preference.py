@@ -263,7 +263,7 @@ def read_or_sample(
     if cfg.data_dir is None:
         assert task is not None
         problems, local = task.problems("train", seed=cfg.seed), rl.engines.Local()
-        sample = training.rollout_sampler(cfg, local, model, task, problems, tok)
+        sample = training.RolloutSampler(cfg, local, model, task, problems, tok)
         return rl.preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
     read = rl.preference_data.read_preferences
     pairs = read(cfg.data_dir, "train", tok, cfg.tags, block)

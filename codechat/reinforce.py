@@ -84,6 +84,7 @@ def train(cfg: ReinforceConfig) -> Run:
                     engine.push(model, step)
                     at = step * world.size * cfg.problems_per_rank + first
                     batch = sample(at, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
+                    sample.ahead(step + 1, at + world.size * cfg.problems_per_rank, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

@@ -6,7 +6,7 @@
 Every function is a collective where there are several ranks: all ranks call it, the same number of times, in
 the same order. With one process each returns its input at once.
 
-Left out: sharded weights (`sharding`), and detection of ranks that diverge (`desync`).
+Left out: sums of gradients (`gradient_sums`), sharded weights (`sharding`), and detection of ranks that diverge (`desync`).
 """
 
 from __future__ import annotations
@@ -144,29 +144,6 @@ def sum_(tensor: Tensor) -> Tensor:
     if _grouped():
         td.all_reduce(tensor)
     return tensor
-
-
-def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on that rank."""
-    if not _grouped():
-        return
-    bucket: list[Tensor] = []
-    for p in model.parameters():
-        if p.requires_grad and not is_sharded_tensor(p):  # the backward pass has added those of a sharded model
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            bucket.append(p.grad)
-            if sum(g.numel() for g in bucket) >= 1 << 24:
-                _sum_bucket(bucket)
-                bucket = []
-    _sum_bucket(bucket)
-
-
-def _sum_bucket(grads: list[Tensor]) -> None:
-    if grads:
-        flat = sum_(torch.cat([g.reshape(-1) for g in grads]))
-        for g, total in zip(grads, flat.split([g.numel() for g in grads])):
-            g.copy_(total.view_as(g))
 
 
 def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:

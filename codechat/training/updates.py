@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import dist, gradient_sums, hardware, sharding
 from codechat.models import optim, packed_attention
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
@@ -34,6 +34,13 @@ def compiled(cfg: Any, model: GPT, tokens_per_step: int) -> Callable[..., Tensor
     return hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
 
 
+def backward(loss: Tensor, model: nn.Module, last: bool) -> None:
+    """The backward pass of a microbatch; on several GPUs that of the last one of a step adds the gradients of all ranks meanwhile."""
+    if last:
+        gradient_sums.begin(model)
+    loss.backward()
+
+
 def apply_gradients(
     cfg: Any,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -45,7 +52,7 @@ def apply_gradients(
 
     weights: what the norm is taken over, in this order, on which its last bits depend; default: all weights of model and heads."""
     for part in (model, *heads):
-        dist.sum_gradients(part)
+        gradient_sums.finish(part)
     norm = dist.clip_gradients(weights or [p for part in (model, *heads) for p in part.parameters()], cfg.grad_clip)
     for optimizer in optimizers:
         optimizer.step()
