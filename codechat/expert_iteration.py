@@ -60,9 +60,9 @@ def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
 
 def train(cfg: ExpertConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    cfg, parent, tok = training.load_parent(cfg)
-    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg)
+        task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
@@ -95,6 +95,7 @@ def train(cfg: ExpertConfig) -> Run:
                 try:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
+                    sample.ahead(step + 1, cursor + world.size * cfg.problems_per_rank + first, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

@@ -170,9 +170,9 @@ def credit(
 
 def train(cfg: GRPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    cfg, parent, tok = training.load_parent(cfg.resolved())
-    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg.resolved())
+        task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         reference = training.build_model(cfg, parent) if cfg.kl_coef else None
         optimizers = training.build_optimizers(cfg, model)
@@ -207,6 +207,7 @@ def train(cfg: GRPOConfig) -> Run:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, seed, key=first)
                     batch, drawn = resample_flat_groups(cfg, world, batch, sample, cursor, seed)
+                    sample.ahead(step + 1, cursor + drawn + first, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

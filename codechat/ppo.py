@@ -11,7 +11,7 @@ completions that never stopped, whatever their text earned; what is logged as th
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint and starts at 0.
 20 steps in a row in which no group has variance end the run, and such a step makes no update: only the value's errors would move the policy.
-Left out: sharded weights (each GPU holds a replica), a critic with a body of its own, adaptive KL coefficients, truncated sampling.
+Left out: a critic with a body of its own, adaptive KL coefficients, truncated sampling.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class PPOConfig(MinibatchSettings, RLSettings):
     """Settings of one PPO run."""
 
     run_name: str = default("ppo")
-    shard: bool | None = default(False)
     inner_epochs: int = default(2)
     minibatches: int = default(2)
     clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
@@ -78,10 +77,6 @@ class PPOConfig(MinibatchSettings, RLSettings):
             raise ConfigError(
                 f"top_k {self.top_k}: PPO's ratio starts from the sampler, whose distribution it cuts; set --top-k none"
             )
-        if self.shard:
-            raise ConfigError(
-                "shard is true; PPO keeps a replica on every rank; set --no-shard, or train with --lora-rank"
-            )
 
 
 # toy: four updates a step at a constant 4e-3 collapse to a deterministic policy before it is right, in some seeds; a constant rate also loses a class
@@ -98,9 +93,9 @@ def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor
 
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    cfg, parent, tok = training.load_parent(cfg)
-    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg)
+        task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         reference = training.build_model(cfg, parent) if cfg.kl_coef else None
         head = training.ValueHead(cfg.model.n_embd).to(world.device)
@@ -136,6 +131,7 @@ def train(cfg: PPOConfig) -> Run:
                 try:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
+                    sample.ahead(step + 1, cursor + world.size * cfg.problems_per_rank + first, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:
@@ -171,8 +167,7 @@ def train(cfg: PPOConfig) -> Run:
                     if not n_live:
                         continue
                     for packed in training.packs(cfg, model, part, part.rewards, skip_zero=False):
-                        hidden = training.states(model, packed)  # (R, T, D)
-                        logprobs, entropy = training.token_logprobs(cfg, model, packed, hidden=hidden)  # (R, T) each
+                        logprobs, entropy, hidden = training.token_logprobs(cfg, model, packed, states=True)
                         values = packed.unpack(head(hidden))  # (B, C)
                         new, entropy = packed.unpack(logprobs), packed.unpack(entropy)  # (B, C) each
                         rows, C = training.rows_in(batch, groups, packed), new.shape[1]

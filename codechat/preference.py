@@ -192,10 +192,10 @@ class Judge:
 
 def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
-    cfg, parent, tok = training.load_parent(cfg.resolved())
-    task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
-    problems = task.problems("select", limit=cfg.eval_examples) if task else []
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg.resolved())
+        task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
+        problems = task.problems("select", limit=cfg.eval_examples) if task else []
         model = training.build_model(cfg, parent)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         if pairs.group_size == 1 and cfg.loss != "kto":
@@ -263,7 +263,7 @@ def read_or_sample(
     if cfg.data_dir is None:
         assert task is not None
         problems, local = task.problems("train", seed=cfg.seed), rl.engines.Local()
-        sample = training.rollout_sampler(cfg, local, model, task, problems, tok)
+        sample = training.RolloutSampler(cfg, local, model, task, problems, tok)
         return rl.preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
     read = rl.preference_data.read_preferences
     pairs = read(cfg.data_dir, "train", tok, cfg.tags, block)

@@ -85,11 +85,12 @@ def train(cfg: PretrainConfig) -> Run:
     manifest = data.corpus.read_manifest(cfg.data_dir)
     tok = text.tokenizer.load(manifest["tokenizer"])
     cfg = replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab))
-    parent = runs.checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
-        loader = data.corpus.WindowLoader(
+        parent = runs.checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
+        windows = data.corpus.WindowLoader(
             cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
         )
+        loader = data.prefetch.Prefetched(windows, world.device)
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         lineage = training.lineage(cfg, "pretrain", parent, data=manifest.get("hash"), data_dir=cfg.data_dir)
@@ -125,11 +126,11 @@ def train(cfg: PretrainConfig) -> Run:
                 # learn: the mean over the tokens of all microbatches and ranks
                 lr = training.set_rate(cfg, optimizers, step)
                 nats = 0.0
-                for _ in range(cfg.grad_accum):
-                    ids, targets = (x.to(world.device) for x in loader.next())  # (B, T) each
+                for micro in range(cfg.grad_accum):
+                    ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())  # (B, T) each
                     with distributed.dist.autocast():
                         loss = loss_of(ids, targets, reduction="sum", every=True) / tokens_per_step
-                    loss.backward()
+                    training.backward(loss, model, last=micro == cfg.grad_accum - 1)
                     nats += loss.detach()
                 grad_norm = training.apply_gradients(cfg, optimizers, model)
                 bar.update(1)

@@ -48,9 +48,9 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 def train(cfg: ReinforceConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    cfg, parent, tok = training.load_parent(cfg)
-    task, problems, evaluate = training.load_task(cfg, tok)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg)
+        task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
@@ -84,6 +84,7 @@ def train(cfg: ReinforceConfig) -> Run:
                     engine.push(model, step)
                     at = step * world.size * cfg.problems_per_rank + first
                     batch = sample(at, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
+                    sample.ahead(step + 1, at + world.size * cfg.problems_per_rank, first)
                 except rl.engines.EngineLost as error:
                     lost = error
                     if step > start:

@@ -115,20 +115,21 @@ def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[data.convers
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
-    check_tags(cfg, tok, parent)
-    block = cfg.model.block_size
-    length = min(cfg.length, block)
-    examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
-    held = read_held_out(cfg, tok)
-    probes = training.read_probes(cfg)
     with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+        cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
+        check_tags(cfg, tok, parent)
+        block = cfg.model.block_size
+        length = min(cfg.length, block)
+        examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
+        held = read_held_out(cfg, tok)
+        probes = training.read_probes(cfg)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = data.conversations.token_weights(examples, shares)
-        loader = data.conversations.PackedLoader(
+        rows = data.conversations.PackedLoader(
             examples, shares, cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
         )
+        loader = data.prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         held_out = {
             domain: data.conversations.held_out(some, cfg.device_batch_size, cfg.length)
             for domain, some in held.items()
@@ -197,11 +198,12 @@ def train(cfg: SFTConfig) -> Run:
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
                 ((n_tokens,),) = training.totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
                 nats = 0.0
-                for batch in (b.to(world.device) for b in batches):
+                for micro, batch in enumerate(batches):
+                    batch = batch.to(world.device)
                     mask = data.conversations.packed_mask(batch.docs)
                     with distributed.dist.autocast():
                         total = loss_of(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
-                    (total / n_tokens).backward()
+                    training.backward(total / n_tokens, model, last=micro == cfg.grad_accum - 1)
                     nats += (total / n_tokens).detach()
                 grad_norm = training.apply_gradients(cfg, optimizers, model)
                 supervised += int(n_tokens)

@@ -124,7 +124,7 @@ class Trainer:
         with dist.autocast(DEVICE):
             loss = self.loss(kind)
         (loss / (self.rows * self.length)).backward()
-        dist.clip_gradients(self.model, 1.0)
+        dist.clip_gradients(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

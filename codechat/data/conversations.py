@@ -75,6 +75,9 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)))
 
+    def pin_memory(self) -> Batch:
+        return Batch(*(getattr(self, f.name).pin_memory() for f in fields(self)))
+
     @property
     def supervised(self) -> int:
         return int((self.targets != IGNORE).sum())

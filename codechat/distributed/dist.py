@@ -6,7 +6,7 @@
 Every function is a collective where there are several ranks: all ranks call it, the same number of times, in
 the same order. With one process each returns its input at once.
 
-Left out: sharded weights (`sharding`), and detection of ranks that diverge (`desync`).
+Left out: sums of gradients (`gradient_sums`), sharded weights (`sharding`), and detection of ranks that diverge (`desync`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -146,34 +146,20 @@ def sum_(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def sum_gradients(model: nn.Module) -> None:
-    """Add the gradients of all ranks, in buckets of about 64 MB; a parameter without one counts as zero on that rank."""
-    if not _grouped():
-        return
-    bucket: list[Tensor] = []
-    for p in model.parameters():
-        if p.requires_grad and not is_sharded_tensor(p):  # the backward pass has added those of a sharded model
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            bucket.append(p.grad)
-            if sum(g.numel() for g in bucket) >= 1 << 24:
-                _sum_bucket(bucket)
-                bucket = []
-    _sum_bucket(bucket)
-
-
-def _sum_bucket(grads: list[Tensor]) -> None:
-    if grads:
-        flat = sum_(torch.cat([g.reshape(-1) for g in grads]))
-        for g, total in zip(grads, flat.split([g.numel() for g in grads])):
-            g.copy_(total.view_as(g))
-
-
-def clip_gradients(model: nn.Module, max_norm: float) -> float:
+def clip_gradients(weights: Iterable[Tensor], max_norm: float) -> float:
     """Scale all gradients so that their common norm is at most `max_norm` (0 = no limit); returns the norm before. A collective where
-    the model is sharded."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
-    return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
+    some are sharded."""
+    weights, limit = [p for p in weights if p.grad is not None], max_norm or math.inf
+    sharded = [p for p in weights if is_sharded_tensor(p)]
+    if len(sharded) in (0, len(weights)):
+        norm = nn.utils.clip_grad_norm_(weights, limit)
+        return float(norm.full_tensor() if is_sharded_tensor(norm) else norm)
+    kinds = [sharded, [p for p in weights if not is_sharded_tensor(p)]]  # torch takes no norm of both together
+    norms = [nn.utils.get_total_norm([p.grad for p in part]) for part in kinds]
+    total = torch.stack([norm.full_tensor() if is_sharded_tensor(norm) else norm for norm in norms]).norm()
+    for part in kinds:
+        nn.utils.clip_grads_with_norm_(part, limit, total)
+    return float(total)
 
 
 def mean(values: dict[str, float]) -> dict[str, float]:

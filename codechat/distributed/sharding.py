@@ -1,7 +1,7 @@
 """Sharding: weights whole on every rank, or split over ranks with `fully_shard` (FSDP2).
 
     model = sharding.build(lambda: GPT(shape), seed=0, shard_it=cfg.shard)
-    loss = model.loss(...); loss.backward(); dist.sum_gradients(model); dist.clip_gradients(model, 1.0)
+    loss = model.loss(...); loss.backward(); gradient_sums.finish(model); dist.clip_gradients(model.parameters(), 1.0)
     with sharding.whole(model) as reader:      # sampling and evaluation: plain tensors, and no collectives
         ...
 

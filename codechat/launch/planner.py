@@ -89,6 +89,7 @@ def measure(step: Step) -> Peaks:
 
     if sys.stderr.isatty():
         how = ", recomputing blocks" if step.model.checkpoint_blocks else ""
+        how += " but products" if step.model.checkpoint_keep_products else ""
         print(f"running a step of {step.batch} x {step.length} tokens on {step.ranks} GPUs{how} ...", file=sys.stderr)
     return step_memory.measure(step)
 
@@ -378,7 +379,7 @@ def try_knobs(plan: Plan, largest: int) -> dict[str, float]:
 
 
 def _knobs(cfg: PlanConfig, largest: int) -> list[tuple[str, PlanConfig]]:
-    knobs, recomputing = [], replace(cfg.model, checkpoint_blocks=True)
+    knobs, recomputing = [], replace(cfg.model, checkpoint_blocks=True, checkpoint_keep_products=False)
     if largest:
         accum = -(-cfg.device_batch_size * cfg.grad_accum // largest)
         smaller = replace(cfg, device_batch_size=largest, grad_accum=accum)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codechat.core.errors import RunError
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import dist, gradient_sums, hardware, sharding
 from codechat.launch.memory_tape import CATEGORIES, Tape
 from codechat.launch.planner import Peaks, Step
 from codechat.models import optim
@@ -80,7 +80,7 @@ def measure(step: Step) -> Peaks:
     passes, kept, after, *_ = (sum(g.values()) for g in growth)
     if passes < max(kept, after) or min(*growth[0].values(), *growth[4].values()) < 0:
         return _peaks(_run(step))
-    plain = replace(step.model, checkpoint_blocks=False)
+    plain = replace(step.model, checkpoint_blocks=False, checkpoint_keep_products=False)
     update = _run_update(replace(step, model=plain, batch=1, length=1, grad_accum=1, packed=False))
     blocks = step.model.depth - SHALLOW[1]
     deep = [{c: n + blocks * grows[c] for c, n in found.items()} for found, grows in zip(more, growth)]
@@ -126,7 +126,7 @@ def _run(step: Step) -> Moments:
             del loss
         passes = tape.reset_peak()
         after = list(tape.events)
-        dist.sum_gradients(model)
+        gradient_sums.finish(model)
         _update(model, optimizers)
         update = tape.reset_peak()
         with sharding.whole(model) as reader, torch.no_grad():
@@ -144,7 +144,7 @@ def _run_update(step: Step) -> Bytes:
             p.grad = torch.zeros_like(p)
             tape.see(p.grad, "gradients", sure=True)
         tape.reset_peak()
-        dist.sum_gradients(model)
+        gradient_sums.finish(model)
         _update(model, optimizers)
         return tape.peak()
 
@@ -160,7 +160,7 @@ def _loss(model: GPT, step: Step) -> Tensor:
 
 
 def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
-    dist.clip_gradients(model, 1.0)
+    dist.clip_gradients(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

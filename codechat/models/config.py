@@ -73,6 +73,14 @@ class GPTConfig:
     checkpoint_blocks: bool = opt(
         False, "recompute each block in the backward pass: less memory, about a third more compute"
     )
+    checkpoint_keep_products: bool = opt(
+        False,
+        "of recomputed blocks, keep what matrix products and attention returned: memory and compute between the two",
+        late=True,
+    )
+    bf16_residual: bool = opt(
+        False, "where products are bfloat16, the sum that blocks add to is too: half its memory", late=True
+    )
 
     def __post_init__(self) -> None:
         for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):
@@ -84,6 +92,10 @@ class GPTConfig:
             raise ConfigError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.kv_heads}")
         if self.head_dim % 2:
             raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
+        if self.checkpoint_keep_products and not self.checkpoint_blocks:
+            raise ConfigError(
+                "checkpoint_keep_products without checkpoint_blocks, which recomputes; set --model.checkpoint-blocks too"
+            )
         if self.attention == "mla":
             _check_latent_attention(self)
         if (self.rows or self.n_ids) < self.n_ids:

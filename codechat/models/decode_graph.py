@@ -28,7 +28,7 @@ from torch import Tensor
 from codechat.models.draws import Truncation, draw, uniform
 from codechat.models.gpt import GPT
 from codechat.models.kv_cache import KVCache, SharedCache, partial_attention
-from codechat.models.layers import rope_table
+from codechat.models.layers import residual, rope_table
 from codechat.models.sampling_memory import COLUMNS, bucket
 
 CHUNK = 16  # tokens between two questions to the device
@@ -109,6 +109,7 @@ def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Te
     x = model.wte(ids[:, None])
     if model.wpe is not None:
         x = x + model.wpe(positions)
+    x = residual(model.cfg, x)
     columns = torch.arange(slots.own_real.shape[3], device=ids.device)
     mask = slots.own_real & (columns <= slots.column)  # (B, 1, 1, O)
     rope = rope_table(model.cfg, 1, positions, x.device, x.dtype) if model.cfg.pos == "rope" else (None, None)

@@ -62,7 +62,7 @@ def write(cfg: ExportConfig) -> str:
     """Write the directory; returns a line that says what it holds. ConfigError, before anything is written, where no Hugging Face class fits."""
     with fresh_directory(cfg.out, overwrite=cfg.overwrite) as folder:
         ckpt = runs.checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
-        shape, tokenizer, tags = models.loading.describe(ckpt)
+        shape, tokenizer, tags = models.loading.describe(ckpt.path, ckpt.meta)
         eos = models.hf_tokenizer.end_ids(tokenizer, tags)
         imported = isinstance(tokenizer, ImportedTokenizer)
         family = models.hf_format.family_of(shape, imported=imported)

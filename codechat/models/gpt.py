@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 from zlib import crc32
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware, sharding
@@ -30,7 +31,18 @@ from codechat.models import decoding, head, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.latent_attention import LatentAttention
-from codechat.models.layers import RMSNorm, rope_table, rotate
+from codechat.models.layers import RMSNorm, residual, rope_table, rotate
+
+aten = torch.ops.aten
+KEPT = {
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+}
 
 
 class Attention(nn.Module):
@@ -82,11 +94,19 @@ class MLP(nn.Module):
         return self.down(F.relu(h).square() if self.kind == "relu2" else F.gelu(h))
 
 
+def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Of selective checkpointing: what costs most to compute again is kept."""
+    kept = getattr(operator, "overloadpacket", operator) in KEPT or str(operator) == "flex_attention"
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). With checkpoint_keep_products only what is cheap is computed again in the backward pass, within the
+    block's own graph where it is compiled."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
+        self.selective = cfg.checkpoint_keep_products
         self.attn_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
         self.attn = LatentAttention(cfg) if cfg.attention == "mla" else Attention(cfg)
         self.mlp_norm = RMSNorm(cfg.n_embd, cfg.norm_eps)
@@ -98,6 +118,19 @@ class Block(nn.Module):
         rope: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
         cached: tuple[KVCache | SharedCache, int] | None = None,
+    ) -> Tensor:
+        if self.selective and self.training and torch.is_grad_enabled():
+            contexts = partial(create_selective_checkpoint_contexts, _policy)
+            how = dict(use_reentrant=False, preserve_rng_state=False, context_fn=contexts)  # nothing here is random
+            return checkpoint(self._add, x, rope, mask, cached, **how)
+        return self._add(x, rope, mask, cached)
+
+    def _add(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+        cached: tuple[KVCache | SharedCache, int] | None,
     ) -> Tensor:
         x = x + self.attn(self.attn_norm(x), rope, mask, cached)
         return x + self.mlp(self.mlp_norm(x))
@@ -161,9 +194,11 @@ class GPT(nn.Module):
         x = self.wte(ids)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(T, device=ids.device) if positions is None else positions)
+        x = residual(self.cfg, x)
         rope = rope_table(self.cfg, T, positions, x.device, x.dtype) if self.cfg.pos == "rope" else None
+        whole_blocks = self.cfg.checkpoint_blocks and not self.cfg.checkpoint_keep_products
         for layer, block in enumerate(self.blocks):
-            if self.cfg.checkpoint_blocks and self.training and torch.is_grad_enabled():
+            if whole_blocks and self.training and torch.is_grad_enabled():
                 x = checkpoint(block, x, rope, mask, use_reentrant=False)
             else:
                 x = block(x, rope, mask, None if cache is None else (cache, layer))
@@ -216,13 +251,16 @@ class GPT(nn.Module):
         temperature: float = 1.0,
         entropy_grad: bool = False,
         hidden: Tensor | None = None,
+        states: bool = False,
         **where: Any,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without padding rows.
 
         It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy carries
-        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed."""
-        hidden, flat = (self.hidden(ids, **where) if hidden is None else hidden).flatten(0, 1), targets.flatten()
+        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states: return it too, (B, T, D): where the model is
+        sharded, one method must compute both."""
+        wide = self.hidden(ids, **where) if hidden is None else hidden
+        hidden, flat = wide.flatten(0, 1), targets.flatten()
         places = (flat >= 0).nonzero()[:, 0]
         found = head.logprobs(
             hidden[places],
@@ -233,4 +271,4 @@ class GPT(nn.Module):
             entropy_grad=entropy_grad,
         )
         logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in found)
-        return logprobs, entropy
+        return (logprobs, entropy, wide) if states else (logprobs, entropy)

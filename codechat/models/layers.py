@@ -1,4 +1,4 @@
-"""RMSNorm and rotary positions.
+"""RMSNorm, rotary positions, the dtype of the residual stream.
 
 Left out: attention and blocks (`gpt`, `latent_attention`).
 
@@ -57,3 +57,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate (B, H, T, E), the halves (a, b) of E, by each position's angles: (a cos - b sin, b cos + a sin)."""
     wide = x.float()
     return torch.addcmul(wide * cos, wide.roll(wide.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+def residual(cfg: GPTConfig, x: Tensor) -> Tensor:
+    """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products under autocast."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if cfg.bf16_residual and torch.is_autocast_enabled(kind) else x

@@ -39,21 +39,20 @@ class LoadedModel:
         return self.tools_style == "described"
 
 
-def describe(ckpt: checkpoint.Checkpoint) -> tuple[GPTConfig, Tokenizer, str]:
+def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, str]:
     """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds no language model."""
-    meta = ckpt.meta
     if not meta.get("model_config") or not meta.get("tokenizer"):
         raise CheckpointError(
-            f"{ckpt.path} holds a {meta.get('model')} without model_config or tokenizer; a language model is required"
+            f"{path} holds a {meta.get('model')} without model_config or tokenizer; a language model is required"
         )
-    shape = config.from_dict(GPTConfig, meta["model_config"], where=str(ckpt.path / "meta.json"))
+    shape = config.from_dict(GPTConfig, meta["model_config"], where=str(path / "meta.json"))
     return shape, tokenizer.from_dict(meta["tokenizer"]), meta.get("tags", "reserved")
 
 
 def load_model(ref: str | Path, device: str | torch.device = "cpu", tags: str | None = None) -> LoadedModel:
     """The model of a checkpoint: a run, RUN@best, RUN@STEP or a directory. tags: none = those it was trained with."""
-    ckpt = checkpoint.load(ref, map_location=device, optimizer=False)
-    shape, tok, trained_with = describe(ckpt)
+    ckpt = checkpoint.load(ref, optimizer=False, mmap=True)  # no second copy in host memory, whatever the device
+    shape, tok, trained_with = describe(ckpt.path, ckpt.meta)
     with torch.device("meta"):  # random weights would be overwritten
         model = GPT(shape)
     model.to_empty(device=device)

@@ -29,18 +29,20 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Entry(NamedTuple):
-    """A tensor to write; `make` is called when its turn comes."""
+    """A tensor to write; `make` is called when its turn comes. dtype: where it is not that of the file."""
 
     name: str
     shape: tuple[int, ...]
     make: Callable[[], Tensor]
+    dtype: str | None = None
 
 
 def write(path: Path, entries: Iterable[Entry], dtype: str) -> int:
     """Write a safetensors file, synced; returns its size in bytes. Tensors are converted to `dtype` ("float32", "bfloat16") one by one."""
-    entries, (kind, code) = list(entries), DTYPES[dtype]
+    entries = list(entries)
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for entry in entries:
+        kind, code = DTYPES[entry.dtype or dtype]
         begin, end = end, end + torch.Size(entry.shape).numel() * kind.itemsize
         header[entry.name] = {"dtype": code, "shape": list(entry.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -48,7 +50,7 @@ def write(path: Path, entries: Iterable[Entry], dtype: str) -> int:
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries:
-            file.write(_bytes(entry, kind))
+            file.write(_bytes(entry, DTYPES[entry.dtype or dtype][0]))
         file.flush()
         os.fsync(file.fileno())
     return 8 + len(text) + end

@@ -14,6 +14,7 @@ from codechat.core.http_client import check_url
 from codechat.models.config import GPTConfig
 
 Kind = Literal["local", "http", "vllm"]
+Carrier = Literal["checkpoint", "memory"]
 HF = "hf"  # directory below --engine-dir with the export that vLLM serves
 
 
@@ -26,7 +27,9 @@ class EngineSettings(Protocol):
     engine_dir: Path | None
     engine_key_file: Path | None
     engine_patience_s: float
+    engine_weights: Carrier
     max_off_policy: int
+    sample_ahead: bool
     importance_cap: float
     tags: str
     model: GPTConfig
@@ -41,6 +44,15 @@ def check(cfg: EngineSettings) -> None:
     if cfg.max_off_policy < 0 or not cfg.engine_patience_s > 0:
         raise ConfigError(
             f"max_off_policy {cfg.max_off_policy} must not be negative, engine_patience_s {cfg.engine_patience_s} must be above 0"
+        )
+    if cfg.sample_ahead and (cfg.engine == "local" or not cfg.max_off_policy):
+        raise ConfigError(
+            f"sample_ahead with --engine {cfg.engine} and max_off_policy {cfg.max_off_policy}; a server must sample while this process learns, "
+            "from weights a step old: set --engine http or vllm, and --max-off-policy 1 or more"
+        )
+    if cfg.engine_weights == "memory" and cfg.engine == "vllm":
+        raise ConfigError(
+            "engine_weights memory: vLLM reads an export; set --engine-weights checkpoint, or --engine http"
         )
     if cfg.engine == "local":
         if cfg.max_off_policy:

@@ -11,15 +11,15 @@
     VLLM_SERVER_DEV_MODE=1 vllm serve runs/weights/hf --model-impl transformers --generation-config vllm --logprobs-mode processed_logprobs
     codechat grpo --init-from nano/sft --engine vllm --engine-url http://127.0.0.1:8000 --engine-dir runs/weights ...
 
-Weights travel through --engine-dir, which trainer and server both see: as a complete checkpoint, or for vLLM as an export of it. Our server
-reports with every completion which weights sampled it. Completions of other weights, as after a restart of the server, are discarded: the
+Weights travel through --engine-dir, which trainer and server both see: as a complete checkpoint, with --engine-weights memory as plain tensors
+(`live_weights`), or for vLLM as an export of the checkpoint. Our server reports with every completion which weights sampled it. Completions of other weights, as after a restart of the server, are discarded: the
 server gets the weights and the request again. While no server answers, finished completions are kept and the rest is retried for
 --engine-patience-s. Then EngineLost is raised, on which a loop saves and stops.
 
 DEV_MODE lets anyone who reaches vLLM call its methods: keep such a server on a trusted network. A resumed run starts with fresh weights,
 so with --max-off-policy above 0 its curve differs from that of the uninterrupted run.
 
-Left out: weights over the network (NCCL), sampling while the previous step is still training.
+Left out: weights over the network (NCCL).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ import torch
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.core.http_client import Link, NoAnswer, Refused
 from codechat.distributed import dist, sharding
-from codechat.models import export, generate, lora
+from codechat.models import export, generate, live_weights, lora
 from codechat.models.gpt import GPT
 from codechat.rl.engine_settings import HF, EngineSettings, Kind, check
 from codechat.runs import checkpoint
@@ -60,13 +61,18 @@ class EngineLost(RunError):
 
 
 class Engine(Protocol):
-    """Where completions come from. `sample` takes the arguments of `generate.sample`."""
+    """Where completions come from. `sample` takes the arguments of `generate.sample`. A server's engine also has `step`, that of the weights it was
+    sent last, and `sampled_from`, that of the weights behind a batch which was sampled ahead."""
+
+    step: int | None
+    sampled_from: int | None
 
     def policy(self, model: GPT) -> Any:
         """A context that gives the policy to pass to `sample`. A UserError inside it on one rank is raised on all. Collectives at both ends."""
 
-    def push(self, model: GPT, step: int) -> None:
-        """Send the weights of `step` to the engine if its own are more than `max_off_policy` steps old. A collective."""
+    def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
+        """Send the weights of `step` to the engine if its own would be more than `max_off_policy` steps old where its samples are learned from:
+        at `step`, or later. A collective."""
 
     def sample(self, policy: GPT, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[generate.Completion]:
         """Completions in the order of `generate.sample`. No collective: ranks may call it unequally often."""
@@ -83,6 +89,8 @@ def open_engine(cfg: EngineSettings, tokenizer: Tokenizer, give_up: Callable[[],
 class Local:
     """This process."""
 
+    step: int | None = None
+    sampled_from: int | None = None
     sample = staticmethod(generate.sample)
 
     @contextmanager
@@ -90,7 +98,7 @@ class Local:
         with sharding.whole(model) as policy, torch.no_grad(), dist.autocast():
             yield policy
 
-    def push(self, model: GPT, step: int) -> None:
+    def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
         pass
 
     def metrics(self, step: int) -> dict[str, float]:
@@ -104,9 +112,15 @@ class Http:
         assert cfg.engine_dir is not None
         self.link = Link(cfg.engine_url, cfg.engine_key_file, flag="--engine-url")
         self.folder, self.run_name, self.shape = Path(cfg.engine_dir), cfg.run_name, cfg.model
+        self.live = cfg.engine_weights == "memory"
+        if self.live and dist.is_main():  # memory is given back; a checkpoint stays
+            weakref.finalize(self, live_weights.withdraw, self.folder / self.run_name)
         self.meta = {"tokenizer": tokenizer.to_dict(), "tags": cfg.tags}
         self.patience_s, self.max_off_policy, self.give_up = cfg.engine_patience_s, cfg.max_off_policy, give_up
         self.step: int | None = None  # of the weights that were pushed last
+        self.sampled_from: int | None = (
+            None  # step of the weights behind a batch that was sampled ahead; none = those pushed last
+        )
         self.version, self.path = "", Path()
         self.model = ""  # the server's name of the model
         self.pushed_s, self.retries = 0.0, 0
@@ -118,12 +132,16 @@ class Http:
         with _raised_on_all_ranks():
             yield model
 
-    def push(self, model: GPT, step: int) -> None:
-        if self.step is not None and step - self.step <= self.max_off_policy:
+    def push(self, model: GPT, step: int, learned_at: int | None = None) -> None:
+        if self.step is not None and (learned_at or step) - self.step <= self.max_off_policy:
             return
-        began = time.perf_counter()
-        self.path = checkpoint.save(self.folder / self.run_name, step, model=lora.merged(model), meta=self.meta)
-        self.step, self.version = step, fingerprint(checkpoint.read_meta(self.path))
+        began, target = time.perf_counter(), self.folder / self.run_name
+        if self.live:
+            self.path, self.version = live_weights.publish(target, step, lora.merged(model), self.meta)
+        else:
+            self.path = checkpoint.save(target, step, model=lora.merged(model), meta=self.meta)
+            self.version = fingerprint(checkpoint.read_meta(self.path))
+        self.step = step
         self._lost.clear()
         with _raised_on_all_ranks():
             if dist.is_main():
@@ -177,10 +195,11 @@ class Http:
                 raise
 
     def metrics(self, step: int) -> dict[str, float]:
+        source = self.step if self.sampled_from is None else self.sampled_from
         row = dict(
-            off_policy_steps=float(step - (self.step or 0)), push_s=self.pushed_s, engine_retries=float(self.retries)
+            off_policy_steps=float(step - (source or 0)), push_s=self.pushed_s, engine_retries=float(self.retries)
         )
-        self.pushed_s, self.retries = 0.0, 0
+        self.pushed_s, self.retries, self.sampled_from = 0.0, 0, None
         return row
 
     # ---- requests

@@ -134,7 +134,20 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     return RolloutBatch(problems, prompts, completions, texts, scores, rewards, first.group_size, turns)
 
 
-def collect(
+@dataclass(frozen=True)
+class Drawn:
+    """N = P x G completions that are not judged yet. scores: of episodes, whose environments have given them; else None."""
+
+    problems: list[Problem]
+    prompts: list[list[int]]
+    completions: list[generate.Completion]
+    texts: list[str]
+    group_size: int
+    turns: list[list[episodes.Turn]] = field(default_factory=list)
+    scores: list[Score] | None = None
+
+
+def draw(
     policy: GPT,
     task: Task,
     problems: Sequence[Problem],
@@ -148,29 +161,42 @@ def collect(
     seed: int = 0,
     keys: Sequence[int | str] | None = None,
     sampler: episodes.Sampler = generate.sample,
-) -> RolloutBatch:
-    """Sample `group_size` completions of every problem and score them; whole episodes if the task has environments.
+) -> Drawn:
+    """Sample `group_size` completions of every problem; whole episodes if the task has environments.
 
     max_new_tokens: of a completion, or of one turn of an episode. keys: one per problem; sampling depends on the seed and the key (default:
     the problem's index). sampler: `generate.sample`, or that of an engine."""
     sampling: dict[str, Any] = dict(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed, keys=keys
     )
-    turns: list[list[episodes.Turn]] = []
     if episodes.made_by(task):
         played = episodes.play(
             policy, task, problems, tokenizer, tags, group_size=group_size, sampler=sampler, **sampling
         )
         prompts, completions = [e.prompt for e in played[::group_size]], [e.completion for e in played]
-        texts, scores, turns = [e.text for e in played], [e.score for e in played], [e.turns for e in played]
-    else:
-        prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
-        stop = episodes.stop_sequences(task, tokenizer, tags)
-        completions = sampler(policy, prompts, stop=stop, samples_per_prompt=group_size, on_overflow="stop", **sampling)
-        completions, texts = _read(completions, episodes.stop_texts(task, tags), tokenizer, tags)
-        scores = list(score_all(task, [p for p in problems for _ in range(group_size)], texts))
-    rewards = torch.tensor([s.reward for s in scores], dtype=torch.float32).view(len(problems), group_size)
-    return RolloutBatch(list(problems), prompts, completions, texts, scores, rewards, group_size, turns)
+        turns, scores = [e.turns for e in played], [e.score for e in played]
+        return Drawn(list(problems), prompts, completions, [e.text for e in played], group_size, turns, scores)
+    prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
+    stop = episodes.stop_sequences(task, tokenizer, tags)
+    completions = sampler(policy, prompts, stop=stop, samples_per_prompt=group_size, on_overflow="stop", **sampling)
+    completions, texts = _read(completions, episodes.stop_texts(task, tags), tokenizer, tags)
+    return Drawn(list(problems), prompts, completions, texts, group_size)
+
+
+def judged(task: Task, drawn: Drawn) -> RolloutBatch:
+    """The batch with the task's scores."""
+    G, scores = drawn.group_size, drawn.scores
+    if scores is None:
+        scores = list(score_all(task, [p for p in drawn.problems for _ in range(G)], drawn.texts))
+    rewards = torch.tensor([s.reward for s in scores], dtype=torch.float32).view(len(drawn.problems), G)
+    return RolloutBatch(drawn.problems, drawn.prompts, drawn.completions, drawn.texts, scores, rewards, G, drawn.turns)
+
+
+def collect(
+    policy: GPT, task: Task, problems: Sequence[Problem], tokenizer: Tokenizer, tags: str, **how: Any
+) -> RolloutBatch:
+    """`draw`, then `judged`; how: as draw takes it."""
+    return judged(task, draw(policy, task, problems, tokenizer, tags, **how))
 
 
 def _read(

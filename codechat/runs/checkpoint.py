@@ -282,10 +282,10 @@ def _verify(folder: Path, files: Mapping[str, Any], names: Sequence[str]) -> Non
     dist.raise_together(next((problem for problem in found if problem), None))
 
 
-def _read_file(path: Path, map_location: Any = "cpu", mmap: bool = False) -> Any:
-    """torch.load of a verified file; executes nothing in it."""
+def _read_file(path: Path, mmap: bool = False) -> Any:
+    """torch.load, on the CPU, of a verified file; executes nothing in it."""
     try:
-        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, pickle.UnpicklingError) as e:
         raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
 
@@ -431,7 +431,7 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     return meta
 
 
-def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, mmap: bool = False) -> Checkpoint:
+def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Checkpoint:
     """Read a checkpoint; `paths.find_checkpoint` says what a reference may be. A collective within a session.
 
     mmap leaves the weights in their file. The tensors of a sharded checkpoint are read when they are accessed.
@@ -447,8 +447,8 @@ def load(ref: str | Path, *, map_location: Any = "cpu", optimizer: bool = True, 
         optim = runs.sharded_checkpoint.Shards(path, "optim.") if optimizer else None
     else:
         _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
-        state = _read_file(path / "model.pt", map_location, mmap)
-        optim = _read_file(path / "optim.pt", map_location, mmap) if optimizer else None
+        state = _read_file(path / "model.pt", mmap)
+        optim = _read_file(path / "optim.pt", mmap) if optimizer else None
     ranks = _read_file(path / "ranks.pt")
     same = len(ranks) == dist.world_size()
     mine = ranks[dist.rank() if same else 0]

@@ -49,6 +49,21 @@ __all__ += ["find_run", "list_runs", "metric", "read_rows", "runs_dir", "write_a
 ROWS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 
 
+def _restarted(name: str) -> bool:
+    """Whether torchrun restarted the ranks of this run (--max-restarts). A collective."""
+    dist = distributed.dist
+    # over several hosts torchrun counts restarts only where a rank died
+    restarted = dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+    return restarted and dist.broadcast_object(paths.same_launch(name))
+
+
+def continues(cfg: Any) -> bool:
+    """Whether `Run.create` will find the run of these settings with a checkpoint to continue from, which replaces all weights. A collective."""
+    resume = _restarted(cfg.run_name) or cfg.resume
+    found = resume and exists(cfg.run_name) and paths.latest_step(runs_dir() / cfg.run_name) is not None
+    return distributed.dist.broadcast_object(found)
+
+
 def compare_configs(a: Any, b: Any) -> pd.DataFrame:
     """The settings in which two runs (names, runs, configurations or mappings) differ: index setting, columns
     a and b."""
@@ -134,9 +149,7 @@ class Run:
         """
         problem: Exception | None = None
         dist = distributed.dist
-        # over several hosts torchrun counts restarts only where a rank died
-        restarted = dist.any(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
-        if restarted and dist.broadcast_object(paths.same_launch(name)):
+        if _restarted(name):
             resume, overwrite = True, False
         tracked = bool(getattr(config, "wandb", False))
         if dist.is_main():

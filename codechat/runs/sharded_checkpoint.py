@@ -37,11 +37,18 @@ FOLDER = "shards"
 def named_states(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Every tensor of the model and its optimizers under its name in the checkpoint."""
     found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    names = {p: name for name, p in model.named_parameters()}
+    names = parameter_names(model, optimizers)
     for optimizer in optimizers:
         for p, state in optimizer.state.items():
             found |= {f"optim.{names[p]}.{key}": value for key, value in state.items()}
     return found
+
+
+def parameter_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, str]:
+    """The name of every parameter; those that the model does not have, such as a value head's, are numbered in the order of the optimizers."""
+    names = {p: name for name, p in model.named_parameters()}
+    trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    return names | {p: f"beside.{i}" for i, p in enumerate(p for p in trained if p not in names)}
 
 
 def write(temp: Path, tensors: Mapping[str, Tensor], group: td.ProcessGroup) -> dict[str, Any]:
@@ -156,7 +163,7 @@ class Shards(Mapping[str, Tensor]):
 
 def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Read the optimizer states of each parameter, by its name. ValueError where a parameter has none."""
-    names, targets = {p: name for name, p in model.named_parameters()}, {}
+    names, targets = parameter_names(model, optimizers), {}
     for optimizer in optimizers:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             keys = [key for key in saved if key.rpartition(".")[0] == names[p]]

@@ -8,7 +8,17 @@ from codechat.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    modules=["cadence", "continuation", "meters", "opening", "preflight", "settings", "updates", "value_head"],
+    modules=[
+        "cadence",
+        "continuation",
+        "meters",
+        "opening",
+        "preflight",
+        "sampling",
+        "settings",
+        "updates",
+        "value_head",
+    ],
     names={
         "opening": [
             "load_parent",
@@ -20,13 +30,13 @@ __getattr__, __dir__, __all__ = attach(
             "open_eval_task",
             "read_probes",
             "open_rollouts",
-            "rollout_sampler",
-            "step_seed",
         ],
+        "sampling": ["RolloutSampler", "step_seed"],
         "cadence": ["evaluate_policy", "turn"],
         "continuation": ["open_run", "save", "running", "log_step", "log_supervised", "stop"],
         "updates": [
             "set_rate",
+            "backward",
             "apply_gradients",
             "compiled",
             "packs",
@@ -41,6 +51,6 @@ __getattr__, __dir__, __all__ = attach(
             "Pace",
             "check_finite",
         ],
-        "value_head": ["ValueHead", "explained_variance", "states", "values_of", "whiten"],
+        "value_head": ["ValueHead", "explained_variance", "values_of", "whiten"],
     },
 )

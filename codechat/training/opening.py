@@ -14,19 +14,20 @@ from codechat.core import config
 from codechat.core.errors import MissingFile
 from codechat.distributed import dist, hardware, sharding
 from codechat.evaluation import evaluate
-from codechat.models import lora, optim
+from codechat.models import fp8, lora, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import engines, rollout
+from codechat.rl import engines
 from codechat.rl.engines import Engine
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
-from codechat.runs.run import StopSignal
+from codechat.runs.run import StopSignal, continues
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 from codechat.training import preflight
 from codechat.training.cadence import evaluate_policy
+from codechat.training.sampling import RolloutSampler
 
 C = TypeVar("C")
 
@@ -42,17 +43,26 @@ def load_parent(cfg: C, *, keep_tags: bool = False) -> tuple[C, Checkpoint | Non
     return replace(cfg, model=shape, tags=tags), parent, tokenizer.from_dict(parent.meta["tokenizer"])
 
 
+def new_model(cfg: Any) -> GPT:
+    """A model of cfg.model, with products in fp8 where --fp8 asks for it."""
+    return fp8.convert(GPT(cfg.model)) if getattr(cfg, "fp8", False) else GPT(cfg.model)
+
+
 def build_model(cfg: Any, parent: Checkpoint | None) -> GPT:
     """The model of `cfg.model` on this rank's device, whole or sharded: the parent's weights, or new ones of cfg.seed."""
     seed = None if parent else cfg.seed  # random weights of 8b take over a minute per rank
-    model = sharding.build(lambda: GPT(cfg.model), seed=seed, shard_it=cfg.shard, over=cfg.shard_over)
+    model = sharding.build(lambda: new_model(cfg), seed=seed, shard_it=cfg.shard, over=cfg.shard_over)
     if parent:
         checkpoint.restore(parent, model)
     return model
 
 
 def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
-    """The model that is trained: `build_model`, with LoRA adapters where cfg.lora_rank is not 0."""
+    """The model that is trained: `build_model`, with LoRA adapters where cfg.lora_rank is not 0.
+
+    Of a run that goes on from its own checkpoint it has no values yet: `open_run` reads them. Adapters are saved without the weights below them."""
+    if not cfg.lora_rank and continues(cfg):
+        return sharding.build(lambda: new_model(cfg), seed=None, shard_it=cfg.shard, over=cfg.shard_over)
     return lora.attach(build_model(cfg, parent), cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
@@ -104,62 +114,14 @@ def read_probes(cfg: Any) -> list[Any]:
         return []
 
 
-Sample = Callable[..., rollout.RolloutBatch]
-
-
-def rollout_sampler(
-    cfg: Any,
-    engine: Engine,
-    model: GPT,
-    task: Task,
-    problems: list[Problem],
-    tok: Tokenizer,
-    at_once: int | None = None,
-) -> Sample:
-    """sample(at, n, seed, key=0, group_size=...): rollouts of the n problems from number `at` on, wrapping around.
-
-    `key` numbers the first group within its step over all ranks: with the seed it decides the draws, so a resumed run and another
-    number of ranks draw the same. at_once: problems that are sampled together; none = all."""
-
-    def sample(at: int, n: int, seed: int, key: int = 0, group_size: int = cfg.group_size) -> rollout.RolloutBatch:
-        part = at_once or max(n, 1)
-        with engine.policy(model) as policy:  # a collective: once, however many parts a rank samples
-            return rollout.join(
-                [
-                    rollout.collect(
-                        policy,
-                        task,
-                        [problems[i % len(problems)] for i in range(at + first, at + min(first + part, n))],
-                        tok,
-                        cfg.tags,
-                        group_size=group_size,
-                        max_new_tokens=cfg.max_new_tokens,
-                        temperature=cfg.temperature,
-                        top_k=cfg.top_k,
-                        seed=seed,
-                        keys=range(key + first, key + min(first + part, n)),
-                        sampler=engine.sample,
-                    )
-                    for first in range(0, max(n, 1), part)
-                ]
-            )
-
-    return sample
-
-
 def open_rollouts(
     cfg: Any, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer, interrupt: StopSignal
-) -> tuple[Engine, Sample]:
-    """(engine, `rollout_sampler`), after the checks of `preflight`; on a GPU with compiled blocks. An engine that is waited for gives up when the run is interrupted."""
+) -> tuple[Engine, RolloutSampler]:
+    """(engine, its sampler of rollouts), after the checks of `preflight`; on a GPU with compiled blocks. An engine that is waited for gives up when the run is interrupted."""
     if dist.device().type == "cuda":
         hardware.compile_blocks(model)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
     at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None
-    sample = rollout_sampler(cfg, engine, model, task, problems, tok, at_once)
+    sample = RolloutSampler(cfg, engine, model, task, problems, tok, at_once)
     preflight.check(cfg, task, problems, model, engine, sample)
     return engine, sample
-
-
-def step_seed(cfg: Any, step: int) -> int:
-    """Seed of a step's draws; 0 and 1 above cfg.seed are taken by new weights and the diagnosis."""
-    return cfg.seed * 1_000_003 + step + 2

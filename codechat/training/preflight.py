@@ -11,6 +11,7 @@ from codechat.evaluation import diagnose
 from codechat.models.gpt import GPT
 from codechat.rl.engines import Engine
 from codechat.rl.rollout import RolloutBatch
+from codechat.runs.run import continues
 from codechat.tasks.base import Problem, Task
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored
@@ -21,7 +22,7 @@ def check(
 ) -> None:
     """Nothing where --diagnose-groups is 0 or the run is resumed. RunError for a task whose reference solutions are not correct at the full
     reward, for an own task whose reward breaks its contract, and for one that diagnose calls DEAD, unless --allow-dead. A collective."""
-    if not cfg.diagnose_groups or cfg.resume:
+    if not cfg.diagnose_groups or cfg.resume or continues(cfg):
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     if tasks.own.is_own(task):

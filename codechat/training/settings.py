@@ -107,7 +107,7 @@ class MinibatchSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(Settings):
-    max_off_policy, importance_cap = 0, 0.0  # no settings here: the newest weights sample
+    max_off_policy, importance_cap, sample_ahead = 0, 0.0, False  # no settings here: the newest weights sample
     engine: engine_settings.Kind = opt(
         "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
     )
@@ -115,6 +115,11 @@ class EngineSettings(Settings):
     engine_dir: Path | None = opt(
         None,
         "directory through which weights reach it: its --reload-from; of vLLM, the one that holds its model hf",
+        identity=False,
+    )
+    engine_weights: engine_settings.Carrier = opt(
+        "checkpoint",
+        "how they travel: a verified checkpoint, or memory = plain tensors, with --engine-dir below /dev/shm of the server's machine",
         identity=False,
     )
     engine_key_file: Path | None = opt(None, "file whose first line is its API key", identity=False)
@@ -134,6 +139,11 @@ class RolloutEngineSettings(EngineSettings):
         "steps by which its weights may be older than the policy; 0 = they are pushed before every step",
         late=True,
         least=0,
+    )
+    sample_ahead: bool = opt(
+        False,
+        "the server samples the next batch while this process learns from the last one; needs --max-off-policy 1 or more",
+        late=True,
     )
     importance_cap: float = opt(
         0.0,
@@ -246,6 +256,14 @@ class SupervisedSettings(LearningSettings):
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", least=0)
     save_every: int = default(200)
     log_every: int = opt(10, "steps between logged metrics", least=1)
+    fp8: bool = opt(False, "multiply block matrices in float8, on a GPU that has it, by torchao", late=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fp8 and self.lora_rank:
+            raise ConfigError(
+                f"fp8 with lora_rank {self.lora_rank}, whose adapters wrap the layers that fp8 replaces; leave out one of them"
+            )
 
     @property
     def length(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import dist, gradient_sums, hardware, sharding
 from codechat.models import optim, packed_attention
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
@@ -35,6 +34,13 @@ def compiled(cfg: Any, model: GPT, tokens_per_step: int) -> Callable[..., Tensor
     return hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
 
 
+def backward(loss: Tensor, model: nn.Module, last: bool) -> None:
+    """The backward pass of a microbatch; on several GPUs that of the last one of a step adds the gradients of all ranks meanwhile."""
+    if last:
+        gradient_sums.begin(model)
+    loss.backward()
+
+
 def apply_gradients(
     cfg: Any,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -46,12 +52,8 @@ def apply_gradients(
 
     weights: what the norm is taken over, in this order, on which its last bits depend; default: all weights of model and heads."""
     for part in (model, *heads):
-        dist.sum_gradients(part)
-    weights = weights or [p for part in (model, *heads) for p in part.parameters() if heads]
-    if weights:
-        norm = float(torch.nn.utils.clip_grad_norm_(weights, cfg.grad_clip or math.inf))
-    else:
-        norm = dist.clip_gradients(model, cfg.grad_clip)
+        gradient_sums.finish(part)
+    norm = dist.clip_gradients(weights or [p for part in (model, *heads) for p in part.parameters()], cfg.grad_clip)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -66,8 +68,9 @@ def packs(cfg: Any, model: GPT, batch: RolloutBatch, advantages: Tensor, *, skip
     return (packed.to(dist.device()) for packed in sharding.in_step(model, found, idle))
 
 
-def token_logprobs(cfg: Any, model: GPT, packed: Packed, **how: Any) -> tuple[Tensor, Tensor]:
-    """(R, T) log-probabilities of the targets at the sampling temperature, and entropies, which carry gradient where --entropy-coef asks for it."""
+def token_logprobs(cfg: Any, model: GPT, packed: Packed, **how: Any) -> tuple[Tensor, ...]:
+    """(R, T) log-probabilities of the targets at the sampling temperature, and entropies, which carry gradient where --entropy-coef asks for it;
+    with states=True also the last states (R, T, D)."""
     with dist.autocast():
         return model.token_logprobs(
             packed.ids,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from codechat.distributed import dist
+from codechat.distributed import dist, sharding
 from codechat.models import optim
 from codechat.models.gpt import GPT
 from codechat.rl.rollout import Packed, RolloutBatch
@@ -42,11 +42,12 @@ def states(model: GPT, packed: Packed) -> Tensor:
 
 @torch.no_grad()
 def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
-    """(N, C): the value before each sampled token, 0 behind a completion's end."""
+    """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is sharded."""
     table = torch.zeros(batch.mask().shape, device=dist.device())
-    for packed in packs(cfg, model, batch, torch.ones_like(batch.rewards), skip_zero=False):
-        found = packed.unpack(head(states(model, packed)))
-        table[packed.rows(), : found.shape[1]] = found
+    with sharding.whole(model) as reader:
+        for packed in packs(cfg, reader, batch, torch.ones_like(batch.rewards), skip_zero=False):
+            found = packed.unpack(head(states(reader, packed)))
+            table[packed.rows(), : found.shape[1]] = found
     return table
 
 

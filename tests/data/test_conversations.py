@@ -14,6 +14,7 @@ from raising import raising
 from codechat.core.errors import DataError, MissingFile
 from codechat.data import conversations
 from codechat.data.conversations import Example
+from codechat.data.prefetch import Prefetched
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
@@ -337,3 +338,50 @@ def test_load_domains_encodes_only_what_the_mix_wants(tmp_path, capsys):
     with pytest.raises(DataError) as unknown:
         conversations.load_domains(tmp_path, "train", BYTES, "reserved", 64, wanted={"shrot": 1.0, "short": 1.0})
     assert all(name in str(unknown.value) for name in ("shrot", "short", "long"))
+
+
+# ---------------------------------------------------------------- batches ahead
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_batches_prepared_ahead_are_the_same_and_resume_after_those_handed_out(ahead: int) -> None:
+    def loader() -> conversations.PackedLoader:
+        return conversations.PackedLoader(mixed(), None, 4, 128, seed=5)
+
+    plain = [batch for source in [loader()] for batch in (source.next() for _ in range(8))]
+    source = Prefetched(loader(), torch.device("cpu"), ahead, beside=True)
+    first = [source.next() for _ in range(4)]
+    state = json.loads(json.dumps(source.state()))
+    assert all(map(same, first, plain))
+    went_on, resumed = loader(), Prefetched(loader(), torch.device("cpu"), ahead, beside=True)
+    resumed.load_state(state)
+    went_on.load_state(state)
+    for i in range(4, 8):
+        a, b, c = source.next(), resumed.next(), went_on.next()
+        assert same(a, b) and same(b, c) and same(c, plain[i])
+
+
+def test_a_batch_is_ready_before_it_is_asked_for_and_a_failure_is_raised_where_it_is() -> None:
+    class Source:
+        made = 0
+
+        def next(self) -> int:
+            if self.made == 3:
+                raise DataError("the file is gone")
+            self.made += 1
+            return self.made
+
+        def state(self) -> int:
+            return self.made
+
+    source = Source()
+    loader = Prefetched(source, torch.device("cpu"), beside=True)
+    assert loader.state() == 0 and loader.next() == 1
+    end = time.monotonic() + 20
+    while source.made < 2:
+        assert time.monotonic() < end, "nothing is prepared ahead"
+    assert loader.state() == 1 and [loader.next(), loader.next()] == [2, 3] and loader.state() == 3
+    with raising(DataError, "gone"):
+        loader.next()
+    plain = Prefetched(Source(), torch.device("cpu"))
+    assert plain.next() == 1 == plain.loader.made, "on a CPU nothing is prepared ahead"

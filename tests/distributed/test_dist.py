@@ -28,7 +28,7 @@ TWO = """
 import pathlib, random, sys
 import torch
 from codechat.runs import checkpoint, paths
-from codechat.distributed import dist
+from codechat.distributed import dist, gradient_sums
 from codechat.core.errors import RunError
 from codechat.runs.run import Run
 paths.ROOT = pathlib.Path(sys.argv[1])
@@ -43,7 +43,7 @@ with dist.session() as world:
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[0](torch.full((1, 2), rank + 1.0)).sum().backward()  # the second layer has no gradient
-    dist.sum_gradients(model)
+    gradient_sums.finish(model)
     assert torch.equal(model[0].weight.grad, torch.full((2, 2), 3.0))
     assert model[1].weight.grad.count_nonzero() == 0
 
@@ -102,3 +102,52 @@ def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(ConfigError, match="CODECHAT_DTYPE='half'.*float32.*bfloat16"):
         dist.compute_dtype(cpu)
     dist._dtype.cache_clear()
+
+
+SUMS = """
+import torch
+from codechat.distributed import dist, gradient_sums
+from codechat.models import optim
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.training import backward
+
+gradient_sums.BUCKET = 3000
+
+def trained(beside):
+    model = GPT(GPTConfig(depth=3, n_embd=32, n_head=2, block_size=32, vocab_size=100), seed=3)
+    model.unused = torch.nn.Parameter(torch.ones(5))  # its bucket is complete only at the end
+    optimizers, early = optim.build(model, lr=1e-2, optimizer="muon"), []
+    for step in range(3):
+        for micro in range(2):
+            seed = 100 * step + 10 * micro + dist.rank()
+            ids = torch.randint(100, (2, 20), generator=torch.Generator().manual_seed(seed))
+            if micro and beside:
+                gradient_sums.begin(model, beside=True)
+            model.loss(ids, ids).backward()
+        early += [s.early for s in gradient_sums._running.values()]
+        gradient_sums.finish(model)
+        dist.clip_gradients(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    return [p.detach() for p in model.parameters()], early
+
+with dist.session() as world:
+    after, none = trained(False)
+    while_it_runs, early = trained(True)
+    assert all(map(torch.equal, after, while_it_runs)), "not the same weights"
+    assert not none and len(early) == 3 and min(early) >= 3, early
+    model = torch.nn.Linear(2, 2)
+    backward(model(torch.ones(1, 2)).sum(), model, last=True)  # on a CPU nothing runs beside
+    assert not gradient_sums._running
+    gradient_sums.finish(model)
+    assert torch.equal(model.weight.grad, torch.full((2, 2), 2.0))
+print("rank done")
+"""
+
+
+@pytest.mark.slow
+def test_gradients_added_while_the_backward_pass_runs_give_the_same_weights(tmp_path: Path) -> None:
+    assert on_ranks(2, SUMS, tmp_path).count("rank done") == 2

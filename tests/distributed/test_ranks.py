@@ -16,7 +16,7 @@ import pytest
 import torch
 from ranks import on_ranks, train_on_ranks, written
 
-from codechat import expert_iteration, grpo, preference, pretrain, reinforce, sft
+from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
@@ -122,6 +122,7 @@ OTHER_LOOPS = {  # with what each of them does among ranks: a reference model, r
         dict(minibatches=2, inner_epochs=2, diagnose_groups=0),
         "train_loss",
     ),
+    "ppo": (ppo, ppo.PPOConfig, dict(kl_coef=0.05, grad_clip=0.05, whiten=True, diagnose_groups=0), "policy_loss"),
     "preference": (preference, preference.PreferenceConfig, dict(loss="kto", sample_groups=16), "preference_loss"),
 }
 
@@ -144,6 +145,11 @@ def test_the_other_loops_learn_on_shards_what_one_process_does(home: Path) -> No
         for a, b in zip(one, two, strict=True):
             assert a[0] == pytest.approx(b[0], rel=1e-6, abs=1e-6), kind
             assert a[1] == pytest.approx(b[1], rel=1e-5, abs=1e-7), kind
+    # PPO's value head and its optimizer lie beside the shards of the policy
+    rewound("ppo-two", "ppo-back", 2)
+    ppo.train(replace(ones["ppo"], run_name="ppo-back", resume=True))
+    column = ("value_loss",)
+    assert losses("ppo-back", *column)[2] == pytest.approx(losses("ppo-one", *column)[2], rel=1e-6)
 
 
 def rewound(source: str, name: str, step: int) -> None:
@@ -186,6 +192,29 @@ def test_a_run_continues_on_any_number_of_ranks_whole_or_sharded(home: Path, tmp
         match=r"8 \(.*4 x 1 x 2\).*4 \(4 x 1 x 1\).*--device-batch-size",
     ):
         TRAIN["sft"](replace(two["sft"], run_name="sft-two", resume=True))
+
+
+PARENT = """
+import os, pathlib, sys
+from codechat import sft
+from codechat.core import config
+from codechat.runs import checkpoint, paths
+paths.ROOT, hashed, real = pathlib.Path(sys.argv[1]), [], checkpoint.file_record
+checkpoint.file_record = lambda path: hashed.append(path.name) or real(path)
+sft.train(config.resolve(sft.SFTConfig, file=sys.argv[2]))
+print(f"rank {os.environ['RANK']} hashed {' '.join(sorted(hashed))};")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_share_the_verification_of_the_checkpoint_they_start_from(home: Path) -> None:
+    base = replace(configs(home, 8)["sft"], max_steps=1, eval_every=0, run_name="base")
+    sft.train(base)
+    child = replace(base, init_from="base", run_name="child", device_batch_size=4, shard=True)
+    out = on_ranks(2, PARENT, home, str(home), written(home, child))
+    assert "rank 0 hashed model.pt;" in out and "rank 1 hashed ranks.pt;" in out
+    assert run.Run.open("child").status["status"] == "finished"
 
 
 @pytest.mark.slow

@@ -231,6 +231,35 @@ def test_a_larger_scale_is_rejected_where_it_cannot_run(
     assert planned_8b == []
 
 
+def test_what_needs_no_gpu_runs_before_gpus_are_required(
+    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine without GPUs the data are prepared, also those that the recipe lists behind its first training."""
+    started: list[str] = []
+
+    def run_stage(b: Any, ledger: runner.Ledger, ranks: int) -> float:
+        started.append(b.stage.name)
+        ledger.put(b.name, {"hash": b.hash, "seconds": 0.0})
+        return 0.0
+
+    monkeypatch.setattr(planner, "measure", lambda step: planner.Peaks({"weights": 20 * planner.GIB}, {}))
+    monkeypatch.setattr(runner, "run_stage", run_stage)
+    monkeypatch.setattr(Stage, "made", lambda self, cfg: True)
+    by_name = {s.name: s for s in NANO}
+    order = ("corpus", "pretrain", "code", "calls", "sft", "choose")
+    late = replace(by_name["choose"], needs=("sft",), settings=dict(ckpt=("{sft}",)))
+    stages = tuple(late if name == "choose" else by_name[name] for name in order)
+    monkeypatch.setitem(runner.RECIPES, "nano", ("a test", stages))
+    monkeypatch.setattr(runner, "gpus_here", lambda: 0)
+    cfg = runner.RecipeConfig(scale="8b", yes=True)
+    with pytest.raises(ConfigError) as error:
+        runner.run_recipe("nano", cfg)
+    assert "8 GPUs" in str(error.value) and started == ["corpus", "code", "calls"]
+    monkeypatch.setattr(runner, "gpus_here", lambda: 8)
+    runner.run_recipe("nano", cfg)
+    assert started == ["corpus", "code", "calls", "pretrain", "sft", "choose"]
+
+
 TWO = """
 import sys
 from pathlib import Path

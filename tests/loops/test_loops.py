@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from contracts import assert_close_curves, assert_same_runs, dead_task_contract, resume_contract, train_one_and_two
 from learning import Claim, above, below, hold, lesson
 from raising import raising
@@ -21,7 +22,8 @@ from codechat.core.errors import UserError
 from codechat.data import command, corpus
 from codechat.evaluation import domain_loss
 from codechat.models.config import GPTConfig
-from codechat.runs import run
+from codechat.models.gpt import GPT
+from codechat.runs import paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
 
@@ -140,6 +142,28 @@ def test_pretraining_lowers_bits_per_byte(home: Path) -> None:
 
 def test_pretraining_resumes_bitwise(text_corpus: str) -> None:
     resume_contract(pretrain.train, pretrain_config(text_corpus), 8)
+
+
+def test_no_weights_are_drawn_where_a_checkpoint_replaces_them(
+    text_corpus: str, conversations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the model nor by torch's own layers: of a child of another run, and of a run that goes on."""
+    drawn: list[object] = []
+    own, layers = GPT.init_weights, torch.nn.init.kaiming_uniform_
+    monkeypatch.setattr(GPT, "init_weights", lambda model, seed=0: drawn.append(model) or own(model, seed))
+    monkeypatch.setattr(
+        torch.nn.init,
+        "kaiming_uniform_",
+        lambda tensor, **k: layers(tensor, **k) if tensor.device.type == "meta" else drawn.append(tensor),
+    )
+    cfg = pretrain_config(text_corpus, run_name="base", max_steps=2, save_every=1, eval_every=0)
+    pretrain.train(cfg)
+    assert len(drawn) == 1, "new weights, once"
+    sft.train(sft_config(conversations, init_from="base", run_name="child", max_steps=1, eval_every=0))
+    first = run.Run.open("base").checkpoints()[0]
+    (paths.runs_dir() / "base/checkpoints/latest").write_text(f"step_{first:06d}\n")
+    pretrain.train(replace(cfg, resume=True))
+    assert len(drawn) == 1
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from raising import raising
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.core.errors import ConfigError
 from codechat.data.conversations import block_mask
 from codechat.distributed import hardware
+from codechat.launch.memory_tape import Tape
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 
@@ -261,6 +264,79 @@ def test_checkpointed_blocks_give_the_same_gradients() -> None:
     ours, theirs = (gradients(m, m.loss(ids, ids)) for m in (saving, plain))
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
     assert len(calls) == 2, "once forward, once again in the backward pass"
+
+
+def held_after_forward(model: GPT, ids: torch.Tensor) -> int:
+    """Bytes that wait for the backward pass, the weights not counted."""
+    with Tape() as tape:
+        loss = model.loss(ids, ids)
+        held = sum(tape.now.values())
+    loss.backward()
+    return held
+
+
+def products(model: GPT, ids: torch.Tensor) -> int:
+    """Matrix products of a forward and a backward pass."""
+    with Counted() as seen:
+        model.loss(ids, ids).backward()
+    return seen.products
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("more", [{}, {"n_kv_head": 1, "mlp": "swiglu", "qk_norm": True}, {"attention": "mla"}])
+def test_keeping_products_gives_the_same_gradients_for_memory_between(more: dict[str, Any]) -> None:
+    more = more | dict(depth=4, block_size=128)
+    plain, ids = random_model(**more), random_ids(2, 100)
+    blocks = GPT(config(checkpoint_blocks=True, **more))
+    keeping = GPT(config(checkpoint_blocks=True, checkpoint_keep_products=True, **more))
+    for model in (blocks, keeping):
+        model.load_state_dict(plain.state_dict())
+    ours, theirs = (gradients(m, m.loss(ids, ids)) for m in (keeping, plain))
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+    most, between, least = (held_after_forward(m, ids) for m in (plain, keeping, blocks))
+    assert least < 0.8 * between and between < 0.8 * most
+    assert products(keeping, ids) == products(plain, ids) < products(blocks, ids), "no product is computed twice"
+
+
+@pytest.mark.slow
+def test_keeping_products_is_part_of_a_compiled_block() -> None:
+    plain, ids = random_model(depth=2), random_ids(2, 10)
+    keeping = GPT(config(depth=2, checkpoint_blocks=True, checkpoint_keep_products=True))
+    keeping.load_state_dict(plain.state_dict())
+    torch._dynamo.reset()
+    hardware.compile_blocks(keeping, backend="aot_eager", fullgraph=True)
+    ours, theirs = (gradients(m, m.loss(ids, ids)) for m in (keeping, plain))
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_keeping_products_needs_recomputation() -> None:
+    with raising(ConfigError, "checkpoint_keep_products", "--model.checkpoint-blocks"):
+        config(checkpoint_keep_products=True)
+
+
+def test_the_residual_stream_is_bfloat16_only_where_products_are() -> None:
+    plain, ids = random_model(), random_ids(2, 10)
+    narrow = GPT(config(bf16_residual=True))
+    narrow.load_state_dict(plain.state_dict())
+    assert torch.equal(narrow.loss(ids, ids), plain.loss(ids, ids)), "float32 stays float32"
+    seen: list[torch.dtype] = []
+    for model in (plain, narrow):
+        model.blocks[1].register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wide, small = plain.loss(ids, ids), narrow.loss(ids, ids)
+    assert seen == [torch.float32, torch.bfloat16]
+    assert small.item() == pytest.approx(wide.item(), rel=1e-2) and small.isfinite()
+    small.backward()
+    assert {p.grad.dtype for p in narrow.parameters()} == {torch.float32}
 
 
 def test_loss_reductions() -> None:

@@ -353,8 +353,16 @@ def test_an_architecture_without_a_class_raises(tmp_path: Path, options: dict[st
     assert left_behind(tmp_path) == []
 
 
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results, and the last need attention mla.
-ELSEWHERE = {"n_tags", "checkpoint_blocks", "kv_rank", "q_rank", "rope_head_width"}
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor the dtype of a sum, and the last need attention mla.
+ELSEWHERE = {
+    "n_tags",
+    "checkpoint_blocks",
+    "checkpoint_keep_products",
+    "bf16_residual",
+    "kv_rank",
+    "q_rank",
+    "rope_head_width",
+}
 NEEDED = dict.fromkeys(("rope_low", "rope_high", "rope_block"), {"rope_factor": 2.0}) | {
     "attention": {"qk_norm": False}
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,19 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raising
 from test_packed_attention import DOCS
 from torch._dynamo.utils import counters
 
+from codechat import sft
 from codechat.bench.sync_count import SyncCount
+from codechat.core.errors import ConfigError
 from codechat.data import conversations
 from codechat.distributed import dist, hardware
-from codechat.models import head, loading, optim, packed_attention
+from codechat.models import fp8, head, loading, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.runs import checkpoint
+from codechat.runs import checkpoint, paths
 from codechat.tasks.base import Problem, Score
 from codechat.text import tokenizer
 from codechat.training import opening, updates
@@ -194,3 +199,43 @@ def test_a_model_whose_weights_are_read_is_not_initialised(tmp_path: Path, monke
     served = loading.load_model(path).model
     for a, b, c in zip(parent.parameters(), child.parameters(), served.parameters(), strict=True):
         assert torch.equal(a, b) and torch.equal(a, c) and c.device == a.device
+
+
+def test_fp8_says_in_one_line_what_is_absent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the run exists: torchao, then the GPU."""
+    settings = dict(data_dir=str(home / "rows"), model=GPTConfig(depth=1, n_embd=32, n_head=2), tokenizer="bytes")
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "domain": "chat"}
+    (home / "rows").mkdir()
+    (home / "rows/chat.train.jsonl").write_text(json.dumps({"id": "1", "meta": {}} | row) + "\n")
+    cfg = sft.SFTConfig(fp8=True, run_name="eight", max_steps=1, **settings)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with raising(ConfigError, "torchao", "--fp8"):
+        sft.train(cfg)
+    stand_in = SimpleNamespace(Float8LinearConfig=None, convert_to_float8_training=None)
+    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=stand_in))
+    monkeypatch.setitem(sys.modules, "torchao.float8", stand_in)
+    with raising(ConfigError, "8.9", "--fp8"):
+        sft.train(cfg)
+    assert not paths.exists("eight")
+    with raising(ConfigError, "lora_rank 4", "fp8"):
+        replace(cfg, lora_rank=4)
+
+
+def test_products_in_fp8_keep_names_and_float32_weights() -> None:
+    pytest.importorskip("torchao", reason="the optional package torchao is not installed")
+    shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=64, vocab_size=100)
+    plain, eight = GPT(shape, seed=1), fp8.convert(GPT(shape, seed=1), emulate=True)
+    state = plain.state_dict()
+    assert eight.state_dict().keys() == state.keys()
+    assert all(torch.equal(p, state[name]) for name, p in eight.state_dict().items())
+    ids = torch.randint(100, (2, 32), generator=torch.Generator().manual_seed(0))
+    for model in (plain, eight):
+        with torch.no_grad():
+            for name, p in model.named_parameters():  # projections into the residual stream begin at 0
+                if p.ndim == 2 and name.startswith("blocks."):
+                    p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.1)
+        model.loss(ids, ids).backward()
+    for (name, a), b in zip(plain.named_parameters(), eight.parameters()):
+        cosine = torch.cosine_similarity(a.grad.flatten(), b.grad.flatten(), dim=0).item()
+        assert b.grad.dtype == torch.float32 and cosine > 0.98, name
+    assert not torch.equal(plain.blocks[0].mlp.up.weight.grad, eight.blocks[0].mlp.up.weight.grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
 import os
 import signal
@@ -22,6 +24,7 @@ import torch
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from contracts import assert_close_curves, curve, weights  # noqa: E402
+from raising import raising  # noqa: E402
 from ranks import train_on_ranks  # noqa: E402
 from server import Serving  # noqa: E402
 from test_episodes import END, Talk  # noqa: E402
@@ -29,7 +32,7 @@ from test_episodes import END, Talk  # noqa: E402
 from codechat import grpo, reinforce
 from codechat.core import config, http_client
 from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
-from codechat.models import generate, hf_format
+from codechat.models import generate, hf_format, live_weights
 from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
 from codechat.models.safetensors_files import Weights  # noqa: E402
@@ -155,6 +158,9 @@ def test_weights_turn_the_samplers_gradient_into_the_policys(cap: float, exact: 
         ("reinforce", dict(max_off_policy=1), ("max_off_policy", "--engine local")),
         ("reinforce", dict(engine="http", engine_url="nonsense"), ("--engine-url", "nonsense")),
         ("reinforce", dict(max_off_policy=-1), ("max_off_policy", "-1")),
+        ("reinforce", dict(sample_ahead=True), ("sample_ahead", "--engine local", "--max-off-policy")),
+        ("reinforce", dict(sample_ahead=True, engine="http"), ("sample_ahead", "max_off_policy 0")),
+        ("grpo", dict(engine="vllm", engine_weights="memory"), ("engine_weights memory", "--engine http")),
         ("reinforce", dict(engine_patience_s=0.0), ("engine_patience_s", "0.0")),
         ("grpo", dict(old_logprobs="sampler"), ("importance_cap", "--importance-cap")),
     ],
@@ -448,11 +454,126 @@ def test_a_server_killed_in_the_middle_of_a_step_costs_nothing(home: Path, monke
 
 
 @pytest.mark.slow
-def test_two_ranks_over_http_learn_what_one_does_alone(up: Any, home: Path) -> None:
-    there = dict(engine="http", engine_url=up.url)
+@pytest.mark.parametrize("placed", [{}, {"engine_weights": "memory", "shard": True}], ids=["checkpoint", "memory"])
+def test_two_ranks_over_http_learn_what_one_does_alone(placed: dict[str, Any], up: Any, home: Path) -> None:
+    there = dict(engine="http", engine_url=up.url, **placed)
     train_on_ranks(2, home, settings("reinforce", home, run_name="two", device_batch_size=2, max_steps=2, **there))
     one = train(settings("reinforce", home, run_name="one", device_batch_size=4, max_steps=2))
     assert_close_curves(one, run.Run.open("two"), "reward_mean", "grad_norm")
+
+
+# ---------------------------------------------------------------- weights in memory
+
+
+def test_what_a_trainer_publishes_is_what_the_server_samples_from(up: Any, home: Path) -> None:
+    """Pushed twice through memory: the tokens of the newer weights, one directory at a time, and none when the trainer is gone."""
+    engine = opened(home, up.url, engine_weights="memory")
+    for step in (1, 2):
+        engine.push(model(step), step)
+        assert up.health()["version"] == engine.version and engine.version.startswith(f"direct@{step}-")
+        assert [p.name for p in (home / "weights/direct").iterdir()] == [f"live_{step:06d}"]
+    found = engine.sample(model(9), [[65, 66]], max_new_tokens=6, seed=3)
+    assert found[0].ids == generate.sample(model(2), [[65, 66]], max_new_tokens=6, seed=3)[0].ids
+    del engine
+    gc.collect()
+    assert not list((home / "weights/direct").iterdir())
+
+
+def test_published_weights_that_do_not_fit_are_rejected(up: Any, home: Path) -> None:
+    first, meta = up.health()["version"], {"tokenizer": TOK.to_dict(), "tags": "reserved"}
+    other, _ = live_weights.publish(home / "weights/other", 1, model(1, n_embd=64), meta)
+    words, _ = live_weights.publish(home / "weights/words", 1, model(1), meta | {"tags": "text"})
+    torn, _ = live_weights.publish(home / "weights/torn", 1, model(1), meta)
+    with open(torn / "model.safetensors", "r+b") as file:
+        file.truncate(1000)
+    bare, _ = live_weights.publish(home / "weights/bare", 1, model(1), meta)
+    (bare / "meta.json").write_text("{}")
+    for place in (other, words, torn, bare):
+        path = place.relative_to(home / "weights").as_posix()
+        status, body = up.send("POST", "/admin/weights", {"path": path})
+        assert (status, body["error"]["param"]) == (409, "path"), place
+    assert up.health()["version"] == first
+
+
+def test_a_full_memory_leaves_the_weights_that_were_published(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = {"tokenizer": TOK.to_dict(), "tags": "reserved"}
+    before, _ = live_weights.publish(home / "weights/x", 1, model(1), meta)
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(live_weights, "write", full)
+    with raising(RunError, "No space left", "step 2"):
+        live_weights.publish(home / "weights/x", 2, model(2), meta)
+    assert list((home / "weights/x").iterdir()) == [before] and live_weights.read(before)[1]["step"] == 1
+
+
+# ---------------------------------------------------------------- sampling ahead
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_next_batch_is_sampled_while_this_one_is_learned_from(
+    loop: str, up: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every update waits until the following batch is on its way; batches 0 and 1 are those of the first weights."""
+    steps, begun, real, update = 4, [], engines.Http.sample, torch.optim.AdamW.step
+    changed = threading.Condition()
+
+    def sample(self: Any, *args: Any, **how: Any) -> Any:
+        with changed:
+            begun.append(threading.current_thread().name)
+            changed.notify()
+        return real(self, *args, **how)
+
+    def step(self: Any, *args: Any) -> Any:
+        taken = len(updates) + 1
+        updates.append(taken)
+        with changed:
+            assert changed.wait_for(lambda: len(begun) >= min(taken + 1, steps), timeout=30), "nothing is sampled ahead"
+        return update(self, *args)
+
+    updates: list[int] = []
+    monkeypatch.setattr(engines.Http, "sample", sample)
+    plain = dict(max_steps=steps, lr=2e-2) | (
+        dict(variant="grpo", inner_epochs=1, importance_cap=0.0) if loop == "grpo" else {}
+    )
+    there = dict(engine="http", engine_url=up.url, max_off_policy=1, sample_ahead=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step)
+        found = train(settings(loop, home, run_name="ahead", **plain, **there))
+    assert len(updates) == len(begun) == steps and begun[1:] == ["sampling ahead"] * (steps - 1)
+    assert [x for _, x in curve(found, "off_policy_steps")] == [0, 1, 1, 1]
+    behind = found.metrics().sort_values("step")["mismatch_kl"]
+    assert behind.iloc[0] < 1e-6 < 1e-4 < behind.iloc[1:].min()
+    frozen = train(settings(loop, home, run_name="frozen", **plain | {"lr": 0.0}))
+    rewards, same = (curve(r, "reward_mean", "exact_match") for r in (found, frozen))
+    assert rewards[:2] == same[:2] and rewards[2:] != same[2:]
+
+
+def test_a_server_lost_while_it_samples_ahead_stops_the_run_in_order(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch that was begun fails; the loop's own thread saves and stops, and the run goes on from there."""
+    with Serving(ckpt=str(home / "weights/start/checkpoints/step_000000"), reload_from=home / "weights") as up:
+        there = dict(engine="http", engine_url=up.url, max_off_policy=1, sample_ahead=True, engine_patience_s=1.0)
+        calls, real = [], engines.Http._choices
+
+        def fail(self: Any, body: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 6:  # two batches of three prompts
+                raise http_client.NoAnswer("gone")
+            return real(self, body)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engines.Http, "_choices", fail)
+            cfg = settings("reinforce", home, run_name="lost", max_steps=4, **there)
+            found = train(cfg)
+        assert found.status["status"] == "stopped" and "step 2" in found.status["reason"]
+        resumed = train(replace(cfg, resume=True))
+    assert resumed.status["status"] == "finished" and len(resumed.metrics()) == 4
+    assert [x for _, x in curve(resumed, "off_policy_steps")] == [0, 1, 0, 1], (
+        "a resumed run begins with its own weights"
+    )
 
 
 # ---------------------------------------------------------------- vLLM's wire form

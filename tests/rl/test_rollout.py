@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
+from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
+from codechat.rl.engines import Local
 from codechat.tasks.base import Problem, Score
+from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
+from codechat.training import RolloutSampler
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +179,33 @@ def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: rollo
             rollout.score_logprobs(policy, batch, temperature=1.0, **how), sampled, atol=1e-5, rtol=0
         )
     assert batch.take([2, 0]).texts == batch.texts[8:] + batch.texts[:4]
+
+
+class Judged(ToyTask):
+    """The toy task with judges of its own: the first part is judged only once the second one is being sampled."""
+
+    def __init__(self) -> None:
+        self.sampling, self.parts = threading.Semaphore(0), 0
+
+    def scores(self, pairs: Sequence[tuple[Problem, str]]) -> list[Score]:
+        self.parts += 1
+        for _ in range(2 if self.parts == 1 else 0):
+            assert self.sampling.acquire(timeout=20), "nothing is sampled while this part is judged"
+        return [self.score(problem, text) for problem, text in pairs]
+
+
+def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
+    task, engine = Judged(), Local()
+
+    def sample(*args: object, **how: object) -> list[generate.Completion]:
+        task.sampling.release()
+        return generate.sample(*args, **how)
+
+    engine.sample = sample
+    cfg = ReinforceConfig(device_batch_size=2, grad_accum=3, group_size=3, max_new_tokens=4, tags="text")
+    problems, tok = task.problems("train"), tokenizer.load("bytes")
+    parts = RolloutSampler(cfg, engine, policy, task, problems, tok, at_once=2)(1, 6, seed=7, key=4)
+    assert task.parts == 3
+    whole = RolloutSampler(cfg, Local(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
+    assert [c.ids for c in parts.completions] == [c.ids for c in whole.completions]
+    assert torch.equal(parts.rewards, whole.rewards) and parts.problems == whole.problems

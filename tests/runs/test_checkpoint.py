@@ -124,6 +124,32 @@ def test_a_model_with_its_tokenizer_and_tags(run: Run) -> None:
         loading.load_model("r")
 
 
+def file_behind(tensor: torch.Tensor) -> str:
+    """The file whose pages the tensor's memory is; "" where it is memory of its own."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *rest = line.split(maxsplit=5)
+        first, end = (int(x, 16) for x in span.split("-"))
+        if first <= tensor.data_ptr() < end:
+            return rest[4] if len(rest) > 4 else ""
+    raise AssertionError("no mapping holds the tensor")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's table of mappings")
+def test_a_model_is_read_without_a_second_copy_in_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 4, GPT(TINY, seed=3), meta={"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "text"})
+    sources: list[str] = []
+    real = checkpoint.restore
+
+    def restore(ckpt: checkpoint.Checkpoint, model: nn.Module) -> None:
+        sources.extend(Path(file_behind(t)).name for t in ckpt.model_state.values())
+        real(ckpt, model)
+
+    monkeypatch.setattr(checkpoint, "restore", restore)
+    loaded = loading.load_model("r@4")
+    assert len(sources) > 5 and set(sources) == {"model.pt"}
+    assert {file_behind(p) for p in loaded.model.parameters()}.isdisjoint({str(loaded.path / "model.pt")})
+
+
 def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
     save(run, 10, meta={"lineage": [{"run": "r", "data": "abc"}]})
     child = Run.create("child", {}, kind="test", parent="r")

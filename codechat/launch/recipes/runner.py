@@ -17,7 +17,8 @@ covers its settings and the hashes of the stages that it needs. A killed stage r
 The versions keep their runs and data beside nano's, whose data and pretraining they share. A stage whose files are absent (GRPO for problems,
 where a filter left none) is skipped with a message.
 
-At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. An interrupted recipe leaves them running
+At a larger scale torchrun launches the stages that take GPUs, detached, and the recipe follows them. What needs no GPU, such as data, runs before
+the first of them: a machine without GPUs prepares it. An interrupted recipe leaves them running
 and finds them again when it is run again.
 
 `codechat launch v6` runs a recipe detached, with a log for each stage.
@@ -182,7 +183,8 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
     todo = pending(bound, ledger, cfg)
     if scale and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg, console)
-    for number, b in enumerate(bound, 1):
+    for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
+        ranks = scale.ranks.get(b.stage.name, 0) if scale else 0
         title = f"[{number}/{len(bound)}] {b.name}"
         if b.stage.name not in todo:
             why = "finished, skipped" if b.name in ledger.rows else "not requested"
@@ -191,8 +193,10 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
             console.print(f"{title}: skipped: {b.stage.needs[0]} left no {b.when}", highlight=False)
         else:
             console.rule(f"{title}: {b.stage.about}", align="left")
+            if scale and scale.gpu:
+                require_gpus(ranks, cfg.scale)
             with output_to(cfg.logs / f"{b.name}.log" if cfg.logs else None):
-                seconds = run_stage(b, ledger, scale.ranks.get(b.stage.name, 0) if scale else 0)
+                seconds = run_stage(b, ledger, ranks)
             console.print(f"{title}: {seconds:.0f} s", highlight=False)
     return bound
 
@@ -257,8 +261,7 @@ def _resume_or_replace(b: Bound, fresh: bool) -> Any:
 
 
 def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Console) -> None:
-    """Print the plan of the stages to launch, and ask unless --yes. ConfigError without a terminal to ask, where the plan does not fit, or where
-    this machine lacks the GPUs."""
+    """Print the plan of the stages to launch, and ask unless --yes. ConfigError without a terminal to ask, or where the plan does not fit."""
     from codechat.launch import planner  # imports torch, which a recipe at its own scale may not need
 
     ranks, hours = max((scale.ranks.get(b.stage.name, 0) for b in bound), default=0), 0.0
@@ -279,10 +282,23 @@ def confirm(scale: Scale, bound: list[Bound], cfg: RecipeConfig, console: Consol
             raise ConfigError("no terminal to ask for a confirmation; --yes launches what is planned above")
         if input("launch? [y/N] ").strip().lower() not in ("y", "yes"):
             raise ConfigError("not launched; finished stages stay finished")
-    if scale.gpu and (here := gpus_here()) < ranks:
+
+
+def data_first(bound: list[Bound], scale: Scale, todo: set[str]) -> list[Bound]:
+    """The stages in an order in which those that need no GPU, and no pending result of one that does, come first."""
+    late: set[str] = set()
+    for b in bound:
+        if b.stage.name in todo and (b.stage.name in scale.ranks or late & set(b.stage.needs)):
+            late.add(b.stage.name)
+    return sorted(bound, key=lambda b: b.stage.name in late)
+
+
+def require_gpus(ranks: int, scale: str | None) -> None:
+    """ConfigError where a stage of so many ranks is next and this machine lacks the GPUs; what came before stays finished."""
+    if ranks and (here := gpus_here()) < ranks:
         raise ConfigError(
-            f"this needs {ranks} GPUs and there are {here}; run it on a machine that has them, or write a job for one stage: "
-            f"codechat launch pretrain --nproc {ranks} --slurm -- --preset {cfg.scale} ..."
+            f"this needs {ranks} GPUs and there are {here}; stages that need none are finished; run it on a machine that has them, "
+            f"or write a job for one stage: codechat launch pretrain --nproc {ranks} --slurm -- --preset {scale} ..."
         )
 
 

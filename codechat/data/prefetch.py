@@ -1,0 +1,50 @@
+"""Batches that are ready when a step asks for them.
+
+On a GPU a thread prepares the next batches in pinned memory while a step runs, so that `to(device, non_blocking=True)` returns at once. Elsewhere
+a batch is prepared when it is asked for: there a thread would take its time from the step.
+
+`state()` is that of the batches handed out, not of those prepared: a run that is resumed draws what was not learned from again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+
+class Prefetched:
+    """A loader (next, state, load_state) with a thread that works `ahead` batches ahead. beside: whether to have the thread; None = on a GPU."""
+
+    def __init__(self, loader: Any, device: torch.device, ahead: int = 1, beside: bool | None = None) -> None:
+        self.loader, self.pins, self.ahead = loader, device.type == "cuda", ahead
+        self._waiting: deque[Future[tuple[Any, Any]]] = deque()
+        # it starts with the first batch
+        self._thread = ThreadPoolExecutor(1, "batches") if (self.pins if beside is None else beside) else None
+        self._state: Any = None
+
+    def next(self) -> Any:
+        if self._thread is None:
+            return self.loader.next()
+        while len(self._waiting) <= self.ahead:
+            self._waiting.append(self._thread.submit(self._prepare))
+        batch, self._state = self._waiting.popleft().result()
+        return batch
+
+    def _prepare(self) -> tuple[Any, Any]:
+        batch = self.loader.next()
+        return (_pinned(batch) if self.pins else batch), self.loader.state()
+
+    def state(self) -> Any:
+        return self.loader.state() if self._state is None else self._state
+
+    def load_state(self, state: Any) -> None:
+        """Before the first batch."""
+        assert self._state is None and not self._waiting, "batches were taken already"
+        self.loader.load_state(state)
+
+
+def _pinned(batch: Any) -> Any:
+    return tuple(x.pin_memory() for x in batch) if isinstance(batch, tuple) else batch.pin_memory()

@@ -1,0 +1,115 @@
+"""Rollouts of a step: sampled when they are needed, or one batch ahead by a server; code is judged beside sampling.
+
+    batch = sample(at, n, seed, key=first)     # waits for what was begun, else samples now
+    sample.ahead(step + 1, at_next, first)     # with --sample-ahead: the server draws the next batch while this process learns
+
+With --sample-ahead the batch of step s + 1 is drawn from the weights before update s, so it is one step off-policy (arXiv:2410.18252). Nothing of it
+is a collective until it is taken: the order of collectives stays that of one thread.
+
+Left out: batches further ahead, and rollouts that continue under newer weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from codechat.models.gpt import GPT
+from codechat.rl import rollout
+from codechat.rl.engines import Engine
+from codechat.rl.rollout import RolloutBatch
+from codechat.tasks.base import Problem, Task
+from codechat.text.tokenizer import Tokenizer
+
+
+def step_seed(cfg: Any, step: int) -> int:
+    """Seed of a step's draws; 0 and 1 above cfg.seed are taken by new weights and the diagnosis."""
+    return cfg.seed * 1_000_003 + step + 2
+
+
+class Wish(NamedTuple):
+    """n problems from number `at` on, wrapping around. key: the first group's number within its step over all ranks."""
+
+    at: int
+    n: int
+    seed: int
+    key: int
+    group_size: int
+
+
+class RolloutSampler:
+    """Samples and scores groups of a task's problems. `key` and the seed decide the draws, so a resumed run and another number of ranks draw the same.
+
+    at_once: problems that are sampled together; none = all."""
+
+    def __init__(
+        self,
+        cfg: Any,
+        engine: Engine,
+        model: GPT,
+        task: Task,
+        problems: list[Problem],
+        tok: Tokenizer,
+        at_once: int | None = None,
+    ) -> None:
+        self.cfg, self.engine, self.model, self.task = cfg, engine, model, task
+        self.problems, self.tok, self.at_once = problems, tok, at_once
+        self._begun: tuple[Wish, int | None, Future[RolloutBatch]] | None = None
+
+    def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
+        """A batch, begun earlier or sampled now. A collective."""
+        wish = Wish(at, n, seed, key, group_size or self.cfg.group_size)
+        begun, self._begun = self._begun, None
+        with self.engine.policy(self.model) as policy:  # once, however many parts a rank samples
+            if begun is None:
+                return self._draw(policy, wish)
+            what, self.engine.sampled_from, batch = begun
+            assert what == wish, f"{what} was begun, {wish} is requested"
+            return batch.result()
+
+    def ahead(self, step: int, at: int, key: int) -> None:
+        """Begin the batch of `step`, the next one, where the run samples ahead. A collective."""
+        if not self.cfg.sample_ahead or step >= self.cfg.max_steps:
+            return
+        self.engine.push(self.model, step - 1, learned_at=step)
+        wish = Wish(at, self.cfg.problems_per_rank, step_seed(self.cfg, step), key, self.cfg.group_size)
+        batch: Future[RolloutBatch] = Future()
+        self._begun = wish, self.engine.step, batch
+
+        def draw() -> None:
+            try:
+                batch.set_result(self._draw(self.model, wish))
+            except BaseException as error:  # whatever it is, the loop's own thread raises it
+                batch.set_exception(error)
+
+        threading.Thread(target=draw, name="sampling ahead", daemon=True).start()
+
+    def _draw(self, policy: GPT, wish: Wish) -> RolloutBatch:
+        """No collective. Where the task judges in other processes, it judges one part while the next one is sampled."""
+        part = self.at_once or max(wish.n, 1)
+        parts = [range(first, min(first + part, wish.n)) for first in range(0, max(wish.n, 1), part)]
+        drawn = (self._sampled(policy, wish, numbers) for numbers in parts)
+        if len(parts) == 1 or not hasattr(self.task, "scores"):
+            return rollout.join([rollout.judged(self.task, d) for d in drawn])
+        with ThreadPoolExecutor(1, "judging") as judging:
+            waiting = [judging.submit(rollout.judged, self.task, d) for d in drawn]
+            return rollout.join([batch.result() for batch in waiting])
+
+    def _sampled(self, policy: GPT, wish: Wish, numbers: Sequence[int]) -> rollout.Drawn:
+        cfg = self.cfg
+        return rollout.draw(
+            policy,
+            self.task,
+            [self.problems[(wish.at + i) % len(self.problems)] for i in numbers],
+            self.tok,
+            cfg.tags,
+            group_size=wish.group_size,
+            max_new_tokens=cfg.max_new_tokens,
+            temperature=cfg.temperature,
+            top_k=cfg.top_k,
+            seed=wish.seed,
+            keys=[wish.key + i for i in numbers],
+            sampler=self.engine.sample,
+        )
