@@ -53,11 +53,8 @@ def test_a_gain_is_paired_by_seed_and_problem() -> None:
     binary, stairs = (
         [row(s, "weak", r, [0] * 2, [3 * s + (r == "staircase")] * 2) for s in (0, 1)] for r in ("binary", "staircase")
     )
-    found = dense_rewards.gain(stairs, binary)
-    assert (
-        found.value == 0.25 and found.hi - found.lo <= 2 * 0.66 + 1e-9
-    )  # all differences are equal: Wilson's of 0 of 2
-    assert not math.isnan(found.lo)
+    found, by_hand = dense_rewards.gain(stairs, binary), equal_interval(0.25, 2, (-1.0, 1.0))  # equal differences
+    assert (found.value, found.lo, found.hi) == (by_hand.value, by_hand.lo, by_hand.hi)
 
 
 def test_the_figure_shows_each_reward_at_each_start_and_the_published_runs() -> None:
