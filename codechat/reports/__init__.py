@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = attach(
         "build",
         "comparisons",
         "dashboard",
+        "dense_rewards",
         "frozen_rows",
         "html",
         "notebooks",

@@ -1,0 +1,185 @@
+"""When does a dense reward help? Figure, table and sentence of the rows of `codechat.labs.reward_starts`.
+
+Only seeds with every run count, so that all rewards and starts rest on the same seeds. Intervals are hierarchical, over
+seeds and problems; a gain over the binary reward is paired by seed and problem.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from codechat.core.atomic_files import read_rows
+from codechat.core.errors import DataError, MissingFile
+from codechat.evaluation.intervals import Interval, estimate_pass_at_k, hierarchical_interval
+from codechat.reports import frozen_rows, run_frames
+from codechat.reports.plots import SHAPE_COLOURS
+from codechat.reports.style import GREY, Plot, add_note, draw_published, finish, new_figure
+
+Row = Mapping[str, Any]
+STARTS, REFERENCE = ("base", "poor", "weak", "strong"), "binary"
+MEASURES = {"greedy": "greedy", "pass@1": "T = 1"}
+
+
+def frozen(path: Path | None = None, baseline: str = "mean") -> list[dict[str, Any]]:
+    """The committed rows of one baseline. MissingFile if there are none."""
+    path = path or frozen_rows.frozen_dir() / "thesis.jsonl"
+    if not path.is_file():
+        raise MissingFile(f"{path} does not exist; train it: python -m codechat.labs.reward_starts --out {path}")
+    return [row for row in read_rows(path) if row["baseline"] == baseline]
+
+
+def cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """(start, reward) -> one row per seed, in the order of seeds; only seeds that have all of them.
+
+    DataError if no seed has all."""
+    starts = [s for s in STARTS if any(row["start"] == s for row in rows)]
+    rewards = [r for r in SHAPE_COLOURS if any(row["reward"] == r for row in rows)]
+    found = {(row["seed"], row["start"], row["reward"]): row for row in rows}
+    seeds = [
+        seed
+        for seed in sorted({key[0] for key in found})
+        if all((seed, s, r) in found for s in starts for r in rewards)
+    ]
+    if not seeds:
+        raise DataError(f"{len(rows)} runs, and no seed has each of {starts} with each of {rewards}; train on")
+    return {(s, r): [found[seed, s, r] for seed in seeds] for s in starts for r in rewards}
+
+
+def values(rows: Sequence[Row], when: str, measure: str) -> np.ndarray:
+    """(seeds, problems) of "greedy", "pass@1" or "pass@8"; when: "before" or "after"."""
+    if measure == "greedy":
+        return np.array([row[when]["greedy"] for row in rows], dtype=float)
+    k = int(measure.removeprefix("pass@"))
+    return np.array([[estimate_pass_at_k(row["samples"], c, k) for c in row[when]["correct"]] for row in rows])
+
+
+def score(rows: Sequence[Row], when: str, measure: str) -> Interval:
+    return hierarchical_interval(values(rows, when, measure), bounds=(0.0, 1.0))
+
+
+def gain(rows: Sequence[Row], reference: Sequence[Row], measure: str = "pass@1") -> Interval:
+    """What the runs end above the reference's, paired by seed and problem."""
+    return hierarchical_interval(values(rows, "after", measure) - values(reference, "after", measure))
+
+
+def table(rows: Sequence[Row]) -> pd.DataFrame:
+    """One row per start and reward: exact match before and after, pass@8, the gain over the binary reward, groups with
+    variance over all updates."""
+    found, made = cells(rows), []
+    for (start, reward), mine in found.items():
+        k = mine[0]["samples"]
+        row: dict[str, Any] = dict(start=start, reward=reward, seeds=len(mine))
+        for measure in ("greedy", "pass@1", f"pass@{k}"):
+            row |= {f"{measure} before": score(mine, "before", measure).value}
+            row |= score(mine, "after", measure).row(measure)
+        if (start, REFERENCE) in found:
+            row |= gain(mine, found[start, REFERENCE]).row("gain")
+        made.append(row | dict(live=live_share(mine), seconds=float(np.mean([r["seconds"] for r in mine]))))
+    return pd.DataFrame(made)
+
+
+def live_share(rows: Sequence[Row]) -> float:
+    """Groups with variance, mean over all updates and seeds."""
+    return float(np.mean([np.mean(row["curve"]["live"]) for row in rows]))
+
+
+def finding(rows: Sequence[Row]) -> str:
+    """One sentence: what the staircase gains over the binary reward from each start, in points of exact match at T = 1."""
+    found, parts = cells(rows), []
+    for start in dict.fromkeys(start for start, _ in found):
+        mine, reference = found[start, "staircase"], found[start, REFERENCE]
+        g, began = gain(mine, reference), score(mine, "before", "pass@1").value
+        parts.append(f"{100 * g.value:+.0f} points [{100 * g.lo:+.0f}, {100 * g.hi:+.0f}] from {began:.0%}")
+    return f"Staircase against binary reward, exact match: {', '.join(parts)}"
+
+
+# ---------------------------------------------------------------- figure
+
+
+def figure(rows: Sequence[Row], title: str = "") -> Plot:
+    """Final exact match, greedy and at T = 1, and groups with variance, over the start's exact match at T = 1."""
+    found = cells(rows)
+    fig, axes = new_figure(title or finding(rows), cols=3, size=(9.6, 3.4))
+    for ax, (measure, label) in zip(axes[0], MEASURES.items()):
+        ax.plot([0, 1], [0, 1], "--", color=GREY, linewidth=0.8, label="no change" if measure == "greedy" else None)
+        _draw_scores(ax, found, measure)
+        ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1))
+        finish(ax, x="exact match at the start (T = 1)", y=f"final exact match ({label})", loc="lower right")
+    _draw_published(axes[0, 1])
+    axes[0, 1].legend(fontsize=7.5, frameon=False, loc="lower right")
+    _draw_live(axes[0, 2], found)
+    seeds, row = len(next(iter(found.values()))), rows[0]
+    about = f"{seeds} seed{'s' * (seeds > 1)}, {len(row['after']['greedy'])} held-out requests, 95 %"
+    add_note(axes[0, 2], f"{row['weights']:,} weights, {row['steps']} updates; {about}")
+    axes[0, 2].texts[-1].set_position((1.0, -0.2))
+    return fig
+
+
+def _of(found: Mapping[tuple[str, str], list[Row]], reward: str) -> list[list[Row]]:
+    return [rows for (_, shape), rows in found.items() if shape == reward]
+
+
+def _rewards(found: Mapping[tuple[str, str], list[Row]]) -> list[str]:
+    return list(dict.fromkeys(reward for _, reward in found))
+
+
+def _draw_scores(ax: Axes, found: Mapping[tuple[str, str], list[Row]], measure: str) -> None:
+    """A line per reward over the starts, a little apart so that intervals can be told."""
+    rewards = _rewards(found)
+    for i, reward in enumerate(rewards):
+        of_starts = _of(found, reward)
+        x = np.array([score(rows, "before", "pass@1").value for rows in of_starts]) + 0.012 * (i - len(rewards) / 2)
+        ends = [score(rows, "after", measure) for rows in of_starts]
+        error = np.array([[e.value - e.lo for e in ends], [e.hi - e.value for e in ends]])
+        look = dict(color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linewidth=1.4, capsize=2.5)
+        ax.errorbar(x, [e.value for e in ends], error, label=reward if measure == "greedy" else None, **look)
+
+
+def _draw_published(ax: Axes) -> None:
+    """Where the 8B runs lie: function calls v5 and v6, first and last evaluation; programs, whose reward stayed 0."""
+    evals = run_frames.published("rl_eval")
+    evals = evals[evals["n (published)"] == 120]
+    runs = [run["pass_at_1 (published)"] for _, run in evals.groupby("run_name (published)")]
+    draw_published(ax, [run.iloc[0] for run in runs], [run.iloc[-1] for run in runs], "8B, calls v5, v6", "s")
+    began = run_frames.published("mbpp_diagnosis")["pass_at_1 (published)"].max()
+    ended = run_frames.published("mbpp_rl")["reward_mean (published)"].max()
+    draw_published(ax, [began], [ended], "8B, programs", "D")
+
+
+def _draw_live(ax: Axes, found: Mapping[tuple[str, str], list[Row]]) -> None:
+    for reward in _rewards(found):
+        of_starts = _of(found, reward)
+        x = [score(rows, "before", "pass@1").value for rows in of_starts]
+        y = [live_share(rows) for rows in of_starts]
+        ax.plot(x, y, "o-", color=SHAPE_COLOURS[reward], markersize=4.5, linewidth=1.4)
+    ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1.02))
+    finish(ax, x="exact match at the start (T = 1)", y="groups with variance (mean over updates)")
+
+
+def first_updates(rows: Sequence[Row], start: str, title: str) -> Plot:
+    """Curves of one start over the updates, by reward: exact match of the training rollouts, and groups with variance."""
+    found = cells(rows)
+    fig, axes = new_figure(title, cols=2, size=(6.4, 3.0))
+    for (where, reward), mine in found.items():
+        if where != start:
+            continue
+        for ax, name in zip(axes[0], ("exact", "live")):
+            curve = np.mean([row["curve"][name] for row in mine], axis=0)
+            x = np.linspace(0, mine[0]["steps"], len(curve) + 1)[1:]
+            ax.plot(x, curve, color=SHAPE_COLOURS[reward], linewidth=1.4, label=reward)
+    for ax, y in zip(axes[0], ("exact match of rollouts", "groups with variance")):
+        ax.set_ylim(-0.02, 1.02)
+        finish(ax, x="update", y=y, legend=ax is axes[0, 0])
+    return fig
+
+
+def numbers(rows: Sequence[Row]) -> str:
+    """The table's numbers as json, for a report's headline."""
+    return json.dumps(table(rows).round(4).to_dict("records"))

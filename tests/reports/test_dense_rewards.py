@@ -1,0 +1,82 @@
+"""Rows of rewards from several starts: which seeds count, gains in closed form, the figure, and the committed rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codechat.core.errors import DataError, MissingFile
+from codechat.evaluation.intervals import equal_interval
+from codechat.reports import dense_rewards
+from codechat.reports.style import Plot
+
+
+def row(seed: int, start: str, reward: str, before: list[int], after: list[int], **more: Any) -> dict[str, Any]:
+    """A run of four samples per problem, whose greedy answer is exact where a sample is."""
+    parts = {
+        when: dict(greedy=[int(c > 0) for c in counts], correct=counts)
+        for when, counts in (("before", before), ("after", after))
+    }
+    curve = dict(reward=[0.1, 0.5], exact=[0.0, 0.4], live=[1.0, 0.5])
+    about = dict(seed=seed, start=start, reward=reward, baseline="mean", steps=10, samples=4, weights=1000, seconds=1.0)
+    return about | parts | dict(curve=curve) | more
+
+
+ROWS = [row(seed, start, reward, [0, 0, 2, 0], [0, 0, 4, 4 * (reward == "staircase")])
+        for seed in (0, 1) for start in ("base", "weak") for reward in ("binary", "staircase")]  # fmt: skip
+
+
+def test_only_seeds_with_every_run_count() -> None:
+    more = ROWS + [row(2, "base", "binary", [0] * 4, [0] * 4)]
+    found = dense_rewards.cells(more)
+    assert set(found) == {(s, r) for s in ("base", "weak") for r in ("binary", "staircase")}
+    assert [r["seed"] for r in found["base", "binary"]] == [0, 1]
+    with pytest.raises(DataError):
+        dense_rewards.cells([*ROWS[:3], row(5, "weak", "staircase", [0] * 4, [0] * 4)])
+
+
+def test_the_table_in_closed_form() -> None:
+    found = dense_rewards.table(ROWS).set_index(["start", "reward"])
+    binary, stairs = found.loc["base", "binary"], found.loc["base", "staircase"]
+    assert (binary["pass@1 before"], binary["pass@1"], stairs["pass@1"]) == (0.125, 0.25, 0.5)
+    assert (binary["greedy before"], binary["pass@4 before"], stairs["pass@4"]) == (0.25, 0.25, 0.5)
+    assert (binary["gain"], stairs["gain"], stairs["live"]) == (0, 0.25, 0.75)
+    assert stairs["gain/lo"] <= 0.25 <= stairs["gain/hi"] and stairs["seeds"] == 2
+    assert len(json.loads(dense_rewards.numbers(ROWS))) == 4
+
+
+def test_a_gain_is_paired_by_seed_and_problem() -> None:
+    """Seeds that differ by far more than the rewards do leave the gain's interval at its value."""
+    binary, stairs = (
+        [row(s, "weak", r, [0] * 2, [3 * s + (r == "staircase")] * 2) for s in (0, 1)] for r in ("binary", "staircase")
+    )
+    found, by_hand = dense_rewards.gain(stairs, binary), equal_interval(0.25, 2, (-1.0, 1.0))  # equal differences
+    assert (found.value, found.lo, found.hi) == (by_hand.value, by_hand.lo, by_hand.hi)
+
+
+def test_the_figure_shows_each_reward_at_each_start_and_the_published_runs() -> None:
+    fig = dense_rewards.figure(ROWS)
+    assert isinstance(fig, Plot) and len(fig.axes) == 3 and "binary" in fig.get_suptitle()
+    labels = [text for ax in fig.axes for text in ax.get_legend_handles_labels()[1]]
+    assert {"binary", "staircase"} <= set(labels) and sum("published" in text for text in labels) == 2
+    assert len(dense_rewards.first_updates(ROWS, "base", "title").axes) == 2
+
+
+def test_no_rows_name_the_command(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="reward_starts"):
+        dense_rewards.frozen(tmp_path / "none.jsonl")
+
+
+def test_committed_rows_are_whole_and_of_one_setting() -> None:
+    rows = dense_rewards.frozen()
+    assert len({(r["settings"], r["steps"], r["weights"]) for r in rows}) == 1
+    found = dense_rewards.cells(rows)
+    assert {s for s, _ in found} == set(dense_rewards.STARTS) and {r for _, r in found} == set(
+        dense_rewards.SHAPE_COLOURS
+    )
+    for runs in found.values():
+        for run in runs:
+            assert len(run["after"]["correct"]) == len(run["before"]["greedy"]) >= 128
