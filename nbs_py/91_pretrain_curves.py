@@ -19,7 +19,7 @@
 # **Question.** How does a small pretraining run look beside the published 2B and 8B runs, and what do ten runs of equal compute say about loss, size and tokens?
 
 # %% tags=["parameters", "hide-cell"]
-recipe = "nano"
+recipe = "compact"
 series = ["scaling/nano-low"]
 longer = "scaling/nano-long"
 out = "reports/pretrain_curves"

@@ -20,7 +20,7 @@
 # weights cost? With all three correct, does function-calling RL saturate?
 
 # %% tags=["parameters", "hide-cell"]
-recipe = "nano"
+recipe = "compact"
 out = "reports/staircase"
 frozen = False
 

@@ -20,7 +20,7 @@
 # later change repaired it: v6's joint rows, v7's balanced mix, neutral prompts or negatives, or RL?
 
 # %% tags=["parameters", "hide-cell"]
-recipe = "nano"
+recipe = "compact"
 versions = ["v5", "v6", "v7"]
 parts = ["v7-mix"]
 ours = ["sft", "ours-evaluate", "ours-over-rl"]

@@ -245,7 +245,7 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     monkeypatch.setattr(planner, "measure", lambda step: planner.Peaks({"weights": 20 * planner.GIB}, {}))
     monkeypatch.setattr(runner, "run_stage", run_stage)
     monkeypatch.setattr(Stage, "made", lambda self, cfg: True)
-    by_name = {s.name: s for s in NANO}
+    by_name = {s.name: s for s in COMPACT}
     order = ("corpus", "pretrain", "code", "calls", "sft", "choose")
     late = replace(by_name["choose"], needs=("sft",), settings=dict(ckpt=("{sft}",)))
     stages = tuple(late if name == "choose" else by_name[name] for name in order)
