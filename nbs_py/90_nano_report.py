@@ -14,31 +14,28 @@
 # ---
 
 # %% [markdown]
-# # From an empty folder to function calls: what the nano run learned, and what RL added
+# # A model of 2.6 million parameters that reads its list of tools, and what RL adds to it
 #
-# **Question.** Does a small model, trained through every stage on this machine, answer unseen requests with exact
-# function calls; and does REINFORCE on the staircase reward add to what SFT reached?
-#
-# **Result.** The last cell prints it, with n, N, temperature and 95 % intervals.
-#
-# **Runs/needs.** The finished runs `pretrain`, `sft`, `diagnose`, `rl` and `evaluate` of recipe nano
-# (`codechat run nano`). Nothing is trained here.
+# **Question.** Trained through every stage on two CPU cores, does a small model choose among the tools that a prompt lists, decline where none fits, and call tools that it has never
+# seen? Does REINFORCE on the staircase reward add to what SFT reached, greedily and not only when it samples?
 
-# %% tags=["parameters"]
+# %% tags=["parameters", "hide-cell"]
 runs = "nano"
 out = "runs/nano/report/nano"
 frozen = False
 
-# %%
+# %% tags=["hide-cell"]
+import pandas as pd
 from IPython.display import Markdown
 
-from codechat import plots, results, run_frames
+from codechat import articles, comparisons, plots, run_frames
 from codechat.runs.run import ROOT
-from codechat.tasks.funcall.staircase import DEFAULT, TIERS
+from codechat.tasks.funcall.staircase import TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")
 names = [*(f"{runs}/{stage}" for stage in stages), *run_frames.seeds_of(f"{runs}/evaluate")]
-frames = run_frames.gather(names, ROOT / out / "data", frozen, drop={"per_problem": ["tiers"]})  # no figure uses these, and they are the largest
+data = ROOT / out / "data"
+frames = run_frames.gather(names, data, frozen, drop={"per_problem": ["tiers"]})  # no figure uses these, and they are the largest
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
 seeds = [run for stage, run in name.items() if stage.startswith("evaluate")]
 name = {stage: name[stage] for stage in (*stages, "evaluate")}
@@ -46,108 +43,139 @@ metrics = {stage: run_frames.rows_of(frames["metrics"], name[stage]) for stage i
 evals = {stage: run_frames.rows_of(frames["evals"], name[stage]) for stage in name}
 figures = ROOT / out / "figures"
 
-# %%
-table = frames["runs"].assign(minutes=(frames["runs"]["seconds"] / 60).round(1))
-table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_index("run")
+# %% tags=["hide-cell"]
+ROWS = {  # stratum: what a request of it asks for
+    "call": "known tools, new values",
+    "chain_1": "first call of two",
+    "chain_2": "second call of two",
+    "phrasing": "known tools, new words",
+    "renamed": "known tools, other names",
+    "tool": "unseen tools",
+    "unfitting": "no tool fits: declined",
+    "no_tools": "no tools: answered",
+    "code": "code: answered",
+}
+final = evals["evaluate"]
+sft, rl = (final[final["checkpoint"] == c] for c in final["checkpoint"].unique()[[0, -1]])
+
+
+def share(part, stratum, measure="pass@1", sampling="greedy"):
+    """A share of one stratum under one sampling; its split is the one that has the stratum."""
+    found = part[part["sampling"] == sampling].dropna(subset=f"{stratum}/n")
+    return float(found[f"{stratum}/{measure}"].iloc[0])
+
+
+def gains(split, sampling):
+    """RL minus SFT by seed and over seeds, paired by problem."""
+    only = frames["per_problem"][frames["per_problem"]["sampling"] == sampling]
+    return comparisons.paired_gains(frames | {"per_problem": only}, seeds, split)
+
+
+samplings = list(final["sampling"].unique())
+kinds = {stratum: words for stratum, words in ROWS.items() if f"{stratum}/n" in final}
+gained = {f"{split}, {sampling}": gains(split, sampling) for split in ("test", "test_hard") for sampling in samplings}
+numbers = {f"{when}_{k}": share(part, k) for when, part in (("sft", sft), ("rl", rl)) for k in kinds}
+numbers |= {f"{when}_absent": share(part, "call", "named_not_offered") for when, part in (("sft", sft), ("rl", rl))}
+for at, gain in gained.items():
+    split, sampling = at.split(", ")
+    key = f"{split}_{'greedy' if sampling == 'greedy' else 'warm'}"
+    numbers |= {f"{key}{end}": 100 * value for end, value in (("", gain.all.value), ("_lo", gain.all.lo), ("_hi", gain.all.hi))}
+bits = evals["pretrain"]["val_bpb"].iloc[-1]
+numbers |= dict(bits=bits, seeds=len(seeds))
+run_frames.headline(numbers, data) if frozen else None
+greedy, warm = gained["test, greedy"].all, gained.get("test, T=1", gained["test, greedy"]).all
+added = "RL adds {test_greedy:+.1f} points greedily" if greedy.lo > 0 else "Greedily RL adds nothing that the interval resolves, {test_greedy:+.1f} points" if greedy.hi > 0 else "Greedily RL costs {test_greedy:+.1f} points"
+
+# %% tags=["answer", "hide-input"]
+articles.answer(
+    numbers,
+    "After SFT the model calls {sft_call:.0%} of the requests for known tools exactly right, {sft_renamed:.0%} when every tool has another name and {sft_tool:.0%} for tools of domains "
+    "that training never had; of all its calls for known tools {sft_absent:.1%} name a tool that is not offered.",
+    "Where no tool fits it declines {sft_unfitting:.0%} of the requests; of two calls in a chain it gets the first right in {sft_chain_1:.0%} and the second in {sft_chain_2:.0%}.",
+    added + " [{test_greedy_lo:+.1f}, {test_greedy_hi:+.1f}] on test" + (", and at temperature 1 {test_warm:+.1f} [{test_warm_lo:+.1f}, {test_warm_hi:+.1f}]" if "test_warm" in numbers else "")
+    + ": {seeds:.0f} seed" + "s" * (len(seeds) > 1) + ", paired by problem.",
+)
+
+# %% tags=["thumbnail", "hide-input"]
+plots.save(plots.strata(final, kinds, f"known tools {100 * share(sft, 'call'):.0f} %, unseen {100 * share(sft, 'tool'):.0f} %, declined {100 * share(sft, 'unfitting'):.0f} % after SFT"), "strata", figures)
+
+# %% tags=["hide-input"]
+def cell(part, stratum, sampling):
+    return f"{share(part, stratum, 'pass@1', sampling):.2f} [{share(part, stratum, 'pass@1/lo', sampling):.2f}, {share(part, stratum, 'pass@1/hi', sampling):.2f}]"
+
+
+pairs = [(label, part, sampling) for sampling in samplings for label, part in (("SFT", sft), ("RL", rl))]
+table = pd.DataFrame([dict(stratum=words, n=int(final[f"{k}/n"].dropna().iloc[0])) | {f"{label} {sampling}": cell(part, k, sampling) for label, part, sampling in pairs} for k, words in kinds.items()])
+articles.table(table, {"stratum": "requests", "n": "N"} | {f"{label} {sampling}": f"{label}, {sampling}" for label, _, sampling in pairs})
 
 # %% [markdown]
-# ## Pretraining
+# Strata are never added up: their shares in a split are chosen, not found. `test` has known tools with new values, unfitting lists, chains, code and chat; `test_hard` has unseen tools,
+# new phrasings and renamed tools. The checkpoint of RL was chosen on validation problems.
 #
-# Loss in nats per token depends on the tokenizer; bits per byte of validation files does not, and falls with it.
-
-# %%
-plots.save(plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"]), "pretraining", figures)
-
-# %%
-plots.save(plots.lr_and_throughput({name[s]: metrics[s] for s in ("pretrain", "sft")}), "rates", figures)
-
-# %% [markdown]
-# ## SFT
+# ## What went wrong where a call was wrong
 #
-# Code and calls are learned together. If one domain were overwritten by another, its held-out loss would rise.
+# A call can name no tool of the list, another tool of the list, or the right one with wrong arguments; or there is no call.
 
-# %%
-plots.save(plots.heldout_losses(name["sft"], evals["sft"]), "held_out", figures)
-
-# %% [markdown]
-# A call is expected in one cell of the matrix only: a tool is requested, and it is offered.
-
-# %%
-plots.save(plots.behaviour_over_training(name["sft"], evals["sft"]), "behaviour", figures)
+# %% tags=["hide-input"]
+outcomes = {"named_right": "right tool", "named_other": "another tool", "named_not_offered": "a name not offered", "named_unreadable": "unreadable", "named_no_call": "no call"}
+rows = [dict(stratum=ROWS[k], who=label) | {o: share(part, k, o) for o in outcomes} for k in kinds if k not in ("code", "no_tools") for label, part in (("SFT", sft), ("RL", rl))]
+articles.table(pd.DataFrame(rows), {"stratum": "requests", "who": "greedy"} | {o: (words, ".0%") for o, words in outcomes.items()})
 
 # %% [markdown]
-# ## Is there a gradient for RL?
-#
-# The staircase rewards partly correct calls, so groups of completions can differ before any of them is
-# correct.
+# Completions of the last checkpoint, evenly spread over the test problems:
 
-# %%
-fixed = {t: (getattr(DEFAULT, t),) * 2 for t in TIERS if t != "partial"}
-plots.save(plots.staircase({t: fixed.get(t, (DEFAULT.name_only, DEFAULT.cap)) for t in TIERS}), "staircase", figures)
-
-# %%
-verdict = evals["diagnose"].iloc[-1]
-print(f"{verdict['verdict']}: {verdict['remedy']}")
-print(f"{verdict['effective_groups']:.0f} of {verdict['n_problems']:.0f} groups have variance")
-plots.save(plots.tier_histogram(verdict, TIERS), "diagnosis", figures)
-
-# %% [markdown]
-# ## REINFORCE
-#
-# The reward is optimized; exact match is the goal. Points are held-out problems.
-
-# %% tags=["thumbnail"]
-plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figures)
-
-# %%
-plots.save(plots.tier_flow(name["rl"], metrics["rl"], TIERS), "tiers", figures)
-
-# %% [markdown]
-# A group with equal rewards has no gradient, and a step that changes no bf16 value would be lost at low
-# precision.
-
-# %%
-plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
-
-# %% [markdown]
-# ## Did it learn?
-#
-# `test` holds unseen argument values, `test_hard` also unseen tools and phrasings. The checkpoint was chosen
-# on `select`, the validation split.
-
-# %% tags=["thumbnail"]
-ks = [k for k in (1, 8) if f"pass@{k}" in evals["evaluate"]]
-plots.save(plots.pass_at_k(evals["evaluate"], ks), "pass_at_k", figures)
-
-# %%
-test = evals["evaluate"][evals["evaluate"]["split"] == "test"]
-probed = {row["checkpoint"]: row for row in test.to_dict("records") if "probe/tool_with_tools/n" in row}
-plots.save(plots.behaviour_heatmap(probed), "matrix", figures) if probed else print("no behaviour probes")
-
-# %% [markdown]
-# Sampled completions of the last checkpoint, evenly spread over the test problems:
-
-# %%
+# %% tags=["hide-input"]
 samples = run_frames.rows_of(frames["samples"], name["evaluate"])
-last = samples[samples["checkpoint"] == test["checkpoint"].iloc[-1]]
+last = samples[(samples["checkpoint"] == rl["checkpoint"].iloc[0]) & (samples["sampling"] == "greedy")]
 Markdown(run_frames.markdown_table(last, ["tier", "request", "completion"], rows=10))
 
 # %% [markdown]
-# ## The numbers
+# ## What RL changed
 #
-# RL minus SFT is paired by problem; every seed has its own SFT and RL run from one pretraining run.
+# Paired by problem. A gain at temperature 1 that greedy answers do not have is sharpening: the policy does more often what it would have answered anyway.
 
-# %% tags=["headline"]
-gains = []
-for seed in seeds:
-    rows, counts = run_frames.rows_of(frames["evals"], seed), run_frames.rows_of(frames["per_problem"], seed)
-    rows, counts = rows[rows["split"] == "test"], counts[counts["split"] == "test"]
-    sft, rl = (counts[counts["checkpoint"] == c].to_dict("records") for c in rows["checkpoint"].iloc[[0, -1]])
-    gain = results.paired_difference(sft, rl)
-    gains.append(gain)
-    before, after = rows["pass@1"].iloc[[0, -1]]
-    print(f"{seed}: pass@1 on test {before:.3f} after SFT, {after:.3f} after RL; RL - SFT {gain.value:+.3f} "
-          f"[{gain.lo:+.3f}, {gain.hi:+.3f}], n={rl[0]['n']}, N={len(rl)}, temperature {rows['temperature'].iloc[0]:g}")
-held = sum(gain.lo > 0 for gain in gains)
-print(f"the paired 95 % interval lies above 0 in {held} of {len(gains)} seed{'s' * (len(gains) > 1)}")
-assert all(gain.lo <= gain.value <= gain.hi for gain in gains) and len(gains) == len(seeds)
+# %% tags=["hide-input"]
+table = comparisons.gain_table(gained)
+plots.save(plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2])), "gains", figures)
+
+# %% tags=["hide-input"]
+plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figures)
+
+# %% tags=["hide-input"]
+plots.save(plots.tiers_on_validation({name["rl"]: evals["rl"]}, TIERS, f"exact answers on the same validation problems: {evals['rl']['tier/full'].iloc[0]:.0%} to {evals['rl']['tier/full'].iloc[-1]:.0%}"), "tiers", figures)
+
+# %% [markdown]
+# A group with equal rewards has no gradient. After an SFT that is right most of the time, most groups are equal.
+
+# %% tags=["hide-input"]
+verdict = evals["diagnose"].iloc[-1]
+print(f"before RL: {verdict['verdict']}, {verdict['effective_groups']:.0f} of {verdict['n_problems']:.0f} groups have variance")
+plots.save(plots.group_signal(name["rl"], metrics["rl"]), "signal", figures)
+
+# %% [markdown]
+# ## How it came to read
+#
+# Pretraining on code, a first SFT that learns to copy, three drills that lead up to looking a word up in a list, and SFT on conversations in which only the list says what a tool is called.
+# LOG.md has the arms; without the drills the choice stays at chance.
+
+# %% tags=["hide-input"]
+plots.save(plots.pretraining(name["pretrain"], metrics["pretrain"], evals["pretrain"]), "pretraining", figures)
+
+# %% tags=["hide-input"]
+plots.save(plots.heldout_losses(name["sft"], evals["sft"]), "held_out", figures)
+
+# %% [markdown]
+# The held-out loss of the first drill rises while the later ones and the calls are learned: it was a step on the way.
+#
+# ## Appendix: runs and statistics
+
+# %% tags=["hide-input"]
+table = frames["runs"].assign(minutes=(frames["runs"]["seconds"] / 60).round(1))
+table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_index("run")
+
+# %% tags=["headline", "hide-input"]
+for at, gain in gained.items():
+    print(f"RL - SFT, {at}: {comparisons.in_points(gain.all)}; seeds alone: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
+n, last = int(final["n_samples"].iloc[0]), final["n_problems"].max()
+print(f"n={n} completion{'s' * (n > 1)} a problem, N={last:.0f} problems a split, 95 % intervals over problems{' and seeds' * (len(seeds) > 1)}; pretraining ends at {bits:.3f} bits per byte of validation files")
+assert all(g.all.lo <= g.all.value <= g.all.hi for g in gained.values()) and len(gained["test, greedy"].seeds) == len(seeds)

@@ -569,6 +569,30 @@ def _pass_finding(rows: pd.DataFrame, names: Sequence[str], splits: Sequence[str
     return f"pass@1 on {split}: {names[0]} {scores[names[0]]:.2f}, {names[-1]} {scores[names[-1]]:.2f}"
 
 
+def strata(rows: pd.DataFrame, kinds: Mapping[str, str], title: str) -> Plot:
+    """pass@1 of each stratum with 95 % intervals: a panel per checkpoint, a line per stratum, filled greedy, hollow at temperature 1.
+
+    rows: evaluations with checkpoint, sampling, and STRATUM/pass@1 with /lo, /hi and STRATUM/n. kinds: {stratum: words}, from the top."""
+    names = list(dict.fromkeys(rows["checkpoint"]))
+    fig, axes = new_figure(title, cols=len(names), size=(8.6, 1.4 + 0.32 * len(kinds)), sharey=True)
+    for ax, name in zip(axes[0], names):
+        for shift, (sampling, part) in zip((-0.12, 0.12), rows[rows["checkpoint"] == name].groupby("sampling", sort=False)):
+            for at, stratum in enumerate(kinds):
+                own = part.dropna(subset=f"{stratum}/n").iloc[0]
+                value, lo, hi = (100 * own[f"{stratum}/pass@1{end}"] for end in ("", "/lo", "/hi"))
+                fill = dict(markerfacecolor=colour_of(name) if sampling == "greedy" else "none")
+                ax.errorbar([value], [at + shift], xerr=[[max(0, value - lo)], [max(0, hi - value)]], fmt="o", color=colour_of(name),
+                            capsize=2, markersize=4.5, linewidth=1, label=sampling if at == 0 else None, **fill)  # fmt: skip
+        ax.set_title(label_of_run(name), fontsize=9, loc="left")
+        ax.set_xlim(-2, 102)
+        ax.set_xlabel("right (%)", fontsize=8.5)
+    counts = {k: int(rows[f"{k}/n"].dropna().iloc[0]) for k in kinds}
+    axes[0, 0].set_yticks(range(len(kinds)), [f"{words}, N={counts[k]}" for k, words in kinds.items()])
+    axes[0, 0].invert_yaxis()
+    outer_legend(fig, axes[0, -1], "outside lower center", ncols=2, title="95 % intervals over problems", title_fontsize=7.5)
+    return fig
+
+
 def differences(rows: pd.DataFrame, title: str) -> Plot:
     """Differences of shares in percentage points with 95 % intervals, a line each. rows: name, value, lo, hi."""
     fig, axes = new_figure(title, size=(6.4, 1.2 + 0.3 * len(rows)))

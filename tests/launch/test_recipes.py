@@ -249,7 +249,7 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     order = ("corpus", "pretrain", "code", "calls", "sft", "choose")
     late = replace(by_name["choose"], needs=("sft",), settings=dict(ckpt=("{sft}",)))
     stages = tuple(late if name == "choose" else by_name[name] for name in order)
-    monkeypatch.setitem(runner.RECIPES, "nano", ("a test", stages))
+    monkeypatch.setitem(runner.LARGER, "nano", stages)
     monkeypatch.setattr(runner, "gpus_here", lambda: 0)
     cfg = runner.RecipeConfig(scale="8b", yes=True)
     with pytest.raises(ConfigError) as error:
