@@ -295,15 +295,17 @@ with pd.option_context("display.max_colwidth", None):
 # | `toy_steps = 1` | what share of the gradient do the tokens get that the policy is sure of? | it is sure of none: after one step the policy spreads the gradient over all tokens, also the constant frame (the last cell fails there) |
 # | `"mean"` to `"none"` in `advantages.group_advantages(rewards, "mean")` | all rewards are positive or 0: which answers are still pushed down? | none: the advantage is the reward itself, and prose keeps 0; only the competition for probability pushes worse answers down |
 #
-# The last cell asserts the Result.
+# The last cell asserts the Result, which is that of the frozen rows; runs of your own need not have it.
 
 # %%
 assert not any(values[: len(prompt)]) and all((found[1:] == 0).all() for found in baselines.values())
 assert sum(shares[: len(prompt)]) == 0 and sure.mean() > 0.3 and sure_share < 0.1
-assert row["verdict"] in ("LIVE", "WEAK")
-assert end["reward_mean"] > start["reward_mean"] + 0.03 and end["exact_match"] > start["exact_match"]
-assert end["tier/no_tag"] + end["tier/bad_json"] < (start["tier/no_tag"] + start["tier/bad_json"]) / 2
-assert change.loc["entropy", "last tenth"] < change.loc["entropy", "first tenth"]
-assert 0.05 < metrics["frac_zero_std_groups"].mean() < 0.75 and metrics["dead_steps"].max() < 20
+rose = end["reward_mean"] > start["reward_mean"] + 0.03 and end["exact_match"] > start["exact_match"]
+fewer = end["tier/no_tag"] + end["tier/bad_json"] < (start["tier/no_tag"] + start["tier/bad_json"]) / 2
+surer = change.loc["entropy", "last tenth"] < change.loc["entropy", "first tenth"]
+print(f"the reward rose by more than 0.03: {rose}; unreadable answers halved: {fewer}; entropy fell: {surer}")
+assert (rose and fewer and surer) or source != "frozen"
+assert row["verdict"] in ("LIVE", "WEAK") and metrics["dead_steps"].max() < 20
+assert metrics["frac_zero_std_groups"].mean() < 0.75 or source != "frozen"
 assert 0.01 < metrics["weights_changed_bf16"].median() < 0.9
 assert metrics["logprob_mismatch"].max() < 0.5  # in float32 it is below 0.001; bfloat16 rounds

@@ -223,7 +223,7 @@ choice = frozen_rows.rows(source, "choose", "evals")
 shown = ["checkpoint", "split", "pass@1", f"pass@{max(ks)}", "n_problems", "n_samples", "temperature"]
 quoted = evals[(evals["checkpoint"] == rl) & (evals["split"] == "test")]
 whole = {"n_problems": int, "n_samples": int}
-pd.concat([choice[shown], quoted[shown]]).astype(whole).set_index(["split", "checkpoint"]).round(3)
+pd.concat([choice.reindex(columns=shown), quoted[shown]]).astype(whole).set_index(["split", "checkpoint"]).round(3)
 
 # %% [markdown]
 # ## Read some
@@ -273,7 +273,7 @@ fig
 # | `values[:50]` for `passes(rl, "test", 1)` in the cell of the interval | an eighth of the problems: how much wider is it? | two to three times, as $\sqrt{8}$ suggests; an interval over 50 problems cannot show the gain of this run |
 # | resample `n` completions per problem too, at random with replacement | is the interval wider? | hardly, by a few percent: problems differ far more than the 8 completions of one problem do |
 #
-# The last cell asserts the Result.
+# The last cell asserts the Result, which is that of the frozen rows; runs of your own need not have it.
 
 # %%
 scores = evals.set_index(["checkpoint", "split"])
@@ -283,6 +283,8 @@ assert paired["to"] - paired["from"] < 2 * paired["unpaired half width"]
 own = seeds[seeds["run"] == evals["run"].iloc[0]].set_index("comparison").loc[f"test: {rl} - {sft}"]
 mine = gaps.loc["pass@1, test", ["RL - SFT", "from", "to"]].astype(float)
 np.testing.assert_allclose(own[["value", "lo", "hi"]].astype(float), mine, atol=0.004)
-assert gaps.loc[f"pass@{max(ks)}, test", "RL - SFT"] < gaps.loc["pass@1, test", "RL - SFT"]
+sharpened = gaps.loc[f"pass@{max(ks)}, test", "RL - SFT"] < gaps.loc["pass@1, test", "RL - SFT"]
+print(f"RL gained more at k = 1 than at k = {max(ks)}: {sharpened}")
+assert sharpened or source != "frozen"
 assert widths["width"].iloc[2] < widths["width"].iloc[1]
 assert test.loc[rl, "probe/tool_with_tools/call"] > 0.8

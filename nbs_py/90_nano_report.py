@@ -71,7 +71,7 @@ def gains(split, sampling):
     return comparisons.paired_gains(frames | {"per_problem": only}, seeds, split)
 
 
-samplings = list(final["sampling"].unique())
+samplings = ["greedy", *(s for s in final["sampling"].unique() if s != "greedy")]
 kinds = {stratum: words for stratum, words in ROWS.items() if f"{stratum}/n" in final}
 gained = {f"{split}, {sampling}": gains(split, sampling) for split in ("test", "test_hard") for sampling in samplings}
 numbers = {f"{when}_{k}": share(part, k) for when, part in (("sft", sft), ("rl", rl)) for k in kinds}
@@ -98,6 +98,7 @@ articles.answer(
 
 # %% tags=["thumbnail", "hide-input"]
 plots.save(plots.strata(final, kinds, f"known tools {100 * share(sft, 'call'):.0f} %, unseen {100 * share(sft, 'tool'):.0f} %, declined {100 * share(sft, 'unfitting'):.0f} % after SFT"), "strata", figures)
+
 
 # %% tags=["hide-input"]
 def cell(part, stratum, sampling):
@@ -136,6 +137,7 @@ Markdown(run_frames.markdown_table(last, ["tier", "request", "completion"], rows
 
 # %% tags=["hide-input"]
 table = comparisons.gain_table(gained)
+table = table if len(seeds) > 1 else table[~table["name"].str.endswith("seeds")]
 plots.save(plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2])), "gains", figures)
 
 # %% tags=["hide-input"]
@@ -173,7 +175,7 @@ plots.save(plots.heldout_losses(name["sft"], evals["sft"]), "held_out", figures)
 table = frames["runs"].assign(minutes=(frames["runs"]["seconds"] / 60).round(1))
 table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_index("run")
 
-# %% tags=["headline", "hide-input"]
+# %% tags=["hide-input"]
 for at, gain in gained.items():
     print(f"RL - SFT, {at}: {comparisons.in_points(gain.all)}; seeds alone: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
 n, last = int(final["n_samples"].iloc[0]), final["n_problems"].max()

@@ -42,9 +42,15 @@ def frozen_dir() -> Path:
 
 
 def rows(source: str, stage: str, table: str) -> pd.DataFrame:
-    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples.
+    """The rows of one stage's run in table runs, metrics, evals, per_problem or samples; of several samplings (greedy, T=1) the first.
 
     MissingFile if there are none, RunError if the run is not finished."""
+    found = _all_rows(source, stage, table)
+    several = "sampling" in found and found["sampling"].nunique() > 1
+    return found[found["sampling"] == found["sampling"].iloc[0]] if several else found
+
+
+def _all_rows(source: str, stage: str, table: str) -> pd.DataFrame:
     if source == FROZEN:
         return _of_stage(run_frames.load_frozen(frozen_dir())[table], stage)
     return run_frames.rows_of(_live(source, [f"{source}/{stage}"])[table], f"{source}/{stage}")
