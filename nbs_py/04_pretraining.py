@@ -24,7 +24,7 @@
 # of a few hundred bytes. The loss per token of an equally good model depends on its tokenizer; bits per byte do not. The figures of
 # the run are in the first table.
 #
-# **Runs/needs.** The recipe's `pretrain` (frozen rows; `source="nano"` reads the run that `make lab` made on this
+# **Runs/needs.** Recipe compact's `pretrain` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). Seconds on one core.
 #
 # Previous: [03 data](03_data.ipynb) · Next: [05 sft](05_sft.ipynb)

@@ -25,7 +25,7 @@
 # loss of calls falls, and at the end a requested tool is called where it is offered and not where none is; the first
 # tables have the figures.
 #
-# **Runs/needs.** The recipe's `sft` (frozen rows; `source="nano"` reads the run that `make lab` made on this
+# **Runs/needs.** Recipe compact's `sft` (frozen rows; `source="nano"` reads the run that `make lab` made on this
 # machine). A model of toy size is trained here for seconds on one core.
 #
 # Previous: [04 pretraining](04_pretraining.ipynb) · Next: [06 reward staircase](06_reward_staircase.ipynb)

@@ -24,7 +24,7 @@
 # the library's. In the real run, asked the same held-out problems before and after, the policy earns more and writes
 # fewer broken calls; the first table has the figures.
 #
-# **Runs/needs.** The recipe's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
+# **Runs/needs.** Recipe compact's `diagnose` and `rl` (frozen rows; `source="nano"` reads the runs that `make lab` made on
 # this machine). A model of toy size is trained here for some seconds on one core. The same loop in 40 lines, while
 # you watch: [RL in two minutes](00_rl_in_two_minutes.ipynb).
 #

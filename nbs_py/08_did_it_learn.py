@@ -24,7 +24,7 @@
 # little new possible. Comparing the two models within each problem narrows the interval; treating completions as
 # independent would narrow it wrongly.
 #
-# **Runs/needs.** The recipe's `choose` and `evaluate` (frozen rows; `source="nano"` reads the runs that `make lab`
+# **Runs/needs.** Recipe compact's `choose` and `evaluate` (frozen rows; `source="nano"` reads the runs that `make lab`
 # made on this machine). Seconds on one core.
 #
 # Previous: [07 reinforce](07_reinforce.ipynb) · Next: [09 gradient microscope](09_gradient_microscope.ipynb)
