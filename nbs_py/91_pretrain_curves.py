@@ -138,7 +138,7 @@ plots.pretraining(run, metrics, evals, f"{first:.2f} to {last:.2f} bits per byte
 # ## Equal compute: where is the optimum?
 #
 # Five sizes spend the same FLOPs, so a larger model sees fewer tokens. An optimum is shown only if larger and smaller models both
-# do worse. Learning rates are those of the default recipe for all sizes, and each point is one seed: small differences are not
+# do worse. Learning rates are those of recipe compact for all sizes, and each point is one seed: small differences are not
 # resolved.
 
 # %% tags=["hide-input"]
@@ -165,12 +165,13 @@ articles.table(laws, {"law": "law", "left_out": ("error of left-out points (nats
 # %% [markdown]
 # ## Appendix
 #
-# **Parameters and runs.** Nothing was trained for this report; it reads finished runs. Published figures are transcribed from the
+# **Parameters and runs.** "Ours" is recipe compact. Nothing was trained for this report; it reads finished runs. Published figures are transcribed from the
 # original project's own reports (`reports/published`), never measured here.
 
 # %% tags=["hide-input"]
-read = pd.concat([frames["runs"], points_of["runs"]]).assign(minutes=lambda f: f["seconds"] / 60, state=lambda f: f["dirty"].map({True: "changed since the commit", False: "as committed"}))
-articles.table(read, {"run": "run", "kind": "kind", "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})
+read = comparisons.with_settings(pd.concat([frames["runs"], points_of["runs"]]), ["max_steps", "device_batch_size", "seq_len", "lr", "muon_lr", "seed"])
+articles.table(read, {"run": "run", "kind": "kind", "max_steps": ("steps", ".0f"), "device_batch_size": ("sequences", ".0f"), "seq_len": ("tokens each", ".0f"), "lr": ("AdamW learning rate", "g"),
+                      "muon_lr": ("Muon learning rate", "g"), "seed": ("seed", ".0f"), "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})  # fmt: skip
 
 # %% [markdown]
 # **Rates of the run.** The learning rate warms up, stays constant, and decays over the last two fifths. MFU is relative to the

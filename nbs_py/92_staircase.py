@@ -232,14 +232,15 @@ plots.paired_tiers({"evaluation after RL": {"v5, 8B (published)": rungs["v5, 8B"
 # %% [markdown]
 # ## Appendix
 #
-# **Parameters and runs.** RL, choice of the checkpoint and evaluation of three seeds, and the rows of `python -m
+# **Parameters and runs.** "Ours" is recipe compact: RL, choice of the checkpoint and evaluation of three seeds, and the rows of `python -m
 # codechat.launch.recipes.reward_ablation`, which sampled the rollouts and measured them. Nothing was sampled or trained for this
 # report. Published figures are transcribed from the original project's own reports (`reports/published`). Its MBPP run, whose
 # rewards are all 0, is in notebook 12.
 
 # %% tags=["hide-input"]
-read = frames["runs"].assign(minutes=lambda f: f["seconds"] / 60, state=lambda f: f["dirty"].map({True: "changed since the commit", False: "as committed"}))
-articles.table(read, {"run": "run", "kind": "kind", "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})
+read = comparisons.with_settings(frames["runs"], ["max_steps", "device_batch_size", "group_size", "lr", "temperature", "n", "seed"])
+articles.table(read, {"run": "run", "kind": "kind", "max_steps": ("steps", ".0f"), "device_batch_size": ("groups a step", ".0f"), "group_size": ("group size", ".0f"), "lr": ("learning rate", "g"),
+                      "temperature": ("temperature", "g"), "n": ("answers a problem", ".0f"), "seed": ("seed", ".0f"), "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})  # fmt: skip
 
 # %% [markdown]
 # **Gains**, each seed and all seeds together (hierarchical bootstrap over seeds and problems, 95 %):

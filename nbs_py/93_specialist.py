@@ -38,7 +38,7 @@ from codechat import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS
 from codechat.evaluation.counterfactuals import SWAPS
 from codechat.evaluation.intervals import share_difference, wilson_interval
-from codechat.reports.comparisons import expected_behaviour, in_points, sft_mix, varied_examples, wrong_calls
+from codechat.reports.comparisons import expected_behaviour, in_points, sft_mix, varied_examples, with_settings, wrong_calls
 from codechat.reports.style import label_of_run
 from codechat.runs.run import ROOT
 
@@ -259,14 +259,15 @@ articles.table(pd.DataFrame([dict(name=name, **{cell: in_points(i) for cell, i i
 #
 # ## Appendix
 #
-# **Parameters and runs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` and so on) and ours, the parts of v7, `codechat
+# **Parameters and runs.** SFT, RL and evaluation of v5, v6, v7 (`codechat run v5` and so on) and ours (recipe compact), the parts of v7, `codechat
 # counterfactuals` over all of them, and a count of supervised tokens (`python -m codechat.data.supervised_tokens`). Nothing was
 # trained for this report. Published figures are transcribed from the original project's own reports (`reports/published`).
 
 # %% tags=["hide-input"]
 missing = [v for v in ("v5", "v6", "v7") if v not in versions] + [r for r in ("v7-mix", "v7-neutral", "v7-negatives") if f"{recipe}/{r}" not in parts]
-read = pd.concat([frames["runs"], tested["runs"]]).assign(minutes=lambda f: f["seconds"] / 60, state=lambda f: f["dirty"].map({True: "changed since the commit", False: "as committed"}))
-articles.table(read, {"run": f"run (missing: {', '.join(missing) or 'none'})", "kind": "kind", "parent": "parent", "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})
+read = with_settings(pd.concat([frames["runs"], tested["runs"]]), ["max_steps", "device_batch_size", "group_size", "lr", "seed"])
+articles.table(read, {"run": f"run (missing: {', '.join(missing) or 'none'})", "kind": "kind", "parent": "parent", "max_steps": ("steps", ".0f"), "device_batch_size": ("batch", ".0f"),
+                      "group_size": ("group size", ".0f"), "lr": ("learning rate", "g"), "seed": ("seed", ".0f"), "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})  # fmt: skip
 
 # %% [markdown]
 # **The numbers** on test: wrong calls (256 prompts), a call where one is correct, code where it is requested without tools (64 prompts

@@ -69,6 +69,15 @@ def wrong_calls(row: Row) -> tuple[int, int]:
     return calls, int(sum(row[f"probe/{c}/n"] for c in cells))
 
 
+def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has no
+    such setting."""
+    configs = [json.loads(config) for config in runs["config"]]
+    state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
+    columns: dict[str, Any] = {name: [config.get(name) for config in configs] for name in names}
+    return runs.assign(minutes=runs["seconds"] / 60, state=state, **columns)
+
+
 def varied_examples(samples: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """One sample of each group of the columns `by`, in order, with the request that was shown least often so far."""
     shown: Counter[str] = Counter()

@@ -232,6 +232,19 @@ def test_examples_vary_their_requests() -> None:
     assert list(found["version"]) == ["v5", "v6", "v7", "v8"] and list(found["request"]) == ["a", "b", "c", "a"]
 
 
+def test_runs_are_told_with_the_settings_that_they_have() -> None:
+    runs = pd.DataFrame(
+        [
+            dict(run="rl", seconds=90, dirty=False, config='{"lr": 0.1, "group_size": 8}'),
+            dict(run="sft", seconds=60, dirty=True, config='{"lr": 0.2}'),
+        ]
+    )
+    found = comparisons.with_settings(runs, ["lr", "group_size"])
+    assert list(found["lr"]) == [0.1, 0.2] and list(found["minutes"]) == [1.5, 1.0]
+    assert found["group_size"].iloc[0] == 8 and pd.isna(found["group_size"].iloc[1])
+    assert found["state"].nunique() == 2
+
+
 def test_a_difference_of_shares_is_told_in_points() -> None:
     assert comparisons.in_points(Interval(0.0648, 0.048, 0.0816)) == "+6.5 points [+4.8, +8.2]"
 
