@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,11 +35,14 @@ from codechat.bench.sync_count import SyncCount
 from codechat.core.atomic_files import read_rows, write_json
 from codechat.core.errors import MissingFile
 from codechat.data import conversations
+from codechat.data.prefetch import Prefetched
 from codechat.distributed import dist, hardware, sharding
-from codechat.models import generate, optim, packed_attention, sampling_memory
+from codechat.models import fp8, generate, optim, packed_attention, sampling_memory
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
+from codechat.tasks.presets import TOY_MODEL
+from codechat.text import tokenizer
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -99,9 +104,18 @@ def packed_docs(rows: int, length: int) -> Tensor:
 class Trainer:
     """A model and its optimizers, and steps of pretraining, SFT and RL on random tokens."""
 
-    def __init__(self, cfg: GPTConfig, rows: int, length: int, *, compiled: bool, optimizer: str = "muon") -> None:
+    def __init__(
+        self,
+        cfg: GPTConfig,
+        rows: int,
+        length: int,
+        *,
+        compiled: bool,
+        optimizer: str = "muon",
+        change: Callable[[GPT], GPT] | None = None,
+    ) -> None:
         self.cfg, self.rows, self.length = cfg, rows, length
-        self.model = GPT(cfg).to(DEVICE)
+        self.model = (change(GPT(cfg)) if change else GPT(cfg)).to(DEVICE)
         self.optimizers = optim.build(self.model, lr=1e-4, optimizer=optimizer)
         if compiled:
             hardware.compile_blocks(self.model)
@@ -236,7 +250,7 @@ def step_numbers(out: Result) -> None:
     model = randomized(GPT(cfg))
     ids = random_ids(cfg, 2, 256).cpu()
 
-    def measure(device: torch.device, dtype: torch.dtype) -> tuple[float, Tensor, float]:
+    def measure(device: torch.device, dtype: torch.dtype, model: GPT = model) -> tuple[float, Tensor, float]:
         model.to(device).zero_grad()
         x = ids.to(device)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -256,6 +270,10 @@ def step_numbers(out: Result) -> None:
     cosine = torch.cosine_similarity(found[1].double(), want[1].double(), dim=0)
     out.least("gradient, cosine", float(cosine), 0.999)
     out.most("mean entropy, difference in nats", abs(found[2] - want[2]), 1e-3 * want[2] if CUDA else 1e-2)
+    narrow = measure(DEVICE, torch.bfloat16, randomized(GPT(replace(cfg, bf16_residual=True))))
+    out.most("with bf16_residual: loss, relative difference", abs(narrow[0] / want[0] - 1), 1e-2)
+    cosine = torch.cosine_similarity(narrow[1].double(), want[1].double(), dim=0)
+    out.least("with bf16_residual: gradient, cosine", float(cosine), 0.99)
 
 
 def step_flash(out: Result) -> None:
@@ -320,6 +338,11 @@ def step_compiled(out: Result) -> None:
         if CUDA:
             waits = _cuda_waits(lambda t=trainer, k=kind: t.step(k))
             out.check(f"{kind}: waits per step", str(waits), "<= 2", waits <= 2)
+            if kind == "pretrain":
+                batches = Prefetched(Windows(cfg, length), DEVICE)
+                batches.next()
+                waits = _cuda_waits(lambda b=batches: [x.to(DEVICE, non_blocking=True) for x in b.next()])
+                out.check("a batch prepared ahead: waits", str(waits), "0", waits == 0)
         else:
             plain = Trainer(replace(cfg, depth=2), 2, length, compiled=False)
             with as_on_a_gpu():
@@ -328,6 +351,20 @@ def step_compiled(out: Result) -> None:
                     plain.step(kind)
             what = f"{kind}: waits per step, counted where operators are dispatched"
             out.check(what, str(syncs.total), "<= 2", syncs.total <= 2)
+
+
+class Windows:
+    """A loader of random windows."""
+
+    def __init__(self, cfg: GPTConfig, length: int) -> None:
+        self.cfg, self.length, self.made = cfg, length, 0
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        self.made += 1
+        return tuple(torch.randint(self.cfg.vocab_size, (2, self.length)) for _ in range(2))
+
+    def state(self) -> int:
+        return self.made
 
 
 def _cuda_waits(run: Callable[[], Any]) -> int:
@@ -360,13 +397,32 @@ def step_mfu(out: Result) -> None:
         out.most(f"{name}: first step, s", first, 120)
         if name != "2b":  # whose float32 weights and states leave no room for a peer's slower step in the time
             _peer_rate(out, name, cfg, rows, rate)
+    _option_rates(out)
 
 
-def _own_rate(cfg: GPTConfig, rows: int) -> tuple[int, float, float]:
+def _option_rates(out: Result) -> None:
+    """Tokens per second of d12 with each option of memory and precision, beside those without."""
+    cfg, plain = shape("d12"), out.figures["d12"]["tokens_per_s"]
+    options: dict[str, tuple[GPTConfig, Callable[[GPT], GPT] | None]] = {
+        "checkpoint_keep_products": (replace(cfg, checkpoint_blocks=True, checkpoint_keep_products=True), None),
+        "bf16_residual": (replace(cfg, bf16_residual=True), None),
+        "fp8": (cfg, fp8.convert),
+    }
+    if importlib.util.find_spec("torchao") is None:
+        del options["fp8"]
+        out.not_run.append("fp8: torchao is not installed")
+    for name, (changed, change) in options.items():
+        torch._dynamo.reset()
+        rows, rate, _ = _own_rate(changed, TOKENS_PER_STEP["d12"] // cfg.block_size, change)
+        out.figures[f"d12/{name}"] = dict(tokens_per_s=rate, rows=rows)
+        out.measured(f"d12 with {name}: tokens/s; of those without", f"{rate:,.0f}; {rate / plain:.2f}")
+
+
+def _own_rate(cfg: GPTConfig, rows: int, change: Callable[[GPT], GPT] | None = None) -> tuple[int, float, float]:
     """(rows that fit, tokens per second, seconds to the end of the first steps)."""
     torch.cuda.empty_cache()
     began = time.perf_counter()
-    trainer = fitting(lambda n: Trainer(cfg, n, cfg.block_size, compiled=True), rows)
+    trainer = fitting(lambda n: Trainer(cfg, n, cfg.block_size, compiled=True, change=change), rows)
     wait()
     first = time.perf_counter() - began
     trainer.step()
@@ -406,6 +462,7 @@ def step_memory(out: Result) -> None:
     from codechat.launch import step_memory as fake
     from codechat.launch.memory_tape import Tape
 
+    _held(out)
     cfg, rows = (shape("2b"), 2) if CUDA else (TINY, 4)
     dtype = str(dist.compute_dtype(DEVICE)).removeprefix("torch.")
     plan = fake.measure(planner.Step(model=cfg, batch=rows, length=cfg.block_size, optimizer="adamw", dtype=dtype))
@@ -438,6 +495,32 @@ def step_memory(out: Result) -> None:
         abs(found / predicted - 1) <= 0.08,
     )
     out.not_run.append(f"reserved memory of 2b: {NO_GPU}")
+
+
+def _held(out: Result) -> None:
+    """What waits for the backward pass: everything, products only, inputs of blocks only."""
+    from codechat.launch.memory_tape import Tape
+
+    cfg = shape("d12") if CUDA else replace(TINY, depth=4)
+
+    def held(**changed: bool) -> int:
+        trainer = Trainer(replace(cfg, **changed), 2, cfg.block_size, compiled=False)
+        with contextlib.nullcontext() if CUDA else Tape() as tape, dist.autocast(DEVICE):
+            before = torch.cuda.memory_allocated() if CUDA else 0
+            loss = trainer.loss("pretrain")
+            found = torch.cuda.memory_allocated() - before if CUDA else sum(tape.now.values())
+        del loss
+        return found
+
+    everything, blocks = held(), held(checkpoint_blocks=True)
+    products = held(checkpoint_blocks=True, checkpoint_keep_products=True)
+    sizes = "; ".join(f"{n / 2**20:.1f}" for n in (everything, products, blocks))
+    out.check(
+        "held for the backward pass, MiB: all; products; inputs of blocks",
+        sizes,
+        "falling",
+        everything > products > blocks,
+    )
 
 
 def _sampled(model: GPT, rows: int, prompt: int, new: int, **how: Any) -> float:
@@ -544,6 +627,38 @@ def step_rl(out: Result) -> None:
                 "" if CUDA else "0",
                 CUDA or gap == 0,
             )
+
+        _rl_ahead(out, Path(folder))
+
+
+def _rl_ahead(out: Result, folder: Path) -> None:
+    """REINFORCE with a server on the same device: weights through memory, the next batch sampled while this one is learned from."""
+    if importlib.util.find_spec("uvicorn") is None:
+        out.not_run.append("a server beside the trainer: the extra `serve` is not installed")
+        return
+    memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else folder
+    with tempfile.TemporaryDirectory(dir=memory) as shared, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        shape, tok = GPTConfig(**TOY_MODEL, vocab_size=257), tokenizer.load("bytes")
+        start = checkpoint.save(shared, 0, model=GPT(shape), meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
+        serve = f"serve --ckpt {start} --reload-from {shared} --port {port} --max-queue 1024"
+        with open(folder / "serve.log", "w") as log:
+            server = subprocess.Popen([sys.executable, "-m", "codechat.cli", *serve.split()], stdout=log, stderr=log)
+        try:
+            words = (
+                f"--preset toy --max-steps 8 --save-every 0 --diagnose-groups 0 --group-size 8 --run-name ahead --engine http "
+                f"--engine-url http://127.0.0.1:{port} --engine-dir {shared} --engine-weights memory --max-off-policy 1 --sample-ahead"
+            )
+            code = _loop("reinforce", words.split(), folder / "ahead")
+        finally:
+            server.terminate()
+            server.wait(60)
+    out.check("sampling ahead, weights through memory: 8 steps", f"code {code}", "code 0", code == 0)
+    rows = list(read_rows(folder / "ahead" / "runs" / "ahead" / "metrics.jsonl")) if code == 0 else []
+    stale = [int(row["off_policy_steps"]) for row in rows]
+    out.check("its batches were older than the policy by", str(stale), "0, then 1", stale == [0] + [1] * 7)
 
 
 def _loop(loop: str, words: list[str], root: Path, kill_after: Path | None = None) -> int:

@@ -159,11 +159,11 @@ GPU_STEPS = {
     2: ("numbers", "bfloat16 loss, gradients and entropy against float32"),
     3: ("flash", "no dense mask: pretraining, SFT, RL, prefill"),
     4: ("compiled", "recompilations after step 2, waits of the host per step"),
-    5: ("mfu", "MFU of d12, d20 and 2b beside transformers, first step"),
+    5: ("mfu", "MFU of d12, d20 and 2b beside transformers, first step; options of memory and precision"),
     6: ("memory", "reserved memory against the plan"),
     7: ("sampling", "sampling of d12 and 2b, with and without graphs, beside transformers and vLLM"),
     8: ("mismatch", "sampler against trainer log-probabilities"),
-    9: ("rl", "REINFORCE and GRPO: killed and resumed"),
+    9: ("rl", "REINFORCE and GRPO: killed and resumed; a server that samples ahead"),
     10: ("busy", "profiler: share of time in which the GPU works"),
     11: ("recipe", "the nano recipe, ten minutes of d12"),
 }

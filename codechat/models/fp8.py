@@ -27,7 +27,7 @@ def convert(model: GPT, emulate: bool = False) -> GPT:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         raise ConfigError(
-            "fp8 needs torchao, which is not installed; pip install torchao, or leave out --fp8"
+            "fp8 needs torchao, which is not installed; pip install 'codechat[fp8]', or leave out --fp8"
         ) from None
     device = dist.device()
     if not emulate and (device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY):

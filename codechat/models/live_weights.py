@@ -55,7 +55,8 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
         except OSError as error:
             shutil.rmtree(temp, ignore_errors=True)
             problem = RunError(f"the weights of step {step} cannot be written to {folder} ({error}); free memory there")
-    deque(tensors, maxlen=0)  # gathering is a collective: what is left, and all of it on the other ranks
+    if sharding.is_sharded(model):
+        deque(tensors, maxlen=0)  # gathering is a collective: what is left, and all of it on the other ranks
     dist.raise_together(problem)
     return final, version
 
