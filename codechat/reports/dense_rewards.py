@@ -70,8 +70,8 @@ def gain(rows: Sequence[Row], reference: Sequence[Row], measure: str = "pass@1")
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row per start and reward: exact match before and after, pass@8, the gain over the binary reward, groups with
-    variance over all updates."""
+    """One row per start and reward: exact match before and after, pass@8, exact match of the worst seed, the gain over the
+    binary reward, groups with variance over all updates."""
     found, made = cells(rows), []
     for (start, reward), mine in found.items():
         k = mine[0]["samples"]
@@ -79,7 +79,8 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
         for measure in ("greedy", "pass@1", f"pass@{k}"):
             row |= {f"{measure} before": score(mine, "before", measure).value}
             row |= score(mine, "after", measure).row(measure)
-        if (start, REFERENCE) in found:
+        row["worst seed"] = float(values(mine, "after", "pass@1").mean(1).min())
+        if reward != REFERENCE and (start, REFERENCE) in found:
             row |= gain(mine, found[start, REFERENCE]).row("gain")
         made.append(row | dict(live=live_share(mine), seconds=float(np.mean([r["seconds"] for r in mine]))))
     return pd.DataFrame(made)
@@ -108,7 +109,6 @@ def figure(rows: Sequence[Row], title: str = "") -> Plot:
     found = cells(rows)
     fig, axes = new_figure(title or finding(rows), cols=3, size=(9.6, 3.4))
     for ax, (measure, label) in zip(axes[0], MEASURES.items()):
-        ax.plot([0, 1], [0, 1], "--", color=GREY, linewidth=0.8, label="no change" if measure == "greedy" else None)
         _draw_scores(ax, found, measure)
         ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1))
         finish(ax, x="exact match at the start (T = 1)", y=f"final exact match ({label})", loc="lower right")
@@ -131,15 +131,23 @@ def _rewards(found: Mapping[tuple[str, str], list[Row]]) -> list[str]:
 
 
 def _draw_scores(ax: Axes, found: Mapping[tuple[str, str], list[Row]], measure: str) -> None:
-    """A line per reward over the starts, a little apart so that intervals can be told."""
-    rewards = _rewards(found)
+    """A point per reward and start, a little apart so that intervals can be told; pale lines only join what belongs
+    together."""
+    rewards, first = _rewards(found), _of(found, _rewards(found)[0])
+    starts = np.array([values(rows, "before", "pass@1").mean() for rows in first])
+    begun = [values(rows, "before", measure).mean() for rows in first]
+    look = dict(color=GREY, marker="_", markersize=16, linestyle="none", markeredgewidth=1.6)
+    ax.plot(starts, begun, label="at the start" if measure == "greedy" else None, **look)
     for i, reward in enumerate(rewards):
         of_starts = _of(found, reward)
-        x = np.array([score(rows, "before", "pass@1").value for rows in of_starts]) + 0.012 * (i - len(rewards) / 2)
+        x = starts + 0.016 * (i - (len(rewards) - 1) / 2)
         ends = [score(rows, "after", measure) for rows in of_starts]
         error = np.array([[e.value - e.lo for e in ends], [e.hi - e.value for e in ends]])
-        look = dict(color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linewidth=1.4, capsize=2.5)
+        look = dict(
+            color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linestyle="none", elinewidth=1.4, capsize=2.5
+        )
         ax.errorbar(x, [e.value for e in ends], error, label=reward if measure == "greedy" else None, **look)
+        ax.plot(x, [e.value for e in ends], color=SHAPE_COLOURS[reward], linewidth=0.8, alpha=0.35)
 
 
 def _draw_published(ax: Axes) -> None:
@@ -160,7 +168,7 @@ def _draw_live(ax: Axes, found: Mapping[tuple[str, str], list[Row]]) -> None:
         y = [live_share(rows) for rows in of_starts]
         ax.plot(x, y, "o-", color=SHAPE_COLOURS[reward], markersize=4.5, linewidth=1.4)
     ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1.02))
-    finish(ax, x="exact match at the start (T = 1)", y="groups with variance (mean over updates)")
+    finish(ax, x="exact match at the start (T = 1)", y="groups with variance, all updates")
 
 
 def first_updates(rows: Sequence[Row], start: str, title: str) -> Plot:
