@@ -104,16 +104,19 @@ def finding(rows: Sequence[Row]) -> str:
 # ---------------------------------------------------------------- figure
 
 
+TICKS = (0, 0.01, 0.1, 0.3, 0.6, 1)  # of starts, on the scale of `_place`
+
+
 def figure(rows: Sequence[Row], title: str = "") -> Plot:
     """Final exact match, greedy and at T = 1, and groups with variance, over the start's exact match at T = 1."""
     found = cells(rows)
     fig, axes = new_figure(title or finding(rows), cols=3, size=(9.6, 3.4))
     for ax, (measure, label) in zip(axes[0], MEASURES.items()):
         _draw_scores(ax, found, measure)
-        ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1))
-        finish(ax, x="exact match at the start (T = 1)", y=f"final exact match ({label})", loc="lower right")
+        ax.set_ylim(-0.02, 1.02)
+        finish(ax, x=_scale_starts(ax), y=f"final exact match ({label})", loc="upper left")
     _draw_published(axes[0, 1])
-    axes[0, 1].legend(fontsize=7.5, frameon=False, loc="lower right")
+    axes[0, 1].legend(fontsize=7.5, frameon=False, loc="upper left")
     _draw_live(axes[0, 2], found)
     seeds, row = len(next(iter(found.values()))), rows[0]
     about = f"{seeds} seed{'s' * (seeds > 1)}, {len(row['after']['greedy'])} held-out requests, 95 %"
@@ -134,7 +137,7 @@ def _draw_scores(ax: Axes, found: Mapping[tuple[str, str], list[Row]], measure: 
     """A point per reward and start, a little apart so that intervals can be told; pale lines only join what belongs
     together."""
     rewards, first = _rewards(found), _of(found, _rewards(found)[0])
-    starts = np.array([values(rows, "before", "pass@1").mean() for rows in first])
+    starts = _place([values(rows, "before", "pass@1").mean() for rows in first])
     begun = [values(rows, "before", measure).mean() for rows in first]
     look = dict(color=GREY, marker="_", markersize=16, linestyle="none", markeredgewidth=1.6)
     ax.plot(starts, begun, label="at the start" if measure == "greedy" else None, **look)
@@ -155,20 +158,33 @@ def _draw_published(ax: Axes) -> None:
     evals = run_frames.published("rl_eval")
     evals = evals[evals["n (published)"] == 120]
     runs = [run["pass_at_1 (published)"] for _, run in evals.groupby("run_name (published)")]
-    draw_published(ax, [run.iloc[0] for run in runs], [run.iloc[-1] for run in runs], "8B, calls v5, v6", "s")
+    ends = [run.iloc[-1] for run in runs]
+    draw_published(ax, _place([run.iloc[0] for run in runs]), ends, "8B, calls v5, v6", "s")
     began = run_frames.published("mbpp_diagnosis")["pass_at_1 (published)"].max()
     ended = run_frames.published("mbpp_rl")["reward_mean (published)"].max()
-    draw_published(ax, [began], [ended], "8B, programs", "D")
+    draw_published(ax, _place([began]), [ended], "8B, programs", "D")
+
+
+def _place(shares: Sequence[float]) -> np.ndarray:
+    """The root of a share: starts that are hardly ever correct lie apart."""
+    return np.sqrt(np.asarray(shares, dtype=float))
+
+
+def _scale_starts(ax: Axes) -> str:
+    """Set the ticks of starts; returns the label."""
+    ax.set_xlim(-0.06, 1.03)
+    ax.set_xticks(_place(TICKS), [f"{tick:g}" for tick in TICKS])
+    return "exact match at the start (T = 1, root scale)"
 
 
 def _draw_live(ax: Axes, found: Mapping[tuple[str, str], list[Row]]) -> None:
     for reward in _rewards(found):
         of_starts = _of(found, reward)
-        x = [score(rows, "before", "pass@1").value for rows in of_starts]
+        x = _place([values(rows, "before", "pass@1").mean() for rows in of_starts])
         y = [live_share(rows) for rows in of_starts]
         ax.plot(x, y, "o-", color=SHAPE_COLOURS[reward], markersize=4.5, linewidth=1.4)
-    ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1.02))
-    finish(ax, x="exact match at the start (T = 1)", y="groups with variance, all updates")
+    ax.set_ylim(-0.02, 1.02)
+    finish(ax, x=_scale_starts(ax), y="groups with variance, all updates")
 
 
 def first_updates(rows: Sequence[Row], start: str, title: str) -> Plot:
