@@ -14,46 +14,140 @@
 # ---
 
 # %% [markdown]
-# # A staircase reward gives weak models a gradient, reads every legal call and withstands 14 attempts to cheat
+# # Partial credit gives more groups a gradient, and in 200 updates no more exact calls
 #
-# **Question.** What is a partly correct call worth, which ways of writing a correct call count, and what does
-# partial credit change for a model that is almost never correct?
+# **Question.** A reward can pay for exact calls alone, or for every step towards one. When does partial credit
+# make the policy better at exact calls, which are all that counts?
 #
-# **Result.** Seven tiers lead from no call to the correct one; a correct call scores the maximum in every notation
-# tried, and no attempt to cheat does. On the same synthetic completions of a weak policy, a binary reward leaves under 5 % of the groups with a
-# gradient, the staircase over 90 %. Whether that helps training is another question:
-# [RL in two minutes](00_rl_in_two_minutes.ipynb) has the switch.
+# **Result.** Of the seeds trained so far (the figure counts them): from a start that is correct in 1 of 70 answers, the staircase gives 8 of 10 groups a gradient and the
+# binary reward 1 of 10; in 200 updates neither learns exact calls. From a start that is correct in a third, all but one
+# reward learn them, and binary is not the worst. The other one, a share of correct arguments, is gamed: the policy
+# stops ending its calls, and no answer is exact any more.
 #
 # | also measured | |
 # |---|---|
+# | random edits of a correct call that earn 1 without being it | 0 of about 2,500 |
 # | notations of a correct call that score 1 | 9 of 9 |
-# | highest score of the attempts to cheat | 0.955 of 1, 14 attempts |
 # | correct calls with arguments in single quotes, read here | 400 of 400 |
 # | the same calls, read by the original project's parser | 0 of 400 |
 #
-# **Runs/needs.** No run and no data: problems come from the toolbox, completions are synthetic.
+# **Runs/needs.** Frozen rows of trained runs (`python -m codechat.labs.reward_starts` trains them again, about 20
+# seconds of one core each). A model of 135,488 weights is trained here for some seconds.
 #
 # Previous: [05 sft](05_sft.ipynb) · Next: [07 reinforce](07_reinforce.ipynb)
 
 # %% tags=["parameters"]
 groups = 64
-group_size = 8
-right_share = 0.001
+edits = 3000
 seed = 0
 
 # %%
-import inspect
+import ast
 import json
 import random
+import re
+from functools import partial
 
 import pandas as pd
-import torch
 
 from codechat import chat, diagnose, tasks
+from codechat.labs import reward_starts
+from codechat.labs.reward_ablation import SHAPES, reshaped
+from codechat.reports import dense_rewards
 from codechat.reports.plots import staircase
 from codechat.reports.style import OKABE_ITO, new_figure
 from codechat.tasks.funcall.staircase import Staircase, score_call
 
+# %% [markdown]
+# ## Does it help, and when?
+#
+# The experiment: four rewards, four starts, the same requests, the same 200 updates of REINFORCE. The starts
+# are one SFT run at four of its steps: *base* is never correct, *poor* hardly ever, *weak* sometimes, *strong* mostly. The
+# model has two layers and knows eight tools by heart; held-out requests use pairs of numbers that it never saw.
+# Only the reward differs between two runs of a start and seed.
+#
+# | reward | not a call | unreadable | wrong name | right name, share $f$ of the arguments | exact |
+# |---|---|---|---|---|---|
+# | binary | 0 | 0 | 0 | 0 | 1 |
+# | fractional | 0 | 0 | 0 | $f$ | 1 |
+# | tiered | 0 | 0.05 | 0.15 | $0.15 + 0.85 f$ | 1 |
+# | staircase | 0 | 0.15 | 0.35 | $0.55 + 0.45 f$ | 1 |
+
+# %%
+rows = dense_rewards.frozen()
+dense_rewards.figure(rows)
+
+# %%
+found = dense_rewards.table(rows).set_index(["start", "reward"])
+names = {"pass@1 before": "T = 1, start", "pass@1": "T = 1, end", "greedy before": "greedy, start", "greedy": "greedy, end",
+         "pass@8 before": "pass@8, start", "pass@8": "pass@8, end", "gain": "gain over binary", "gain/lo": "from", "gain/hi": "to",
+         "live": "groups with variance"}
+found.rename(columns=names)[list(names.values())].round(3)
+
+# %% [markdown]
+# In the third panel the dense rewards win: where exact calls are rare, their groups differ. That is a gradient
+# towards *partly* correct calls. The first two panels show what it is worth: from *base* and *poor* the policy becomes
+# better at names and at single arguments, and exact match hardly moves. From *weak* a gradient is there anyway. The
+# published 8B runs lie at the two ends: programs that were never correct, and calls that mostly were.
+#
+# The learning rate is the same for all. A reward that is five times as large changes nothing, since AdamW divides a
+# constant factor out; the tests of `reward_starts` check it.
+#
+# The weak start, update by update: exact match of the training rollouts, and groups with variance.
+
+# %%
+dense_rewards.first_updates(rows, "weak", "From the weak start: one reward is gamed after about 100 updates")
+
+# %% [markdown]
+# ## What the policy found
+#
+# Fractional and tiered rewards pay for the arguments of the call and nothing for ending it. The same texts under
+# each reward:
+
+# %%
+request = {"name": "add", "arguments": {"a": 3, "b": 13}}
+call = chat.format_call("add", request["arguments"])
+said = {"the call": call, "the call, then text": call + '": {"price": "b', "the call twice": call * 2, "one number wrong": call.replace("13", "12")}
+pd.DataFrame({what: {shape: reshaped(score_call(text, request), shape) for shape in SHAPES} for what, text in said.items()}).T.round(3)
+
+# %% [markdown]
+# A call with text behind it earns 0.99 from two of the four. It is no correct answer, and costs 0.01.
+# In the first seed the fractional run from *weak* found it near update 105: its answers go on until they are cut
+# off, as `{"name": "add", "arguments": {"a": 3, "b": 13}}": {"price": "b`. The reward stayed where it was. The staircase takes
+# a rung for whatever follows the call.
+#
+# ## Why: groups of a poor policy
+#
+# A policy learns from differences within a group of completions of one prompt. Here is a real poor policy: the
+# *poor* start of seed 0, trained now. The same completions under each reward:
+
+# %%
+cfg = reward_starts.StartsConfig()
+early = reward_starts.StartsConfig(sft_steps=tuple(cfg.sft_steps[1] + i for i in range(-1, 3)))
+setting = reward_starts.Setting(early)
+policy = reward_starts.start_policies(setting, seed)["poor"]
+batch = setting.sampled(policy, setting.held_out[:groups], group_size=cfg.group_size, seed=seed)
+paid = {shape: batch.rewards.new_tensor([reshaped(s, shape) for s in batch.scores]).view_as(batch.rewards) for shape in SHAPES}
+verdicts = {shape: diagnose.judge(reward, batch.correct) for shape, reward in paid.items()}
+kinds = {"verdict": "verdict", "frac_with_variance": "groups with variance", "reward_mean": "mean reward", "correct_share": "exact"}
+pd.DataFrame({shape: {text: getattr(v, k) for k, text in kinds.items()} for shape, v in verdicts.items()})
+
+# %% [markdown]
+# A column is a group, coloured by reward. A column of one colour has advantage exactly 0 for every completion,
+# and no gradient.
+
+# %%
+live = {shape: verdict.effective_groups for shape, verdict in verdicts.items()}
+fig, axes = new_figure(f"Of {groups} groups, {live['binary']} and {live['staircase']} have variance", 2, sharex=True)
+for ax, shape in zip(axes[:, 0], ("binary", "staircase")):
+    image = ax.imshow(paid[shape].T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
+    ax.set_ylabel(f"{shape}\ncompletion", fontsize=8.5)
+    ax.grid(False)
+axes[1, 0].set_xlabel("group (request)", fontsize=8.5)
+fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward", shrink=0.8)
+fig
+
+# %%
 task, rewards = tasks.load("funcall", negatives_share=0.0), Staircase()
 BLUE, ORANGE, GREEN = (OKABE_ITO[colour] for colour in ("blue", "orange", "green"))
 
@@ -108,12 +202,6 @@ ax.legend(fontsize=8, frameon=False)
 fig
 
 # %% [markdown]
-# The first call counts. It is parsed before it is scored:
-
-# %%
-print(inspect.getsource(score_call))
-
-# %% [markdown]
 # ## A correct call is correct in every notation
 #
 # Real data and half-trained models write arguments as an object, as JSON in a string, in single quotes with
@@ -157,9 +245,9 @@ def published_parser(text):
 
 
 # %%
-rows = [(form, written[form].removeprefix("<functioncall> "), f"{score.reward:.2f}",
+table = [(form, written[form].removeprefix("<functioncall> "), f"{score.reward:.2f}",
          "read" if published_parser(written[form]) else "not read") for form, score in judged.items()]
-pd.DataFrame(rows, columns=["written as", "completion", "reward here", "their parser"])
+pd.DataFrame(table, columns=["written as", "completion", "reward here", "their parser"])
 
 
 # %% [markdown]
@@ -186,12 +274,64 @@ for what, golds in tried.items():
 pd.DataFrame(reads).T
 
 # %% [markdown]
-# ## Attempts to cheat
+# ## Can another text earn the full reward?
 #
-# RL finds every loophole of a reward. Fourteen attempts to score more than a call is worth:
+# No finite list of tricks proves that a reward cannot be cheated. This is a search: thousands of random edits of
+# the correct call, each one to three pieces deleted, inserted, replaced or swapped. The pieces are those of a right
+# and of a wrong call, both calls as a whole, and claims such as `REWARD 1.0`. A judge that shares no code with the reward
+# reads what follows the tag.
 
 # %%
-right, extra = attempts["full"], {f"guess_{i}": i for i in range(20)}
+right, wrong = attempts["full"], attempts["wrong_name"]
+PIECE = re.compile(r"\w+|\s+|[^\w\s]")
+pool = PIECE.findall(right + wrong) + [chat.CALL_TAG, "REWARD 1.0", "null", "NaN", "[", "]", "true", "cc", "\n", right, wrong]
+
+
+def edited(rng):
+    pieces = PIECE.findall(right)
+    for _ in range(rng.randint(1, 3)):
+        at, other = rng.randrange(len(pieces)), rng.randrange(len(pieces))
+        kind = rng.choice(("delete", "insert", "replace", "swap"))
+        if kind == "swap":
+            pieces[at], pieces[other] = pieces[other], pieces[at]
+        else:
+            pieces[at : at + (kind != "insert")] = [] if kind == "delete" else [rng.choice(pool)]
+    return "".join(pieces)
+
+
+# %%
+def fold(value):
+    """Strings without case and surrounding blanks, as the rules of the staircase compare them."""
+    return value.strip().casefold() if isinstance(value, str) else value
+
+
+def says_the_call(text):
+    """Whether what follows the tag is the correct call, read by Python's own parsers."""
+    for read in (partial(json.loads, strict=False), ast.literal_eval):  # a line end within a text is a blank
+        try:
+            call = read(text.partition(chat.CALL_TAG)[2].strip())
+            call = call[0] if isinstance(call, list) else call
+            same = {k: fold(v) for k, v in call["arguments"].items()} == {k: fold(v) for k, v in gold["arguments"].items()}
+            return same and fold(call["name"]) == gold["name"]
+        except (ValueError, SyntaxError, LookupError, TypeError, AttributeError):
+            continue
+    return False
+
+
+# %%
+rng = random.Random(seed)
+tried = {text: score_call(text, gold) for text in {edited(rng) for _ in range(edits)}}
+full = [text for text, score in tried.items() if score.reward == 1]
+others = [score.reward for score in tried.values() if score.reward < 1]
+cheats = [text for text in full if not says_the_call(text)]
+print(f"{len(tried)} texts: {len(full)} earn 1, {len(cheats)} of them without the call; all others at most {max(others):.2f}")
+pd.DataFrame([(score.tier, score.reward) for score in tried.values()], columns=["tier", "reward"]).groupby("tier")["reward"].agg(["count", "max"])
+
+# %% [markdown]
+# Tricks that random edits would hardly find:
+
+# %%
+extra = {f"guess_{i}": i for i in range(20)}
 tricks = {
     "say that it was right": "REWARD 1.0 tier=full correct=True",
     "only the tag": "<functioncall>",
@@ -220,77 +360,27 @@ silent = {what: score_call(text, None).reward for what, text in attempts.items()
 pd.Series(silent).to_frame("reward where no call is right").T
 
 # %% [markdown]
-# ## What partial credit changes
-#
-# A policy learns from differences within a group of completions of one prompt. Take a weak policy that is
-# correct once in a thousand completions (synthetic):
-
-# %%
-WEIGHTS = {"no_tag": 0.10, "bad_json": 0.15, "wrong_name": 0.30, "name_only": 0.25, "partial": 0.20}
-
-
-def weak_completion(gold, rng):
-    """A completion for a reference call, in a tier sampled by WEIGHTS; sometimes the correct one."""
-    name, arguments = gold["name"], gold["arguments"]
-    fault = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    kept = rng.sample(sorted(arguments), len(arguments) - 1) if fault == "partial" else []
-    if rng.random() < right_share:
-        return chat.format_call(name, arguments)
-    if fault == "no_tag":
-        return "I can do that for you."
-    name = "lookup" if fault == "wrong_name" else name
-    wrong = chat.format_call(name, {k: v if k in kept else "?" for k, v in arguments.items()})
-    return wrong[:-4] if fault == "bad_json" else wrong
-
-
-# %%
-rng = random.Random(seed)
-sampled = [[weak_completion(g, rng) for _ in range(group_size)] for g in calls[:groups]]
-scores = [[score_call(text, g) for text in texts] for g, texts in zip(calls, sampled)]
-graded = torch.tensor([[score.reward for score in group] for group in scores])  # (P, G)
-correct = torch.tensor([[score.correct for score in group] for group in scores])
-verdicts = {"binary": diagnose.judge(correct.float(), correct)}
-verdicts["staircase"] = diagnose.judge(graded, correct)
-kinds = ("verdict", "frac_with_variance", "reward_mean", "reward_std", "correct_share", "remedy")
-pd.DataFrame({which: {k: getattr(v, k) for k in kinds} for which, v in verdicts.items()})
-
-# %% [markdown]
-# The same completions, coloured by their reward: a column is a group. A column of one colour has advantage
-# exactly 0 for every completion, and no gradient.
-
-# %%
-live = {which: verdict.effective_groups for which, verdict in verdicts.items()}
-title = f"Of {groups} groups, {live['binary']} and {live['staircase']} have variance"
-fig, axes = new_figure(title, 2, sharex=True)
-for ax, (which, values) in zip(axes[:, 0], (("binary", correct.float()), ("staircase", graded))):
-    image = ax.imshow(values.T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
-    ax.set_ylabel(f"{which}\ncompletion", fontsize=8.5)
-    ax.grid(False)
-axes[1, 0].set_xlabel("group (problem)", fontsize=8.5)
-fig.colorbar(image, ax=axes[:, 0].tolist(), label="reward", shrink=0.8)
-fig
-
-# %% [markdown]
-# The staircase is a means: exact match is what counts, and it is logged beside the reward in every run. A
-# model that is often correct needs no partial credit, and one that never leaves the lowest tier gets no
-# gradient from any reward.
-#
 # ## Try this
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `right_share = 0.05` | how often must a policy be correct before a binary reward has groups with variance? | one completion in 20 is enough for about a third of the groups of 8: $1 - 0.95^8 = 0.34$. The last cell then says that the verdict is no longer DEAD |
-# | `group_size = 64` | do larger groups replace partial credit? | partly: $1 - 0.999^{64} = 0.06$ of the groups, at eight times the cost of 1 % with groups of 8 |
+# | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost |
+# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | no: it does not charge for text behind the call, so texts that go on earn 1, and `cheats` is not empty |
 #
 # The last cell asserts the Result.
 
 # %%
+poor, weak = found.loc["poor"], found.loc["weak"]
+assert poor.loc["staircase", "live"] > 0.7 and poor.loc["binary", "live"] < 0.25
+assert (found.loc["base", "pass@1"] < 0.05).all() and abs(poor.loc["staircase", "gain"]) < 0.1
+fair = weak.loc[["binary", "tiered", "staircase"], "pass@1"]
+assert fair.min() > weak.loc["binary", "pass@1 before"] + 0.05 and fair["binary"] > fair.min()
+assert weak.loc["fractional", "worst seed"] < 0.05
+assert live["binary"] < groups / 4 and live["staircase"] > 0.85 * groups
+assert not cheats and len(full) > 20 and max(others) < 1
 assert [score.tier for score in climbed.values()] == list(task.tiers) == list(climbed)
 assert climbed["no_tag"].reward == 0 and climbed["full"].reward == 1
 assert len(judged) == 9 and all(score.correct and score.reward == 1 for score in judged.values())
-assert len(caught) == 14 and round(max(score.reward for score in caught.values()), 3) == 0.955
-assert not any(score.correct for score in caught.values())
+assert not any(score.correct for score in caught.values()) and max(score.reward for score in caught.values()) < 1
 assert reads["with arguments"] == {"calls": 400, "their parser": 0, "here": 400}
 assert silent.pop("no_tag") == 1 and not any(silent.values())
-assert graded.numel() == 512 and verdicts["binary"].verdict == "DEAD"
-assert verdicts["staircase"].verdict == "LIVE" and verdicts["staircase"].frac_with_variance > 0.90

@@ -70,8 +70,8 @@ def gain(rows: Sequence[Row], reference: Sequence[Row], measure: str = "pass@1")
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One row per start and reward: exact match before and after, pass@8, the gain over the binary reward, groups with
-    variance over all updates."""
+    """One row per start and reward: exact match before and after, pass@8, exact match of the worst seed, the gain over the
+    binary reward, groups with variance over all updates."""
     found, made = cells(rows), []
     for (start, reward), mine in found.items():
         k = mine[0]["samples"]
@@ -79,7 +79,8 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
         for measure in ("greedy", "pass@1", f"pass@{k}"):
             row |= {f"{measure} before": score(mine, "before", measure).value}
             row |= score(mine, "after", measure).row(measure)
-        if (start, REFERENCE) in found:
+        row["worst seed"] = float(values(mine, "after", "pass@1").mean(1).min())
+        if reward != REFERENCE and (start, REFERENCE) in found:
             row |= gain(mine, found[start, REFERENCE]).row("gain")
         made.append(row | dict(live=live_share(mine), seconds=float(np.mean([r["seconds"] for r in mine]))))
     return pd.DataFrame(made)
@@ -103,17 +104,19 @@ def finding(rows: Sequence[Row]) -> str:
 # ---------------------------------------------------------------- figure
 
 
+TICKS = (0, 0.01, 0.1, 0.3, 0.6, 1)  # of starts, on the scale of `_place`
+
+
 def figure(rows: Sequence[Row], title: str = "") -> Plot:
     """Final exact match, greedy and at T = 1, and groups with variance, over the start's exact match at T = 1."""
     found = cells(rows)
     fig, axes = new_figure(title or finding(rows), cols=3, size=(9.6, 3.4))
     for ax, (measure, label) in zip(axes[0], MEASURES.items()):
-        ax.plot([0, 1], [0, 1], "--", color=GREY, linewidth=0.8, label="no change" if measure == "greedy" else None)
         _draw_scores(ax, found, measure)
-        ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1))
-        finish(ax, x="exact match at the start (T = 1)", y=f"final exact match ({label})", loc="lower right")
+        ax.set_ylim(-0.02, 1.02)
+        finish(ax, x=_scale_starts(ax), y=f"final exact match ({label})", loc="upper left")
     _draw_published(axes[0, 1])
-    axes[0, 1].legend(fontsize=7.5, frameon=False, loc="lower right")
+    axes[0, 1].legend(fontsize=7.5, frameon=False, loc="upper left")
     _draw_live(axes[0, 2], found)
     seeds, row = len(next(iter(found.values()))), rows[0]
     about = f"{seeds} seed{'s' * (seeds > 1)}, {len(row['after']['greedy'])} held-out requests, 95 %"
@@ -131,15 +134,23 @@ def _rewards(found: Mapping[tuple[str, str], list[Row]]) -> list[str]:
 
 
 def _draw_scores(ax: Axes, found: Mapping[tuple[str, str], list[Row]], measure: str) -> None:
-    """A line per reward over the starts, a little apart so that intervals can be told."""
-    rewards = _rewards(found)
+    """A point per reward and start, a little apart so that intervals can be told; pale lines only join what belongs
+    together."""
+    rewards, first = _rewards(found), _of(found, _rewards(found)[0])
+    starts = _place([values(rows, "before", "pass@1").mean() for rows in first])
+    begun = [values(rows, "before", measure).mean() for rows in first]
+    look = dict(color=GREY, marker="_", markersize=16, linestyle="none", markeredgewidth=1.6)
+    ax.plot(starts, begun, label="at the start" if measure == "greedy" else None, **look)
     for i, reward in enumerate(rewards):
         of_starts = _of(found, reward)
-        x = np.array([score(rows, "before", "pass@1").value for rows in of_starts]) + 0.012 * (i - len(rewards) / 2)
+        x = starts + 0.016 * (i - (len(rewards) - 1) / 2)
         ends = [score(rows, "after", measure) for rows in of_starts]
         error = np.array([[e.value - e.lo for e in ends], [e.hi - e.value for e in ends]])
-        look = dict(color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linewidth=1.4, capsize=2.5)
+        look = dict(
+            color=SHAPE_COLOURS[reward], marker="o", markersize=4.5, linestyle="none", elinewidth=1.4, capsize=2.5
+        )
         ax.errorbar(x, [e.value for e in ends], error, label=reward if measure == "greedy" else None, **look)
+        ax.plot(x, [e.value for e in ends], color=SHAPE_COLOURS[reward], linewidth=0.8, alpha=0.35)
 
 
 def _draw_published(ax: Axes) -> None:
@@ -147,20 +158,33 @@ def _draw_published(ax: Axes) -> None:
     evals = run_frames.published("rl_eval")
     evals = evals[evals["n (published)"] == 120]
     runs = [run["pass_at_1 (published)"] for _, run in evals.groupby("run_name (published)")]
-    draw_published(ax, [run.iloc[0] for run in runs], [run.iloc[-1] for run in runs], "8B, calls v5, v6", "s")
+    ends = [run.iloc[-1] for run in runs]
+    draw_published(ax, _place([run.iloc[0] for run in runs]), ends, "8B, calls v5, v6", "s")
     began = run_frames.published("mbpp_diagnosis")["pass_at_1 (published)"].max()
     ended = run_frames.published("mbpp_rl")["reward_mean (published)"].max()
-    draw_published(ax, [began], [ended], "8B, programs", "D")
+    draw_published(ax, _place([began]), [ended], "8B, programs", "D")
+
+
+def _place(shares: Sequence[float]) -> np.ndarray:
+    """The root of a share: starts that are hardly ever correct lie apart."""
+    return np.sqrt(np.asarray(shares, dtype=float))
+
+
+def _scale_starts(ax: Axes) -> str:
+    """Set the ticks of starts; returns the label."""
+    ax.set_xlim(-0.06, 1.03)
+    ax.set_xticks(_place(TICKS), [f"{tick:g}" for tick in TICKS])
+    return "exact match at the start (T = 1, root scale)"
 
 
 def _draw_live(ax: Axes, found: Mapping[tuple[str, str], list[Row]]) -> None:
     for reward in _rewards(found):
         of_starts = _of(found, reward)
-        x = [score(rows, "before", "pass@1").value for rows in of_starts]
+        x = _place([values(rows, "before", "pass@1").mean() for rows in of_starts])
         y = [live_share(rows) for rows in of_starts]
         ax.plot(x, y, "o-", color=SHAPE_COLOURS[reward], markersize=4.5, linewidth=1.4)
-    ax.set(xlim=(-0.04, 1), ylim=(-0.02, 1.02))
-    finish(ax, x="exact match at the start (T = 1)", y="groups with variance (mean over updates)")
+    ax.set_ylim(-0.02, 1.02)
+    finish(ax, x=_scale_starts(ax), y="groups with variance, all updates")
 
 
 def first_updates(rows: Sequence[Row], start: str, title: str) -> Plot:
