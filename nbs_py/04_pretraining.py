@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Pretraining is compression: unseen Python in less than two bits a byte
 #
-# **Question.** What did the model of the default recipe learn from a million tokens of Python, in a unit that models
+# **Question.** What does a small model learn from a million tokens of Python, in a unit that models
 # with other tokenizers share, and what did it cost?
 #
 # **Result.** After a fraction of one pass over the corpus, the model needs less than 2 bits for a byte of Python files
@@ -43,6 +43,7 @@ import torch
 
 from codechat import GPT, GPTConfig, PRESETS, config, corpus, frozen_rows, hardware, optim, plots, pretrain, tokenizer
 from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.runs import paths
 
 # %%
 os.environ["CODECHAT_DTYPE"] = "float32"  # in bfloat16 the sums below would agree to three digits only
@@ -182,9 +183,10 @@ def compress_validation(folder):
 
 (checksum,) = (file["sha256"] for file in manifest["files"] if file["split"] == "val")
 if source == frozen_rows.FROZEN:
-    by_others = json.loads((frozen_rows.frozen_dir() / "compressors.json").read_text()).get(checksum, {})
+    kept = frozen_rows.frozen_dir() / "compressors.json"
+    by_others = json.loads(kept.read_text()).get(checksum, {}) if kept.is_file() else {}
 else:
-    by_others = compress_validation(cfg.data_dir)
+    by_others = compress_validation(paths.ROOT / cfg.data_dir)
 sizes = {"no compression": 8.0, "untrained model": first.val_bpb, **by_others, "trained model": last.val_bpb}
 print(f"pieces and the model's windows: {context} bytes on average" if by_others else "this corpus was not compressed; see `compressors.json`")
 
