@@ -28,7 +28,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 # their modules import torch, and are imported when a defect needs them
-from codechat import models, rl, runs, tasks
+from codechat import models, rl, runs, tasks, training
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.runs import run
 from codechat.sandbox import Program
@@ -391,7 +391,10 @@ _ALL = (
         "--resume began from scratch after any error in loading, with a warning",
         "CheckpointError, metrics.jsonl",
         ("pretrain", "sft", "preference", *RL[1:]),
-        lambda: [Swap(run.Run, "create", _starting_over)],
+        lambda: [
+            Swap(run.Run, "create", _starting_over),
+            Swap(training.opening, "continues", lambda right: lambda cfg: False),  # it draws the weights that it may need
+        ],
     ),
 )
 DEFECTS: Mapping[str, Defect] = {defect.name: defect for defect in _ALL}
