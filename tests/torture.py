@@ -2,6 +2,7 @@
 
     make torture                                    everything, an hour at most
     python tests/torture.py kills --kills 40        one part; parts: kills disk fuzz server
+    python tests/torture.py kills --jobs recipe     one job of a part
     python tests/torture.py --minutes 10 --seed 1
 
 Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the moments at which a process is killed still depend
@@ -646,11 +647,15 @@ def resident() -> int:
 
 
 def main() -> int:
+    global JOBS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="kills disk fuzz server; none = all")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument(
+        "--jobs", nargs="+", default=[job.name for job in JOBS], help="of kills, such as 'data calls' or recipe"
+    )
     parser.add_argument("--disks", type=int, default=10, help="faults of each kind")
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
@@ -658,6 +663,9 @@ def main() -> int:
     sizes = {"kills": given.kills, "disk": given.disks, "fuzz": given.inputs, "server": given.clients}
     share = {"kills": 0.6, "disk": 0.1, "fuzz": 0.13, "server": 0.17}
     parts = given.parts or list(sizes)
+    if unknown := [name for name in given.jobs if name not in {job.name for job in JOBS}]:
+        parser.error(f"no job {unknown[0]!r}; there are {', '.join(job.name for job in JOBS)}")
+    JOBS = tuple(job for job in JOBS if job.name in given.jobs)
     if unknown := [part for part in parts if part not in sizes]:
         parser.error(f"no part {unknown[0]!r}; there are {', '.join(sizes)}")
     tables = []

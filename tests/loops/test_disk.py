@@ -71,6 +71,7 @@ def may_mount() -> bool:
     return sys.platform == "linux" and not subprocess.run([*UNSHARED, "true"], capture_output=True).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="no right to mount a file system")
 def test_a_failing_file_system_ends_every_loop_in_one_line(tmp_path: Path) -> None:
     words = [*UNSHARED, sys.executable, "-c", PROGRAM, str(tmp_path), "read-only", "full"]
