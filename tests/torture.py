@@ -1,7 +1,8 @@
-"""Faults in numbers: processes killed at random moments, a disk that fills up, fuzzed inputs, a server under hostile clients.
+"""Faults in numbers: processes killed at random moments, a disk that fills up or turns read-only, fuzzed inputs, a server under hostile clients.
 
     make torture                                    everything, an hour at most
     python tests/torture.py kills --kills 40        one part; parts: kills disk fuzz server
+    python tests/torture.py kills --jobs recipe     one job of a part
     python tests/torture.py --minutes 10 --seed 1
 
 Each part prints a table and the script ends with 1 where a row has a failure. It is seeded; the moments at which a process is killed still depend
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,6 +35,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CODECHAT_DTYPE", "float32")
+# a job works in a folder of its own: the library must still be this checkout's
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parent)}
 
 MODEL = ["--model.depth", "2", "--model.n-embd", "32", "--model.n-head", "2", "--model.block-size", "64"]
 TOY = ["--preset", "toy", "--max-steps", "60", "--save-every", "5", "--eval-every", "20", "--seed", "0"]
@@ -62,12 +67,41 @@ PRETRAIN = [
 
 @dataclass(frozen=True)
 class Job:
-    """A command that is killed and started again. run: the run that it writes, none = the folder `out`."""
+    """A command that is killed and started again. runs: those that it writes, of which the weights are compared, or the rows of eval.jsonl where
+    it saves none; out: a folder of which every file is compared. before: words of a command that runs first and is never killed. program: run
+    in place of codechat, which goes on by itself."""
 
     name: str
     words: list[str]
-    run: str = ""
+    runs: tuple[str, ...] = ()
     out: str = ""
+    before: tuple[str, ...] = ()
+    program: str = ""
+
+
+# two pretrainings, SFT and RL of a few steps each, on a corpus that the first stage writes
+RECIPE = """
+import sys
+from codechat.core import command
+from codechat.launch.recipes import runner
+from codechat.launch.recipes.stage import Stage
+home = sys.argv.pop(1)
+model = dict(depth=2, n_embd=32, n_head=2, block_size=64)
+steps = dict(max_steps=30, save_every=5, device_batch_size=2)
+text = dict(model=model, seq_len=32, eval_tokens=64, eval_every=10, compile=False, **steps)
+runner.RECIPES["tiny"] = ("a test", (
+    Stage(name="corpus", about="text", kind="data.corpus", out="{data}/corpus", settings=dict(source=f"{home}/text.txt", tokenizer="bytes")),
+    Stage(name="first", about="train", needs=("corpus",), kind="pretrain", settings=dict(data_dir="{corpus}", **text)),
+    Stage(name="second", about="train on", needs=("first",), kind="pretrain", settings=dict(init_from="{first}", data_dir="{corpus}", **text)),
+    Stage(name="sft", about="conversations", needs=("second",), kind="sft",
+          settings=dict(init_from="{second}", data_dir=f"{home}/talks", probe_examples=0, compile=False, **steps)),
+    Stage(name="rl", about="reward", needs=("sft",), kind="reinforce",
+          settings=dict(init_from="{sft}", task="toy", group_size=4, max_new_tokens=8, eval_every=10, eval_examples=4, diagnose_groups=0, **steps)),
+    Stage(name="evaluate", about="scores", needs=("rl",), kind="evaluate",
+          settings=dict(ckpt=("{rl}",), task="toy", limit=16, n=4, ks=(1, 4), max_new_tokens=8, contamination=False)),
+))
+sys.exit(command.guarded(runner.main, sys.argv[1:]))
+"""
 
 
 JOBS = (
@@ -98,14 +132,42 @@ JOBS = (
         ],
         out="calls",
     ),  # fmt: skip
-    Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], run="p"),
-    Job("sft", ["sft", *SFT, *STEPS, "--run-name", "s"], run="s"),
-    *(Job(name, [name, *TOY, "--run-name", name], run=name) for name in ("reinforce", "grpo", "ppo", "expert")),
+    Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], runs=("p",)),
+    Job("sft", ["sft", *SFT, *STEPS, "--run-name", "s"], runs=("s",)),
+    *(Job(name, [name, *TOY, "--run-name", name], runs=(name,)) for name in ("reinforce", "grpo", "ppo", "expert")),
     Job(
         "preference",
         ["preference", "--preset", "toy", "--task", "toy", "--max-steps", "40", "--save-every", "5", "--run-name", "d"],
-        run="d",
+        runs=("d",),
     ),  # fmt: skip
+    Job(
+        "evaluate",
+        [
+            "evaluate",
+            "--ckpt",
+            "base",
+            "--task",
+            "toy",
+            "--limit",
+            "400",
+            "--n",
+            "8",
+            "--max-new-tokens",
+            "8",
+            "--no-contamination",
+            "--run-name",
+            "e",
+        ],
+        runs=("e",),
+        before=("reinforce", "--preset", "toy", "--max-steps", "5", "--run-name", "base"),
+    ),  # fmt: skip
+    Job(
+        "recipe",
+        ["{home}", "tiny"],
+        runs=tuple(f"tiny/{stage}" for stage in ("first", "second", "sft", "rl", "evaluate")),
+        out="data/tiny",
+        program=RECIPE,
+    ),
 )
 
 
@@ -138,8 +200,9 @@ class Table:
 # ---------------------------------------------------------------- kills
 
 
-def command(home: Path, root: Path, words: list[str]) -> list[str]:
-    return [sys.executable, "-m", "codechat", "--root", str(root), *(w.format(home=home) for w in words)]
+def command(home: Path, root: Path, job: Job, *more: str) -> list[str]:
+    first = ["-c", job.program] if job.program else ["-m", "codechat", "--root", str(root)]
+    return [sys.executable, *first, *(w.format(home=home) for w in (*job.words, *more))]
 
 
 def write_inputs(home: Path) -> None:
@@ -158,42 +221,70 @@ def write_inputs(home: Path) -> None:
 
 
 def outcome(job: Job, root: Path) -> str:
-    """A hash of what the job left: the weights of its last checkpoint, or every file of its folder."""
-    if job.run:
-        from codechat.runs import checkpoint
+    """A hash of what the job left: the weights of each run's last checkpoint, or its evaluations; every file of its folder."""
+    from codechat.core.atomic_files import read_rows
+    from codechat.runs import checkpoint
 
-        state = checkpoint.load(root / "runs" / job.run).model_state
-        parts = [name.encode() + tensor.contiguous().numpy().tobytes() for name, tensor in sorted(state.items())]
-    else:
-        files = sorted(p for p in (root / job.out).rglob("*") if p.is_file())
-        parts = [p.name.encode() + p.read_bytes() for p in files]
+    parts = []
+    for name in job.runs:
+        path = root / "runs" / name
+        if checkpoints(path):
+            state = checkpoint.load(path).model_state
+            parts += [key.encode() + tensor.contiguous().numpy().tobytes() for key, tensor in sorted(state.items())]
+        else:
+            rows = [
+                {k: v for k, v in row.items() if k != "time" and not k.endswith("_s")}
+                for row in read_rows(path / "eval.jsonl")
+            ]
+            assert rows, f"{path} has neither weights nor evaluations"
+            parts.append(json.dumps(rows, sort_keys=True).encode())
+    files = sorted(p for p in (root / job.out).rglob("*") if p.is_file()) if job.out else []
+    parts += [p.name.encode() + p.read_bytes() for p in files]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
+def checkpoints(run: Path) -> list[Path]:
+    return [p for p in (run / "checkpoints").glob("step*") if p.name.removeprefix("step_").isdigit()]
+
+
 def again(job: Job, root: Path) -> list[str]:
-    """The flag with which a killed job goes on."""
-    if not job.run or not (root / "runs" / job.run).exists():
+    """The flag with which a killed job goes on; a recipe needs none."""
+    if job.program or not job.runs or not (root / "runs" / job.runs[0]).exists():
         return []
-    saved = list((root / "runs" / job.run / "checkpoints").glob("*"))
-    return ["--resume"] if any(p.name.isdigit() or p.name.startswith("step") for p in saved) else ["--overwrite"]
+    return ["--resume"] if checkpoints(root / "runs" / job.runs[0]) else ["--overwrite"]
 
 
 def finish(home: Path, root: Path, job: Job) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(home, root, job.words + again(job, root)), cwd=root, capture_output=True, text=True, timeout=1800)  # fmt: skip
+    return subprocess.run(command(home, root, job, *again(job, root)), cwd=root, env=ENVIRONMENT, capture_output=True, text=True, timeout=1800)  # fmt: skip
+
+
+def prepared(home: Path, root: Path, job: Job) -> Path:
+    """A new folder in which the command that goes before the job is done."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    if job.before and (done := finish(home, root, Job(job.name, list(job.before)))).returncode:
+        raise RuntimeError(f"{job.name}: {shlex.join(job.before)}: {done.stderr[-400:]}")
+    return root
 
 
 def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
     """Kill each job -9 at random moments, start it again each time, and compare what it leaves with a run that nobody killed."""
+    home.joinpath("kept").mkdir()
     for at, job in enumerate(JOBS):
-        whole, victim = home / f"whole-{at}", home / f"victim-{at}"
-        whole.mkdir(), victim.mkdir()
+        whole = prepared(home, home / f"whole-{at}", job)
+        kept, victim = home / "kept" / str(at), home / f"victim-{at}"
+        shutil.copytree(whole, kept)
+        shutil.copytree(kept, victim)
         began = time.monotonic()
         if (done := finish(home, whole, job)).returncode:
             table.fail(job.name, f"without any kill: {done.stderr[-400:]}")
             continue
-        seconds, due = time.monotonic() - began, n // len(JOBS)
-        while due and time.monotonic() < until:
-            process = subprocess.Popen(command(home, victim, job.words + again(job, victim)), cwd=victim, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+        seconds, due = time.monotonic() - began, -(-n // len(JOBS))
+        ends = time.monotonic() + max(0.0, until - time.monotonic()) / (
+            len(JOBS) - at
+        )  # no job takes the time of those after it
+        while due and time.monotonic() < ends:
+            process = subprocess.Popen(command(home, victim, job, *again(job, victim)), cwd=victim, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
             try:
                 _, err = process.communicate(timeout=rng.uniform(0.3, max(1.0, seconds)))
             except subprocess.TimeoutExpired:
@@ -207,7 +298,7 @@ def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) ->
                 break
             compare(table, job, whole, victim)
             shutil.rmtree(victim)
-            victim.mkdir()
+            shutil.copytree(kept, victim)
         if (done := finish(home, victim, job)).returncode:
             table.fail(job.name, f"after the last kill: {done.stderr[-400:]}")
             continue
@@ -228,7 +319,7 @@ def compare(table: Table, job: Job, whole: Path, victim: Path) -> None:
 def disk(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
     """A pretraining run on a small file system that fills up, or turns read-only, after its first checkpoint: one line, an older checkpoint that
     loads, and the same weights once there is room."""
-    job = Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], run="p")
+    job = Job("pretrain", ["pretrain", *PRETRAIN, *STEPS, "--run-name", "p"], runs=("p",))
     whole, small = home / "disk-whole", home / "disk"
     whole.mkdir(), small.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(small)]).returncode:
@@ -246,7 +337,7 @@ def disk(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
 
 
 def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fault: str, rng: random.Random) -> None:
-    process = subprocess.Popen(command(home, small, job.words), cwd=small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(command(home, small, job), cwd=small, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
     while process.poll() is None and again(job, small) != ["--resume"]:
         time.sleep(0.02)
     time.sleep(rng.uniform(0, 1.5))
@@ -263,14 +354,14 @@ def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fau
     else:
         subprocess.run(["umount", "-l", str(small)], check=True)
     table.count(fault, "faults")
-    if process.returncode and "Traceback" in err:
+    if "Traceback" in err:
         table.fail(fault, f"a traceback: {err[-400:]}")
     elif process.returncode == 0:
         table.count(fault, "finished before it was noticed")
     if (done := finish(home, small, job)).returncode:
         table.fail(fault, f"cannot go on: {done.stderr[-400:]}")
     else:
-        compare(table, Job(fault, job.words, run=job.run), whole, small)
+        compare(table, Job(fault, job.words, runs=job.runs), whole, small)
 
 
 def fill(ballast: Path) -> None:
@@ -310,14 +401,13 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     from codechat.data import conversations
     from codechat.data.prepared import Row  # noqa: F401  (the room loads before the first file is timed)
     from codechat.inference import api_schema
-    from codechat.runs import run
     from codechat.sft import SFTConfig
     from codechat.tasks.funcall.staircase import score_call
     from codechat.tasks.toolbox.prepare import CallsConfig, prepare_calls
     from codechat.text import chat
 
     talk = {"id": "a", "domain": "calls", "meta": {}, "messages": [{"role": "user", "content": "add 1"}, {"role": "assistant", "content": chat.format_call("add", {"a": 1})}]}  # fmt: skip
-    openai = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}  # fmt: skip
+    openai = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}  # fmt: skip
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0.5, "tools": openai["tools"]}  # fmt: skip
     yield "conversations", (json.dumps(talk) + "\n").encode() * 3, lambda p: list(conversations.read(p))
     yield "configuration", json.dumps({"max_steps": 3, "data_dir": "x", "mix": ["calls=1"], "model": {"depth": 2}}).encode(), lambda p: config.parse(SFTConfig, ["--config", str(p)])  # fmt: skip
@@ -326,9 +416,66 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     rows = (json.dumps(openai) + "\n").encode() * 2
     made = dict(out=str(home / "fuzzed"), tokenizer="bytes", probes=0, max_lost=1.0)
     yield "rows of others", rows, lambda p: prepare_calls(CallsConfig(source=str(p), **made))
-    where = home / "whole-2" / "runs" / "p"
-    if where.exists():
-        yield "status of a run", (where / "status.json").read_bytes(), lambda p: run.read_status(p) if hasattr(run, "read_status") else json.loads(p.read_text())  # fmt: skip
+    yield "rows in parquet", as_parquet(home, [openai] * 2), lambda p: prepare_calls(CallsConfig(source=str(p), **made))
+    yield from damaged_runs(home)
+
+
+def as_parquet(home: Path, rows: list[dict[str, Any]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), home / "rows.parquet")
+    return (home / "rows.parquet").read_bytes()
+
+
+def damaged_runs(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
+    """Each file of a run and of its checkpoint; what still loads has the weights that were saved."""
+    import torch
+
+    from codechat.runs import checkpoint, paths, run
+
+    paths.ROOT = run.ROOT = home / "fuzzed-runs"
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    saved = {name: p.clone() for name, p in model.state_dict().items()}
+    with run.Run.create("r", {"lr": 0.1}, kind="test") as made:
+        for step in (1, 2):
+            made.log(step, train_loss=1.0 / step)
+            made.log_eval(step, {"pass@1": 0.5, "n": 4})
+            checkpoint.save(made.path, step, model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
+
+    def reading(file: Path, read: Callable[[], Any]) -> Callable[[Path], Any]:
+        good = file.read_bytes()
+
+        def attempt(damaged: Path) -> None:
+            file.write_bytes(damaged.read_bytes())
+            try:
+                read()
+            finally:
+                file.write_bytes(good)
+
+        return attempt
+
+    def weights() -> None:
+        found = checkpoint.load("r").model_state
+        assert found.keys() == saved.keys() and all(torch.equal(found[name], saved[name]) for name in saved), (
+            "other weights were loaded"
+        )
+
+    def shown() -> None:
+        run.list_runs()
+        made.status, made.metrics(), made.evals()  # noqa: B018
+
+    folder = made.path / "checkpoints" / "step_000002"
+    files = {
+        f"checkpoint {name}": (folder / name, weights) for name in ("model.pt", "optim.pt", "ranks.pt", "meta.json")
+    }
+    files |= {"checkpoint latest": (made.path / "checkpoints" / "latest", weights)}
+    files |= {
+        f"run {name}": (made.path / name, shown) for name in ("status.json", "env.json", "metrics.jsonl", "eval.jsonl")
+    }
+    for name, (file, read) in files.items():
+        yield name, file.read_bytes(), reading(file, read)
 
 
 def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> None:
@@ -341,22 +488,23 @@ def fuzz(table: Table, home: Path, rng: random.Random, until: float, n: int) -> 
     from codechat.core.errors import UserError
 
     every = list(targets(home))
-    for name, good, read in every:
-        suffix = ".json" if name == "configuration" else ".jsonl"
-        for i in range(n // len(every)):
-            if time.monotonic() > until:
-                return
-            path = home / f"fuzz-{i % 7}{suffix}"
-            path.write_bytes(mutated(rng, good))
-            try:
-                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                    read(path)
-                table.count(name, "read")
-            except (UserError, pydantic.ValidationError, SystemExit):
-                table.count(name, "rejected")
-            except Exception as error:  # what this part looks for
-                kept = path.read_bytes()
-                table.fail(name, f"{type(error).__name__}: {error} for {kept[:300]!r}")
+    for i, (name, good, read) in itertools.product(
+        range(-(-n // len(every))), every
+    ):  # in turn: an early end leaves none out
+        if time.monotonic() > until:
+            return
+        suffix = {"configuration": ".json", "rows in parquet": ".parquet"}.get(name, ".jsonl")
+        path = home / f"fuzz-{i % 7}{suffix}"
+        path.write_bytes(mutated(rng, good))
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                read(path)
+            table.count(name, "read")
+        except (UserError, pydantic.ValidationError, SystemExit):
+            table.count(name, "rejected")
+        except Exception as error:  # what this part looks for
+            kept = path.read_bytes()
+            table.fail(name, f"{type(error).__name__}: {error} for {kept[:300]!r}")
 
 
 # ---------------------------------------------------------------- server
@@ -367,14 +515,18 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
     that was given alone, and the memory stays where it was."""
     from server import Serving
 
-    from codechat import gpt
     from codechat.runs import paths, run
-    from codechat.tasks import toy  # noqa: F401
 
     paths.ROOT = run.ROOT = home
-    save_tiny(home, gpt)
-    with Serving(ckpt="tiny/sft", max_batch=16) as running:
-        alone = {i: ask(running, i) for i in range(8)}
+    save_tiny(home)
+    weights = home / "runs" / "tiny" / "sft" / "checkpoints"
+    versions = sorted(p.name for p in weights.glob("step_*"))
+    assert len(versions) == 2
+    with Serving(ckpt="tiny/sft", max_batch=16, reload_from=weights) as running:
+        alone = {}  # (weights, request) -> the answer
+        for version in versions:
+            reload(running, version)
+            alone |= {(version, i): ask(running, i) for i in range(8)}
         before, lock = resident(), threading.Lock()
 
         def client(number: int) -> None:
@@ -383,16 +535,34 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
                 which, manner = mine.randrange(8), mine.choice(["whole", "whole", "leaves", "slow"])
                 try:
                     found = ask(running, which, manner, mine)
-                except (OSError, ValueError) as error:
+                except Busy:
+                    with lock:
+                        table.count("server", "turned away, the queue being full")
+                    time.sleep(mine.uniform(0.1, 1.0))
+                    continue
+                except (OSError, ValueError, KeyError) as error:
                     with lock:
                         table.fail("server", f"{manner}: {type(error).__name__}: {error}")
                     continue
                 with lock:
                     table.count("server", manner)
-                    if found is not None and found != alone[which]:
+                    if found is not None and found not in {alone[version, which] for version in versions}:
                         table.fail("server", f"answer {which} is another one than alone: {found[:80]!r}")
 
+        def trainer() -> None:
+            for turn in itertools.count():
+                if time.monotonic() > until:
+                    return
+                status = reload(running, versions[turn % 2])
+                with lock:
+                    table.count(
+                        "server",
+                        "reloads" if status == 200 else "reloads that came too late" if status == 503 else "failures",
+                    )
+                time.sleep(rng.uniform(0.2, 2.0))
+
         threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(clients)]
+        threads.append(threading.Thread(target=trainer, daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -406,7 +576,15 @@ def server(table: Table, home: Path, rng: random.Random, until: float, clients: 
             table.fail("server", f"memory grew by {grown:.0%}")
 
 
-def save_tiny(home: Path, gpt: Any) -> None:
+class Busy(Exception):
+    """The server has as many requests as it takes."""
+
+
+def reload(running: Any, version: str) -> int:
+    return running.send("POST", "/admin/weights", {"path": version})[0]
+
+
+def save_tiny(home: Path) -> None:
     from codechat import sft
 
     inputs = home / "server"
@@ -415,7 +593,19 @@ def save_tiny(home: Path, gpt: Any) -> None:
         write_inputs(inputs)
     words = [
         w.format(home=inputs)
-        for w in [*SFT, "--max-steps", "5", "--no-compile", "--run-name", "tiny/sft", "--overwrite"]
+        for w in [
+            *SFT,
+            "--max-steps",
+            "10",
+            "--save-every",
+            "5",
+            "--lr",
+            "0.01",
+            "--no-compile",
+            "--run-name",
+            "tiny/sft",
+            "--overwrite",
+        ]
     ]
     from codechat.core import config
 
@@ -430,6 +620,8 @@ def ask(running: Any, which: int, manner: str = "whole", rng: random.Random | No
     body = {"model": "tiny/sft", "messages": [{"role": "user", "content": f"add {which}"}], "max_tokens": 12, "temperature": 1.0, "seed": which, "stream": True}  # fmt: skip
     link.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     answer, text = link.getresponse(), ""
+    if answer.status == 429:
+        raise Busy
     if answer.status != 200:
         raise ValueError(f"status {answer.status}: {answer.read()[:200]!r}")
     for line in answer:
@@ -455,11 +647,15 @@ def resident() -> int:
 
 
 def main() -> int:
+    global JOBS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="kills disk fuzz server; none = all")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument(
+        "--jobs", nargs="+", default=[job.name for job in JOBS], help="of kills, such as 'data calls' or recipe"
+    )
     parser.add_argument("--disks", type=int, default=10, help="faults of each kind")
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
@@ -467,6 +663,9 @@ def main() -> int:
     sizes = {"kills": given.kills, "disk": given.disks, "fuzz": given.inputs, "server": given.clients}
     share = {"kills": 0.6, "disk": 0.1, "fuzz": 0.13, "server": 0.17}
     parts = given.parts or list(sizes)
+    if unknown := [name for name in given.jobs if name not in {job.name for job in JOBS}]:
+        parser.error(f"no job {unknown[0]!r}; there are {', '.join(job.name for job in JOBS)}")
+    JOBS = tuple(job for job in JOBS if job.name in given.jobs)
     if unknown := [part for part in parts if part not in sizes]:
         parser.error(f"no part {unknown[0]!r}; there are {', '.join(sizes)}")
     tables = []

@@ -27,6 +27,10 @@ KINDS = {
     "train": ("TrainBench", "training steps: tokens/s, MFU, peak memory"),
     "sample": ("SampleBench", "sampling: new tokens/s, and the cost of late tokens relative to early ones"),
     "rl": ("RLBench", "one RL step: rollouts/s"),
+    "curve": (
+        "CurveBench",
+        "a learning curve of GRPO: mean reward of each step over seeds, and the first step's gradient",
+    ),
     "data": ("DataBench", "text to token shards: MB/s, and the loader's share of a training step"),
     "serve": ("ServeBench", "the HTTP server beside sampling in-process: new tokens/s, time to the first token"),
     "constrain": ("ConstrainBench", "token masks of constrained calls: microseconds a token, beside free sampling"),

@@ -19,8 +19,8 @@ class TrainBench:
     """What `codechat bench train` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
-    device_batch_size: int = opt(8, "sequences per step")
-    seq_len: int = opt(256, "tokens per sequence")
+    device_batch_size: int = opt(8, "sequences per step", least=1)
+    seq_len: int = opt(256, "tokens per sequence", least=1)
     vs: tuple[Literal["arcee", "gpt2", "plain"], ...] = opt(("arcee", "gpt2", "plain"), "peers")
     modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
     rounds: int | None = opt(
@@ -41,10 +41,10 @@ class SampleBench:
     """What `codechat bench sample` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=6, n_embd=384, n_head=6, block_size=256), "architecture")
-    prompts: int = opt(16, "prompts sampled together")
-    prompt_tokens: int = opt(64, "tokens of each prompt")
-    max_new_tokens: int = opt(128, "new tokens of each prompt")
-    top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all")
+    prompts: int = opt(16, "prompts sampled together", least=1)
+    prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
+    max_new_tokens: int = opt(128, "new tokens of each prompt", least=1)
+    top_k: int | None = opt(50, "sample from the k likeliest tokens; none = all", least=1)
     vs: tuple[Literal["arcee", "no-cache"], ...] = opt(("arcee", "no-cache"), "peers")
     rounds: int | None = opt(
         None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
@@ -64,9 +64,9 @@ class RLBench:
     """What `codechat bench rl` runs."""
 
     model: GPTConfig = opt(GPTConfig(depth=4, n_embd=256, n_head=4, block_size=256), "architecture")
-    problems: int = opt(8, "problems per step")
-    group_size: int = opt(8, "completions per problem")
-    max_new_tokens: int = opt(64, "tokens of each completion")
+    problems: int = opt(8, "problems per step", least=1)
+    group_size: int = opt(8, "completions per problem", least=1)
+    max_new_tokens: int = opt(64, "tokens of each completion", least=1)
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
     rounds: int | None = opt(
         None, "timed steps of each contestant; none = 5, fewer where they would take over four minutes", least=1
@@ -75,11 +75,25 @@ class RLBench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurveBench:
+    """What `codechat bench curve` runs."""
+
+    steps: int = opt(20, "steps of each training", least=1)
+    seeds: int = opt(5, "trainings of each contestant", least=1)
+    start_steps: int = opt(10, "steps of the training that makes the common start", least=1)
+    problems: int = opt(4, "problems per step; the task has four", least=1)
+    group_size: int = opt(16, "completions per problem", least=2)
+    lr: float = opt(4e-3, "AdamW learning rate, constant", least=0)
+    vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataBench:
     """What `codechat bench data` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
-    megabytes: float = opt(24.0, "text to tokenize")
+    megabytes: float = opt(24.0, "text to tokenize", least=0)
     tokenizer: str = opt("gpt2", "gpt2 or gpt2:N")
     rounds: int | None = opt(
         None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
@@ -93,10 +107,10 @@ class ServeBench:
 
     model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture, with random weights")
     ckpt: str = opt("", "checkpoint to serve instead of random weights")
-    clients: int = opt(16, "concurrent clients, and rows per batch")
-    prompt_tokens: int = opt(64, "tokens of each prompt")
-    max_new_tokens: int = opt(128, "new tokens of each completion")
-    first_tokens: int = opt(15, "single requests for the time to the first token")
+    clients: int = opt(16, "concurrent clients, and rows per batch", least=1)
+    prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
+    max_new_tokens: int = opt(128, "new tokens of each completion", least=1)
+    first_tokens: int = opt(15, "single requests for the time to the first token", least=1)
     rounds: int | None = opt(
         None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
     )
@@ -134,7 +148,7 @@ class ConstrainBench:
             )
         known = toolbox.TOOLS
         if unknown := [name for name in self.tools if name not in known]:
-            raise ConfigError(f"the toolbox has no function {unknown[0]!r}{nearest(unknown[0], known)}")
+            raise ConfigError(f"--tools {unknown[0]!r}: the toolbox has no such function{nearest(unknown[0], known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +156,12 @@ class QualityBench:
     """What `codechat bench quality` runs."""
 
     path: str | None = opt(None, "text: parquet, jsonl, .py, .txt, a directory of them; none = the embedded corpus")
-    max_bytes: int = opt(30_000_000, "text to prepare")
+    max_bytes: int = opt(30_000_000, "text to prepare", least=1)
     tokenizer: str = opt("python:4096", "tokenizer of codechat")
     peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
-    seconds: float = opt(120.0, "training time of each contestant")
-    evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end")
-    eval_tokens: int = opt(200_000, "held-out tokens per evaluation")
+    seconds: float = opt(120.0, "training time of each contestant", least=0)
+    evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end", least=1)
+    eval_tokens: int = opt(200_000, "held-out tokens per evaluation", least=1)
     vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
     seed: int = opt(0, "seed of weights and windows")
     json: str | None = opt(None, "also write the figures to this file")

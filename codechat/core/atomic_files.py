@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,10 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(f.fileno())
         os.replace(temp, path)
     except OSError:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(
+            OSError
+        ):  # a read-only file system refuses this too, and its first error is the one to raise
+            temp.unlink(missing_ok=True)
         raise
 
 
@@ -32,9 +36,12 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise RunError(f"{path} cannot be read ({e}); the run is damaged") from e
+    if not isinstance(found, dict):
+        raise RunError(f"{path} holds a json {type(found).__name__}; required is an object: the run is damaged")
+    return found
 
 
 def file_record(path: Path) -> dict[str, Any]:
@@ -51,10 +58,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         cut = 0
         for number, line in enumerate(f, 1):
             if cut:
-                raise RunError(f"{path} line {cut} is not json; delete that line to read the rest")
+                raise RunError(f"{path} line {cut} is not a json object; delete that line to read the rest")
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except ValueError:
+                row = None
+            if isinstance(row, dict):
+                yield row
+            else:
                 cut = number
 
 

@@ -603,6 +603,18 @@ def parse(
         print(format_help(cls, presets=presets, prog=prog, epilog=epilog))
         raise SystemExit(0)
     own = {"config", "preset"} if presets else {"config"}
-    values = _Words(cls, argv, own).read()
-    preset, file = (values.pop(key, None) if key in own else None for key in ("preset", "config"))
-    return resolve(cls, preset, file, values, presets=presets)
+    try:
+        values = _Words(cls, argv, own).read()
+        preset, file = (values.pop(key, None) if key in own else None for key in ("preset", "config"))
+        return resolve(cls, preset, file, values, presets=presets)
+    except ConfigError as error:
+        raise ConfigError(with_flags(str(error), cls)) from error
+
+
+def with_flags(message: str, cls: type) -> str:
+    """The message with settings as the command line writes them: names with an underscore or a dot, and one at the start, become their flags.
+    Quoted names, which may be keys of a file, stay."""
+    leaves = leaves_of(cls)
+    flags = {name.rpartition(".")[2]: flag_of(name) for name in reversed(leaves)} | {n: flag_of(n) for n in leaves}
+    found = re.sub(r"(?<![\w./'\"-])[a-z]\w*[_.]\w+(?![\w/'\"=-])", lambda name: flags.get(name[0], name[0]), message)
+    return re.sub(r"^(\w+: )?(\w+)(?= )", lambda start: (start[1] or "") + flags.get(start[2], start[2]), found)

@@ -27,7 +27,7 @@ def process_start(pid: int) -> str | None:
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return None
         return str(round((process.create_time() - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")))
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # a damaged file holds any number
         return None
 
 
@@ -35,7 +35,8 @@ def alive(status: Mapping[str, Any]) -> bool:
     """Whether the process of a status (host, pid, pid_start) lives; True where that cannot be known, on another host."""
     if status.get("host") != platform.node():
         return True
-    return status.get("pid_start") is not None and status["pid_start"] == process_start(status["pid"])
+    start, pid = status.get("pid_start"), status.get("pid")
+    return start is not None and pid is not None and start == process_start(pid)
 
 
 def descendants(pid: int) -> list[int]:

@@ -28,7 +28,7 @@ class CorpusConfig:
     tokenizer: str = opt("gpt2", "gpt2, gpt2:N, python:N, chars:FILE or bytes")
     max_examples: int | None = opt(None, "documents to read; none = all", least=0)
     max_tokens: int | None = opt(None, "stop after this many tokens; none = no limit", least=1)
-    max_bytes: int | None = opt(None, "stop after this many bytes of text; none = no limit")
+    max_bytes: int | None = opt(None, "stop after this many bytes of text; none = no limit", least=1)
     val_share: float = opt(corpus.VAL_SHARE, "share of the documents held out for validation, by hash")
     shard_tokens: int = opt(1 << 24, "tokens of a shard", least=1)
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")

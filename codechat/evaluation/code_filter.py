@@ -38,7 +38,7 @@ class FilterConfig:
 
     rates: str = opt(config.REQUIRED, "run of codechat passk, on split train")
     window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
-    min_tiered: float = opt(0.1, "smallest mean tiered reward to keep, if the window leaves nothing")
+    min_tiered: float = opt(0.1, "smallest mean tiered reward to keep, if the window leaves nothing", least=0, most=1)
     out: str = opt(config.REQUIRED, "directory to write TASK.SPLIT.jsonl to")
     allow_empty: bool = opt(False, "if nothing is left, write a directory without training problems", late=True)
 

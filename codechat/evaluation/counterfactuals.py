@@ -45,7 +45,7 @@ SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwapsConfig:
+class SwapsConfig(config.Settings):
     """Which checkpoints answer which cases."""
 
     run_name: str = opt("swaps", "name of the run directory under runs/", identity=False)
@@ -55,13 +55,14 @@ class SwapsConfig:
     )
     data_dir: str = opt(config.REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl")
     split: Literal["select", "test"] = opt("test", "split of the requests")
-    limit: int = opt(100, "requests per swap")
-    max_new_tokens: int = opt(64, "longest answer, tokens")
+    limit: int = opt(100, "requests per swap", least=1)
+    max_new_tokens: int = opt(64, "longest answer, tokens", least=1)
     seed: int = opt(0, "seed of the order of requests and of what is swapped in")
 
     def __post_init__(self) -> None:
-        if not self.ckpt or self.limit < 1:
-            raise ConfigError(f"{len(self.ckpt)} checkpoints, limit {self.limit}; required at least one of each")
+        super().__post_init__()
+        if not self.ckpt:
+            raise ConfigError("no --ckpt; at least one is required")
 
 
 @dataclass(frozen=True)

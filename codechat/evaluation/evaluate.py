@@ -183,7 +183,7 @@ def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int
 def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
     if not ks or min(ks) < 1 or max(ks) > n:
         raise ConfigError(
-            f"pass@k for k={list(ks)} from n={n} samples; n must be at least the largest k; set --n {max([*ks, 1])} or more"
+            f"pass@k for k={list(ks)} from n={n} samples; each k must be from 1 to n; set --ks to such, or --n {max([*ks, 1])} or more"
         )
     if temperature == 0 and n > 1:
         raise ConfigError(

@@ -325,7 +325,7 @@ def _as_code(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalConfig:
+class NaturalConfig(config.Settings):
     """Which checkpoints answer, and how they are sampled."""
 
     run_name: str = opt("natural", "name of the run directory under runs/", identity=False)
@@ -346,12 +346,9 @@ class NaturalConfig:
     device_batch_size: int | None = opt(None, "answers sampled at a time; none = what memory allows", least=1)
 
     def __post_init__(self) -> None:
-        if not self.ckpt or self.max_new_tokens < 1:
-            raise ConfigError(
-                f"{len(self.ckpt)} checkpoints, max_new_tokens {self.max_new_tokens}; required: at least one of each"
-            )
-        if self.temperature < 0:
-            raise ConfigError(f"temperature {self.temperature}; it must be 0 or more")
+        super().__post_init__()
+        if not self.ckpt:
+            raise ConfigError("no --ckpt; at least one is required")
 
 
 def run_natural(cfg: NaturalConfig) -> Run:

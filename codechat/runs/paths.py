@@ -182,7 +182,10 @@ def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
 
 def read_status(run_path: Path) -> dict[str, Any]:
     """status.json; the status is "killed" where the process of a running run is gone."""
-    status = read_json(run_path / "status.json")
+    path = run_path / "status.json"
+    status = read_json(path)
+    if not isinstance(status.get("status"), str) or not isinstance(status.get("pid"), int | None):
+        raise RunError(f"{path} has no readable status or pid; the run is damaged")
     if status["status"] == "running" and not alive(status):
         status |= {"status": "killed", "reason": f"process {status.get('pid')} is gone"}
     return status
@@ -195,10 +198,11 @@ def _row(path: Path) -> tuple[Any, ...]:
     name = name_of(path.resolve())
     try:
         status, env = read_status(path), read_json(path / "env.json")
-    except RunError:
+        parent, commit = (env.get("parent") or {}).get("run"), env["commit"][:9]
+    except (RunError, AttributeError, KeyError, TypeError):  # a damaged file also holds other fields
         return (name, None, "damaged", *[None] * 5)
-    step, parent = max(checkpoint_paths(path), default=None), (env.get("parent") or {}).get("run")
-    return name, status["kind"], status["status"], step, status["started"], parent, env["commit"][:9], status["reason"]
+    step = max(checkpoint_paths(path), default=None)
+    return name, status.get("kind"), status["status"], step, status.get("started"), parent, commit, status.get("reason")
 
 
 def list_runs() -> pd.DataFrame:

@@ -19,8 +19,10 @@ A configuration with wandb=True also sends the rows to Weights & Biases (`tracke
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -83,33 +85,57 @@ def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     rows = list(read_rows(path))
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("step"), int):
+            raise RunError(f"{path} line {number} has no step; delete that line to read the rest")
     return pd.DataFrame(rows or {"step": pd.Series(dtype=int), "time": pd.Series(dtype=float)})
 
 
+def _write_whole(file: IO[bytes], data: bytes) -> None:
+    """Write to an unbuffered file; OSError where not all of it fits."""
+    if file.write(data) != len(data):  # a full disk takes a part
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class _Board:
-    """TensorBoard, one event per row; created at the first row, since importing it takes longer than a step."""
+    """TensorBoard, one event per row; created at the first row, since importing it takes longer than a step.
+
+    Writes the file itself: the writers of tensorboard and torch do it in a thread, which prints a traceback where the disk fails."""
 
     def __init__(self, folder: Path, purge_after: int | None) -> None:
-        self.writer: Any = None
+        self.file: IO[bytes] | None = None
         try:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as e:
             print(f"TensorBoard is skipped ({e}); metrics.jsonl has everything", file=sys.stderr)
             return
-        self.summary = Summary
-        purge = None if purge_after is None else purge_after + 1
-        self.writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        self.event, self.summary, self.records = event_pb2.Event, summary_pb2.Summary, RecordWriter
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() / 1e9:020.9f}.{platform.node()}.{os.getpid()}"
+        self.file = open(folder / name, "ab", buffering=0)
+        self._write(wall_time=time.time(), file_version="brain.Event:2")
+        if purge_after is not None:  # TensorBoard forgets the steps that are done again
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(wall_time=time.time(), step=purge_after + 1, session_log=start)
+
+    def _write(self, **event: Any) -> None:
+        if self.file is None:
+            return
+        record = io.BytesIO()
+        self.records(record).write(self.event(**event).SerializeToString())
+        _write_whole(self.file, record.getvalue())
 
     def add(self, row: Mapping[str, Any]) -> None:
-        if self.writer is not None:
-            shown = {k: v for k, v in row.items() if k not in ("step", "time") and isinstance(v, (int, float))}
-            values = [self.summary.Value(tag=k, simple_value=v) for k, v in shown.items()]
-            self.writer.file_writer.add_summary(self.summary(value=values), row["step"], row["time"])
+        if self.file is None:
+            return
+        shown = {k: v for k, v in row.items() if k not in ("step", "time") and isinstance(v, (int, float))}
+        values = [self.summary.Value(tag=k, simple_value=v) for k, v in shown.items()]
+        self._write(wall_time=row["time"], step=row["step"], summary=self.summary(value=values))
 
     def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        if self.file is not None:
+            self.file.close()
 
 
 class Run:
@@ -252,20 +278,23 @@ class Run:
         if self._tracker:
             self._tracker.add(row, evaluation)
         if self._writing:
-            self._board = self._board or _Board(self.path / "tb", self._rewind_to)
-            self._board.add(row)
+            try:
+                self._board = self._board or _Board(self.path / "tb", self._rewind_to)
+                self._board.add(row)
+            except OSError as e:
+                raise self._unwritable("tb", e) from e
+
+    def _unwritable(self, file: str, problem: OSError) -> RunError:
+        return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")
 
     def _append(self, file: str, rows: Iterable[Mapping[str, Any]]) -> None:
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         try:
             f = self._files.get(file) or self._open_for_append(file)
-            if f.write(data) != len(data):  # unbuffered: a full disk takes a part
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_whole(f, data)
         except OSError as e:
             self._files.pop(file, None)  # the next row opens it again, which removes a partial row
-            raise RunError(
-                f"{self.path / file} cannot be written ({e}); free space, then continue with --resume"
-            ) from e
+            raise self._unwritable(file, e) from e
 
     def _open_for_append(self, file: str) -> IO[bytes]:
         if self._rewind_to is not None and not self._rewound:
@@ -306,7 +335,10 @@ class Run:
             unlock(paths.lock_of(self.path))
             status = read_json(self.path / "status.json")
             status |= {"status": state, "reason": reason, "ended": provenance.now(), **more}
-            write_json(self.path / "status.json", status)
+            try:
+                write_json(self.path / "status.json", status)
+            except OSError as e:
+                raise self._unwritable("status.json", e) from e
 
     def __enter__(self) -> Run:
         return self
@@ -322,7 +354,8 @@ class Run:
             else:
                 e = distributed.dist.explained(e)
                 self.fail(f"{type(e).__name__}: {e}")
-        except OSError as lost:
+        except RunError as lost:
             if kind is None:
-                raise RunError(f"{self.path / 'status.json'} cannot be written ({lost})") from lost
-            print(f"{self.path / 'status.json'} cannot be written ({lost})", file=sys.stderr)
+                raise
+            if not isinstance(e, (UserError, OSError)):  # those say the same of the disk, in the one line that is shown
+                print(lost, file=sys.stderr)

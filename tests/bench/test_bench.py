@@ -108,7 +108,7 @@ def test_unknown_kinds_peers_and_settings_raise() -> None:
         bench.main(["--rounds", "1"])
     with pytest.raises(ConfigError, match="vs"):
         bench.main(["train", "--vs", "nobody"])
-    with pytest.raises(ConfigError, match="block_size"):
+    with pytest.raises(ConfigError, match="--model.block-size"):
         bench.main(["sample", *TINY])
 
 

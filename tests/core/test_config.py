@@ -10,6 +10,8 @@ from typing import Literal
 import pytest
 from raising import raising
 
+from codechat.bench import KINDS
+from codechat.bench import settings as bench_settings
 from codechat.core.config import (
     REQUIRED,
     Settings,
@@ -27,9 +29,16 @@ from codechat.core.config import (
     parse,
     resolve,
     to_dict,
+    with_flags,
 )
 from codechat.core.errors import ConfigError, MissingFile, UserError
-from codechat.core.registry import LOOPS
+from codechat.core.registry import LOOPS, PREPARATIONS
+from codechat.evaluation.code_filter import FilterConfig
+from codechat.evaluation.code_pass_rates import PasskConfig
+from codechat.evaluation.counterfactuals import SwapsConfig
+from codechat.evaluation.diagnose import DiagnoseConfig
+from codechat.evaluation.evaluate import EvaluateConfig
+from codechat.evaluation.natural import NaturalConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +132,10 @@ def test_a_class_may_record_its_preset_and_leave_a_nested_config_out() -> None:
         ("--depth 3", "'--model.depth'"),
         ("--model.dept 3", "'--model.depth'"),
         ("--preset quik", "'quick'"),
-        ("--lr fast", "lr got 'fast'; it takes float (peak learning rate)"),
-        ("--lr nan", "lr got 'nan'"),
+        ("--lr fast", "--lr got 'fast'; it takes float (peak learning rate)"),
+        ("--lr nan", "--lr got 'nan'"),
         ("--steps 1.5", "steps got '1.5'; it takes int"),
-        ("--steps inf", "steps got 'inf'"),
+        ("--steps inf", "--steps got 'inf'"),
         ("--ks 1,x", "ks got '1,x'"),
         ("--betas 0.9", "betas got '0.9'; it takes tuple[float, float]"),
         ("--mode median", "it takes mean|none"),
@@ -135,15 +144,53 @@ def test_a_class_may_record_its_preset_and_leave_a_nested_config_out() -> None:
         ("--top-k", "int|none"),
         ("--lr --steps 3", "--lr"),
         ("--lr 1 --lr 2", "--lr"),
-        ("--group-size 2 --num-generations 3", "group_size"),
+        ("--group-size 2 --num-generations 3", "--group-size is given twice"),
         ("stray", "'stray'"),
-        ("--model.depth 3", "depth 3 must be a multiple of n_head 2"),
+        ("--model.depth 3", "Model: --model.depth 3 must be a multiple of --model.n-head 2"),
     ],
 )
 def test_what_is_wrong_on_a_command_line_is_named(line: str, named: str) -> None:
     with pytest.raises(ConfigError) as e:
         words(line)
     assert named in str(e.value)
+
+
+def test_messages_of_a_command_line_name_flags_and_leave_keys_of_files_and_paths() -> None:
+    message = "group_size 3 must divide 8; 'group_size' of runs/group_size.json, task:group_size=2, model.depth 4; correct --group-size"
+    flagged = "--group-size 3 must divide 8; 'group_size' of runs/group_size.json, task:group_size=2, --model.depth 4; correct --group-size"
+    assert with_flags(message, Loop) == flagged
+    assert with_flags("lr is -1", Loop) == "--lr is -1"
+    with pytest.raises(ConfigError, match="^group_size got"):  # in a notebook there are no flags
+        from_dict(Loop, {"group_size": "x"})
+
+
+EVERY_CONFIG = {
+    **{name: entry.config_class for name, entry in (LOOPS | PREPARATIONS).items()},
+    **{name: getattr(bench_settings, name) for name, _ in KINDS.values()},
+    **{
+        cls.__name__: cls
+        for cls in (EvaluateConfig, PasskConfig, DiagnoseConfig, FilterConfig, SwapsConfig, NaturalConfig)
+    },
+}
+SIGNED = ("seed", "entropy_coef", "lora_alpha", "partial_logprob")
+
+
+@pytest.mark.parametrize("name", EVERY_CONFIG)
+def test_a_number_out_of_range_is_rejected_by_its_flag(name: str) -> None:
+    cls = EVERY_CONFIG[name]
+    leaves = leaves_of(cls)
+    needed = [word for key, field in leaves.items() if field.default is REQUIRED for word in (flag_of(key), "x")]
+    needed += ["--data-dir", "x"] if name == "preference" else []
+    for key, field in leaves.items():
+        if field.nested or not {int, float} & set(arms(field.type)):
+            continue
+        for bad in ("-1", "-0.5", "1e400") if key.rpartition(".")[2] not in SIGNED else ("x",):
+            try:
+                parse(cls, [*needed, flag_of(key), bad])
+            except ConfigError as error:
+                assert flag_of(key) in str(error)
+            else:
+                assert bad == "1e400" or key.startswith("model."), f"{key} takes {bad}"
 
 
 def test_a_required_field_is_named() -> None:

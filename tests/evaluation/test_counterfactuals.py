@@ -167,7 +167,7 @@ def test_missing_data_ends_it_before_a_run_is_made(tiny: Path, tmp_path: Path) -
         counterfactuals.main(["--ckpt", "tiny", "--data-dir", str(tmp_path / "nowhere")])
     with pytest.raises(MissingFile):
         counterfactuals.main(["--ckpt", "nobody", "--data-dir", str(tiny)])
-    with pytest.raises(ConfigError, match="limit 0"):
+    with pytest.raises(ConfigError, match="limit is 0"):
         counterfactuals.SwapsConfig(ckpt=("tiny",), data_dir="d", limit=0)
     assert not (tmp_path / "runs" / "swaps").exists()
 

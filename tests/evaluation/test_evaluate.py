@@ -446,7 +446,7 @@ def test_held_out_loss_per_domain_stands_beside_the_scores(toy_run: Run, tmp_pat
         ["--heldout-examples", "3"],
         ["--heldout-examples", "3", "--data-dir", str(folder), "--split", "test_hard"],
     ):
-        with pytest.raises(UserError, match="heldout_examples"):
+        with pytest.raises(UserError, match="--heldout-examples"):
             evaluate.main(["--ckpt", "toy", *words])
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -153,7 +154,7 @@ def test_tensorboard_holds_the_same_names_and_numbers() -> None:
 def test_a_run_without_tensorboard_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     with new() as run:
         run.log(1, lr=0.1)
         run.log(2, lr=0.1)
@@ -426,6 +427,7 @@ def test_damage_in_the_middle_is_not_passed_over() -> None:
 
 def test_a_full_disk_while_logging_is_an_error_and_loses_no_whole_row(runs_root: Path) -> None:
     program = f"""
+import platform
 import resource
 from codechat.core.errors import RunError
 run = Run.create('full', {{}}, kind='t')
@@ -444,6 +446,49 @@ run.log(step, lr=2.0)
     failed = int(out.split()[0])
     assert "metrics.jsonl" in out and "--resume" in out
     assert Run.open("full").metrics()["step"].tolist() == list(range(1, failed + 1))
+
+
+STATUS = {"status": "running", "host": platform.node(), "pid": 1, "pid_start": "1"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "null", "{}", '{"status": 3}', *(json.dumps(STATUS | {"pid": pid}) for pid in ("x", {}, 1e300))],
+)
+def test_a_damaged_status_is_said_and_leaves_the_list_readable(text: str) -> None:
+    with new("whole"), new("damaged") as run:
+        pass
+    (run.path / "status.json").write_text(text)
+    with pytest.raises(RunError, match="status.json"):
+        Run.open("damaged").status  # noqa: B018
+    assert dict(zip(list_runs()["run"], list_runs()["status"])) == {"whole": "finished", "damaged": "damaged"}
+
+
+@pytest.mark.parametrize("pid", [-1, 2**70, None])
+def test_a_process_that_cannot_be_is_gone(pid: int | None) -> None:
+    with new() as run:
+        pass
+    (run.path / "status.json").write_text(json.dumps(STATUS | {"pid": pid}))
+    assert run.status["status"] == "killed"
+
+
+@pytest.mark.parametrize("env", ["{}", '{"commit": 3}', '{"commit": "abc", "parent": "x"}'])
+def test_a_damaged_env_is_a_row_of_the_list(env: str) -> None:
+    with new() as run:
+        pass
+    (run.path / "env.json").write_text(env)
+    assert list_runs()["status"].tolist() == ["damaged"]
+
+
+@pytest.mark.parametrize("row", ["null", "3", '["step"]', '{"train_loss": 1.0}', '{"step": [1]}', '{"step": "1"}'])
+def test_a_damaged_row_names_its_line(row: str) -> None:
+    run = new()
+    for step in (1, 2):
+        run.log(step, train_loss=1.0)
+    path = run.path / "metrics.jsonl"
+    path.write_text(path.read_text() + row + "\n" + json.dumps({"step": 4}) + "\n")
+    with pytest.raises(RunError, match="metrics.jsonl line 3"):
+        run.metrics()
 
 
 def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_many_lost_rows_and_unknown_columns_are_user_errors(tmp_path: Path) -> N
         prepare(tmp_path, {"instruction": "a", "output": ADD}, {"instruction": "a", "output": ""})
     with pytest.raises(DataError, match="question"):
         prepare(tmp_path, {"question": "a", "answer": "b"})
-    with pytest.raises(ConfigError, match="max_lost"):
+    with pytest.raises(ConfigError, match="--max-lost"):
         command.main(["code", "--max-lost", "2"])
 
 

@@ -47,7 +47,7 @@ class ReasoningConfig:
     columns: tuple[str, ...] = opt(
         (), "OURS=THEIRS where GSM8K's columns have other names, such as question=query", late=True
     )
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False)
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         check_columns(self.columns)

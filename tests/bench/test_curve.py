@@ -1,0 +1,55 @@
+"""`codechat bench curve`: codechat alone, and trl's first step beside codechat's on the same completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codechat import bench
+from codechat.bench import curve
+from codechat.bench.settings import CurveBench
+from codechat.models import export, loading
+from codechat.runs import paths, run
+
+TINY = dict(steps=2, seeds=2, start_steps=1, problems=4, group_size=4)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for module in (paths, run):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_curves_of_codechat_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [w for name, value in TINY.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+    found = bench.run_kind("curve", [*words, "--vs"])
+    (rows,) = found["curves"].values()
+    assert len(rows) == 2 and all(len(row) == 2 and all(0 <= x <= 1 for x in row) for row in rows)
+    assert rows[0] != rows[1], "seeds sample different completions"
+    for step, interval in enumerate(found["intervals"]["codechat"]):
+        assert interval["lo"] <= interval["value"] == pytest.approx((rows[0][step] + rows[1][step]) / 2)
+    assert "codechat" in capsys.readouterr().out
+
+
+def test_overlap_and_difference() -> None:
+    rows = {"a": [dict(lo=0.0, hi=0.2), dict(lo=0.0, hi=0.1)], "b": [dict(lo=0.2, hi=0.4), dict(lo=0.2, hi=0.3)]}
+    assert curve._overlap(rows) == 0.5
+    found = curve._difference({"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]})
+    assert found == {"value": pytest.approx(0.3), "p": pytest.approx(2 / 6)}  # the two extreme ones of six divisions
+
+
+@pytest.mark.slow
+def test_the_first_step_of_trl_has_codechats_rewards_and_gradient(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="the bench extra is not installed")
+    cfg = CurveBench(**TINY)
+    curve.train_codechat(cfg, curve.START, cfg.start_steps, 0, None)
+    start = loading.load_model(curve.START)
+    export.write(export.ExportConfig(ckpt=curve.START, out=tmp_path / "hf", dtype="float32"))
+    rewards, first = curve.train_trl(cfg, 0, tmp_path, start)
+    assert len(rewards) == cfg.steps and rewards[0] == pytest.approx(sum(first["rewards"]) / len(first["rewards"]))
+    assert len(first["prompts"]) == 16 and first["prompts"][:4] == first["prompts"][:1] * 4
+    assert {len(completion) for completion in first["completions"]} == {8}
+    # trl adds 1e-4 to a group's standard deviation, codechat 1e-6
+    assert curve.gradient_norm(cfg, start, first) == pytest.approx(first["grad_norm"], rel=5e-3)
