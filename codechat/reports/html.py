@@ -50,12 +50,13 @@ def write_page(notebook_path: Path) -> Path:
 
 def render(notebook: NotebookNode) -> str:
     """The page of an executed notebook: prose, outputs, and each cell's code behind a fold; the headline comes after
-    the first cell.
+    the first cell, unless an answer does.
 
     Cells tagged `hide-cell` are shown at the end, behind one fold with the code of those tagged `hide-input`."""
     article = bool(_tagged(notebook, ANSWER))
     cells = [dict(cell, place=_place(cell, article)) for cell in notebook.cells if cell.source.strip()]
-    return fill("notebook.html", title=title(notebook), headline=headline(notebook), cells=cells)
+    above = "" if article else headline(notebook)
+    return fill("notebook.html", title=title(notebook), headline=above, cells=cells)
 
 
 def _place(cell: NotebookNode, article: bool) -> str:

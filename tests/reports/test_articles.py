@@ -48,6 +48,11 @@ def article(path: Path) -> Path:
         ("load()", ("hide-cell",), (new.new_output("stream", name="stdout", text="drawn from rows\n"),)),
         ("say()", ("answer", "hide-input"), (said,)),
         ("draw()", ("thumbnail", "hide-input"), (image,)),
+        (
+            "count()",
+            ("headline", "hide-input"),
+            (new.new_output("stream", name="stdout", text="counts of all seeds\n"),),
+        ),
         ("compare()", ("hide-input",), (new.new_output("display_data", data={"text/markdown": wide.data}),)),
     ]
     made = []
@@ -62,6 +67,7 @@ def test_an_article_shows_answer_and_figure_and_folds_all_code_at_its_end(tmp_pa
     text = html.write_page(article(tmp_path / "x.ipynb")).read_text()
     body, folded = text.split("<details>")
     order = [body.index(part) for part in ("It holds", "RL adds 6.5 points.", 'alt="two curves"', "<table>")]
+    assert body.count("counts of all seeds") == 1, "the answer takes the place of a headline"
     assert order == sorted(order) and body.count('class="answer"') == 1
     for code in ("secret = 1", "secret = 2", "load()", "drawn from rows", "say()", "draw()", "compare()"):
         assert code not in body and code in folded, code
