@@ -19,10 +19,10 @@
 # **Question.** A reward can pay for exact calls alone, or for every step towards one. When does partial credit
 # make the policy better at exact calls, which are all that counts?
 #
-# **Result.** Of the seeds trained so far (the figure counts them): from a start that is correct in 1 of 70 answers, the staircase gives 8 of 10 groups a gradient and the
-# binary reward 1 of 10; in 200 updates neither learns exact calls. From a start that is correct in a third, all but one
-# reward learn them, and binary is not the worst. The other one, a share of correct arguments, is gamed: the policy
-# stops ending its calls, and no answer is exact any more.
+# **Result.** From a start that is correct in 1 of 70 answers, the staircase gives 8 of 10 groups a gradient and the
+# binary reward 1 of 10, and neither learns exact calls in 200 updates. From a start that is correct in a third of its
+# answers, no partial credit ends above the binary reward. A share of correct arguments even loses all exact calls in
+# one seed, because it pays for a call that goes on.
 #
 # | also measured | |
 # |---|---|
@@ -96,10 +96,10 @@ found.rename(columns=names)[list(names.values())].round(3)
 # The weak start, update by update: exact match of the training rollouts, and groups with variance.
 
 # %%
-dense_rewards.first_updates(rows, "weak", "From the weak start: one reward is gamed after about 100 updates")
+dense_rewards.first_updates(rows, "weak", "From the weak start: one reward pays on when exact calls end")
 
 # %% [markdown]
-# ## What the policy found
+# ## What the fractional reward does not see
 #
 # Fractional and tiered rewards pay for the arguments of the call and nothing for ending it. The same texts under
 # each reward:
@@ -111,10 +111,10 @@ said = {"the call": call, "the call, then text": call + '": {"price": "b', "the 
 pd.DataFrame({what: {shape: reshaped(score_call(text, request), shape) for shape in SHAPES} for what, text in said.items()}).T.round(3)
 
 # %% [markdown]
-# A call with text behind it earns 0.99 from two of the four. It is no correct answer, and costs 0.01.
-# In the first seed the fractional run from *weak* found it near update 105: its answers go on until they are cut
-# off, as `{"name": "add", "arguments": {"a": 3, "b": 13}}": {"price": "b`. The reward stayed where it was. The staircase takes
-# a rung for whatever follows the call.
+# A call with text behind it earns 0.99 from two of the four, though it is no correct answer: 0.01 is all that keeps
+# the end of the call. In the first seed the fractional run from *weak* lost it near update 105: its answers go on until
+# they are cut off, as `{"name": "add", "arguments": {"a": 3, "b": 13}}": {"price": "b`, no answer is exact, and the reward
+# stays where it was. The staircase takes a rung for whatever follows the call.
 #
 # ## Why: groups of a poor policy
 #
@@ -374,7 +374,8 @@ poor, weak = found.loc["poor"], found.loc["weak"]
 assert poor.loc["staircase", "live"] > 0.7 and poor.loc["binary", "live"] < 0.25
 assert (found.loc["base", "pass@1"] < 0.05).all() and abs(poor.loc["staircase", "gain"]) < 0.1
 fair = weak.loc[["binary", "tiered", "staircase"], "pass@1"]
-assert fair.min() > weak.loc["binary", "pass@1 before"] + 0.05 and fair["binary"] > fair.min()
+assert fair.min() > weak.loc["binary", "pass@1 before"] + 0.05
+assert (weak["gain/lo"].drop("binary") <= 0).all()
 assert weak.loc["fractional", "worst seed"] < 0.05
 assert live["binary"] < groups / 4 and live["staircase"] > 0.85 * groups
 assert not cheats and len(full) > 20 and max(others) < 1

@@ -2,11 +2,12 @@
 
 Only seeds with every run count, so that all rewards and starts rest on the same seeds. Intervals are hierarchical, over
 seeds and problems; a gain over the binary reward is paired by seed and problem.
+
+    python -m codechat.reports.dense_rewards        draw reports/dense_rewards.png from the committed rows
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,14 @@ def first_updates(rows: Sequence[Row], start: str, title: str) -> Plot:
     return fig
 
 
-def numbers(rows: Sequence[Row]) -> str:
-    """The table's numbers as json, for a report's headline."""
-    return json.dumps(table(rows).round(4).to_dict("records"))
+def main(argv: list[str] | None = None) -> None:
+    """`python -m codechat.reports.dense_rewards`."""
+    rows, path = frozen(), frozen_rows.frozen_dir().parent / "dense_rewards.png"
+    path.write_bytes(figure(rows)._repr_png_()[0])
+    print(f"{path}: {finding(rows)}")
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)
