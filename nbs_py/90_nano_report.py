@@ -82,7 +82,7 @@ for at, gain in gained.items():
     numbers |= {f"{key}{end}": 100 * value for end, value in (("", gain.all.value), ("_lo", gain.all.lo), ("_hi", gain.all.hi))}
 bits = evals["pretrain"]["val_bpb"].iloc[-1]
 numbers |= dict(bits=bits, seeds=len(seeds))
-run_frames.headline(numbers, data) if frozen else None
+run_frames.headline(numbers, data)
 greedy, warm = gained["test, greedy"].all, gained.get("test, T=1", gained["test, greedy"]).all
 added = "RL adds {test_greedy:+.1f} points greedily" if greedy.lo > 0 else "Greedily RL adds nothing that the interval resolves, {test_greedy:+.1f} points" if greedy.hi > 0 else "Greedily RL costs {test_greedy:+.1f} points"
 
