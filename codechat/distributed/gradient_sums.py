@@ -42,15 +42,18 @@ def buckets(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _flat(bucket: list[Tensor]) -> Tensor:
+    grads = []
     for p in bucket:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
-    return torch.cat([p.grad.reshape(-1) for p in bucket])
+        grads.append(p.grad.reshape(-1))
+    return torch.cat(grads)
 
 
 def _put_back(bucket: list[Tensor], flat: Tensor) -> None:
     for p, total in zip(bucket, flat.split([p.numel() for p in bucket])):
-        p.grad.copy_(total.view_as(p.grad))
+        if p.grad is not None:  # `_flat` gave every parameter one
+            p.grad.copy_(total.view_as(p.grad))
 
 
 class _Sums:

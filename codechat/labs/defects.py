@@ -393,7 +393,9 @@ _ALL = (
         ("pretrain", "sft", "preference", *RL[1:]),
         lambda: [
             Swap(run.Run, "create", _starting_over),
-            Swap(training.opening, "continues", lambda right: lambda cfg: False),  # it draws the weights that it may need
+            Swap(
+                training.opening, "continues", lambda right: lambda cfg: False
+            ),  # it draws the weights that it may need
         ],
     ),
 )

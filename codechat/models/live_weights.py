@@ -18,9 +18,10 @@ import shutil
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from codechat.core import config
 from codechat.core.atomic_files import read_json
@@ -38,7 +39,7 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
     version = dist.broadcast_object(f"{folder.name}@{step}-{secrets.token_hex(6)}")
     final, problem = folder / f"live_{step:06d}", None
     if sharding.is_sharded(model):
-        model.reshard()  # after a forward pass the root's weights are still gathered
+        cast(FSDPModule, model).reshard()  # after a forward pass the root's weights are still gathered
     state = model.state_dict()
     tensors = map(_gathered, state, state.values())
     if dist.is_main():
@@ -77,7 +78,7 @@ def _is_matrix(name: str, p: Tensor) -> bool:
 
 def _gathered(name: str, p: Tensor) -> Tensor:
     p = p.detach().to(dist.compute_dtype()) if _is_matrix(name, p) else p.detach()
-    return p.full_tensor() if dist.is_sharded_tensor(p) else p
+    return cast(Any, p).full_tensor() if dist.is_sharded_tensor(p) else p
 
 
 def is_live(place: Path) -> bool:

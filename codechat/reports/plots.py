@@ -576,7 +576,9 @@ def strata(rows: pd.DataFrame, kinds: Mapping[str, str], title: str) -> Plot:
     names = list(dict.fromkeys(rows["checkpoint"]))
     fig, axes = new_figure(title, cols=len(names), size=(8.6, 1.4 + 0.32 * len(kinds)), sharey=True)
     for ax, name in zip(axes[0], names):
-        for shift, (sampling, part) in zip((-0.12, 0.12), rows[rows["checkpoint"] == name].groupby("sampling", sort=False)):
+        for shift, (sampling, part) in zip(
+            (-0.12, 0.12), rows[rows["checkpoint"] == name].groupby("sampling", sort=False)
+        ):
             for at, stratum in enumerate(kinds):
                 own = part.dropna(subset=f"{stratum}/n").iloc[0]
                 value, lo, hi = (100 * own[f"{stratum}/pass@1{end}"] for end in ("", "/lo", "/hi"))
@@ -589,7 +591,9 @@ def strata(rows: pd.DataFrame, kinds: Mapping[str, str], title: str) -> Plot:
     counts = {k: int(rows[f"{k}/n"].dropna().iloc[0]) for k in kinds}
     axes[0, 0].set_yticks(range(len(kinds)), [f"{words}, N={counts[k]}" for k, words in kinds.items()])
     axes[0, 0].invert_yaxis()
-    outer_legend(fig, axes[0, -1], "outside lower center", ncols=2, title="95 % intervals over problems", title_fontsize=7.5)
+    outer_legend(
+        fig, axes[0, -1], "outside lower center", ncols=2, title="95 % intervals over problems", title_fontsize=7.5
+    )
     return fig
 
 
