@@ -24,14 +24,14 @@ from codechat.launch.recipes import runner
 steps = dict(max_steps=4, eval_every=2, save_every=2)
 small = {
     "corpus": dict(max_tokens=200_000), "code": dict(max_examples=200),
-    "calls": dict(max_examples=300, copies=60, problems=60, eval_examples=10, probes=1, lookups=60),
+    "calls": dict(max_examples=300, copies=60, problems=60, eval_examples=60, probes=1, lookups=60),
     "base-calls": dict(max_examples=300, copies=60, problems=60, eval_examples=10, probes=1),
     "pretrain": steps | dict(eval_tokens=2048, device_batch_size=2, compile=False),
     "sft": steps | dict(eval_examples=4, probe_examples=1, device_batch_size=2, compile=False),
     "diagnose": dict(groups=64, group_size=2, max_new_tokens=4),
     "rl": steps | dict(eval_examples=4, device_batch_size=2, group_size=2, max_new_tokens=4),
     "choose": dict(limit=4, max_new_tokens=4),
-    "evaluate": dict(limit=8, probe_examples=1, max_new_tokens=4),
+    "evaluate": dict(limit=60, probe_examples=1, max_new_tokens=4),
 }
 small["base-code"], small["base"] = small["code"], small["sft"]
 small |= dict.fromkeys(("words", "lookups", "phrases"), dict(max_steps=2, device_batch_size=2, compile=False))

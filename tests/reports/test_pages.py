@@ -378,7 +378,7 @@ class TestInChromium:
             if run["series"]:
                 page.until(f"{CHARTS} >= 3")
             assert page.ask("$('facts').childElementCount") >= 4
-        put(page, "run", "nano/sft")
+        put(page, "run", "compact/sft")
         page.until("document.querySelectorAll('#probes svg').length === 1")
 
     def test_texts_of_a_model_stay_text(self, page: Browser, runs_root: Path) -> None:
