@@ -181,6 +181,7 @@ def compress_validation(folder):
     return {name: 8 * sum(len(compress(t[i : i + size])) for t in texts for i in range(0, len(t), size)) / total for name, (compress, size) in sizes.items()}
 
 
+# %%
 (checksum,) = (file["sha256"] for file in manifest["files"] if file["split"] == "val")
 if source == frozen_rows.FROZEN:
     kept = frozen_rows.frozen_dir() / "compressors.json"

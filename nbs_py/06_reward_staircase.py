@@ -305,6 +305,7 @@ def fold(value):
     return value.strip().casefold() if isinstance(value, str) else value
 
 
+# %%
 def says_the_call(text):
     """Whether what follows the tag is the correct call, read by Python's own parsers."""
     for read in (partial(json.loads, strict=False), ast.literal_eval):  # a line end within a text is a blank

@@ -117,6 +117,8 @@ STAGES = [
     ("evaluate", SCORED | dict(run_name="reason/steps", ckpt=("reason/sft@75", "reason/sft@150", "reason/sft"), split=("select",), limit=100)),
     ("evaluate", SCORED | dict(run_name="reason/evaluate", ckpt=("reason/sft", "reason/expert", "reason/grpo"), split=("test", "test_hard"), limit=200)),
 ]
+
+# %%
 entries = [(registry.ENTRIES[id], settings) for id, settings in STAGES]
 configured = [(entry, config.resolve(entry.config_class, overrides=settings)) for entry, settings in entries]
 for entry, cfg in configured if fresh else ():

@@ -254,8 +254,14 @@ finish(axes[0, 0], x="token, by logit", y="probability")
 fig
 
 # %% [markdown]
-# **Try this.** Set `new_tokens = 8`: the saving falls from 56 to 8; the cache pays per new token. Set
-# `group_size = 64`: the count above stays at one prompt. *Question first: with top-p 0.8, what is the
+# ## Try this
+#
+# | change | question | outcome |
+# |---|---|---|
+# | `new_tokens = 8` | does the cache save as much? | the saving falls from 56 to 8; the cache pays per new token |
+# | `group_size = 64` | is the prompt read 64 times? | no: the count above stays at one prompt |
+#
+# *Question first: with top-p 0.8, what is the
 # log-probability of a token that was cut, and what would a trainer at $T = 1$ without truncation say?* It is
 # minus infinity for the sampler and finite for the trainer: that gap is `logprob_mismatch`.
 #

@@ -32,7 +32,7 @@
 #
 # **Runs/needs.** No runs and no data. Toy runs of a few seconds in a temporary folder.
 #
-# Previous: [26 museum drift](26_museum_drift.ipynb) · Next: [30 pocket apps](30_pocket_apps.ipynb)
+# Previous: [26 museum drift](26_museum_drift.ipynb) · Next: [28 read a failed run](28_read_a_failed_run.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

@@ -36,7 +36,7 @@
 # **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); `fresh = True` makes the runs again, in some hours
 # of two cores. Seconds on one core.
 #
-# Previous: [27 museum silent resume](27_museum_silent_resume.ipynb)
+# Previous: [28 read a failed run](28_read_a_failed_run.ipynb)
 
 # %% tags=["parameters"]
 fresh = False  # make the runs
@@ -54,6 +54,8 @@ import pandas as pd
 from codechat import chat, config, episodes, frozen_rows, run_frames, token_view, tokenizer
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
+
+# %%
 from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
 from codechat.reports.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
 from codechat.runs.paths import find_run
@@ -204,6 +206,8 @@ STAGES = [
                                    diagnose_groups=0, seed=i)) for i, run in enumerate(SEEDS)),
     ("evaluate", ON_APPS | dict(run_name="apps/test", ckpt=(BASE, *SEEDS), split=("test",), limit=200, n=8, ks=(1, 8))),
 ]
+
+# %%
 entries = [(registry.ENTRIES[id], settings) for id, settings in STAGES]
 configured = [(entry, config.resolve(entry.config_class, overrides=settings)) for entry, settings in entries]
 for entry, cfg in configured if fresh else ():

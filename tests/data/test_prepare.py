@@ -394,9 +394,9 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
         (
             ["sft", "--neutral-share", "0.9", "--negatives-share", "0.3"],
             ConfigError,
-            "neutral_share 0.9.*negatives_share 0.3",
+            "neutral-share 0.9.*negatives-share 0.3",
         ),
-        (["corpus", "--val-share", "2"], ConfigError, "val_share.* 2"),
+        (["corpus", "--val-share", "2"], ConfigError, "val-share.* 2"),
         (
             ["corpus", "--source", "nowhere"],
             MissingFile,

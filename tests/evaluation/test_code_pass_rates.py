@@ -159,7 +159,7 @@ def test_problems_to_train_on_do_not_come_from_test(policy: Run, tmp_path: Path)
     [
         (["--k", "1"], "--k 2"),
         (["--temperature", "0"], "temperature 0"),
-        (["--gate-parseable", "1.5"], "gate_parseable 1.5"),
+        (["--gate-parseable", "1.5"], "gate-parseable 1.5"),
         (["--task", "funcall"], "funcall"),
         (["--task", "micor"], "'micro'"),
     ],

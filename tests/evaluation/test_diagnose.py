@@ -154,7 +154,7 @@ def test_failing_reference_solutions_end_it_before_a_run_is_made(
 
 @pytest.mark.parametrize(
     "words, name",
-    [("--groups 32", "--groups 64"), ("--group-size 1", "group_size 1"), ("--temperature 0", "temperature 0")],
+    [("--groups 32", "--groups 64"), ("--group-size 1", "group-size 1"), ("--temperature 0", "temperature 0")],
 )
 def test_settings_without_a_verdict(words: str, name: str) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -257,9 +257,9 @@ def test_a_corrupt_or_foreign_checkpoint_is_rejected(said, root: Path, tmp_path:
 @pytest.mark.parametrize(
     "flags, named",
     [
-        (["--max-new-tokens", "0"], "max_new_tokens 0"),
+        (["--max-new-tokens", "0"], "max-new-tokens 0"),
         (["--temperature", "-1"], "temperature -1.0"),
-        (["--top-p", "2"], "top_p 2.0"),
+        (["--top-p", "2"], "top-p 2.0"),
         (["--complete", "x"], "--complete"),
         (["--usr", "x"], "'--user'"),
     ],

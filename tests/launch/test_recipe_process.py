@@ -159,7 +159,7 @@ def test_what_codechat_run_rejects_is_rejected_before_a_process_is_started(tiny:
 def test_seeds_and_scales_have_logs_of_their_own_and_the_last_one_is_meant(runs_root: Path) -> None:
     folders = [recipe_process.folder(wish("v6", *words)) for words in ((), ("--seed", "1"), ("--scale", "8b"))]
     assert [f.relative_to(paths.runs_dir()).as_posix() for f in folders] == [
-        "nano/launch/v6", "nano/launch/v6-s1", "nano-8b/launch/v6",
+        "compact/launch/v6", "compact/launch/v6-s1", "nano-8b/launch/v6",
     ]  # fmt: skip
     for age, where in zip((3, 1, 2), folders):
         where.mkdir(parents=True)

@@ -364,7 +364,8 @@ ELSEWHERE = {
     "rope_head_width",
 }
 NEEDED = dict.fromkeys(("rope_low", "rope_high", "rope_block"), {"rope_factor": 2.0}) | {
-    "attention": {"qk_norm": False}
+    "attention": {"qk_norm": False},
+    "checkpoint_keep_products": {"checkpoint_blocks": True},
 }
 
 
@@ -767,7 +768,7 @@ def test_the_commands_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["export", "--ckpt", "r"], "out is required"),
         (["export", "--ckpt", "nobody", "--out", str(tmp_path / "x")], "no run 'nobody'"),
         (["import", str(tmp_path / "out"), "--run-name", "again"], "is in use"),
-        (["import", str(tmp_path)], "run_name is required"),
+        (["import", str(tmp_path)], "run-name is required"),
     ):
         capsys.readouterr()
         assert cli.main(words) == 2

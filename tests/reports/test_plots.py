@@ -65,11 +65,28 @@ def make_rl_runs(rng: np.random.Generator) -> None:
     with Run.create("nano/rl", {"lr": 3}, kind="reinforce") as run:
         for step in range(0, 41, 20):
             hits = rng.random(64) < 0.4 + step / 200
-            run.log_eval(step, counts | with_interval("pass@1", hits) | with_interval("reward_mean", 0.5 + hits / 2))
+            scores = with_interval("pass@1", hits) | with_interval("reward_mean", 0.5 + hits / 2)
+            run.log_eval(step, counts | scores | tier_row(float(hits.mean())))
         for step in range(1, 41):
             share = 0.4 + step / 200
             row = {"reward_mean": share + 0.2, "exact_match": share, "frac_zero_std_groups": 0.3}
             run.log(step, row | {"weights_changed_bf16": 0.1} | tier_row(share))
+
+
+STRATA = {
+    "test": ("call", "chain_1", "chain_2", "unfitting", "no_tools", "code"),
+    "test_hard": ("phrasing", "renamed", "tool"),
+}
+NAMED = ("no_call", "unreadable", "not_offered", "other", "right")
+
+
+def by_stratum(split: str, skill: float) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for stratum in STRATA[split]:
+        row |= {f"{stratum}/n": 10, f"{stratum}/pass@1": skill}
+        row |= {f"{stratum}/pass@1/lo": skill - 0.1, f"{stratum}/pass@1/hi": skill + 0.1}
+        row |= {f"{stratum}/named_{what}": 0.2 for what in NAMED}
+    return row
 
 
 def make_evaluation(rng: np.random.Generator, suffix: str = "") -> None:
@@ -86,15 +103,16 @@ def make_evaluation(rng: np.random.Generator, suffix: str = "") -> None:
                     "n_problems": 50,
                     "temperature": 1.0,
                 }
+                where |= {"sampling": "greedy"} | by_stratum(split, skill)
                 run.log_eval(step, where | scores | probed(skill))
-                common = {"checkpoint": checkpoint, "split": split, "n": 8}
+                common = {"checkpoint": checkpoint, "split": split, "n": 8, "sampling": "greedy"}
                 rows += [
                     common | {"id": f"p{i}", "c": int(c), "reward_mean": c / 8, "tiers": {"full": int(c)}}
                     for i, c in enumerate(correct)
                 ]
                 text = 'a | b `c` <functioncall> {"name": "f"}\n<script>'
                 sample = {"tier": "full", "request": "do", "completion": text}
-                run.log_samples(step, [sample | {"checkpoint": checkpoint, "split": split}])
+                run.log_samples(step, [sample | {"checkpoint": checkpoint, "split": split, "sampling": "greedy"}])
         (run.path / "per_problem.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -438,14 +456,14 @@ def template(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 def test_the_nano_report_is_executed_frozen_and_listed(root: Path, template: dict[str, object]) -> None:
     out = root / "runs" / "nano" / "report"
     page = build.build("nano", out, template).read_text()
-    assert page.count("<img") == 11 and "data:image/png;base64" in page and "Traceback" not in page
-    assert "RL - SFT +0." in page and "in 2 of 2 seeds" in page
+    assert page.count("<img") == 7 and "data:image/png;base64" in page and "Traceback" not in page
+    assert "After SFT the model calls 40%" in page and "RL adds +" in page and "2 seeds, paired by problem" in page
     assert {p.name for p in (out / "nano").iterdir()} == {"data", "figures"}
-    assert len(list((out / "nano" / "figures").glob("*.svg"))) == 11
+    assert len(list((out / "nano" / "figures").glob("*.svg"))) == 7
     assert sum(p.stat().st_size for p in (out / "nano" / "data").iterdir()) < run_frames.MAX_BYTES
     index = build.index()
     assert index == root / "reports" / "index.html"
-    assert 'href="../runs/nano/report/nano.html"' in index.read_text() and index.read_text().count("<img") == 2
+    assert 'href="../runs/nano/report/nano.html"' in index.read_text() and index.read_text().count("<img") == 1
 
 
 @pytest.mark.slow

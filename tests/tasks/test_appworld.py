@@ -563,7 +563,7 @@ def test_a_missing_server_or_task_is_an_error_before_anything_is_written(
         ("--tasks", "nowhere", "nowhere"),
         ("--world", "x", "URL x"),
         ("--limit", "0", "limit 0"),
-        ("--max-interactions", "0", "max_interactions 0"),
+        ("--max-interactions", "0", "max-interactions 0"),
     ):
         assert cli.main(["appworld", *(word for pair in (fine | {flag: value}).items() for word in pair)]) == 2
         assert match in capsys.readouterr().err and not (home / "runs").exists()

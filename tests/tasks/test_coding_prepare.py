@@ -226,5 +226,5 @@ def test_shares_of_neutral_prompts_and_negatives_are_off_by_default(tmp_path: Pa
     assert all("Functions:" in r["messages"][0]["content"] for r in with_tools) and not any(
         "Functions:" in r["messages"][0]["content"] for r in neutral
     )
-    with raising(ConfigError, "neutral_share", 0.7, "negatives_share", 0.6):
+    with raising(ConfigError, "--neutral-share", 0.7, "--negatives-share", 0.6):
         prepare(tmp_path / "bad", words=("--neutral-share", "0.7", "--negatives-share", "0.6"))
