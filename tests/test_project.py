@@ -276,6 +276,7 @@ def test_notebook_has_the_agreed_shape(name: str) -> None:
     for statement in ast.parse(source.cells[1].source).body:
         assert isinstance(statement, ast.Assign | ast.AnnAssign), "literals only: papermill injects after this cell"
         ast.literal_eval(statement.value)
-    assert len(code) <= 30 and max(len(cell.splitlines()) for cell in code) <= 15
+    longest = 0 if report else max(len(cell.splitlines()) for cell in code)  # a report folds its code away
+    assert len(code) <= 30 and longest <= 15
     if not notebooks.is_template(name):
         assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code[-1]))), "the claim is not asserted"
