@@ -1,6 +1,7 @@
 """`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, and mostly llama.cpp too.
 
     codechat export --ckpt nano/rl --out nano-rl-hf
+    codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away (`release`)
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
 
 Files: config.json, model.safetensors (one file, bfloat16 or float32), tokenizer.json, tokenizer_config.json, chat_template.jinja,
@@ -49,6 +50,9 @@ class ExportConfig:
     ckpt: str = opt(REQUIRED, "checkpoint: a run, RUN@best, RUN@STEP or its directory")
     out: Path = opt(REQUIRED, "directory to make")
     dtype: Literal["bfloat16", "float32"] = opt("bfloat16", "what the weights are stored in; float32 is exact")
+    format: Literal["huggingface", "run"] = opt(
+        "huggingface", "run: a run directory for CodeChat itself, of the weights alone"
+    )
     overwrite: bool = opt(False, "replace --out if it holds an earlier export")
 
 
@@ -61,6 +65,8 @@ def export(cfg: ExportConfig) -> Path:
 def write(cfg: ExportConfig) -> str:
     """Write the directory; returns a line that says what it holds. ConfigError, before anything is written, where no Hugging Face class fits."""
     with fresh_directory(cfg.out, overwrite=cfg.overwrite) as folder:
+        if cfg.format == "run":
+            return f"{cfg.out}: {models.release.write(cfg.ckpt, folder, cfg.dtype)}"
         ckpt = runs.checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
         shape, tokenizer, tags = models.loading.describe(ckpt.path, ckpt.meta)
         eos = models.hf_tokenizer.end_ids(tokenizer, tags)

@@ -4,6 +4,7 @@
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.release`)
     checkpoints/latest, best           text: the name of a step
 
 A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read
@@ -57,6 +58,7 @@ from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, poin
 FORMAT = 1
 OWN_HASH = "meta_sha256"  # of the other fields of meta.json
 REQUIRED = ("step", "run", "files")
+RELEASED_WEIGHTS = "model.safetensors"
 resolve = find_checkpoint
 
 
@@ -211,6 +213,13 @@ def _temporary(final: Path) -> Path:
     return final.with_name(final.name + ".tmp")
 
 
+def write_meta(path: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with the hash of its fields, which is put into `meta`."""
+    # As it is read again: json turns tuples into lists and keys into text.
+    meta[OWN_HASH] = _hash_of(json.loads(json.dumps(meta)))
+    write_atomic(path, json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+
+
 def write_step(
     final: Path, contents: Mapping[str, Any], meta: dict[str, Any], shards: Mapping[str, Any] | None = None
 ) -> None:
@@ -224,9 +233,7 @@ def write_step(
     try:
         temp.mkdir(parents=True, exist_ok=shards is not None)
         meta["files"] = {name: _write_file(temp / name, value) for name, value in contents.items()} | dict(shards or {})
-        # As it is read again: json turns tuples into lists and keys into text.
-        meta[OWN_HASH] = _hash_of(json.loads(json.dumps(meta)))
-        write_atomic(temp / "meta.json", json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+        write_meta(temp / "meta.json", meta)
         _sync_directory(temp)
         if final.exists():  # the step was reached again: readable as .old until the new one is in place
             shutil.rmtree(old, ignore_errors=True)
@@ -288,6 +295,17 @@ def _read_file(path: Path, mmap: bool = False) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, pickle.UnpicklingError) as e:
         raise CheckpointError(f"{path} cannot be read by torch {torch.__version__} ({e})") from e
+
+
+def _read_released(path: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint without optimizer states (`models.release`), as float32, which training goes on from."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return {name: tensor.float() for name, tensor in load_file(path).items()}
+    except SafetensorError as e:
+        raise CheckpointError(f"{path} cannot be read ({e})") from e
 
 
 # ---- writing
@@ -445,6 +463,9 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
         _verify(path, files, [*files])
         state = runs.sharded_checkpoint.Shards(path, "model.")
         optim = runs.sharded_checkpoint.Shards(path, "optim.") if optimizer else None
+    elif RELEASED_WEIGHTS in files:
+        _verify(path, files, [RELEASED_WEIGHTS])
+        return Checkpoint(path, meta["step"], meta, _read_released(path / RELEASED_WEIGHTS), None, {}, None)
     else:
         _verify(path, files, ["model.pt", "ranks.pt", *(["optim.pt"] if optimizer else [])])
         state = _read_file(path / "model.pt", mmap)

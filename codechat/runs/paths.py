@@ -1,7 +1,7 @@
 """Paths, names and states of run directories, and their creation. `run.Run` writes what is in them.
 
 A reference is a run name (nano/sft: its latest checkpoint), NAME@best, NAME@1200, a run directory, a
-checkpoint, or a file inside.
+checkpoint, or a file inside. released/NAME is a run that came with the package.
 
 They are below runs/ of the folder in which a command is called (`codechat --root DIR` for another one), or of the checkout
 where it is called inside of that.
@@ -46,6 +46,7 @@ def root_at(folder: Path) -> Path:
 
 
 ROOT = root_at(Path.cwd())  # runs/, data/ and reports/ of this process are below it
+RELEASED = "released"  # codechat/released/NAME: runs that come with the package
 SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came with the package
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 STEP = re.compile(r"step_(\d+)(\.old)?")
@@ -69,18 +70,23 @@ def run_paths() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
+    if path.parent == _PACKAGE / RELEASED:
+        return f"{RELEASED}/{path.name}"
     root = runs_dir().resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
 
 def _place(ref: str | Path) -> Path | None:
     """The path of a run name, or of a path that exists."""
-    named = runs_dir() / ref
-    return next((p.resolve() for p in (named, Path(ref)) if p.exists()), None)
+    places = [runs_dir() / ref, Path(ref)]
+    if Path(ref).parts[:1] == (RELEASED,):
+        places.append(_PACKAGE / ref)
+    return next((p.resolve() for p in places if p.exists()), None)
 
 
 def no_such_run(ref: str | Path) -> MissingFile:
-    names = [name_of(p.resolve()) for p in run_paths()]
+    released = (_PACKAGE / RELEASED).glob("*/status.json")
+    names = [name_of(p.resolve()) for p in (*run_paths(), *(status.parent for status in released))]
     return MissingFile(
         f"no run {str(ref)!r}" + (nearest(str(ref), names) if names else f"; there are no runs in {runs_dir()}")
     )

@@ -7,6 +7,7 @@
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 2b             on one GPU of 80 GB
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
+    codechat run mini                      a model three times as large, ten times the compute
     codechat run v6                        a version of the original project: v1 v2 v3 v5 v6 v7, and ours; shared stages run once
     codechat run v1 --defect k1-drift      with a defect of the original switched on; runs that it reaches have its name in theirs
     codechat run --list
@@ -49,6 +50,7 @@ from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.labs import defects
 from codechat.launch import launcher
 from codechat.launch.recipes.compact import COMPACT
+from codechat.launch.recipes.mini import MINI
 from codechat.launch.recipes.nano import NANO
 from codechat.launch.recipes.scales import SCALES, Scale
 from codechat.launch.recipes.scaling import SCALING
@@ -61,6 +63,10 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
     "nano": (
         "every stage on two CPU cores in minutes: data, pretraining, SFT, diagnosis, REINFORCE, evaluation, notebooks, report",
         NANO,
+    ),
+    "mini": (
+        "nano's stages with a model of 8.7 million parameters and ten times the compute: at most two hours of two cores",
+        MINI,
     ),
     "compact": (
         "nano as it was until version 0.3: tools under their one name, which the model remembers; what the versions and their reports stand on",

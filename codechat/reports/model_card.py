@@ -1,0 +1,174 @@
+"""The README of a released model, written from its evaluation: data, settings, commit, every figure, what it cannot do.
+
+    codechat evaluate --ckpt released/nano --task funcall --data-dir data/nano/sft --split test test_hard --limit 250 --n 4 --ks 1 4 \\
+        --temperatures 0 --run-name released-nano
+    codechat natural --ckpt released/nano --run-name released-nano-natural
+    python -m codechat.reports.model_card --ckpt released/nano --evaluation released-nano --natural released-nano-natural
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from codechat.core import config
+from codechat.core.atomic_files import read_json, write_atomic
+from codechat.core.config import REQUIRED, opt
+from codechat.core.errors import ConfigError
+from codechat.runs import checkpoint
+from codechat.runs.run import Run
+
+STRATA = {  # of the task funcall: what a request of the stratum asks for
+    "call": "known tools, new values",
+    "chain_1": "first call of two",
+    "chain_2": "second call of two",
+    "phrasing": "known tools, new words",
+    "renamed": "known tools, other names",
+    "tool": "unseen tools",
+    "unfitting": "no tool fits: declined",
+    "no_tools": "no tools: answered",
+    "code": "code: answered",
+}
+NATURAL = {
+    "natural/toolbox/right": ("tools: right call with right arguments", "natural/toolbox/n"),
+    "natural/toolbox/right_tool": ("tools: right tool", "natural/toolbox/n"),
+    "natural/unfitting/declined": ("no tool fits: declined", "natural/unfitting/n"),
+    "natural/code/parses": ("code: Python that parses", "natural/code/n"),
+    "natural/code/passed": ("code: passes hidden tests", "natural/code/n"),
+}
+LACKING = 0.5  # a share below this is named among what the model cannot do
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardConfig:
+    """Which model, and the runs that evaluated it."""
+
+    ckpt: str = opt(REQUIRED, "the released run")
+    evaluation: str = opt(REQUIRED, "run of `codechat evaluate` of it, greedy and at temperature 1")
+    natural: str = opt(REQUIRED, "run of `codechat natural` of it")
+
+
+def share(row: pd.Series, name: str) -> str:
+    """A share with its 95 % interval, in words of a table."""
+    return f"{row[name]:.2f} [{row[f'{name}/lo']:.2f}, {row[f'{name}/hi']:.2f}]"
+
+
+def of_strata(evals: pd.DataFrame) -> dict[str, dict[str, pd.Series]]:
+    """{stratum: {sampling: row}} of the strata that the evaluation has, in the order of STRATA."""
+    return {
+        stratum: {row["sampling"]: row for _, row in evals.dropna(subset=f"{stratum}/n").iterrows()}
+        for stratum in STRATA
+        if f"{stratum}/n" in evals
+    }
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def _calls(evals: pd.DataFrame) -> list[str]:
+    found = of_strata(evals)
+    samplings = list(dict.fromkeys(evals["sampling"]))
+    rows = [
+        [STRATA[k], f"{next(iter(by.values()))[f'{k}/n']:.0f}", *(share(by[s], f"{k}/pass@1") for s in samplings)]
+        for k, by in found.items()
+    ]
+    return _table(["requests", "N", *samplings], rows)
+
+
+def _lineage(meta: dict[str, Any]) -> list[str]:
+    rows = [
+        [entry["run"], entry["kind"], f"{entry['step']:,}", f"`{entry['data_dir']}`" if "data_dir" in entry else ""]
+        for entry in meta["lineage"]
+    ]
+    return _table(["run", "loop", "steps", "data"], rows)
+
+
+def _lacks(evals: pd.DataFrame, natural: pd.Series) -> list[str]:
+    """What fewer than half of the greedy answers get right, from the rows; then what holds for any model of this size."""
+    found = {STRATA[k]: by["greedy"][f"{k}/pass@1"] for k, by in of_strata(evals).items()}
+    found |= {f"natural requests, {words}": natural[name] for name, (words, _) in NATURAL.items()}
+    lines = [f"- {words}: {value:.0%} right." for words, value in found.items() if value < LACKING]
+    return [
+        *lines,
+        "- General knowledge, other languages than English, mathematics, programs beyond short well-known functions: none.",
+        "- Lists of tools and conversations of more than its context; older turns are dropped.",
+        "- Nothing protects from harmful requests: it is an object of study, not an assistant.",
+    ]
+
+
+def card(cfg: CardConfig) -> str:
+    """The card's Markdown. ConfigError where an evaluation is of another model."""
+    folder, meta = checkpoint.resolve(cfg.ckpt), checkpoint.read_meta(cfg.ckpt)
+    run, judged, asked = Run.open(cfg.ckpt), Run.open(cfg.evaluation), Run.open(cfg.natural)
+    for other in (judged, asked):
+        if (of := list(other.config["ckpt"])) != [cfg.ckpt]:
+            raise ConfigError(f"run {other.name} is of {', '.join(of)}; an evaluation of {cfg.ckpt} is required")
+    evals, natural, env = judged.evals(), asked.evals().iloc[-1], read_json(folder.parent.parent / "env.json")
+    shape = meta["model_config"]
+    size = sum(f["bytes"] for f in meta["files"].values()) / 1e6
+    absent = of_strata(evals)["call"]["greedy"]["call/named_not_offered"]
+    settings = {k: v for k, v in run.config.items() if k in ("mix", "lr", "muon_lr", "seq_len", "schedule", "seed")}
+    lines = [
+        f"# {cfg.ckpt}",
+        "",
+        f"A language model of code and tool calls, trained from scratch on two CPU cores by recipe `{meta['run'].partition('/')[0]}` of CodeChat: "
+        f"{shape['depth']} layers of width {shape['n_embd']}, context {shape['block_size']}, tokenizer `{meta['tokenizer']['spec']}`, "
+        f"weights in bfloat16 ({size:.1f} MB).",
+        "",
+        "```",
+        f'codechat chat --ckpt {cfg.ckpt} --user "write quicksort"',
+        f"codechat tools --ckpt {cfg.ckpt}",
+        f"codechat export --ckpt {cfg.ckpt} --out exported        # Qwen3 with relu, for transformers",
+        "```",
+        "",
+        "## Training",
+        "",
+        f"Made by commit {env['commit'][:9]} on {env['hardware']['cpu']} with {env['hardware']['cores']} cores, torch {env['versions']['torch']}. "
+        "Pretraining on the Python of the standard library and installed packages; SFT on conversations that the recipe makes.",
+        "",
+        *_lineage(meta),
+        "",
+        "Settings of the last run: " + ", ".join(f"`{k}={v}`" for k, v in settings.items()) + ".",
+        "",
+        "## Figures",
+        "",
+        f"Measured on these weights (`codechat evaluate`, commit {read_json(judged.path / 'env.json')['commit'][:9]}); pass@1 with 95 % intervals over problems. "
+        f"Strata are not added up. Greedily {absent:.1%} of its calls for known tools name a tool that is not offered.",
+        "",
+        *_calls(evals),
+        "",
+        "120 requests in words that no template has, greedy:",
+        "",
+        *_table(
+            ["requests", "N", "share"],
+            [[words, f"{natural[n]:.0f}", share(natural, name)] for name, (words, n) in NATURAL.items()],
+        ),
+        "",
+        "## What it cannot do",
+        "",
+        *_lacks(evals, natural),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m codechat.reports.model_card`: write README.md into the released run."""
+    cfg = config.parse(
+        CardConfig, sys.argv[1:] if argv is None else argv, prog="codechat.reports.model_card", epilog=__doc__
+    )
+    text = card(cfg)
+    path: Path = checkpoint.resolve(cfg.ckpt).parent.parent / "README.md"
+    write_atomic(path, text)
+    print(path)
+
+
+if __name__ == "__main__":
+    from codechat.core.command import run_main
+
+    run_main(main)

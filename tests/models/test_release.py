@@ -1,0 +1,119 @@
+"""A run to give away: the weights alone, which every command reads as it reads another run; and those that come with the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import codechat
+from codechat import cli
+from codechat.core.errors import CheckpointError, MissingFile
+from codechat.models import loading
+from codechat.models.config import GPTConfig
+from codechat.models.gpt import GPT
+from codechat.runs import checkpoint, paths
+from codechat.runs.run import Run
+from codechat.text import tokenizer
+
+SHIPPED = Path(codechat.__file__).parent / paths.RELEASED
+LIMITS = {"nano": 6_000_000, "mini": 30_000_000}
+
+
+@pytest.fixture
+def trained(runs_root: Path) -> GPT:
+    tok = tokenizer.load("gpt2:400")
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(depth=2, n_embd=32, n_head=4, block_size=96, vocab_size=tok.n_vocab, qk_norm=True))
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = Run.create("own/sft", {"lr": 1e-3}, kind="sft")
+    lineage = [{"run": "own/sft", "kind": "sft", "tools_style": "described"}]
+    about = {"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": lineage}
+    checkpoint.save(run.path, 7, model=model, optimizers=[optimizer], meta=about)
+    run.finish()
+    return model.eval()
+
+
+def export(out: Path, *words: str) -> None:
+    assert cli.main(["export", "--ckpt", "own/sft", "--out", str(out), "--format", "run", *words]) in (0, None)
+
+
+def test_a_released_run_holds_the_rounded_weights_and_what_reading_them_needs(trained: GPT, tmp_path: Path) -> None:
+    export(tmp_path / "given")
+    loaded = loading.load_model(tmp_path / "given")
+    expected = {name: p.bfloat16().float() for name, p in trained.state_dict().items()}
+    assert all(torch.equal(p, expected[name]) for name, p in loaded.model.state_dict().items())
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    assert (loaded.tools_style, loaded.meta["step"], loaded.path.name) == ("described", 7, "step_000007")
+    files = sorted(p.relative_to(tmp_path / "given").as_posix() for p in (tmp_path / "given").rglob("*") if p.is_file())
+    step = "checkpoints/step_000007"
+    assert files == [f"{step}/meta.json", f"{step}/model.safetensors", "config.json", "env.json", "status.json"]
+
+
+def test_float32_is_exact_and_another_run_begins_from_it(trained: GPT, tmp_path: Path) -> None:
+    export(tmp_path / "given", "--dtype", "float32")
+    ckpt = checkpoint.load(tmp_path / "given")
+    assert (ckpt.optim_state, ckpt.rng, ckpt.extra) == (None, None, {})
+    model = GPT(GPTConfig(**ckpt.meta["model_config"]))
+    checkpoint.restore(ckpt, model)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), trained.state_dict().values()))
+
+
+def test_what_names_the_machine_is_left_out(trained: GPT, tmp_path: Path) -> None:
+    export(tmp_path / "given")
+    env = json.loads((tmp_path / "given" / "env.json").read_text())
+    status = json.loads((tmp_path / "given" / "status.json").read_text())
+    assert not {"cwd", "host", "argv", "launch"} & set(env) and {"commit", "versions"} <= set(env)
+    assert (status["status"], status["pid"], "host" in status) == ("finished", None, False)
+
+
+def test_damaged_weights_are_named(trained: GPT, tmp_path: Path) -> None:
+    export(tmp_path / "given")
+    weights = tmp_path / "given" / "checkpoints" / "step_000007" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CheckpointError, match="model.safetensors"):
+        loading.load_model(tmp_path / "given")
+
+
+def test_a_name_that_was_not_released_is_answered_by_those_that_were(runs_root: Path) -> None:
+    with pytest.raises(MissingFile) as caught:
+        loading.load_model("released/nanoo")
+    assert all(f"released/{name}" in str(caught.value) for name in ["nano"] if (SHIPPED / name).is_dir())
+
+
+def test_a_run_of_the_same_name_comes_first(trained: GPT, runs_root: Path) -> None:
+    export(paths.runs_dir() / "released" / "nano")
+    assert checkpoint.resolve("released/nano").is_relative_to(paths.runs_dir().resolve())
+
+
+SHIPPED_NAMES = sorted(p.name for p in SHIPPED.glob("*") if p.is_dir())
+
+
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_a_shipped_model_is_small_whole_and_described(name: str, runs_root: Path) -> None:
+    loaded = loading.load_model(f"released/{name}")
+    size = sum(p.stat().st_size for p in (SHIPPED / name).rglob("*") if p.is_file())
+    assert size <= LIMITS[name] and loaded.declines
+    assert paths.name_of(paths.find_run(f"released/{name}")) == f"released/{name}"
+    text = (SHIPPED / name / "README.md").read_text()
+    assert all(part in text for part in ("## Training", "## Figures", "## What it cannot do", f"released/{name}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_a_shipped_model_writes_a_quicksort_that_sorts(
+    name: str, runs_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["chat", "--ckpt", f"released/{name}", "--user", "write quicksort", "--temperature", "0"])
+    text = capsys.readouterr().out
+    program = text[text.index("def ") :].split("```")[0]
+    space: dict[str, object] = {}
+    exec(compile(program, "answer", "exec"), space)
+    (sort,) = [value for key, value in space.items() if callable(value) and key != "__builtins__"]
+    assert sort([3, 1, 2, 3]) == [1, 2, 3, 3]  # type: ignore[operator]
