@@ -40,6 +40,8 @@ READING = dict(
 MIX = ("calls=0.72", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.06", "short=0.06", "chat=0.01")
 ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)
 
+EVALUATED = dict(split=("test", "test_hard"), limit=250, n=4, ks=(1, 4), temperatures=(0.0,), **ANSWER)
+
 
 def drill(name: str, about: str, after: str, steps: int, *mix: str, seq_len: int = 320) -> Stage:
     """SFT that goes on from the stage `after`, at a constant rate, so that the next step can go on from it."""
@@ -220,15 +222,7 @@ NANO = (
         needs=("sft", "choose"),
         seeded=True,
         kind="evaluate",
-        settings=dict(
-            ckpt=("{sft}", "{rl}@best"),
-            split=("test", "test_hard"),
-            limit=250,
-            n=4,
-            ks=(1, 4),
-            temperatures=(0.0,),
-            **ANSWER,
-        ),
+        settings=dict(ckpt=("{sft}", "{rl}@best"), **EVALUATED),
     ),
     Stage(
         name="notebooks",
@@ -264,6 +258,34 @@ NANO = (
             forced_call=True,
             **ANSWER,
         ),
+    ),
+    Stage(
+        name="more-sft",
+        about="what RL has to beat: SFT goes on for as long as RL takes, at half its rates, on the same conversations",
+        needs=("sft", "code", "calls"),
+        seeded=True,
+        asked=True,
+        kind="sft",
+        settings=dict(
+            init_from="{sft}",
+            data_dir="{calls}",
+            seq_len=384,
+            mix=MIX,
+            max_steps=180,
+            schedule="wsd",
+            eval_every=180,
+            save_every=180,
+            **SFT | dict(lr=SFT["lr"] / 2, muon_lr=SFT["muon_lr"] / 2),
+        ),
+    ),
+    Stage(
+        name="more-sft-evaluate",
+        about="it by strata, as SFT and RL",
+        needs=("more-sft",),
+        seeded=True,
+        asked=True,
+        kind="evaluate",
+        settings=dict(ckpt=("{more-sft}",), **EVALUATED),
     ),
     Stage(
         name="natural",
