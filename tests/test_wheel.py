@@ -81,6 +81,8 @@ def test_a_wheel_holds_what_the_commands_read(site: Path) -> None:
     for folder in ("frozen", "published", "nano/data"):
         names = {path.name for path in (ROOT / "reports" / folder).glob("*.csv")}
         assert names and names == {path.name for path in (shipped / "reports" / folder).glob("*.csv")}
+    for model in (ROOT / "codechat" / "released").rglob("*"):
+        assert model.is_dir() or (site / model.relative_to(ROOT)).read_bytes() == model.read_bytes()
     assert (shipped / "docs" / "first-hour.md").is_file() and (site / "codechat" / "py.typed").is_file()
 
 

@@ -16,6 +16,7 @@ from contracts import killed_after
 
 import codechat
 from codechat import pretrain
+from codechat.core import config
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.data import corpus
 from codechat.distributed import dist
@@ -24,6 +25,7 @@ from codechat.launch.recipes import runner, stage
 from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.scales import SCALES
 from codechat.launch.recipes.stage import Stage
+from codechat.models.config import GPTConfig
 from codechat.runs import paths, run
 
 MODEL = dict(depth=1, n_embd=16, n_head=1, block_size=32)
@@ -131,23 +133,44 @@ def test_unknown_names_are_refused_with_the_nearest(stages: tuple[Stage, ...]) -
         assert near in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["nano", "compact"])
+@pytest.mark.parametrize("name", ["nano", "compact", "mini"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_nano_recipe_fits_the_configs_it_names(name: str, seed: int) -> None:
     bound = runner.bind(name, runner.RECIPES[name][1], seed)
     names = [b.stage.name for b in bound]
     assert all(need in names[:i] for i, b in enumerate(bound) for need in b.stage.needs)
     assert {"pretrain", "sft", "diagnose", "rl", "evaluate"} <= set(names)
-    assert ("report" in names) == (seed == 0)
+    assert ("report" in names) == (seed == 0 and name != "mini")
 
 
 def test_a_stage_that_must_be_asked_for_runs_only_where_it_is_named() -> None:
     bound = runner.bind("nano", runner.RECIPES["nano"][1], 0)
     asked = {b.stage.name for b in bound if b.stage.asked}
     ledger = runner.Ledger(Path("none"), {})
-    assert asked == {"full-evaluation", "natural"} and not asked & runner.pending(bound, ledger, runner.RecipeConfig())
+    asks = {"full-evaluation", "more-sft", "more-sft-evaluate", "natural"}
+    assert asked == asks and not asked & runner.pending(bound, ledger, runner.RecipeConfig())
     for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
         assert asked & runner.pending(bound, ledger, runner.RecipeConfig(**how)) == {"natural"}
+
+
+def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
+    small, large = (
+        {b.stage.name: b.cfg for b in runner.bind("same", runner.RECIPES[name][1], 0)} for name in ("nano", "mini")
+    )
+    assert set(small) - set(large) == {"notebooks", "report"}
+    for same in ("corpus", "base-code", "base-calls", "code", "calls", "diagnose", "choose", "evaluate"):
+        assert large[same] == small[same]
+    tokens = {name: sum(s.max_steps * s.device_batch_size * s.seq_len for s in steps)
+              for name, steps in (("small", _trained(small)), ("large", _trained(large)))}  # fmt: skip
+    sizes = [
+        config.from_dict(GPTConfig, dict(vocab_size=4096) | dict(of["pretrain"].model)).n_params
+        for of in (small, large)
+    ]
+    assert 8e6 < sizes[1] < 15e6 and 7 < tokens["large"] * sizes[1] / (tokens["small"] * sizes[0]) < 13
+
+
+def _trained(stages: dict[str, Any]) -> list[Any]:
+    return [stages[name] for name in ("pretrain", "base", "words", "lookups", "phrases", "sft")]
 
 
 def test_two_seeds_side_by_side_lose_no_entry(tmp_path: Path) -> None:

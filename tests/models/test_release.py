@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
+from codechat.sandbox import run_tests
+from codechat.tasks.coding.answer_text import extract
 from codechat.text import tokenizer
 
 SHIPPED = Path(codechat.__file__).parent / paths.RELEASED
@@ -112,8 +115,6 @@ def test_a_shipped_model_writes_a_quicksort_that_sorts(
 ) -> None:
     cli.main(["chat", "--ckpt", f"released/{name}", "--user", "write quicksort", "--temperature", "0"])
     text = capsys.readouterr().out
-    program = text[text.index("def ") :].split("```")[0]
-    space: dict[str, object] = {}
-    exec(compile(program, "answer", "exec"), space)
-    (sort,) = [value for key, value in space.items() if callable(value) and key != "__builtins__"]
-    assert sort([3, 1, 2, 3]) == [1, 2, 3, 3]  # type: ignore[operator]
+    program = extract(text[text.index("def ") :])
+    (name,) = re.findall(r"^def (\w+)", program, re.MULTILINE)[-1:]
+    assert run_tests(program, [f"assert {name}([3, 1, 2, 3]) == [1, 2, 3, 3]", f"assert {name}([]) == []"]).passed

@@ -1,4 +1,4 @@
-"""The recipe that was `nano` until version 0.3: a list has each tool under its one name, which the model remembers. Settings only; `runner` runs them.
+"""The recipe that was `nano` before version 0.2: a list has each tool under its one name, which the model remembers. Settings only; `runner` runs them.
 
 The versions, the scaling runs, the museum and their reports stand on it. A small model copies arguments only after induction has formed;
 pretraining on code and the copying drills of the SFT mix bring it about. RMSNorm on queries and keys helps copying most (LOG.md).

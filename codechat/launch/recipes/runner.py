@@ -69,7 +69,7 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
         MINI,
     ),
     "compact": (
-        "nano as it was until version 0.3: tools under their one name, which the model remembers; what the versions and their reports stand on",
+        "nano as it was before version 0.2: tools under their one name, which the model remembers; what the versions and their reports stand on",
         COMPACT,
     ),
     "scaling": (
