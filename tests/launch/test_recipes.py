@@ -151,6 +151,8 @@ def test_a_stage_that_must_be_asked_for_runs_only_where_it_is_named() -> None:
     assert asked == asks and not asked & runner.pending(bound, ledger, runner.RecipeConfig())
     for how in (dict(until="natural"), dict(force=("natural",)), dict(from_stage="natural")):
         assert asked & runner.pending(bound, ledger, runner.RecipeConfig(**how)) == {"natural"}
+    control = runner.RecipeConfig(until="more-sft-evaluate")  # with the stage that it needs
+    assert asked & runner.pending(bound, ledger, control) == {"more-sft", "more-sft-evaluate"}
 
 
 def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:

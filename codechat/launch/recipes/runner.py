@@ -145,9 +145,12 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
         if name is not None and name not in names:
             raise ConfigError(f"no stage {name!r}{nearest(name, names)}; stages: {', '.join(names)}")
     todo: set[str] = set()
+    requested = {name for name in named if name}
+    for b in reversed(bound):
+        requested |= set(b.stage.needs) if b.stage.name in requested else set()
     for i, b in enumerate(bound):
         forced = b.stage.name in cfg.force or (cfg.from_stage is not None and i >= names.index(cfg.from_stage))
-        wanted = not b.stage.asked or b.stage.name in named
+        wanted = not b.stage.asked or b.stage.name in requested
         if wanted and (forced or not (ledger.holds(b) and b.stage.made(b.cfg)) or todo & set(b.stage.needs)):
             todo.add(b.stage.name)
     return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])

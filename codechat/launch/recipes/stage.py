@@ -25,7 +25,8 @@ class Stage:
     """kind: the id of its function in `core.registry`. out: the directory that it writes; empty = the run {runs}/NAME.
 
     seeded: repeated per seed, in a run of its own; once: for seed 0 only, and without defects; otherwise all seeds share it.
-    when: a pattern of files; where none matches, the stage is skipped with a message. asked: it runs only where --until, --from or --force names it."""
+    when: a pattern of files; where none matches, the stage is skipped with a message. asked: it runs only where --until, --from or --force names it,
+    or a stage that needs it."""
 
     name: str
     about: str
