@@ -44,18 +44,8 @@ evals = {stage: run_frames.rows_of(frames["evals"], name[stage]) for stage in na
 figures = ROOT / out / "figures"
 
 # %% tags=["hide-cell"]
-ROWS = {  # stratum: what a request of it asks for
-    "call": "known tools, new values",
-    "chain_1": "first call of two",
-    "chain_2": "second call of two",
-    "phrasing": "known tools, new words",
-    "renamed": "known tools, other names",
-    "tool": "unseen tools",
-    "unfitting": "no tool fits: declined",
-    "no_tools": "no tools: answered",
-    "code": "code: answered",
-}
-final = evals["evaluate"]
+one = evals["evaluate"]
+final = comparisons.strata_over_seeds(frames, seeds, [k for k in run_frames.STRATA if f"{k}/n" in one])
 sft, rl = (final[final["checkpoint"] == c] for c in final["checkpoint"].unique()[[0, -1]])
 
 
@@ -72,7 +62,7 @@ def gains(split, sampling):
 
 
 samplings = ["greedy", *(s for s in final["sampling"].unique() if s != "greedy")]
-kinds = {stratum: words for stratum, words in ROWS.items() if f"{stratum}/n" in final}
+kinds = {stratum: words for stratum, words in run_frames.STRATA.items() if f"{stratum}/n" in final}
 gained = {f"{split}, {sampling}": gains(split, sampling) for split in ("test", "test_hard") for sampling in samplings}
 numbers = {f"{when}_{k}": share(part, k) for when, part in (("sft", sft), ("rl", rl)) for k in kinds}
 numbers |= {f"{when}_absent": share(part, "call", "named_not_offered") for when, part in (("sft", sft), ("rl", rl))}
@@ -119,7 +109,7 @@ articles.table(table, {"stratum": "requests", "n": "N"} | {f"{label} {sampling}"
 
 # %% tags=["hide-input"]
 outcomes = {"named_right": "right tool", "named_other": "another tool", "named_not_offered": "a name not offered", "named_unreadable": "unreadable", "named_no_call": "no call"}
-rows = [dict(stratum=ROWS[k], who=label) | {o: share(part, k, o) for o in outcomes} for k in kinds if k not in ("code", "no_tools") for label, part in (("SFT", sft), ("RL", rl))]
+rows = [dict(stratum=run_frames.STRATA[k], who=label) | {o: share(part, k, o) for o in outcomes} for k in kinds if k not in ("code", "no_tools") for label, part in (("SFT", sft), ("RL", rl))]
 articles.table(pd.DataFrame(rows), {"stratum": "requests", "who": "greedy"} | {o: (words, ".0%") for o, words in outcomes.items()})
 
 # %% [markdown]
@@ -178,6 +168,6 @@ table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_in
 # %% tags=["hide-input"]
 for at, gain in gained.items():
     print(f"RL - SFT, {at}: {comparisons.in_points(gain.all)}; seeds alone: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
-n, last = int(final["n_samples"].iloc[0]), final["n_problems"].max()
-print(f"n={n} completion{'s' * (n > 1)} a problem, N={last:.0f} problems a split, 95 % intervals over problems{' and seeds' * (len(seeds) > 1)}; pretraining ends at {bits:.3f} bits per byte of validation files")
+n, last = int(one["n_samples"].max()), one["n_problems"].max()
+print(f"n={n} completion{'s' * (n > 1)} a problem, N={last:.0f} problems a split, 95 % intervals over problems, in strata over their tools{', and over seeds' * (len(seeds) > 1)}; pretraining ends at {bits:.3f} bits per byte of validation files")
 assert all(g.all.lo <= g.all.value <= g.all.hi for g in gained.values()) and len(gained["test, greedy"].seeds) == len(seeds)

@@ -125,7 +125,8 @@ def evaluate_task(
             bar.update(len(chunk))
     model.train(was_training)
     rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
-    counted = [_problem_result(p, rows[i * n : (i + 1) * n]) for i, p in enumerate(problems)]
+    by = getattr(task, "clustered_by", "")
+    counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
     passes = {k: bootstrap_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
     return TaskResult(
         task=task.name,
@@ -217,7 +218,7 @@ def _failed(task: Task, score: Score) -> Score:
     return replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=dict.fromkeys(score.terms, 0.0))
 
 
-def _problem_result(problem: Problem, rows: Sequence[Mapping[str, Any]]) -> ProblemResult:
+def _problem_result(problem: Problem, rows: Sequence[Mapping[str, Any]], clustered_by: str) -> ProblemResult:
     return ProblemResult(
         id=problem.id,
         n=len(rows),
@@ -226,6 +227,7 @@ def _problem_result(problem: Problem, rows: Sequence[Mapping[str, Any]]) -> Prob
         tiers=Counter(r["tier"] for r in rows),
         rewards=tuple(r["reward"] for r in rows),
         meta=problem.meta,
+        cluster=str(problem.meta.get(clustered_by) or ""),
     )
 
 

@@ -28,7 +28,7 @@ from codechat.runs.run import Run
 @dataclass(frozen=True)
 class ProblemResult:
     """n completions of one problem, c of them correct; reward_mean in the task's range; tiers counts the tiers reached. rewards: of each
-    completion. meta: the problem's."""
+    completion. meta: the problem's. cluster: problems of one cluster, such as requests for one tool, are not independent; "" = of its own."""
 
     id: str
     n: int
@@ -37,10 +37,12 @@ class ProblemResult:
     tiers: Counter[str]
     rewards: tuple[float, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+    cluster: str = ""
 
     def row(self) -> dict[str, Any]:
         """A line of per_problem.jsonl."""
-        return dict(id=self.id, n=self.n, c=self.c, reward_mean=self.reward_mean, tiers=dict(self.tiers))
+        row = dict(id=self.id, n=self.n, c=self.c, reward_mean=self.reward_mean, tiers=dict(self.tiers))
+        return row | ({"cluster": self.cluster} if self.cluster else {})
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class TaskResult:
         )
 
     def groups(self) -> dict[str, tuple[Interval, int]]:
-        """Group -> pass@1 and its number of problems, by name; empty where the task has no groups."""
+        """Group -> pass@1 and its number of problems, by name; empty where the task has no groups. Intervals are over clusters."""
         members: dict[str, list[ProblemResult]] = {}
         for p in self.problems if self.grouped_by else ():
             members.setdefault(str(p.meta.get(self.grouped_by, "other")), []).append(p)
@@ -168,7 +170,10 @@ class TaskResult:
 
 
 def _pass_at_1(problems: Sequence[ProblemResult], seed: int = 0) -> Interval:
-    return bootstrap_interval([p.c / p.n for p in problems], seed=seed)
+    shares = [p.c / p.n for p in problems]
+    if not any(p.cluster for p in problems):
+        return bootstrap_interval(shares, seed=seed)
+    return hierarchical_interval([shares], clusters=[p.cluster or p.id for p in problems], seed=seed, bounds=(0.0, 1.0))
 
 
 def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
@@ -222,7 +227,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_per_problem(run: Run) -> list[dict[str, Any]]:
-    """Rows of an evaluation's per_problem.jsonl: checkpoint, split, id, n, c, reward_mean, tiers."""
+    """Rows of an evaluation's per_problem.jsonl: checkpoint, split, id, n, c, reward_mean, tiers, and cluster where it has one."""
     path = run.path / "per_problem.jsonl"
     if not path.exists():
         raise MissingFile(f"{path} does not exist; `codechat evaluate` writes it")

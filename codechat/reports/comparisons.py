@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
-from codechat.evaluation.intervals import Interval
+from codechat.evaluation.intervals import Interval, hierarchical_interval
 from codechat.evaluation.results import difference_over_seeds, paired_difference
 from codechat.models.config import GPTConfig
 from codechat.reports.run_frames import Frames, rows_of
@@ -39,6 +39,44 @@ def paired_gains(frames: Frames, runs: Sequence[str], split: str, k: int = 1) ->
         names = list(dict.fromkeys(rows["checkpoint"]))
         pairs.append(tuple(rows[rows["checkpoint"] == name].to_dict("records") for name in (names[0], names[-1])))
     return Gains([paired_difference(*pair, k=k) for pair in pairs], difference_over_seeds(pairs, k=k))
+
+
+def strata_over_seeds(frames: Frames, runs: Sequence[str], kinds: Sequence[str]) -> pd.DataFrame:
+    """The evaluations of several seeds as one: a row per checkpoint and sampling, named as in the first run, with STRATUM/pass@1, its
+    hierarchical interval over seeds and problems in /lo and /hi, STRATUM/n and the mean over seeds of STRATUM/named_*.
+
+    The checkpoints of a run are matched by their order. A problem's stratum stands in its id, before the number."""
+    evals = [rows_of(frames["evals"], run) for run in runs]
+    problems = [rows_of(frames["per_problem"], run) for run in runs]
+    names = [list(dict.fromkeys(rows["checkpoint"])) for rows in evals]
+    found = []
+    for place, name in enumerate(names[0]):
+        for sampling in dict.fromkeys(evals[0]["sampling"]):
+            at = "checkpoint == @here and sampling == @sampling"
+            row: dict[str, Any] = dict(checkpoint=name, sampling=sampling)
+            solved, rates = [], []
+            for own, judged, here in zip(problems, evals, (x[place] for x in names)):
+                solved.append(own.query(at))
+                rates.append(judged.query(at))
+            for kind in kinds:
+                row |= _stratum(kind, solved) | _means(kind, pd.concat(rates))
+            found.append(row)
+    return pd.DataFrame(found)
+
+
+def _stratum(kind: str, solved: Sequence[pd.DataFrame]) -> dict[str, float]:
+    """Its pass@1 over the seeds: share of correct completions of each problem, then the interval, over clusters where problems have one."""
+    own = [rows[rows["id"].str.rsplit("-", n=2).str[-2] == kind].set_index("id") for rows in solved]
+    table = pd.concat([rows["c"] / rows["n"] for rows in own], axis=1)
+    named = pd.concat([rows.get("cluster", pd.Series(dtype=object)) for rows in own]).dropna()
+    clusters = [str(named[~named.index.duplicated()].get(id, id)) for id in table.index]
+    value = hierarchical_interval(table.to_numpy(dtype=float).T, clusters=clusters, bounds=(0.0, 1.0))
+    at = f"{kind}/pass@1"
+    return {at: value.value, f"{at}/lo": value.lo, f"{at}/hi": value.hi, f"{kind}/n": len(table)}
+
+
+def _means(kind: str, rates: pd.DataFrame) -> dict[str, float]:
+    return {name: float(rates[name].mean()) for name in rates if name.startswith(f"{kind}/named_")}
 
 
 def gain_table(gains: Mapping[str, Gains]) -> pd.DataFrame:

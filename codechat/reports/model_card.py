@@ -19,20 +19,10 @@ from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError
+from codechat.reports.run_frames import STRATA
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 
-STRATA = {  # of the task funcall: what a request of the stratum asks for
-    "call": "known tools, new values",
-    "chain_1": "first call of two",
-    "chain_2": "second call of two",
-    "phrasing": "known tools, new words",
-    "renamed": "known tools, other names",
-    "tool": "unseen tools",
-    "unfitting": "no tool fits: declined",
-    "no_tools": "no tools: answered",
-    "code": "code: answered",
-}
 NATURAL = {
     "natural/toolbox/right": ("tools: right call with right arguments", "natural/toolbox/n"),
     "natural/toolbox/right_tool": ("tools: right tool", "natural/toolbox/n"),

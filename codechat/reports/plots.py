@@ -592,7 +592,12 @@ def strata(rows: pd.DataFrame, kinds: Mapping[str, str], title: str) -> Plot:
     axes[0, 0].set_yticks(range(len(kinds)), [f"{words}, N={counts[k]}" for k, words in kinds.items()])
     axes[0, 0].invert_yaxis()
     outer_legend(
-        fig, axes[0, -1], "outside lower center", ncols=2, title="95 % intervals over problems", title_fontsize=7.5
+        fig,
+        axes[0, -1],
+        "outside lower center",
+        ncols=2,
+        title="95 % intervals over tools and seeds",
+        title_fontsize=7.5,
     )
     return fig
 

@@ -30,6 +30,17 @@ MAX_BYTES = 1_000_000
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
 TABLES = ("runs", "metrics", "evals")  # frozen as csv; the other tables hold text and counts and are frozen as jsonl
+STRATA = {  # of the task funcall: what a request of the stratum asks for
+    "call": "known tools, new values",
+    "chain_1": "first call of two",
+    "chain_2": "second call of two",
+    "phrasing": "known tools, new words",
+    "renamed": "known tools, other names",
+    "tool": "unseen tools",
+    "unfitting": "no tool fits: declined",
+    "no_tools": "no tools: answered",
+    "code": "code: answered",
+}
 
 
 # ---------------------------------------------------------------- runs to frames

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from codechat.core.errors import ConfigError
+from codechat.evaluation import results
 from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval, paired_bootstrap, wilson_interval
 
 
@@ -71,3 +74,16 @@ def test_seeds_with_other_problems_count_what_they_have() -> None:
 def test_other_shapes_are_an_error(values: list, clusters: list | None) -> None:
     with pytest.raises(ConfigError):
         hierarchical_interval(values, clusters=clusters)
+
+
+def test_requests_for_one_tool_are_not_independent() -> None:
+    def problems(clusters: int) -> list[results.ProblemResult]:
+        return [
+            results.ProblemResult(f"p{i}", 1, i % 5 % 2, 0.0, Counter(), cluster=f"tool {i % 5}" if clusters else "")
+            for i in range(100)
+        ]
+
+    alone, together = (results._pass_at_1(problems(clusters)) for clusters in (0, 5))
+    assert alone.value == together.value == 0.4
+    assert together.hi - together.lo > 3 * (alone.hi - alone.lo)
+    assert problems(5)[3].row()["cluster"] == "tool 3" and "cluster" not in problems(0)[3].row()

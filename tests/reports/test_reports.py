@@ -249,6 +249,32 @@ def test_a_difference_of_shares_is_told_in_points() -> None:
     assert comparisons.in_points(Interval(0.0648, 0.048, 0.0816)) == "+6.5 points [+4.8, +8.2]"
 
 
+def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
+    def rows(seed: int, step: int, correct: list[int], stratum: str) -> list[dict]:
+        run, n = f"r/evaluate-s{seed}", len(correct)
+        one = dict(run=run, checkpoint=f"m-s{seed}@{step}", sampling="greedy", n=1)
+        return [one | dict(id=f"p-0-{stratum}-{i}", c=correct[i], cluster=f"t{i * 2 // n}") for i in range(n)]
+
+    def evals(seed: int, step: int, named: float) -> dict:
+        name = {"tool/named_right": named, "tool/n": 8}
+        return dict(run=f"r/evaluate-s{seed}", checkpoint=f"m-s{seed}@{step}", sampling="greedy") | name
+
+    half = [1, 1, 1, 1, 0, 0, 0, 0]  # one tool always, one never
+    frames = dict(
+        per_problem=pd.DataFrame(
+            [r for seed in (0, 1) for step, c in ((1, half), (2, [1] * 8)) for r in rows(seed, step, c, "tool")]
+        ),
+        evals=pd.DataFrame([evals(seed, step, 0.2 + 0.4 * seed) for seed in (0, 1) for step in (1, 2)]),
+    )
+    found = comparisons.strata_over_seeds(frames, ["r/evaluate-s0", "r/evaluate-s1"], ["tool"])
+    assert list(found["checkpoint"]) == ["m-s0@1", "m-s0@2"] and list(found["tool/pass@1"]) == [0.5, 1.0]
+    assert (found["tool/pass@1/lo"][0], found["tool/pass@1/hi"][0]) == (
+        0.0,
+        1.0,
+    )  # two tools are drawn, not eight requests
+    assert found["tool/named_right"][0] == pytest.approx(0.4) and found["tool/n"][0] == 8
+
+
 def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
     rows = [
         dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits)

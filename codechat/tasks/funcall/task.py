@@ -35,6 +35,7 @@ class FuncallTask:
     name = "funcall"
     tiers = TIERS
     grouped_by = ""  # the key of a problem's meta by which evaluations group scores
+    clustered_by = "tool"  # the key of a problem's meta whose values name what is not independent
     classified_by, classes = "named", NAMED  # the key of a score's parts whose values evaluations count
 
     def __init__(
