@@ -98,7 +98,7 @@ def finding(rows: Sequence[Row]) -> str:
     for start in dict.fromkeys(start for start, _ in found):
         mine, reference = found[start, "staircase"], found[start, REFERENCE]
         g, began = gain(mine, reference), score(mine, "before", "pass@1").value
-        parts.append(f"{100 * g.value:+.0f} points [{100 * g.lo:+.0f}, {100 * g.hi:+.0f}] from {began:.0%}")
+        parts.append(f"{100 * g.value:+.1f} points [{100 * g.lo:+.1f}, {100 * g.hi:+.1f}] from {began:.1%}")
     return f"Staircase against binary reward, exact match: {', '.join(parts)}"
 
 
