@@ -35,7 +35,7 @@ from codechat.tasks.funcall.staircase import TIERS
 stages = ("pretrain", "sft", "diagnose", "rl")
 names = [*(f"{runs}/{stage}" for stage in stages), *run_frames.seeds_of(f"{runs}/evaluate")]
 data = ROOT / out / "data"
-frames = run_frames.gather(names, data, frozen, drop={"per_problem": ["tiers"]})  # no figure uses these, and they are the largest
+frames = run_frames.gather(names, data, frozen, drop={"per_problem": ["tiers", "reward_mean"]})  # no figure uses these
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
 seeds = [run for stage, run in name.items() if stage.startswith("evaluate")]
 name = {stage: name[stage] for stage in (*stages, "evaluate")}
