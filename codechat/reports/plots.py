@@ -587,7 +587,7 @@ def strata(rows: pd.DataFrame, kinds: Mapping[str, str], title: str) -> Plot:
                             capsize=2, markersize=4.5, linewidth=1, label=sampling if at == 0 else None, **fill)  # fmt: skip
         ax.set_title(label_of_run(name), fontsize=9, loc="left")
         ax.set_xlim(-2, 102)
-        ax.set_xlabel("right (%)", fontsize=8.5)
+        ax.set_xlabel("correct (%)", fontsize=8.5)
     counts = {k: int(rows[f"{k}/n"].dropna().iloc[0]) for k in kinds}
     axes[0, 0].set_yticks(range(len(kinds)), [f"{words}, N={counts[k]}" for k, words in kinds.items()])
     axes[0, 0].invert_yaxis()

@@ -29,7 +29,10 @@ Frames = dict[str, pd.DataFrame]
 MAX_BYTES = 1_000_000
 NUMBERS = "headline.json"  # beside the frozen rows
 SAMPLES_PER_RUN = 40
-TABLES = ("runs", "metrics", "evals")  # frozen as csv; the other tables hold text and counts and are frozen as jsonl
+TABLES = ("runs", "metrics", "evals")  # frozen as csv
+NESTED = {
+    "per_problem": "tiers"
+}  # frozen as csv without this column; other tables hold text and counts and are frozen as jsonl
 STRATA = {  # of the task funcall: what a request of the stratum asks for
     "call": "known tools, new values",
     "chain_1": "first call of two",
@@ -172,7 +175,7 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
 
     Raises ConfigError above 1 MB in all; nothing is written then."""
     directory = Path(directory)
-    files = {f"{n}.csv" if n in TABLES else f"{n}.jsonl": _frozen_text(n, frame) for n, frame in frames.items()}
+    files = {f"{n}.csv" if _flat(n, frame) else f"{n}.jsonl": _frozen_text(n, frame) for n, frame in frames.items()}
     sizes = {name: len(text.encode()) for name, text in files.items()}
     if sum(sizes.values()) > MAX_BYTES:
         listed = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
@@ -182,11 +185,17 @@ def freeze(frames: Frames, directory: Path | str) -> Frames:
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_atomic(directory / name, text)
+        other = {".csv": ".jsonl", ".jsonl": ".csv"}[Path(name).suffix]
+        (directory / name).with_suffix(other).unlink(missing_ok=True)
     return load_frozen(directory)
 
 
+def _flat(name: str, frame: pd.DataFrame) -> bool:
+    return name in TABLES or (name in NESTED and len(frame) > 0 and NESTED[name] not in frame)
+
+
 def _frozen_text(name: str, frame: pd.DataFrame) -> str:
-    if name in TABLES:
+    if _flat(name, frame):
         return frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     rows = (row.dropna().to_dict() for _, row in frame.iterrows())
     return "".join(json.dumps(_rounded(row), ensure_ascii=False) + "\n" for row in rows)
@@ -208,7 +217,11 @@ def load_frozen(directory: Path | str) -> Frames:
     directory = Path(directory)
     if not (directory / "runs.csv").is_file():
         raise MissingFile(f"{directory} holds no frozen rows (runs.csv); `codechat report` writes them")
-    tables = {name: pd.read_csv(directory / f"{name}.csv") for name in TABLES}
+    tables = {
+        name: pd.read_csv(directory / f"{name}.csv")
+        for name in (*TABLES, *NESTED)
+        if (directory / f"{name}.csv").is_file()
+    }
     rows = {p.stem: pd.DataFrame(read_rows(p)) for p in sorted(directory.glob("*.jsonl"))}
     return tables | {name: frame if len(frame) else _empty() for name, frame in rows.items()}
 
