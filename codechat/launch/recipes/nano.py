@@ -6,6 +6,8 @@ drills of the first SFT bring it about. RMSNorm on queries and keys helps copyin
 Choosing a tool by its description is a lookup. It forms in drills that lead up to it one step at a time, from a policy that can copy, and stays in
 SFT on real calls; each step is plain SFT with another mix. Lists are in the style `described`: a name stands behind its description, and declining
 is an entry. The first SFT, `base`, has lists with the name first: from an SFT on described lists the drills did not take.
+
+RL does not beat SFT that goes on for the same time (`more-sft`; LOG.md, 2026-11-23). The stage shows how RL is run and measured; the model to use is that of `sft`.
 """
 
 from __future__ import annotations
