@@ -139,7 +139,7 @@ pd.DataFrame({shape: {text: getattr(v, k) for k, text in kinds.items()} for shap
 
 # %%
 live = {shape: verdict.effective_groups for shape, verdict in verdicts.items()}
-fig, axes = new_figure(f"Groups with variance, of {groups}: {live['binary']} under the binary reward, {live['staircase']} under the staircase", 2, sharex=True)
+fig, axes = new_figure(f"Groups with variance, of {groups}: binary {live['binary']}, staircase {live['staircase']}", 2, sharex=True)
 for ax, shape in zip(axes[:, 0], ("binary", "staircase")):
     image = ax.imshow(rewards_of[shape].T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
     ax.set_ylabel(f"{shape}\ncompletion", fontsize=8.5)

@@ -289,8 +289,8 @@ fig
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | it runs and no test passes: NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large |
-# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | no: a `KeyError` in its process is a failed test. Hidden tests, not a better sandbox, are the remedy |
+# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | `none_passed`, with rewards 0, 0 and 0.15: it runs and no test passes, since NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large |
+# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | no: the sandbox rejects it, because a `KeyError` in its process is a failed test; NaN still passes its own test. Hidden tests, not a better sandbox, are the remedy |
 #
 # The last cell asserts the Result.
 

@@ -136,13 +136,13 @@ found = pd.DataFrame(rows).set_index(["layout", "stop"]) / n_programs
 found.map("{:.1%}".format).rename(columns={"parses": "is Python, taken literally", "passes": "passes, read by our reader"})
 
 # %%
-RULES = {"sequence": "ends at the whole tag", "set": "ends at any piece of it"}
+RULES = {"sequence": "stop: whole tag", "set": "stop: any piece"}
 fig, axes = new_figure("The same correct programs, evaluated after two stop rules", cols=2, sharey=True, size=(6.6, 2.8))
 for ax, layout in zip(axes[0], ("without a fence", "in a fence")):
     for shift, (by, colour) in zip((-0.2, 0.2), (("sequence", "green"), ("set", "vermilion"))):
         bars = ax.bar([i + shift for i in range(2)], found.loc[(layout, by), ["parses", "passes"]], 0.4, color=OKABE_ITO[colour], label=RULES[by])
         ax.bar_label(bars, fmt="{:.0%}", fontsize=8)
-    ax.set_xticks(range(2), ["is Python, taken literally", "passes, read by our reader"])
+    ax.set_xticks(range(2), ["is Python,\ntaken literally", "passes,\nread by our reader"])
     ax.set_ylim(0, 1.35)
     finish(ax, x=f"answer {layout}", y="share of correct programs", loc="upper center", ncols=2)
 fig
