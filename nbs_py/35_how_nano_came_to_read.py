@@ -99,7 +99,7 @@ def answers(arm, stratum, what="correct"):
 # Read from top to bottom: each row adds its ingredient to the row before it, and the last is the recipe. A cell is the change in
 # points with its 95 % interval, **bold** where the interval excludes 0; the first row and the last have the shares
 # themselves. The interval resamples tools, each with all its problems, and seeds. Every arm is one seed and the
-# recipe is two: what another seed changes is not in an arm's interval. Tokens are those of SFT since pretraining, drills
+# recipe two of its three: what another seed changes is not in an arm's interval. Tokens are those of SFT since pretraining, drills
 # included. Seconds are one thread of a machine that did other work too, and compare arms only roughly: the same first SFT
 # took 752 s for the arms and 337 for the recipe.
 
