@@ -230,7 +230,7 @@ print(f"ended by a piece:\n{by_piece}\n\nended by the sequence:\n{by_sequence}")
 # | change | question | outcome |
 # |---|---|---|
 # | `spec = "python:4096"` in the parameters cell | tokens learned on Python pack Python better; is the conversation shorter too? | No: 108 tokens instead of 107, because it is English and JSON. The last cell then names the number that changed |
-# | write `if a < b` with spaces in `clamp` | is the function still cut? | No: with a space before it, ` <` is another token than `<`. Whether an answer is cut depends on its spacing |
+# | write `if a < b` with spaces in `clamp` | is the function still cut? | No: the whole function is kept, since ` <` with its space is another token than `<`. Whether an answer is cut depends on its spacing |
 #
 # The last cell asserts the Result.
 

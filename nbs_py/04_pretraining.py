@@ -284,8 +284,8 @@ budget.map(lambda value: value if isinstance(value, str) else f"{value:.3g}")
 #
 # | change | question | outcome |
 # |---|---|---|
-# | add `"python:4096"` to the three tokenizers | more bytes per token: a higher or a lower loss per token at the same bits per byte? | higher, in proportion to the bytes per token; the column of bits per byte does not change |
-# | `seed = 1` | does the untrained model still start below a uniform guess? | yes: the cause is its shape (the head is the embedding), not its weights |
+# | add `"python:4096"` to the three tokenizers | more bytes per token: a higher or a lower loss per token at the same bits per byte? | higher, in proportion to the bytes per token: 4.33 nats at 3.58 bytes a token, where `gpt2:4096` has 2.27 at 1.88. The column of bits per byte stays 1.75 |
+# | `seed = 1` | does the untrained model still start below a uniform guess? | yes: 7.35 nats on these files, a uniform guess 8.33; 4.22 on a token that repeats and 8.39 on others. The cause is its shape (the head is the embedding), not its weights |
 #
 # The last cell asserts the Result.
 

@@ -55,7 +55,7 @@ from codechat.labs import reward_starts
 from codechat.labs.reward_ablation import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.plots import staircase
-from codechat.reports.style import OKABE_ITO, new_figure
+from codechat.reports.style import OKABE_ITO, label_of_tier, new_figure
 from codechat.tasks.funcall.staircase import Staircase, score_call
 
 # %% [markdown]
@@ -66,7 +66,7 @@ from codechat.tasks.funcall.staircase import Staircase, score_call
 # model has two layers and knows eight tools by heart; held-out requests use pairs of numbers that it never saw.
 # Only the reward differs between two runs of a start and seed.
 #
-# | reward | not a call | unreadable | wrong name | right name, share $f$ of the arguments | exact |
+# | reward | not a call | unreadable | wrong name | correct name, share $f$ of the arguments | exact |
 # |---|---|---|---|---|---|
 # | binary | 0 | 0 | 0 | 0 | 1 |
 # | fractional | 0 | 0 | 0 | $f$ | 1 |
@@ -128,8 +128,8 @@ early = reward_starts.StartsConfig(sft_steps=tuple(cfg.sft_steps[1] + i for i in
 setting = reward_starts.Setting(early)
 policy = reward_starts.start_policies(setting, seed)["poor"]
 batch = setting.sampled(policy, setting.held_out[:groups], group_size=cfg.group_size, seed=seed)
-paid = {shape: batch.rewards.new_tensor([reshaped(s, shape) for s in batch.scores]).view_as(batch.rewards) for shape in SHAPES}
-verdicts = {shape: diagnose.judge(reward, batch.correct) for shape, reward in paid.items()}
+rewards_of = {shape: batch.rewards.new_tensor([reshaped(s, shape) for s in batch.scores]).view_as(batch.rewards) for shape in SHAPES}
+verdicts = {shape: diagnose.judge(reward, batch.correct) for shape, reward in rewards_of.items()}
 kinds = {"verdict": "verdict", "frac_with_variance": "groups with variance", "reward_mean": "mean reward", "correct_share": "exact"}
 pd.DataFrame({shape: {text: getattr(v, k) for k, text in kinds.items()} for shape, v in verdicts.items()})
 
@@ -139,9 +139,9 @@ pd.DataFrame({shape: {text: getattr(v, k) for k, text in kinds.items()} for shap
 
 # %%
 live = {shape: verdict.effective_groups for shape, verdict in verdicts.items()}
-fig, axes = new_figure(f"Of {groups} groups, {live['binary']} and {live['staircase']} have variance", 2, sharex=True)
+fig, axes = new_figure(f"Groups with variance, of {groups}: binary {live['binary']}, staircase {live['staircase']}", 2, sharex=True)
 for ax, shape in zip(axes[:, 0], ("binary", "staircase")):
-    image = ax.imshow(paid[shape].T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
+    image = ax.imshow(rewards_of[shape].T, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none")
     ax.set_ylabel(f"{shape}\ncompletion", fontsize=8.5)
     ax.grid(False)
 axes[1, 0].set_xlabel("group (request)", fontsize=8.5)
@@ -179,7 +179,7 @@ attempts = {
 }
 climbed = {tier: score_call(text, gold) for tier, text in attempts.items()}
 pd.set_option("display.max_colwidth", None)
-pd.DataFrame([(attempts[t], s.tier, f"{s.reward:.2f}") for t, s in climbed.items()],
+pd.DataFrame([(attempts[t], label_of_tier(s.tier), f"{s.reward:.2f}") for t, s in climbed.items()],
              columns=["completion", "tier", "reward"])
 
 # %% [markdown]
@@ -278,18 +278,18 @@ pd.DataFrame(reads).T
 # ## Can another text earn the full reward?
 #
 # No finite list of tricks proves that a reward cannot be cheated. This is a search: thousands of random edits of
-# the correct call, each one to three pieces deleted, inserted, replaced or swapped. The pieces are those of a right
+# the correct call, each one to three pieces deleted, inserted, replaced or swapped. The pieces are those of a correct
 # and of a wrong call, both calls as a whole, and claims such as `REWARD 1.0`. A judge that shares no code with the reward
 # reads what follows the tag.
 
 # %%
-right, wrong = attempts["full"], attempts["wrong_name"]
+correct, wrong = attempts["full"], attempts["wrong_name"]
 PIECE = re.compile(r"\w+|\s+|[^\w\s]")
-pool = PIECE.findall(right + wrong) + [chat.CALL_TAG, "REWARD 1.0", "null", "NaN", "[", "]", "true", "cc", "\n", right, wrong]
+pool = PIECE.findall(correct + wrong) + [chat.CALL_TAG, "REWARD 1.0", "null", "NaN", "[", "]", "true", "cc", "\n", correct, wrong]
 
 
 def edited(rng):
-    pieces = PIECE.findall(right)
+    pieces = PIECE.findall(correct)
     for _ in range(rng.randint(1, 3)):
         at, other = rng.randrange(len(pieces)), rng.randrange(len(pieces))
         kind = rng.choice(("delete", "insert", "replace", "swap"))
@@ -327,7 +327,7 @@ full = [text for text, score in tried.items() if score.reward == 1]
 others = [score.reward for score in tried.values() if score.reward < 1]
 cheats = [text for text in full if not says_the_call(text)]
 print(f"{len(tried)} texts: {len(full)} earn 1, {len(cheats)} of them without the call; all others at most {max(others):.2f}")
-pd.DataFrame([(score.tier, score.reward) for score in tried.values()], columns=["tier", "reward"]).groupby("tier")["reward"].agg(["count", "max"])
+pd.DataFrame([(label_of_tier(score.tier), score.reward) for score in tried.values()], columns=["tier", "reward"]).groupby("tier")["reward"].agg(["count", "max"])
 
 # %% [markdown]
 # Tricks that random edits would hardly find:
@@ -335,23 +335,23 @@ pd.DataFrame([(score.tier, score.reward) for score in tried.values()], columns=[
 # %%
 extra = {f"guess_{i}": i for i in range(20)}
 tricks = {
-    "say that it was right": "REWARD 1.0 tier=full correct=True",
+    "say that it was correct": "REWARD 1.0 tier=full correct=True",
     "only the tag": "<functioncall>",
-    "the right call twice": right + right,
-    "right, then a guess": right + attempts["wrong_name"],
-    "a guess, then right": attempts["wrong_name"] + right,
+    "the correct call twice": correct + correct,
+    "correct, then a guess": correct + attempts["wrong_name"],
+    "a guess, then correct": attempts["wrong_name"] + correct,
     "a list of calls": f"<functioncall> [{call}, {call}]",
     "one key too many": chat.format_call("send", gold["arguments"] | {"cc": "Bob"}),
     "twenty keys too many": chat.format_call("send", gold["arguments"] | extra),
-    "the same key twice": right.replace('"copies": 3', '"copies": 3, "copies": 4'),
+    "the same key twice": correct.replace('"copies": 3', '"copies": 3, "copies": 4'),
 }
 
 # %%
 swaps = {"a number as text": '"3"', "true for a number": "true", "several values": "[1, 2, 3]",
          "not a number": "NaN", "ten thousand brackets": "[" * 10_000}
-tricks |= {what: right.replace('"copies": 3', f'"copies": {value}') for what, value in swaps.items()}
+tricks |= {what: correct.replace('"copies": 3', f'"copies": {value}') for what, value in swaps.items()}
 caught = {what: score_call(text, gold) for what, text in tricks.items()}
-pd.DataFrame([(what, s.tier, f"{s.reward:.2f}") for what, s in caught.items()],
+pd.DataFrame([(what, label_of_tier(s.tier), f"{s.reward:.2f}") for what, s in caught.items()],
              columns=["attempt", "tier", "reward"])
 
 # %% [markdown]
@@ -359,7 +359,7 @@ pd.DataFrame([(what, s.tier, f"{s.reward:.2f}") for what, s in caught.items()],
 
 # %%
 silent = {what: score_call(text, None).reward for what, text in attempts.items()}
-pd.Series(silent).to_frame("reward where no call is right").T
+pd.Series(silent).rename(label_of_tier).to_frame("reward where no call is correct").T
 
 # %% [markdown]
 # ## Try this
@@ -367,7 +367,7 @@ pd.Series(silent).to_frame("reward where no call is right").T
 # | change | question | outcome |
 # |---|---|---|
 # | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost |
-# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | no: it does not charge for text behind the call, so texts that go on earn 1, and `cheats` is not empty |
+# | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | no: it does not charge for text behind the call, so texts that go on earn 1, and 6 of the 47 texts that do are in `cheats` |
 #
 # The last cell asserts the Result.
 

@@ -292,8 +292,8 @@ with pd.option_context("display.max_colwidth", None):
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `toy_steps = 1` | what share of the gradient do the tokens get that the policy is sure of? | it is sure of none: after one step the policy spreads the gradient over all tokens, also the constant frame (the last cell fails there) |
-# | `"mean"` to `"none"` in `advantages.group_advantages(rewards, "mean")` | all rewards are positive or 0: which answers are still pushed down? | none: the advantage is the reward itself, and prose keeps 0; only the competition for probability pushes worse answers down |
+# | `toy_steps = 1` | what share of the gradient do the tokens get that the policy is sure of? | it is sure of none: after one step no token of the answer is likelier than 0.002, and the gradient is spread over all 31, at most 4 % each (the last cell fails there) |
+# | `"mean"` to `"none"` in `advantages.group_advantages(rewards, "mean")` | all rewards are positive or 0: which answers are still pushed down? | none: the advantages are the rewards 1, 0.78, 0.20 and 0.15, and prose has 0; only the competition for probability pushes worse answers down |
 #
 # The last cell asserts the Result, which is that of the frozen rows; runs of your own need not have it.
 

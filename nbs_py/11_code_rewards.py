@@ -161,18 +161,18 @@ attacks = ENDS | AGREES | READS | PATCHES
 tried = attacks | {"an honest program": "def add(a, b): return a + b"}
 pool = Pool(2, isolation=isolation)
 judged = dict(zip(tried, pool.map(Program(code=c, tests=ADD, entry_points=("add",), timeout_s=2.0) for c in tried.values())))
-paid = pd.DataFrame({how: {name: naive(how, code, ADD) for name, code in tried.items()} for how in NAIVE})
-paid["sandbox"] = pd.Series({name: verdict.passed for name, verdict in judged.items()})
-forged = paid.loc[list(attacks)].sum()
+rewarded = pd.DataFrame({how: {name: naive(how, code, ADD) for name, code in tried.items()} for how in NAIVE})
+rewarded["sandbox"] = pd.Series({name: verdict.passed for name, verdict in judged.items()})
+forged = rewarded.loc[list(attacks)].sum()
 
 # %%
-HONEST, RED, GREEN = paid.loc["an honest program"], OKABE_ITO["vermilion"], OKABE_ITO["green"]
+HONEST, RED, GREEN = rewarded.loc["an honest program"], OKABE_ITO["vermilion"], OKABE_ITO["green"]
 fig, axes = new_figure(f"Every exploit is rewarded somewhere, and {forged['sandbox']} of {len(attacks)} in the sandbox", size=(6.4, 5.6))
-ax, shown = axes[0, 0], paid.astype(int).where(paid.index.to_series() != "an honest program", 2 * paid)
+ax, shown = axes[0, 0], rewarded.astype(int).where(rewarded.index.to_series() != "an honest program", 2 * rewarded)
 ax.imshow(shown.to_numpy(int), cmap=ListedColormap(["#ececec", RED, GREEN]), vmin=0, vmax=2, aspect="auto")
-ax.set_xticks(range(5), [f"{how}\n{forged[how]} forged" for how in paid], fontsize=8)
-ax.set_yticks(range(len(paid)), paid.index, fontsize=8)
-for y, row in enumerate(paid.to_numpy()):
+ax.set_xticks(range(5), [f"{how}\n{forged[how]} forged" for how in rewarded], fontsize=8)
+ax.set_yticks(range(len(rewarded)), rewarded.index, fontsize=8)
+for y, row in enumerate(rewarded.to_numpy()):
     for x, passed in enumerate(row):
         ax.text(x, y, ("passes" if y == len(attacks) else "forged") if passed else "rejected", ha="center", va="center", fontsize=7,
                 color="white" if passed else "#8a8a8a")
@@ -204,7 +204,7 @@ INHERENT = {
     "NaN, and a test that lets it": ("def add(a, b): return float('nan')", ("assert not abs(add(1, 2) - 3) > 1e-6",)),
 }
 by_heart = {name: pool.run(Program(code=code, tests=tests, entry_points=("add",))).passed for name, (code, tests) in INHERENT.items()}
-pd.Series(by_heart).to_frame("paid by the sandbox")
+pd.Series(by_heart).to_frame("earns the reward in the sandbox")
 
 # %% [markdown]
 # ## The isolation layers of this machine
@@ -256,8 +256,8 @@ answers = {
     "raises": "```python\ndef median(xs):\n    return xs.median()\n```",
     "runs, wrong": "```python\ndef median(xs):\n    return None\n```",
     "ends the process": "```python\nimport os\nos._exit(0)\n```",
-    "right if odd": "Sort, take the middle:\n```python\ndef median(xs):\n    return sorted(xs)[len(xs) // 2]\n```",
-    "right": f"```python\n{gold['code']}\n```",
+    "correct for odd lengths": "Sort, take the middle:\n```python\ndef median(xs):\n    return sorted(xs)[len(xs) // 2]\n```",
+    "correct": f"```python\n{gold['code']}\n```",
 }
 
 # %%
@@ -265,11 +265,11 @@ modes = ("binary", "fractional", "tiered")
 scores = {mode: [CodingTask("shown", [problem], reward=mode, isolation=isolation).score(problem, a) for a in answers.values()] for mode in modes}
 worth = pd.DataFrame({mode: [s.reward for s in found] for mode, found in scores.items()}, index=list(answers))
 worth.insert(0, "tier", [s.tier for s in scores["tiered"]])
-worth
+worth.assign(tier=worth["tier"].str.replace("_", " "))
 
 # %%
 kinds = worth[list(modes)].nunique()
-fig, axes = new_figure("The same seven answers: " + ", ".join(f"{mode} has {kinds[mode]} values" for mode in modes), cols=3, sharey=True, size=(6.8, 2.9))
+fig, axes = new_figure("Seven answers, number of different rewards: " + ", ".join(f"{mode} {kinds[mode]}" for mode in modes), cols=3, sharey=True, size=(6.8, 2.9))
 for ax, mode in zip(axes[0], modes):
     ax.barh(range(len(worth)), worth[mode], color=[GREEN if t == "all_passed" else OKABE_ITO["sky"] for t in worth["tier"]])
     for y, value in enumerate(worth[mode]):
@@ -289,14 +289,14 @@ fig
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | it runs and no test passes: NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large |
-# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | no: a `KeyError` in its process is a failed test. Hidden tests, not a better sandbox, are the remedy |
+# | `"nan": "def median(xs):\n    return float('nan')"` in a code fence as an eighth answer | which tier does it reach? | `none_passed`, with rewards 0, 0 and 0.15: it runs and no test passes, since NaN equals nothing. The tests of `INHERENT` accept NaN because they ask whether a difference is *not* too large |
+# | a third test of `add` whose arguments the program has not seen, for `"the answers by heart"` | does the program still pass? | no: the sandbox rejects it, because a `KeyError` in its process is a failed test; NaN still passes its own test. Hidden tests, not a better sandbox, are the remedy |
 #
 # The last cell asserts the Result.
 
 # %%
 pool.close()
-assert len(attacks) == 21 and paid.loc[list(attacks), list(NAIVE)].any(axis=1).all()
+assert len(attacks) == 21 and rewarded.loc[list(attacks), list(NAIVE)].any(axis=1).all()
 assert forged["sandbox"] == 0 and min(forged[list(NAIVE)]) == 8
 assert HONEST.all() and all(by_heart.values())
 assert len(stopped) == 12 and all(t.holds for t in stopped)

@@ -125,25 +125,26 @@ def parses(text):
 # %%
 problems = micro.problems("test", n_programs, seed)
 rows = []
-for layout, form in (("bare", "{}"), ("in a fence", "```python\n{}\n```")):
-    right = [form.format(task.gold(p)) for p in problems]
+for layout, form in (("without a fence", "{}"), ("in a fence", "```python\n{}\n```")):
+    correct = [form.format(task.gold(p)) for p in problems]
     for by in ("sequence", "set"):
-        texts = [until_stop(text, by) for text in right]
+        texts = [until_stop(text, by) for text in correct]
         scores = list(score_all(task, problems, texts))
-        early = [len(text) < len(full) for text, full in zip(texts, right)]
+        early = [len(text) < len(full) for text, full in zip(texts, correct)]
         rows.append(dict(layout=layout, stop=by, cut=sum(early), parses=sum(map(parses, texts)), passes=sum(s.correct for s in scores)))
 found = pd.DataFrame(rows).set_index(["layout", "stop"]) / n_programs
-found.map("{:.1%}".format)
+found.map("{:.1%}".format).rename(columns={"parses": "is Python, taken literally", "passes": "passes, read by our reader"})
 
 # %%
+RULES = {"sequence": "stop: whole tag", "set": "stop: any piece"}
 fig, axes = new_figure("The same correct programs, evaluated after two stop rules", cols=2, sharey=True, size=(6.6, 2.8))
-for ax, layout in zip(axes[0], ("bare", "in a fence")):
+for ax, layout in zip(axes[0], ("without a fence", "in a fence")):
     for shift, (by, colour) in zip((-0.2, 0.2), (("sequence", "green"), ("set", "vermilion"))):
-        bars = ax.bar([i + shift for i in range(2)], found.loc[(layout, by), ["parses", "passes"]], 0.4, color=OKABE_ITO[colour], label=f"stop: {by}")
+        bars = ax.bar([i + shift for i in range(2)], found.loc[(layout, by), ["parses", "passes"]], 0.4, color=OKABE_ITO[colour], label=RULES[by])
         ax.bar_label(bars, fmt="{:.0%}", fontsize=8)
-    ax.set_xticks(range(2), ["parses", "passes (our reader)"])
+    ax.set_xticks(range(2), ["is Python,\ntaken literally", "passes,\nread by our reader"])
     ax.set_ylim(0, 1.35)
-    finish(ax, x=layout, y="share of right programs", loc="upper center", ncols=2)
+    finish(ax, x=f"answer {layout}", y="share of correct programs", loc="upper center", ncols=2)
 fig
 
 # %% [markdown]
@@ -195,7 +196,7 @@ print(message)
 # | change | question | outcome |
 # |---|---|---|
 # | add `"spaces": "```python\ndef smaller(a, b):\n    return a if a < b else b\n```"` to `ANSWERS` | is it cut too? | yes here: a vocabulary of 1,024 has no token ` <`, so the bare `<` stands alone. With all of GPT-2 the space belongs to the token, and the program survives. The last cell then counts an answer more |
-# | `form` `"{}\n"` for the layout `bare` | does a line end after the program save it from the literal reader? | no: the bare `<` follows on its own line and is no Python either |
+# | `form` `"{}\n"` for the layout `without a fence` | does a line end after the program save it from the literal reader? | no: the bare `<` follows on its own line and is no Python either |
 #
 # The last cell asserts the Result.
 
@@ -203,6 +204,6 @@ print(message)
 assert defects.on() == () and by_sequence["text"].to_list() == list(ANSWERS.values())
 assert by_set["last token"].to_list() == ["<", "end", "|", "<"] and ended == {"sequence": 0.0, "set": 1.0}
 assert (found.xs("sequence", level="stop")[["parses", "passes"]] == 1).all().all()
-bare, fenced = found.loc[("bare", "set")].round(3), found.loc[("in a fence", "set")].round(3)
+bare, fenced = found.loc[("without a fence", "set")].round(3), found.loc[("in a fence", "set")].round(3)
 assert bare["parses"] == 0.01 and bare["passes"] == 0.967 and fenced["cut"] == 0.037 and fenced["passes"] == 0.963
 assert len(inside) == 11 and message.startswith("ConfigError")

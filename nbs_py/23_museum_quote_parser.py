@@ -26,7 +26,7 @@
 #
 # | | |
 # |---|---|
-# | reward of a correct call with arguments, swapped quotes | 0.15 (`bad_json`) instead of 1 |
+# | reward of a correct call with arguments, swapped quotes | 0.15 (bad JSON) instead of 1 |
 # | calls that our parser reads | 600 of 600 |
 # | dialogues that the published set kept | 2,389 of 112,960 |
 # | the published 86.4 % on 122 of them, 95 % interval | 79 % to 91 % |
@@ -49,7 +49,7 @@ import numpy as np
 import pandas as pd
 
 from codechat import DataError, chat, defects, glaive
-from codechat.reports.style import OKABE_ITO, finish, new_figure
+from codechat.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat.tasks import check_reference_solutions, load, toolbox
 from codechat.tasks.funcall import staircase
 
@@ -78,7 +78,7 @@ print(rows[0]["chat"])
 # %% [markdown]
 # ## See it happen
 #
-# One correct call and its training reward. The prediction: the same text scores 1 once, and `bad_json` once.
+# One correct call and its training reward. The prediction: the same text scores 1 once, and counts as bad JSON once.
 
 # %%
 text, gold = glaive.turns(rows[0]["chat"])[-1]["content"], asked[0].gold
@@ -87,7 +87,7 @@ with defects.switched_on("quote-parser"):
     broken = staircase.score_call(text, gold)
     swapped = text.replace("'", '"')
 print(f"{text}\nafter the swap: {swapped}")
-pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tier", "correct"]]
+pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tier", "correct"]].assign(tier=[label_of_tier(s.tier) for s in (honest, broken)])
 
 
 # %% [markdown]
@@ -105,18 +105,18 @@ def read(rows):
 ours = read(rows)
 with defects.switched_on("quote-parser"):
     theirs = read(rows)
-pd.DataFrame({"our reader": ours["tier"].value_counts(), "swapped quotes": theirs["tier"].value_counts()}).fillna(0).astype(int)
+pd.DataFrame({"our reader": ours["tier"].value_counts(), "swapped quotes": theirs["tier"].value_counts()}).fillna(0).astype(int).rename(label_of_tier)
 
 # %%
-counts = pd.DataFrame({"in the data": ours.groupby("arguments").size(), "kept": theirs[theirs["tier"] == "full"].groupby("arguments").size()})
+counts = pd.DataFrame({"in the data": ours.groupby("arguments").size(), "kept by the swapping parser": theirs[theirs["tier"] == "full"].groupby("arguments").size()})
 counts = counts.fillna(0).astype(int)
-title = f"Only calls without arguments survive: {counts['kept'].sum()} of {len(rows)} rows"
+title = f"Only calls without arguments survive: {counts.iloc[:, 1].sum()} of {len(rows)} rows"
 fig, axes = new_figure(title, size=(6.4, 2.6))
-for shift, (column, colour) in zip((-0.2, 0.2), (("in the data", "sky"), ("kept", "vermilion"))):
+for shift, (column, colour) in zip((-0.2, 0.2), (("in the data", "sky"), ("kept by the swapping parser", "vermilion"))):
     bars = axes[0, 0].bar(counts.index + shift, counts[column], 0.4, color=OKABE_ITO[colour], label=column)
     axes[0, 0].bar_label(bars, fontsize=8)
 axes[0, 0].set_xticks(counts.index)
-finish(axes[0, 0], x="arguments of the right call", y="rows")
+finish(axes[0, 0], x="arguments of the correct call", y="rows")
 fig
 
 # %% [markdown]

@@ -54,8 +54,8 @@ print(defects.DEFECTS["printed-reward"].did)
 
 # %%
 ANSWERS = {
-    "right": "def add(a, b): return a + b",
-    "right, another way": "import operator\nadd = operator.add",
+    "correct": "def add(a, b): return a + b",
+    "correct, another way": "import operator\nadd = operator.add",
     "wrong": "def add(a, b): return a - b",
     "prints the line, leaves": "import os\nprint('REWARD 1.0')\nos._exit(0)",
     "prints the line, exits": "import sys\nprint('REWARD 1.0')\nsys.exit()",
@@ -69,7 +69,7 @@ FORGED = list(ANSWERS)[3:]
 # %%
 def problem(*tests):
     """The request for `add` with these tests."""
-    gold = {"code": ANSWERS["right"], "tests": list(tests), "names": ["add"], "setup": "", "stub": ""}
+    gold = {"code": ANSWERS["correct"], "tests": list(tests), "names": ["add"], "setup": "", "stub": ""}
     return Problem("add", [{"role": "user", "content": "Write add(a, b)."}], gold, "train")
 
 
@@ -88,26 +88,26 @@ print(inspect.getsource(defects._printing), defects._TEST, sep="\n")
 
 
 # %%
-def paid():
+def rewards():
     """Reward of every answer, under tests of one line and of two."""
     return pd.DataFrame({"tests of one line": [s.reward for s in task.scores([(one_line, code) for code in ANSWERS.values()])],
                          "a test of two lines": [s.reward for s in task.scores([(two_lines, code) for code in ANSWERS.values()])]}, index=list(ANSWERS))
 
 
 with defects.switched_on("printed-reward"):
-    printed = paid()
-judged = paid()
+    printed = rewards()
+judged = rewards()
 table = pd.concat({"printed reward": printed, "sandbox": judged}, axis=1)
 table
 
 # %%
-fig, axes = new_figure(f"Printed: {int(printed.loc[FORGED].iloc[:, 0].sum())} of 5 forgeries earn the reward. Sandbox: {int(judged.loc[FORGED].iloc[:, 0].sum())}",
+fig, axes = new_figure(f"{int(printed.loc[FORGED].iloc[:, 0].sum())} of 5 forgeries (red) earn the reward read from the output, {int(judged.loc[FORGED].iloc[:, 0].sum())} that of the sandbox",
                        cols=2, sharey=True, size=(6.6, 3.0))
 colours = [OKABE_ITO["vermilion" if name in FORGED else "green"] for name in ANSWERS]
-for ax, (name, found) in zip(axes[0], (("reward, printed", printed), ("reward, sandbox", judged))):
+for ax, (name, found) in zip(axes[0], (("reward read from the output", printed), ("reward of the sandbox", judged))):
     ax.barh(list(ANSWERS), found["tests of one line"], color=colours)
     ax.set_xlim(0, 1.1)
-    finish(ax, x=name + " (red: solves nothing)", y=None, legend=False)
+    finish(ax, x=name, y=None, legend=False)
 axes[0, 0].invert_yaxis()
 fig
 
@@ -161,9 +161,9 @@ print(f"defect on: {forged_again.reward} ({forged_again.tier}); off: {honest_aga
 # The last cell asserts the Result.
 
 # %%
-RIGHT, ONE, TWO = ["right", "right, another way"], "tests of one line", "a test of two lines"
+CORRECT, ONE, TWO = ["correct", "correct, another way"], "tests of one line", "a test of two lines"
 assert len(FORGED) == 5 and (printed.loc[FORGED, ONE] == 1).all() and (judged.loc[FORGED] == 0).all().all()
-assert (printed.loc[RIGHT, ONE] == 1).all() and (printed.loc[RIGHT, TWO] == 0).all() and (judged.loc[RIGHT] == 1).all().all()
+assert (printed.loc[CORRECT, ONE] == 1).all() and (printed.loc[CORRECT, TWO] == 0).all() and (judged.loc[CORRECT] == 1).all().all()
 assert printed.loc["wrong", ONE] == judged.loc["wrong", ONE] == 0
 assert round(forging["printed"], 2) == 0.71 and forging["sandbox"] == 0
 assert reasons["passed"].to_list() == [True, True] + [False] * 6 and (reasons.loc[FORGED, "reason"] != "").all()
