@@ -369,7 +369,7 @@ pd.Series(silent).rename(label_of_tier).to_frame("reward where no call is correc
 # | `group_size=64` where `batch` is sampled | do larger groups replace partial credit? | partly: 16 of 64 groups have variance under the binary reward instead of 7, at eight times the cost |
 # | `score_call(text, gold, STAIRCASES["published"])` in the search (import it) | does the original's staircase pass? | no: it does not charge for text behind the call, so texts that go on earn 1, and 6 of the 47 texts that do are in `cheats` |
 #
-# The last cell asserts the Result.
+# The last two cells assert the Result.
 
 # %%
 poor, weak = found.loc["poor"], found.loc["weak"]
@@ -381,6 +381,8 @@ assert (found["seeds"] == 5).all() and (found["gain/lo"].dropna() <= 0).all()
 stairs = 100 * weak.loc["staircase", ["gain", "gain/lo", "gain/hi"]].astype(float)
 assert list(stairs.round(1)) == [-4.4, -7.0, -1.9] and round(100 * weak.loc["tiered", "gain"], 1) == -2.0
 assert weak.loc["fractional", "worst seed"] < 0.05
+
+# %%
 assert live["binary"] < groups / 4 and live["staircase"] > 0.85 * groups
 assert not cheats and len(full) > 20 and max(others) < 1
 assert [score.tier for score in climbed.values()] == list(task.tiers) == list(climbed)
