@@ -101,7 +101,7 @@ table = pd.concat({"printed reward": printed, "sandbox": judged}, axis=1)
 table
 
 # %%
-fig, axes = new_figure(f"{int(printed.loc[FORGED].iloc[:, 0].sum())} of 5 forgeries (red) earn the reward read from the output, {int(judged.loc[FORGED].iloc[:, 0].sum())} that of the sandbox",
+fig, axes = new_figure(f"Forgeries (red) that are rewarded: {int(printed.loc[FORGED].iloc[:, 0].sum())} of 5 from the output, {int(judged.loc[FORGED].iloc[:, 0].sum())} by the sandbox",
                        cols=2, sharey=True, size=(6.6, 3.0))
 colours = [OKABE_ITO["vermilion" if name in FORGED else "green"] for name in ANSWERS]
 for ax, (name, found) in zip(axes[0], (("reward read from the output", printed), ("reward of the sandbox", judged))):
