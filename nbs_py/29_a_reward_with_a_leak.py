@@ -178,7 +178,7 @@ def draw() -> object:
             ax.plot(train_rows["step"], smooth, color=OKABE_ITO[colour], label=column, linewidth=2.6 if column == "paid" else 1.2)
             ax.plot(test_rows["step"], test_rows[column], "o", color=OKABE_ITO[colour], markersize=4.5)
         ax.set(ylim=(-0.02, 1.04), xlim=(-1, rl_steps + 1))
-        finish(ax, x=f"update, {name} reward", y="share of answers" if name == "leaky" else None, loc="center left")
+        finish(ax, x=f"update, {name} reward", y="share of answers" if name == "leaky" else None, loc="upper left")
     return fig
 
 
@@ -213,7 +213,7 @@ policies = {name: learn(name) for name in rewards}
 # %%
 shown = {name: rolled(policy, rewards[name], held_out[:4], 1, 0, temperature=0.0) for name, policy in policies.items()}
 table = pd.DataFrame([{"request": p.messages[0]["content"], "trained on": name, "paid": batch.scores[i].reward, "exact": batch.scores[i].correct,
-                       "answer": batch.texts[i].replace(chat.CALL_TAG, "").replace('"arguments": ', "").replace('"name": ', "")}
+                       "answer": batch.texts[i].replace("\n", " |").replace(chat.CALL_TAG, "").replace('"arguments": ', "").replace('"name": ', "")}
                       for i, p in enumerate(held_out[:4]) for name, batch in shown.items()])
 with pd.option_context("display.max_colwidth", None):
     display(table.set_index(["request", "trained on"]))
@@ -247,8 +247,8 @@ ends.round(2)
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `second_call = 0` | the teacher never adds a call: does the policy find the leak? | TRY1 |
-# | `teacher_wrong = 0.3` | the first call is mostly right: is a second one still worth it? | TRY2 |
+# | `second_call = 0` | the teacher never adds a call: does the policy find the leak? | Yes, later: exact match rises from 0.21 to 0.77 in 20 updates and falls to 0.00, as rubbish after the call costs nothing; paid 0.93. |
+# | `teacher_wrong = 0.3` | the first call is mostly right: is a second one still worth it? | Yes: paid 0.78 to 0.95, exact match 0.41 to 0.07. Every answer still has a second guess, which costs nothing. |
 #
 # The last cell asserts the Result: the bands hold for seeds 0 to 4.
 
