@@ -20,8 +20,8 @@
 # small policy find the difference, and what shows it?
 #
 # **Result.** Yes. After 60 updates the leaky reward pays 0.88 of the answers to held-out requests, and 0.15 of them are
-# correct; with the leak closed, the same policy ends at 0.82 correct. Reference solutions do not show the leak. The red-team
-# check names it before the first update.
+# correct; with the leak closed, the same policy ends at 0.82 correct. Reference solutions do not show the leak, and the
+# red-team check names it before the first update.
 #
 # **Runs/needs.** No runs and no data: one SFT of a model with two layers and two RL runs of it, about 40 seconds of one
 # core. Claims are bands over three seeds.
@@ -119,7 +119,8 @@ pd.DataFrame({name: {"reference solutions paid": f"{references.passed} of {refer
 # ## The policy before RL
 #
 # Imitation of a careless teacher: four of five of its calls draw the function at random, and three of ten
-# answers add a second call. So two calls in one answer are rare, and possible. The vocabulary is that of
+# answers add a second call. So the policy has seen two calls in one answer before RL
+# (below: it finds the leak without, too). The vocabulary is that of
 # `reward_starts`, in which a call takes about 22 tokens.
 
 # %%
