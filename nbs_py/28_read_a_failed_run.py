@@ -29,7 +29,7 @@
 # Before: [the museum](20_museum_stop_mask.ipynb). Next: [pocket apps](30_pocket_apps.ipynb). The metrics of a
 # larger run: [did it learn?](08_did_it_learn.ipynb).
 #
-# Previous: [27 museum silent resume](27_museum_silent_resume.ipynb) · Next: [30 pocket apps](30_pocket_apps.ipynb)
+# Previous: [27 museum silent resume](27_museum_silent_resume.ipynb) · Next: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

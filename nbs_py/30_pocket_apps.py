@@ -36,7 +36,7 @@
 # **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); `fresh = True` makes the runs again, in some hours
 # of two cores. Seconds on one core.
 #
-# Previous: [28 read a failed run](28_read_a_failed_run.ipynb) · Next: [35 how nano came to read](35_how_nano_came_to_read.ipynb)
+# Previous: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb) · Next: [31 choosing rates](31_choosing_rates.ipynb)
 
 # %% tags=["parameters"]
 fresh = False  # make the runs

@@ -1,4 +1,4 @@
-"""Experiments: character models, exact gradients, loss exercises, reward ablation, rewards from several starts, reproducible
+"""Experiments: character models, exact gradients, loss exercises, rates of RL, reward ablation, rewards from several starts, reproducible
 defects, a scaling law; snapshots of arrays for tests of your own.
 
 Only recipes and reports import this room.
@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = attach(
         "denoise",
         "exact_gradients",
         "loss_exercises",
+        "rates",
         "reward_ablation",
         "reward_starts",
         "scaling_law",
