@@ -165,16 +165,13 @@ def row_of(step: int, batch: rollout.RolloutBatch) -> dict[str, float]:
 
 
 # %%
-COLOURS = {"paid": "blue", "exact": "orange"}
-
-
 def draw() -> object:
     last = {name: found[-1] if found else {"paid": 0, "exact": 0} for name, found in checked.items()}
     title = f"Leaky: {last['leaky']['paid']:.0%} are paid, {last['leaky']['exact']:.0%} are correct. Closed: {last['closed']['exact']:.0%} are correct"
     fig, axes = new_figure(title, cols=2, size=(7.2, 3.0), sharey=True)
     for ax, name in zip(axes[0], rewards):
         train_rows, test_rows = pd.DataFrame(curves[name]), pd.DataFrame(checked[name])
-        for column, colour in COLOURS.items() if curves[name] else ():
+        for column, colour in (("paid", "blue"), ("exact", "orange")) if curves[name] else ():
             smooth = train_rows[column].ewm(span=6).mean()
             ax.plot(train_rows["step"], smooth, color=OKABE_ITO[colour], label=column, linewidth=2.6 if column == "paid" else 1.2)
             ax.plot(test_rows["step"], test_rows[column], "o", color=OKABE_ITO[colour], markersize=4.5)

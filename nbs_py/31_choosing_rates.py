@@ -46,9 +46,11 @@ from codechat.reports import dense_rewards, frozen_rows
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 rows = list(read_rows(frozen_rows.frozen_dir() / "rates.jsonl"))
-cells = {}
+cells: dict[tuple, list] = {}
 for row in rows:
     cells.setdefault((row["lr"], row["group_size"], row["temperature"]), []).append(row)
+
+# %%
 first = rows[0]
 print(f"{len(rows)} runs: {len(cells)} choices x {len(rows) // len(cells)} seeds, {first['completions']} completions in {first['updates']} updates each")
 
