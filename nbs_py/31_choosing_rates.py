@@ -29,7 +29,7 @@
 # Where a gradient comes from: [why RL on MBPP died](12_why_mbpp_died.ipynb). A learning rate that is too high or too low, as metrics:
 # [read a failed run](28_read_a_failed_run.ipynb).
 #
-# Previous: [30 pocket apps](30_pocket_apps.ipynb) · Next: [35 how nano came to read](35_how_nano_came_to_read.ipynb)
+# Previous: [30 pocket apps](30_pocket_apps.ipynb) · Next: [32 your own tools and data](32_your_own_tools_and_data.ipynb)
 
 # %% tags=["parameters"]
 measure = "pass@1"  # at temperature 1; "pass@4", or "greedy"

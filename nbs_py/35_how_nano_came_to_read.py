@@ -27,7 +27,7 @@
 # (`reports/frozen/reading_problems.jsonl`), shares of the first seven (`reading_arms.jsonl`), and the cost of each
 # SFT run (`reading_costs.jsonl`). Nothing is trained. Seconds on one core.
 #
-# Previous: [31 choosing rates](31_choosing_rates.ipynb)
+# Previous: [33 lora on an import](33_lora_on_an_import.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
