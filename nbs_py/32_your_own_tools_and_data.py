@@ -48,6 +48,7 @@ from typing import Literal
 
 import pandas as pd
 
+# %%
 from codechat import chat, evaluate, intervals, paths, run, sft, token_view
 from codechat.core.atomic_files import read_rows
 from codechat.inference.tools_command import ToolChat, ToolsConfig
@@ -172,6 +173,7 @@ def right_function(completion: str, problem) -> float:
     return float(found == ([problem.gold[0]] if problem.gold else []))
 
 
+# %%
 def problem_row(request: str, name: str | None, given: dict) -> dict:
     messages = [{"role": "system", "content": offer}, {"role": "user", "content": request}]
     reference = chat.format_call(name, given) if name else "I have no function for that."

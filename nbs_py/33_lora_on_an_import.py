@@ -45,6 +45,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+# %%
 from codechat import GPT, GPTConfig, checkpoint, lora, paths, run, sft, tokenizer
 from codechat.models import export, import_weights, safetensors_files
 from codechat.models.loading import load_model
@@ -75,6 +76,8 @@ with torch.no_grad():  # new models begin with output projections of zero, which
         weight.add_(0.05 * torch.randn_like(weight))
 with run.Run.create("origin", shape, kind="pretrain") as made:
     checkpoint.save(made.path, 0, model=origin, meta={"tokenizer": tok.to_dict(), "tags": "reserved", "lineage": []})
+
+# %%
 with quiet():
     export.export(export.ExportConfig(ckpt="origin", out=folder / "hf", dtype="float32"))
 print(*sorted(path.name for path in (folder / "hf").iterdir()))
@@ -125,6 +128,8 @@ count = {"trained": sum(p.numel() for p in trained.values()), "frozen": sum(p.nu
 by_hand = sum(rank * (layer.base.in_features + layer.base.out_features) for _, layer in lora.adapted(adapted))
 assert count["trained"] == by_hand
 print({**count, "share trained": f"{count['trained'] / sum(count.values()):.1%}"})
+
+# %%
 pd.DataFrame([(name, tuple(layer.base.weight.shape), tuple(layer.a.shape), tuple(layer.b.shape)) for name, layer in lora.adapted(adapted)],
              columns=["adapter of", "W", "A", "B"]).set_index("adapter of")
 
@@ -154,6 +159,8 @@ rows = [{"messages": [{"role": "user", "content": ask.format(colour)}, {"role": 
         for colour, thing in facts.items() for ask in ("What is {}?", "Name a thing that is {}.")]
 for split, kept in (("train", rows), ("select", rows[:4])):
     (data / f"facts.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+# %%
 common = dict(init_from="imported", tags=base.tags, data_dir=str(data), max_steps=steps, device_batch_size=4, seq_len=128, optimizer="adamw", lr=5e-3,
               eval_every=steps, log_every=5, probe_examples=0, compile=False, seed=seed)
 arms = {f"LoRA, rank {rank}": dict(lora_rank=rank, lora_alpha=alpha, lora_targets=tuple(targets)), "all weights": {}}
