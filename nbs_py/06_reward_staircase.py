@@ -94,6 +94,14 @@ found.rename(columns=names)[list(names.values())].round(3)
 # The learning rate is the same for all. A reward that is five times as large changes nothing, since AdamW divides a
 # constant factor out; the tests of `reward_starts` check it.
 #
+# These runs subtract the group's mean from each reward. Divided by the group's spread as well (z-scores), what is left of
+# the differences is not resolved, from *poor* and from *weak*:
+
+# %%
+spread = dense_rewards.table(dense_rewards.frozen(baseline="zscore")).set_index(["start", "reward"])
+spread.rename(columns=names)[["T = 1, start", "T = 1, end", "gain over binary", "from", "to", "groups with variance"]].round(3)
+
+# %% [markdown]
 # The weak start, update by update: exact match of the training rollouts, and groups with variance.
 
 # %%
@@ -381,6 +389,7 @@ assert (found["seeds"] == 5).all() and (found["gain/lo"].dropna() <= 0).all()
 stairs = 100 * weak.loc["staircase", ["gain", "gain/lo", "gain/hi"]].astype(float)
 assert list(stairs.round(1)) == [-4.4, -7.0, -1.9] and round(100 * weak.loc["tiered", "gain"], 1) == -2.0
 assert weak.loc["fractional", "worst seed"] < 0.05
+assert (spread["gain/lo"].dropna() <= 0).all() and (spread["gain/hi"].dropna() >= 0).all()
 
 # %%
 assert live["binary"] < groups / 4 and live["staircase"] > 0.85 * groups
