@@ -40,13 +40,13 @@ def write(ckpt: str | Path, folder: Path, dtype: str) -> str:
     place = folder / "checkpoints" / loaded.path.name
     place.mkdir(parents=True)
     weights = place / checkpoint.RELEASED_WEIGHTS
-    entries = [safetensors_files.Entry(k, tuple(v.shape), lambda v=v: v) for k, v in loaded.model_state.items()]
+    entries = [safetensors_files.Entry(k, tuple(v.shape), v.detach) for k, v in loaded.model_state.items()]
     size = safetensors_files.write(weights, entries, dtype)
     changed = {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
     checkpoint.write_meta(place / "meta.json", loaded.meta | changed)
     write_json(folder / "config.json", read_json(run / "config.json"))
     write_json(folder / "env.json", _environment(read_json(run / "env.json")))
-    state = {"status": "finished", "reason": None, "summary": {}, "pid": None}
+    state: dict[str, Any] = {"status": "finished", "reason": None, "summary": {}, "pid": None}
     status = read_json(run / "status.json")
     write_json(folder / "status.json", {"kind": status.get("kind"), "ended": status.get("ended"), **state})
     return f"{size / 2**20:.1f} MiB of {dtype}, {sum(v.numel() for v in loaded.model_state.values()):,} parameters, from {os.path.relpath(loaded.path)}"

@@ -107,7 +107,12 @@ def make_evaluation(rng: np.random.Generator, suffix: str = "") -> None:
                 run.log_eval(step, where | scores | probed(skill))
                 common = {"checkpoint": checkpoint, "split": split, "n": 8, "sampling": "greedy"}
                 rows += [
-                    common | {"id": f"p{i}", "c": int(c), "reward_mean": c / 8, "tiers": {"full": int(c)}}
+                    common
+                    | {
+                        "id": f"reading-{split}-0-{STRATA[split][i % len(STRATA[split])]}-{i}",
+                        "cluster": f"tool {i % 9}",
+                    }
+                    | {"c": int(c), "reward_mean": c / 8, "tiers": {"full": int(c)}}
                     for i, c in enumerate(correct)
                 ]
                 text = 'a | b `c` <functioncall> {"name": "f"}\n<script>'
@@ -457,7 +462,17 @@ def test_the_nano_report_is_executed_frozen_and_listed(root: Path, template: dic
     out = root / "runs" / "nano" / "report"
     page = build.build("nano", out, template).read_text()
     assert page.count("<img") == 7 and "data:image/png;base64" in page and "Traceback" not in page
-    assert "After SFT the model calls 40%" in page and "RL adds +" in page and "2 seeds, paired by problem" in page
+    rows = [
+        json.loads(line)
+        for suffix in ("", "-s1")
+        for line in (root / "runs" / "nano" / f"evaluate{suffix}" / "per_problem.jsonl").open()
+    ]
+    known = [row["c"] / 8 for row in rows if "/sft" in row["checkpoint"] and "-call-" in row["id"]]
+    assert (
+        f"After SFT the model calls {sum(known) / len(known):.0%}" in page
+        and "RL adds +" in page
+        and "2 seeds, paired by problem" in page
+    )
     assert {p.name for p in (out / "nano").iterdir()} == {"data", "figures"}
     assert len(list((out / "nano" / "figures").glob("*.svg"))) == 7
     assert sum(p.stat().st_size for p in (out / "nano" / "data").iterdir()) < run_frames.MAX_BYTES
