@@ -1,4 +1,4 @@
-"""The mini recipe: nano's stages and data, a model of 8.7 million parameters and eight to nine times the compute. At most two hours of two cores.
+"""The mini recipe: nano's stages and data, a model of 8.7 million parameters and seven times the compute. At most two hours of two cores.
 
 It shows what size and compute buy. More of everything that nano had least of: pretraining, the first SFT, and the SFT on lists of tools.
 The rates of AdamW fall with the width, as those of its matrices do in Muon by their shape."""
@@ -12,12 +12,12 @@ from codechat.launch.recipes.nano import MODEL, NANO, RATES
 WIDE = MODEL | dict(depth=6, n_embd=320, n_head=5)
 SFT = dict(lr=2e-3)
 CHANGED: dict[str, dict[str, object]] = {
-    "pretrain": RATES | dict(model=WIDE, max_steps=1000, eval_every=250, save_every=100, lr=1.5e-2),
-    "base": SFT | dict(max_steps=700, eval_every=350, save_every=100),
+    "pretrain": RATES | dict(model=WIDE, max_steps=800, eval_every=200, save_every=100, lr=1.5e-2),
+    "base": SFT | dict(max_steps=500, eval_every=250, save_every=100),
     "words": SFT,
     "lookups": SFT,
     "phrases": SFT | dict(max_steps=240),
-    "sft": SFT | dict(max_steps=3000, eval_every=500, save_every=250),
+    "sft": SFT | dict(max_steps=2600, eval_every=650, save_every=200),
     "rl": dict(lr=2e-4),
 }
 WALKTHROUGHS = ("notebooks", "report")  # their claims are about nano's figures

@@ -7,7 +7,7 @@
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
     codechat run v6 --scale 2b             on one GPU of 80 GB
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
-    codechat run mini                      a model three times as large, almost nine times the compute
+    codechat run mini                      a model three times as large, seven times the compute
     codechat run v6                        a version of the original project: v1 v2 v3 v5 v6 v7, and ours; shared stages run once
     codechat run v1 --defect k1-drift      with a defect of the original switched on; runs that it reaches have its name in theirs
     codechat run --list
@@ -65,7 +65,7 @@ RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
         NANO,
     ),
     "mini": (
-        "nano's stages with a model of 8.7 million parameters and almost nine times the compute: at most two hours of two cores",
+        "nano's stages with a model of 8.7 million parameters and seven times the compute: at most two hours of two cores",
         MINI,
     ),
     "compact": (
