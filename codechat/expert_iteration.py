@@ -122,7 +122,7 @@ def train(cfg: ExpertConfig) -> Run:
                         loss = rl.losses.policy_gradient_loss(logprobs, packed.advantages, mask, n_tokens)
                         loss.backward()
                         meter.loss(loss, packed.n_tokens)
-                        meter.add(tokens=mask.sum(), train_loss=-logprobs.detach()[mask].sum())
+                        meter.add(tokens=mask.sum(), train_loss=-packed.at_targets(logprobs.detach()).sum())
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, mask)
                     grad_norm = training.apply_gradients(cfg, optimizers, model)

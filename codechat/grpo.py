@@ -216,13 +216,14 @@ def train(cfg: GRPOConfig) -> Run:
                 cursor += drawn
 
                 # credit: a completion's reward above its group's baseline; log-probabilities that ratio and KL start from
-                sampler = batch.logprobs().to(world.device)  # (N, C)
+                sampler = distributed.dist.send(batch.logprobs(), world.device)  # (N, C)
                 old = training.score(cfg, model, batch) if cfg.old_logprobs == "trainer" else sampler  # (N, C)
                 ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
                 importance, off_policy = rl.losses.importance_weights(
-                    old, sampler, batch.mask().to(world.device), cfg.importance_cap
+                    old, sampler, distributed.dist.send(batch.mask(), world.device), cfg.importance_cap
                 )  # (N, C)
                 advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
+                per_completion = distributed.dist.send(advantage.view(-1, 1), world.device)  # (N, 1)
                 meter.rolled_out(model)
 
                 # learn: each minibatch is one update, its loss divided by the sequences or tokens of all ranks
@@ -245,7 +246,7 @@ def train(cfg: GRPOConfig) -> Run:
                         token_loss, clipped = rl.losses.clipped_policy_loss(
                             new,
                             old[rows, :C],
-                            advantage.view(-1, 1)[rows].to(world.device),
+                            per_completion[rows],
                             mask,
                             level=cfg.ratio,
                             clip_eps_low=cfg.clip_eps_low,
@@ -268,7 +269,7 @@ def train(cfg: GRPOConfig) -> Run:
                         loss = rl.losses.masked_sum(token_loss * weights, mask)
                         loss.backward()
                         meter.loss(loss, packed.n_tokens)
-                        meter.clipped(**clipped)
+                        meter.add(**clipped)
                         if ref is not None:
                             meter.add(
                                 kl_ref=rl.losses.masked_sum(rl.losses.kl_estimate(new.detach(), ref[rows, :C]), mask)

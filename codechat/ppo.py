@@ -86,8 +86,8 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 
 def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor, ref: Tensor | None) -> Tensor:
     """(N, C) reward of each token: `paid` (P, G) at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
-    rewards, ends = old.new_zeros(old.shape), batch.lengths().to(old.device) - 1
-    rewards[range(len(ends)), ends] = paid.flatten().to(old.device)
+    ends, last = (distributed.dist.send(x.view(-1, 1), old.device) for x in (batch.lengths() - 1, paid))  # (N, 1)
+    rewards = old.new_zeros(old.shape).scatter_(1, ends, last)
     return rewards if ref is None else rewards - cfg.kl_coef * rl.losses.kl_estimate(old, ref, cfg.kl_kind)
 
 
@@ -140,7 +140,8 @@ def train(cfg: PPOConfig) -> Run:
                 cursor += world.size * cfg.problems_per_rank
 
                 # credit: each token's reward, its value before it was written, and from both its advantage and return
-                old, mask = batch.logprobs().to(world.device), batch.mask().to(world.device)  # (N, C)
+                old, mask = (distributed.dist.send(x, world.device) for x in (batch.logprobs(), batch.mask()))  # (N, C)
+                written = distributed.dist.send(batch.mask().flatten().nonzero()[:, 0], world.device)  # of (N C)
                 paid = batch.rewards - cfg.non_stop_penalty * batch.cut_off()  # (P, G); what is logged stays the task's
                 ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
                 rewards = token_rewards(cfg, batch, paid, old, ref)  # (N, C)
@@ -148,12 +149,10 @@ def train(cfg: PPOConfig) -> Run:
                 advantage, returns = rl.advantages.estimate_gae(
                     rewards, old_values, mask, gamma=cfg.gamma, lam=cfg.lam
                 )  # (N, C) each
-                explained, adv_abs_mean = (
-                    training.explained_variance(returns[mask], old_values[mask]),
-                    float(advantage[mask].abs().mean()),
-                )
+                explained = training.explained_variance(returns.flatten()[written], old_values.flatten()[written])
+                adv_abs_mean = float(advantage.flatten()[written].abs().mean())
                 if cfg.whiten:
-                    advantage = training.whiten(advantage, mask)
+                    advantage = training.whiten(advantage, written)
                 meter.rolled_out(model)
 
                 # learn: each minibatch is one update, its loss divided by the tokens of all ranks
@@ -186,7 +185,7 @@ def train(cfg: PPOConfig) -> Run:
                         token_loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
                         rl.losses.masked_mean(token_loss, on, n_tokens).backward()
                         meter.loss(rl.losses.masked_mean(policy_loss.detach(), on, n_tokens), packed.n_tokens)
-                        meter.clipped(**clipped)
+                        meter.add(**clipped)
                         meter.add(value_loss=rl.losses.masked_sum(value_loss.detach(), on))
                         if ref is not None:
                             meter.add(

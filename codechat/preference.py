@@ -69,7 +69,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     muon_lr: float = default(0.001)
     schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
     eval_every: int = opt(25, "steps between evaluations; 0 = only the last", least=0)
-    eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation", least=0)
+    eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation", least=1)
     save_every: int = default(50)
 
     def __post_init__(self) -> None:
@@ -129,9 +129,8 @@ class Judge:
         )
         packed = packed.to(distributed.dist.device())
         with distributed.dist.autocast(), torch.set_grad_enabled(learns):
-            logprobs, _ = self.model.token_logprobs(
-                packed.ids, packed.targets, positions=packed.positions, mask=packed.mask()
-            )
+            where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
+            logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **where)
         summed = packed.unpack(logprobs).sum(1).view(part.rewards.shape)  # (B, G)
         lengths = part.lengths().view(part.rewards.shape).to(summed.device)
         total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)

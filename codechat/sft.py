@@ -49,7 +49,7 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     lr: float = default(1e-3)
     muon_lr: float = default(0.01)
     warmup_steps: int = default(10)
-    eval_examples: int = opt(64, "held-out conversations per domain", least=0)
+    eval_examples: int = opt(64, "held-out conversations per domain", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
     compile: bool | None = opt(None, "torch.compile the step; none = where it pays", late=True)
@@ -199,10 +199,13 @@ def train(cfg: SFTConfig) -> Run:
                 ((n_tokens,),) = training.totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
                 nats = 0.0
                 for micro, batch in enumerate(batches):
+                    places = batch.places(world.device)
                     batch = batch.to(world.device)
-                    mask = data.conversations.packed_mask(batch.docs)
+                    where = dict(
+                        positions=batch.positions, mask=data.conversations.packed_mask(batch.docs), places=places
+                    )
                     with distributed.dist.autocast():
-                        total = loss_of(batch.ids, batch.targets, reduction="sum", positions=batch.positions, mask=mask)
+                        total = loss_of(batch.ids, batch.targets, reduction="sum", **where)
                     training.backward(total / n_tokens, model, last=micro == cfg.grad_accum - 1)
                     nats += (total / n_tokens).detach()
                 grad_norm = training.apply_gradients(cfg, optimizers, model)

@@ -26,7 +26,7 @@
 # **Runs/needs.** No runs and no download: a small Qwen3 directory with random weights is made here. Under half a
 # minute on one core. Random weights show the mechanics and say nothing about quality.
 #
-# Previous: [32 your own tools and data](32_your_own_tools_and_data.ipynb) · Next: [35 how nano came to read](35_how_nano_came_to_read.ipynb)
+# Previous: [32 your own tools and data](32_your_own_tools_and_data.ipynb) · Next: [34 masks against rl](34_masks_against_rl.ipynb)
 
 # %% tags=["parameters"]
 rank = 8

@@ -27,7 +27,7 @@
 # (`reports/frozen/reading_problems.jsonl`), shares of the first seven (`reading_arms.jsonl`), and the cost of each
 # SFT run (`reading_costs.jsonl`). Nothing is trained. Seconds on one core.
 #
-# Previous: [33 lora on an import](33_lora_on_an_import.ipynb)
+# Previous: [34 masks against rl](34_masks_against_rl.ipynb) · Next: [36 what size buys](36_what_size_buys.ipynb)
 
 # %% tags=["parameters"]
 seed = 0

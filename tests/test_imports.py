@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 
 # A handler may take anything only here.
 ANYTHING = {
+    "bench/gpu_steps.py": "a peer's failure costs none of our own figures",
     "training/sampling.py": "what a batch ahead raises is raised by the loop that takes the batch",
     "inference/tools_command.py": "what a user's function raises is its answer in the conversation",
     "sandbox/child.py": "what an untrusted program raises is its answer to the judge",

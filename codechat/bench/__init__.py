@@ -41,7 +41,7 @@ DEFAULT = ("train", "sample", "rl", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`codechat bench [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default settings."""
+    """`codechat bench [KIND] [OPTIONS]`; without a kind, all of DEFAULT with default settings. 1 where a step of `gpu` fails, else 0."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
         print("usage: codechat bench [KIND] [OPTIONS]\n\nkinds (each with its own --help):")
@@ -55,9 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         raise ConfigError(
             f"{rest[0]} without a kind of work; name the kind, such as codechat bench train {' '.join(rest)}"
         )
-    for kind in chosen:
-        run_kind(kind, rest)
-    return 0
+    figures = [run_kind(kind, rest) for kind in chosen]
+    return int(any("fail" in found.get("verdicts", {}).values() for found in figures))
 
 
 def run_kind(kind: str, argv: list[str]) -> dict[str, Any]:

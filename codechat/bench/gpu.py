@@ -102,6 +102,8 @@ def bench(cfg: GpuBench) -> dict[str, Any]:
         known = read_json(path) if path.is_file() and not cfg.steps else None
         if known and known["device"] == device_name() and "failed" not in known:
             results.append(known)
+            found = f"step {number}: {verdict(known)}, measured {known['time']} at {str(known['commit'])[:7]}; --steps {number} measures it again"
+            console.print(found, highlight=False, soft_wrap=True)
             continue
         console.print(f"step {number}: {STEPS[number][1]} ...", highlight=False)
         results.append(run_step(number, path))

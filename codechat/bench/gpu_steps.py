@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from codechat.bench import peers
-from codechat.bench.sync_count import SyncCount
+from codechat.bench.sync_count import META, SyncCount, on_meta
 from codechat.core.atomic_files import read_rows, write_json
 from codechat.core.errors import MissingFile
 from codechat.data import conversations
@@ -102,7 +103,7 @@ def packed_docs(rows: int, length: int) -> Tensor:
 
 
 class Trainer:
-    """A model and its optimizers, and steps of pretraining, SFT and RL on random tokens."""
+    """A model and its optimizers, and steps of pretraining, SFT and RL on random tokens, which are on the device before the step begins."""
 
     def __init__(
         self,
@@ -113,29 +114,40 @@ class Trainer:
         compiled: bool,
         optimizer: str = "muon",
         change: Callable[[GPT], GPT] | None = None,
+        device: torch.device = DEVICE,
     ) -> None:
-        self.cfg, self.rows, self.length = cfg, rows, length
-        self.model = (change(GPT(cfg)) if change else GPT(cfg)).to(DEVICE)
+        self.cfg, self.rows, self.length, self.device = cfg, rows, length, device
+        self.batches: dict[str, dict[str, Tensor]] = {}
+        self.model = (change(GPT(cfg)) if change else GPT(cfg)).to(device)
         self.optimizers = optim.build(self.model, lr=1e-4, optimizer=optimizer)
         if compiled:
             hardware.compile_blocks(self.model)
 
+    def batch(self, kind: str) -> dict[str, Tensor]:
+        """ids, targets, positions, docs, branches (B, T); and in places where the targets are."""
+        if kind not in self.batches:
+            ids = random_ids(self.cfg, self.rows, self.length).cpu()
+            docs, at = packed_docs(self.rows, self.length).cpu(), torch.arange(self.length).expand_as(ids)
+            made = dict(ids=ids, docs=docs, positions=at, branches=(at % 97 > 30).long())
+            made["targets"] = ids if kind == "pretrain" else ids.masked_fill(docs != 1, -100)
+            made["places"] = (made["targets"] >= 0).flatten().nonzero()[:, 0]
+            self.batches[kind] = {name: dist.send(x.contiguous(), self.device) for name, x in made.items()}
+        return self.batches[kind]
+
     def loss(self, kind: str) -> Tensor:
-        ids = random_ids(self.cfg, self.rows, self.length)
+        batch = self.batch(kind)
+        ids, targets, docs = batch["ids"], batch["targets"], batch["docs"]
         if kind == "pretrain":
             return self.model.loss(ids, ids, reduction="sum", every=True)
-        docs = packed_docs(self.rows, self.length)
-        targets = ids.masked_fill(docs != 1, -100)
-        where = dict(positions=torch.arange(self.length, device=DEVICE).expand_as(ids))
+        where = dict(positions=batch["positions"], places=batch["places"])
         if kind == "sft":
             return self.model.loss(ids, targets, reduction="sum", mask=conversations.packed_mask(docs), **where)
-        branches = (torch.arange(self.length, device=DEVICE) % 97 > 30).long().expand_as(ids).contiguous()
-        dense = packed_attention.dense(DEVICE)
-        mask = conversations.block_mask(docs) if dense else packed_attention.flex_mask(docs, branches)
+        dense = packed_attention.dense(self.device)
+        mask = conversations.block_mask(docs) if dense else packed_attention.flex_mask(docs, batch["branches"])
         return -self.model.token_logprobs(ids, targets, mask=mask, **where)[0].sum()
 
     def step(self, kind: str = "pretrain") -> None:
-        with dist.autocast(DEVICE):
+        with dist.autocast(self.device):
             loss = self.loss(kind)
         (loss / (self.rows * self.length)).backward()
         dist.clip_gradients(self.model.parameters(), 1.0)
@@ -336,6 +348,7 @@ def step_compiled(out: Result) -> None:
         )
         out.check(f"{kind}: recompilations after step 2", str(graphs[-1] - graphs[1]), "0", graphs[-1] == graphs[1])
         if CUDA:
+            trainer.batch(kind)
             waits = _cuda_waits(lambda t=trainer, k=kind: t.step(k))
             out.check(f"{kind}: waits per step", str(waits), "<= 2", waits <= 2)
             if kind == "pretrain":
@@ -344,13 +357,13 @@ def step_compiled(out: Result) -> None:
                 waits = _cuda_waits(lambda b=batches: [x.to(DEVICE, non_blocking=True) for x in b.next()])
                 out.check("a batch prepared ahead: waits", str(waits), "0", waits == 0)
         else:
-            plain = Trainer(replace(cfg, depth=2), 2, length, compiled=False)
-            with as_on_a_gpu():
+            with on_meta(), SyncCount(META.type) as syncs:
+                plain = Trainer(replace(cfg, depth=2), 2, length, compiled=False, device=META)
                 plain.step(kind)  # the first step makes the states of the optimizer
-                with SyncCount() as syncs:
-                    plain.step(kind)
-            what = f"{kind}: waits per step, counted where operators are dispatched"
-            out.check(what, str(syncs.total), "<= 2", syncs.total <= 2)
+                waits = -syncs.total
+                plain.step(kind)
+                waits += syncs.total
+            out.check(f"{kind}: waits per step, counted on the meta device", str(waits), "<= 2", waits <= 2)
 
 
 class Windows:
@@ -543,7 +556,9 @@ def step_sampling(out: Result) -> None:
         out.check(
             "static shapes draw the same tokens as rows one at a time", "equal" if same else "differ", "equal", same
         )
-        out.not_run += [f"tokens per second of d12 and 2b, with and without graphs: {NO_GPU}"]
+        out.not_run.append(
+            f"tokens per second of d12 and 2b, with and without graphs, beside transformers and vLLM: {NO_GPU}"
+        )
         return
     for name in ("d12", "2b"):
         cfg = shape(name)
@@ -567,19 +582,52 @@ def step_sampling(out: Result) -> None:
                 plain = _sampled(model, rows, 128, 64, graph=False)
                 out.figures[f"{name}/{rows}/plain"] = plain
                 out.measured(f"{name}: {rows} rows, one operator at a time, tokens/s", f"{plain:,.0f}")
-        if name == "d12":
-            _peer_sampling(out, cfg, 16)
         del model
         torch.cuda.empty_cache()
-    if importlib.util.find_spec("vllm") is None:
-        out.not_run.append("vLLM: not installed")
+        _peer_sampling(out, name, cfg, 16)
+        torch.cuda.empty_cache()
+        _vllm_sampling(out, name, cfg, 128)
 
 
-def _peer_sampling(out: Result, cfg: GPTConfig, rows: int) -> None:
+def _vllm_sampling(out: Result, name: str, cfg: GPTConfig, rows: int) -> None:
+    """vLLM's own sampling of the same shape with random weights, as `_sampled` asks ours: 128 + 256 tokens."""
+    own = out.figures.get(f"{name}/{rows}/graph")
+    if importlib.util.find_spec("vllm") is None or own is None:
+        out.not_run.append(f"{name} beside vLLM: {'not installed' if own else f'{rows} rows do not fit here'}")
+        return
     try:
-        model = peers.huggingface("arcee", cfg).to(DEVICE, torch.bfloat16).eval()
+        rate = _vllm_rate(cfg, rows)
+    except Exception as error:  # a peer's failure costs none of our own figures
+        out.not_run.append(f"{name} beside vLLM: {type(error).__name__}: {str(error)[:200]}")
+        return
+    out.check(f"{name}: {rows} rows, vLLM, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
+
+
+def _vllm_rate(cfg: GPTConfig, rows: int) -> float:
+    import vllm
+
+    with tempfile.TemporaryDirectory() as folder:
+        with DEVICE:
+            peers.huggingface("arcee", cfg).to(torch.bfloat16).save_pretrained(folder)
+        torch.cuda.empty_cache()
+        engine = vllm.LLM(folder, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=512, gpu_memory_utilization=0.6)  # fmt: skip
+        prompts = random_ids(cfg, rows // 8, 128).tolist()
+        how = vllm.SamplingParams(temperature=1.0, max_tokens=256, ignore_eos=True, detokenize=False, n=8)
+        wanted = [{"prompt_token_ids": ids} for ids in prompts]
+        engine.generate(wanted, how, use_tqdm=False)
+        return rows * 256 / seconds(lambda: engine.generate(wanted, how, use_tqdm=False))
+
+
+def _peer_sampling(out: Result, name: str, cfg: GPTConfig, rows: int) -> None:
+    own = out.figures.get(f"{name}/{rows}/graph")
+    try:
+        with DEVICE:  # where random weights are made in no time
+            model = peers.huggingface("arcee", cfg).to(torch.bfloat16).eval()
     except MissingFile:
-        out.not_run.append("transformers' generate: not installed")
+        out.not_run.append(f"{name} beside transformers' generate: not installed")
+        return
+    if own is None:
+        out.not_run.append(f"{name} beside transformers' generate: {rows} rows do not fit here")
         return
     model.generation_config.eos_token_id = None
     ids = random_ids(cfg, rows, 128)
@@ -587,8 +635,7 @@ def _peer_sampling(out: Result, cfg: GPTConfig, rows: int) -> None:
     with torch.no_grad():
         model.generate(ids, **how)
         rate = rows * 64 / seconds(lambda: model.generate(ids, **how))
-    own = out.figures[f"d12/{rows}/graph"]
-    out.check(f"d12: {rows} rows, transformers' generate, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
+    out.check(f"{name}: {rows} rows, transformers' generate, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
 
 
 def step_mismatch(out: Result) -> None:
@@ -677,7 +724,7 @@ def step_busy(out: Result) -> None:
     if not CUDA:
         out.not_run.append(f"share of time in which the GPU works: {NO_GPU}")
         return
-    out.least("d20, training: GPU busy", _busy_training(), 0.95)
+    out.least("d20, training: GPU busy", _busy_training(out), 0.95)
     torch.cuda.empty_cache()
     model = GPT(shape("2b")).to(DEVICE).eval().requires_grad_(False)
     prompts = random_ids(model.cfg, 16, 128).tolist()
@@ -687,29 +734,43 @@ def step_busy(out: Result) -> None:
             generate.sample(model, prompts, max_new_tokens=256, samples_per_prompt=8, seed=0, graph=True)
 
     decode()
-    out.least("2b, decoding 128 rows: GPU busy", _busy(decode), 0.80)
+    out.least("2b, decoding 128 rows: GPU busy", _busy(out, "decoding", decode), 0.80)
 
 
-def _busy_training() -> float:
+def _busy_training(out: Result) -> float:
     trainer = fitting(lambda rows: Trainer(shape("d20"), rows, 2048, compiled=True), 16)
     trainer.step()
-    return _busy(lambda: [trainer.step() for _ in range(4)])
+    return _busy(out, "training", lambda: [trainer.step() for _ in range(4)])
 
 
-def _busy(run: Callable[[], Any]) -> float:
-    """Share of wall time in which at least one kernel runs."""
+def _busy(out: Result, what: str, run: Callable[[], Any]) -> float:
+    """Share of wall time in which at least one kernel runs. The kernels that take longest go to the figures."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         took = seconds(run)
-    spans = sorted(
-        (e.time_range.start, e.time_range.end) for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA
-    )
-    busy, until = 0.0, 0.0
-    for start, end in spans:
-        busy += max(0.0, end - max(start, until))
+    kernels = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = [(e.time_range.start, e.time_range.end) for e in kernels]
+    out.figures[f"{what}/kernels"] = longest([(e.name, e.time_range.end - e.time_range.start) for e in kernels])
+    return covered(spans) / 1e6 / took
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of spans."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
         until = max(until, end)
-    return busy / 1e6 / took
+    return total
+
+
+def longest(kernels: list[tuple[str, float]], rows: int = 20) -> list[dict[str, Any]]:
+    """The profiler's table: calls, milliseconds and share of each name, by time."""
+    calls, us = Counter(name for name, _ in kernels), Counter[str]()
+    for name, took in kernels:
+        us.update({name: took})
+    whole = sum(us.values()) or 1
+    return [dict(kernel=name, calls=calls[name], ms=t / 1e3, share=t / whole) for name, t in us.most_common(rows)]
 
 
 def step_recipe(out: Result) -> None:

@@ -78,6 +78,15 @@ class Batch:
     def pin_memory(self) -> Batch:
         return Batch(*(getattr(self, f.name).pin_memory() for f in fields(self)))
 
+    def places(self, device: torch.device) -> torch.Tensor | None:
+        """Where the targets are, indices into (B T) on the device; asked while the batch is on the host. None for a CPU, which looks them up."""
+        from codechat.distributed import dist
+        from codechat.models import packed_attention
+
+        if packed_attention.dense(device):
+            return None
+        return dist.send((self.targets != IGNORE).flatten().nonzero()[:, 0], device)
+
     @property
     def supervised(self) -> int:
         return int((self.targets != IGNORE).sum())

@@ -70,6 +70,13 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
+def send(x: Tensor, where: torch.device) -> Tensor:
+    """A tensor of the host on a device; through pinned memory to a GPU, so that the host does not wait until all work before it is done."""
+    if x.device.type != "cpu":
+        return x.to(where)
+    return (x.pin_memory() if where.type == "cuda" else x).to(where, non_blocking=True)
+
+
 def _check_devices(local_size: int) -> None:
     """RunError where ranks would share a GPU, since NCCL then hangs rather than fails."""
     if torch.cuda.is_available() and local_size > torch.cuda.device_count():

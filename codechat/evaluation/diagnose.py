@@ -158,16 +158,28 @@ def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
 
     A collective if the model is sharded. Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect
     the update."""
+    changed, total = count_changed_bf16(before, model)
+    return share_of_all(float(changed), total, model)
+
+
+def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tensor, int]:
+    """(how many of this rank's weights differ from the snapshot, on their device and not waited for; of how many)."""
     import torch
 
     params = [p.detach() for p in model.parameters()]
     if [p.shape for p in params] != [b.shape for b in before]:
         raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
     parts = [(distributed.dist.local(p), distributed.dist.local(b)) for p, b in zip(params, before, strict=True)]
-    counts = torch.tensor(
-        [sum(int((p.to(torch.bfloat16) != b).sum()) for p, b in parts), sum(p.numel() for p, _ in parts)]
-    )
-    changed, total = (distributed.dist.sum_(counts) if distributed.sharding.is_sharded(model) else counts).tolist()
+    changed = torch.stack([(p.to(torch.bfloat16) != b).sum() for p, b in parts]).sum()
+    return changed, sum(p.numel() for p, _ in parts)
+
+
+def share_of_all(changed: float, total: int, model: nn.Module) -> float:
+    """Share of changed weights, of all ranks where the model is sharded: then a collective."""
+    import torch
+
+    if distributed.sharding.is_sharded(model):
+        changed, total = distributed.dist.sum_(torch.tensor([int(changed), total])).tolist()
     return changed / max(1, total)
 
 

@@ -97,33 +97,10 @@ def evaluate_task(
             f"no problems of task {task.name} to evaluate; at least one is required; check the split and the limit"
         )
     own = problems[distributed.dist.rank() :: distributed.dist.world_size()]
+    drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
+    how = dict(batch_size=batch_size, begin=begin, constrain=constrain, sampler=sampler)
     shown = progress if distributed.dist.is_main() else None
-    per_chunk = max(1, (batch_size or CHUNK_ROWS) // n)
-    own_rows: list[dict[str, Any]] = []
-    was_training, limited = model.training, {"batch_size": batch_size} if batch_size else {}
-    model.eval()
-    with tqdm(total=len(own), desc=shown, unit="problem", disable=shown is None) as bar:
-        for at in range(0, len(own), per_chunk):
-            chunk = own[at : at + per_chunk]
-            held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            with distributed.dist.autocast(model.wte.weight.device):
-                batch = rl.rollout.collect(
-                    model,
-                    task,
-                    chunk,
-                    tokenizer,
-                    tags,
-                    group_size=n,
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    top_k=top_k,
-                    seed=seed,
-                    keys=[p.id for p in chunk],
-                    sampler=partial(_sample_those_that_fit, begin=begin, sampler=sampler, grammars=held, **limited),
-                )
-            own_rows += _rows(task, batch)
-            bar.update(len(chunk))
-    model.train(was_training)
+    own_rows = _judged_rows(model, tokenizer, tags, task, own, **how, progress=shown, **drawn)
     rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
     by = getattr(task, "clustered_by", "")
     counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
@@ -145,6 +122,39 @@ def evaluate_task(
         classified_by=getattr(task, "classified_by", ""),
         classes=tuple(getattr(task, "classes", ())),
     )
+
+
+def _judged_rows(
+    model: GPT,
+    tokenizer: Tokenizer,
+    tags: str,
+    task: Task,
+    problems: Sequence[Problem],
+    *,
+    batch_size: int | None,
+    begin: Sequence[int],
+    constrain: bool,
+    sampler: rl.episodes.Sampler | None,
+    progress: str | None,
+    **drawn: Any,
+) -> list[dict[str, Any]]:
+    """Completions of this rank's problems with their scores, in the order of the problems. drawn: of `rollout.collect`."""
+    per_chunk = max(1, (batch_size or CHUNK_ROWS) // drawn["group_size"])
+    rows: list[dict[str, Any]] = []
+    was_training, limited = model.training, {"batch_size": batch_size} if batch_size else {}
+    model.eval()
+    with tqdm(total=len(problems), desc=progress, unit="problem", disable=progress is None) as bar:
+        for at in range(0, len(problems), per_chunk):
+            chunk = problems[at : at + per_chunk]
+            held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
+            fitting = partial(_sample_those_that_fit, begin=begin, sampler=sampler, grammars=held, **limited)
+            keys = [p.id for p in chunk]
+            with distributed.dist.autocast(model.wte.weight.device):
+                batch = rl.rollout.collect(model, task, chunk, tokenizer, tags, keys=keys, sampler=fitting, **drawn)
+            rows += _rows(task, batch)
+            bar.update(len(chunk))
+    model.train(was_training)
+    return rows
 
 
 def _sample_those_that_fit(

@@ -2,6 +2,7 @@
 
     codechat natural --ckpt nano/sft nano/rl@best
     codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm --out reports/natural
+    codechat natural --ckpt nano/sft --constrain true --run-name natural-constrained
 
     toolbox     60 requests for trained tools in words that no template has: is the call to the right tool, with the right arguments?
     unfitting   20 requests that none of the offered tools serves: does the answer call nothing? (as in `funcall`, silence counts)
@@ -339,6 +340,9 @@ class NaturalConfig(config.Settings):
     temperature: float = opt(0.0, "sampling temperature; 0 = greedy", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(240, "longest answer, tokens", least=1)
+    constrain: bool = opt(
+        False, "hold calls to the schemas of the offered functions, as `codechat tools` does", late=True
+    )
     seed: int = opt(0, "seed of the sampling")
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the requests before printing scores", identity=False
@@ -373,12 +377,17 @@ def _answered(cfg: NaturalConfig, run: Run, name: str, path: Path, world: Any) -
     task = NaturalTask(tools_style=loaded.tools_style)
     problems = task.problems()
     trained = _searched(loaded.meta.get("lineage", ()), problems, world.is_main) if cfg.contamination else {}
-    result = evaluation.evaluate.evaluate_split(cfg, loaded, task, problems, "natural requests", 1, (1,))
-    rows = answer_rows(problems, result.examples, trained)
-    run.log_eval(
-        int(loaded.meta["step"]), dict(metrics(rows), checkpoint=name, split="natural", temperature=cfg.temperature)
+    result = evaluation.evaluate.evaluate_split(
+        cfg, loaded, task, problems, "natural requests", 1, (1,), constrained=cfg.constrain
     )
+    rows = answer_rows(problems, result.examples, trained)
+    how = dict(checkpoint=name, split="natural", **_sampling(cfg))
+    run.log_eval(int(loaded.meta["step"]), dict(metrics(rows), **how))
     return rows
+
+
+def _sampling(cfg: NaturalConfig) -> dict[str, Any]:
+    return {"temperature": cfg.temperature, **({"constrained": True} if cfg.constrain else {})}
 
 
 def _searched(
@@ -393,9 +402,9 @@ def _searched(
 
 
 def _write(answers: Mapping[str, Sequence[Row]], cfg: NaturalConfig, run_path: Path) -> None:
-    rows = [dict(checkpoint=name, temperature=cfg.temperature) | row for name, own in answers.items() for row in own]
-    top_k = f", top_k {cfg.top_k}" if cfg.top_k else ""
-    how = f"Temperature {cfg.temperature:g}{top_k}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}. Shares with 95 % Wilson intervals."
+    rows = [dict(checkpoint=name, **_sampling(cfg)) | row for name, own in answers.items() for row in own]
+    more = (f", top_k {cfg.top_k}" if cfg.top_k else "") + (", calls constrained" if cfg.constrain else "")
+    how = f"Temperature {cfg.temperature:g}{more}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}. Shares with 95 % Wilson intervals."
     for folder in filter(None, (run_path, cfg.out)):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "natural.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

@@ -27,6 +27,7 @@ from codechat.text.token_view import visible
 
 Message = dict[str, str]
 DEFAULT_TOKENS = 256  # longest answer where --max-new-tokens is none
+NEUTRAL = "You are a helpful assistant."  # conversations without functions begin like this in training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class ChatSettings:
     server: str = opt("", "URL of a server instead, such as http://127.0.0.1:8000 (codechat serve)")
     api_key_file: Path | None = opt(None, "file with the key that the server expects; none = no key")
     user: str = opt("", "one request, answered and done; empty = a conversation, read from the terminal")
-    system: str = opt("You are a helpful assistant.", "system message; empty = none")
+    system: str = opt(NEUTRAL, "system message; empty = none")
     max_new_tokens: int | None = opt(None, f"longest answer, tokens; none = {DEFAULT_TOKENS}, or what the block leaves")
     temperature: float = opt(0.5, "sampling temperature; 0 = always the most likely token")
     top_k: int | None = opt(50, "sample among the k most likely tokens; none = all")

@@ -8,7 +8,7 @@ Left out: meaning. A request that shares no word with a function's description d
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,17 @@ NEAR = 0.7  # least share of the best score: others distract a small model more 
 ASKING = frozenset(
     "write show give tell make find please program function code".split()
 )  # words of a request, not of what it is about
+GOES_ON = re.compile(
+    r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE
+)  # how a request begins that goes on with the last
 STEM = 5  # letters of a word that count: "squared" finds "square"
+
+
+def tools_for(request: str, before: Sequence[str] = ()) -> list[str]:
+    """Names to offer for a request: those that fit it; where none does and it goes on with the request before it ("and of 13?"), those offered
+    `before`."""
+    goes_on = GOES_ON.match(request) or not _words(request)
+    return fitting_tools(request) or (list(before) if goes_on else [])
 
 
 def fitting_tools(request: str, most: int = OFFERED) -> list[str]:

@@ -22,8 +22,8 @@ from pydantic import Field
 from codechat.inference.api_errors import ApiError
 from codechat.inference.api_requests import ServedModel, prompt_of
 from codechat.inference.api_schema import Message, Strict
-from codechat.inference.chat_command import drop_oldest, room_for_an_answer
-from codechat.inference.fitting_tools import fitting_tools
+from codechat.inference.chat_command import NEUTRAL, drop_oldest, room_for_an_answer
+from codechat.inference.fitting_tools import tools_for
 from codechat.inference.request_body import read
 from codechat.tasks.toolbox import TOOLS, respond
 
@@ -39,7 +39,7 @@ class ToolRequest(Strict):
 
 
 class PrepareRequest(Strict):
-    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, else those offered `before`."""
+    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, or those offered `before` where it goes on with it."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[str] | None = None
@@ -65,14 +65,18 @@ class PageHandlers:
     async def about(self) -> dict[str, Any]:
         served = self.served
         about = {"model": served.name, "checkpoint": served.meaning or served.loaded.path.name}
-        return about | {"tools": [tool.schema for tool in TOOLS.values()], "constrain": served.constrain}
+        return about | {
+            "tools": [tool.schema for tool in TOOLS.values()],
+            "constrain": served.constrain,
+            "neutral": NEUTRAL,
+        }
 
     async def prepare(self, request: Request) -> dict[str, Any]:
         body = await read(request, PrepareRequest)
         asked = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
         names = body.tools
         if names is None:
-            names = await asyncio.to_thread(fitting_tools, asked) or body.before
+            names = await asyncio.to_thread(tools_for, asked, body.before)
         if unknown := [name for name in names if name not in TOOLS]:
             raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
         return {"offered": names, "dropped": await asyncio.to_thread(dropped, body.messages, names, self.served)}

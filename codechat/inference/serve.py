@@ -140,6 +140,13 @@ def serve(cfg: ServeConfig, *, ready: Ready | None = None) -> None:
         answer(cfg, models.loading.load_model(path, distributed.dist.device()), sock, ready, meaning)
 
 
+def name_of(loaded: LoadedModel, ckpt: str) -> str:
+    """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`. A released run remembers
+    another name, that of the run it was made from."""
+    found = runs.paths.name_of(loaded.path.parent.parent)
+    return found if found.startswith(f"{runs.paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
+
+
 def answer(
     cfg: ServeConfig, loaded: LoadedModel, sock: socket.socket, ready: Ready | None = None, meaning: str = ""
 ) -> None:
@@ -148,10 +155,7 @@ def answer(
         extra(f"codechat.inference.{part}") for part in ("app", "api_requests", "batching", "server_metrics")
     )
     uvicorn, metrics = extra("uvicorn"), server_metrics.ServerMetrics()
-    name, limits = (
-        cfg.name or str(loaded.meta.get("run") or cfg.ckpt),
-        dict(max_rows=cfg.max_batch, max_waiting=cfg.max_queue),
-    )
+    name, limits = cfg.name or name_of(loaded, cfg.ckpt), dict(max_rows=cfg.max_batch, max_waiting=cfg.max_queue)
     with batching.Engine(loaded, **limits, observe=metrics.rows.observe) as engine:
         metrics.watch(engine)
         served = api_requests.ServedModel(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,12 @@ from typing import Any, Literal
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
-from codechat.inference.chat_command import ChatSettings, Message, converse, open_model, opening, show
-from codechat.inference.fitting_tools import OFFERED, fitting_tools
+from codechat.inference.chat_command import NEUTRAL, ChatSettings, Message, converse, open_model, opening, show
+from codechat.inference.fitting_tools import OFFERED, tools_for
 from codechat.tasks.toolbox import TOOLS
 from codechat.text import chat
 from codechat.text.token_view import visible
-from codechat.text.tool_functions import load_executors
+from codechat.text.tool_functions import executors_of, load_executors
 
 Schema = dict[str, Any]
 Function = Callable[..., Any]
@@ -105,17 +105,21 @@ def _as_json(key: str, value: Any) -> str:
     return text
 
 
-def gather(cfg: ToolsConfig, request: str = "") -> Toolkit:
-    """The functions of the flags, or those of the toolbox that fit the request. ConfigError for an unknown name; DataError or MissingFile for a bad file."""
-    own = load_executors(cfg.executors) if cfg.executors else {}
+def gather(
+    cfg: ToolsConfig, request: str = "", functions: Sequence[Function] = (), before: Sequence[str] = ()
+) -> Toolkit:
+    """The functions given and those of the flags, or else those of the toolbox for the request; before: those of the request before it.
+
+    ConfigError for an unknown name; DataError or MissingFile for a bad file or function."""
+    own = (load_executors(cfg.executors) if cfg.executors else {}) | executors_of(functions)
     listed = read_schemas(cfg.tools_file) if cfg.tools_file else {}
-    functions = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in own.items()}
+    runs = {name: partial(_call_tool, name) for name in TOOLS} | {name: e.function for name, e in own.items()}
     known = {name: tool.schema for name, tool in TOOLS.items()} | {name: e.schema for name, e in own.items()} | listed
-    names = cfg.tools or tuple(listed) or tuple(own) or fitting_tools(request)
+    names = cfg.tools or tuple(listed) or tuple(own) or tools_for(request, before)
     for name in names:
         if name not in known:
             raise ConfigError(f"unknown function {name!r}{nearest(name, known)}")
-    return Toolkit([known[name] for name in dict.fromkeys(names)], functions)
+    return Toolkit([known[name] for name in dict.fromkeys(names)], runs)
 
 
 def _call_tool(name: str, /, **arguments: Any) -> Any:
@@ -158,26 +162,29 @@ def signature(call: chat.Call) -> str:
 
 
 class ToolChat:
-    """A conversation in which calls are run; turns are printed as they come."""
+    """A conversation in which calls are run; turns are printed as they come.
 
-    def __init__(self, cfg: ToolsConfig) -> None:
-        self.cfg, self.kit = cfg, gather(cfg)
-        self.chooses = not (cfg.tools or cfg.tools_file or cfg.executors)  # functions for each request
+    functions: Python functions to offer and run, as those of the file of --executors: ToolChat(ToolsConfig(ckpt="my-tools"), [my_function])."""
+
+    def __init__(self, cfg: ToolsConfig, functions: Sequence[Function] = ()) -> None:
+        self.cfg, self.kit = cfg, gather(cfg, functions=functions)
+        self.chooses = not (cfg.tools or cfg.tools_file or cfg.executors or functions)  # functions for each request
         self.model = open_model(cfg)
         self.transcript = ""  # what --raw has printed
 
     def offer(self, request: str) -> None:
         """Offer the functions for a request; says which, where they are chosen."""
         if self.chooses:
-            found = gather(self.cfg, request)
-            self.kit = found if found.schemas else self.kit  # "and of 13?" goes on with those of the request before
+            self.kit = gather(self.cfg, request, before=self.kit.names)
             self._note(f"offered: {', '.join(self.kit.names) or 'nothing, no function of the toolbox fits'}")
         if self.cfg.server:
             self.model.tools = self.kit.schemas
 
     def opening(self) -> list[Message]:
-        """The system message: the functions, worded as in training. A server adds them itself."""
-        if self.cfg.server or not self.kit.schemas:
+        """The system message: the functions, worded as in training, which a server adds itself; or that of a chat, where none is offered."""
+        if not self.kit.schemas:
+            return opening(self.cfg.system or NEUTRAL)
+        if self.cfg.server:
             return opening(self.cfg.system)
         offer = chat.tools_prompt(self.kit.schemas, self.model.loaded.tools_style)
         return opening(f"{self.cfg.system}\n{offer}" if self.cfg.system else offer)

@@ -1,5 +1,5 @@
 """Experiments: character models, exact gradients, loss exercises, rates of RL, reward ablation, rewards from several starts, reproducible
-defects, a scaling law; snapshots of arrays for tests of your own.
+defects, a scaling law; the file of rows that a lab continues; snapshots of arrays for tests of your own.
 
 Only recipes and reports import this room.
 """
@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = attach(
         "exact_gradients",
         "loss_exercises",
         "rates",
+        "resumed_rows",
         "reward_ablation",
         "reward_starts",
         "scaling_law",

@@ -16,20 +16,19 @@ Left out: KL, entropy, schedules, several updates of one batch; a factorial of a
 from __future__ import annotations
 
 import copy
-import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from codechat.core import config
-from codechat.core.atomic_files import read_rows, trim_cut_line
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.labs import reward_starts
+from codechat.labs.resumed_rows import Row, thinned, train_missing
 from codechat.labs.reward_starts import Setting, StartsConfig
 from codechat.models import optim
 from codechat.models.gpt import GPT
@@ -40,8 +39,6 @@ START, SFT_STEPS, WIDTH = "weak", (35, 60, 150, 151), 64  # SFT ends behind the 
 LRS, GROUP_SIZES, TEMPERATURES = (2e-4, 1e-3, 5e-3), (2, 8, 24), (0.5, 1.0, 1.5)
 THINNED = 4
 ROW_TOKENS, ROWS = 256, 16
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +124,8 @@ def train_one(setting: Setting, cfg: RatesConfig, seed: int, lr: float, group_si
     spent = round(time.process_time() - began, 2)
     about = dict(seed=seed, lr=lr, group_size=group_size, temperature=temperature, settings=config.config_hash(cfg))
     about |= dict(completions=cfg.completions, updates=cfg.updates, samples=cfg.samples, seconds=spent)
-    curve = {name: thinned([step[name] for step in steps]) for name in steps[0]}
+    curve = {name: thinned([step[name] for step in steps], THINNED) for name in steps[0]}
     return about | dict(before=setting.before[seed, START], after=reward_starts.evaluate(setting, policy), curve=curve)
-
-
-def thinned(values: Sequence[float]) -> list[float]:
-    """Means of THINNED values each."""
-    parts = [values[at : at + THINNED] for at in range(0, len(values), THINNED)]
-    return [round(sum(part) / len(part), 4) for part in parts]
 
 
 # ---------------------------------------------------------------- all of them
@@ -148,25 +139,15 @@ def try_rates(cfg: RatesConfig) -> list[Row]:
     """Train what `out` does not have yet, and append each run's row when it ends. Returns the rows of this plan.
 
     ConfigError where `out` has rows of other settings."""
-    path = Path(cfg.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = list(read_rows(path))
-    if others := {row["settings"] for row in rows} - {config.config_hash(cfg)}:
-        raise ConfigError(
-            f"{path} has rows of settings {', '.join(sorted(others))}, and these are {config.config_hash(cfg)}; "
-            "rows of one file must have the same settings: name another file (--out), or use theirs"
-        )
-    if path.is_file():
-        trim_cut_line(path)
-    done, plan = {name_of(row): row for row in rows}, planned(cfg)
-    setting = setting_of(cfg) if set(plan) - set(done) else None
-    for run in plan:
-        if run not in done:
-            done[run] = train_one(setting, cfg, *run)
-            with open(path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(done[run], separators=(",", ":")) + "\n")
-            print(summary(done[run]), flush=True)
-    return [done[run] for run in plan]
+    setting = cache(lambda: setting_of(cfg))  # made where something is left to train
+    return train_missing(
+        cfg.out,
+        config.config_hash(cfg),
+        planned(cfg),
+        name_of=name_of,
+        train=lambda *run: train_one(setting(), cfg, *run),
+        summary=summary,
+    )
 
 
 def summary(row: Row) -> str:

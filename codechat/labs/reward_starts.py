@@ -19,25 +19,23 @@ Shapes: P problems, G completions each.
 from __future__ import annotations
 
 import copy
-import json
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from codechat.core import config
-from codechat.core.atomic_files import read_rows, trim_cut_line
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
 from codechat.data import conversations
+from codechat.labs.resumed_rows import Row, thinned, train_missing
 from codechat.labs.reward_ablation import SHAPES, backward, reshaped
 from codechat.models import optim
 from codechat.models.config import GPTConfig
@@ -55,8 +53,6 @@ STARTS = ("base", "poor", "weak", "strong")
 TRAINING_REQUESTS, VOCABULARY, TAGS = 4000, 512, "reserved"
 SFT_ROWS, SFT_TOKENS, SFT_LR = 8, 128, 1e-2
 CURVE_EVERY = 5
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +213,7 @@ def train_one(setting: Setting, seed: int, start: str, shape: str, baseline: str
     began, policy = time.process_time(), copy.deepcopy(first)
     steps = list(reinforce(setting, policy, shape, baseline, seed))
     spent = time.process_time() - began
-    curve = {name: _thinned([step[name] for step in steps]) for name in steps[0]}
+    curve = {name: thinned([step[name] for step in steps], CURVE_EVERY) for name in steps[0]}
     if (seed, start) not in setting.before:
         setting.before = {(seed, start): evaluate(setting, first)}
     about = dict(seed=seed, start=start, reward=shape, baseline=baseline, steps=setting.cfg.steps)
@@ -225,12 +221,6 @@ def train_one(setting: Setting, seed: int, start: str, shape: str, baseline: str
     weights = sum(p.numel() for p in policy.parameters())
     how = dict(settings=config.config_hash(setting.cfg), samples=setting.cfg.samples, weights=weights)
     return about | how | measured | dict(seconds=round(spent, 2))
-
-
-def _thinned(values: Sequence[float]) -> list[float]:
-    """Means of CURVE_EVERY values each."""
-    parts = [values[at : at + CURVE_EVERY] for at in range(0, len(values), CURVE_EVERY)]
-    return [round(sum(part) / len(part), 4) for part in parts]
 
 
 # ---------------------------------------------------------------- all of them
@@ -249,25 +239,15 @@ def compare_rewards(cfg: StartsConfig) -> list[Row]:
     """Train what `out` does not have yet, and append each run's row when it ends. Returns the rows of this plan.
 
     ConfigError where `out` has rows of other settings."""
-    path = Path(cfg.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = list(read_rows(path))
-    if others := {row["settings"] for row in rows} - {config.config_hash(cfg)}:
-        raise ConfigError(
-            f"{path} has rows of settings {', '.join(sorted(others))}, and these are {config.config_hash(cfg)}; "
-            "rows of one file must have the same settings: name another file (--out), or use theirs"
-        )
-    if path.is_file():
-        trim_cut_line(path)
-    done, plan = {name_of(row): row for row in rows}, planned(cfg)
-    setting = Setting(cfg) if set(plan) - set(done) else None
-    for run in plan:
-        if run not in done:
-            done[run] = train_one(setting, *run)
-            with open(path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(done[run], separators=(",", ":")) + "\n")
-            print(summary(done[run]), flush=True)
-    return [done[run] for run in plan]
+    setting = cache(lambda: Setting(cfg))  # made where something is left to train
+    return train_missing(
+        cfg.out,
+        config.config_hash(cfg),
+        planned(cfg),
+        name_of=name_of,
+        train=lambda *run: train_one(setting(), *run),
+        summary=summary,
+    )
 
 
 def summary(row: Row) -> str:

@@ -223,20 +223,24 @@ class GPT(nn.Module):
         *,
         reduction: Literal["mean", "sum", "none"] = "mean",
         every: bool = False,
+        places: Tensor | None = None,
         **where: Any,
     ) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T). every: no target is -100,
-        which need not be looked up then: a GPU would wait for it."""
-        return self._nats(self.hidden(ids, **where), targets, reduction, every)
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T). every: no target is -100;
+        places: indices of those that are not, into (B T). Without either they are looked up, which the host of a GPU waits for."""
+        return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
-    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str, every: bool = False) -> Tensor:
+    def _nats(
+        self, hidden: Tensor, targets: Tensor, reduction: str, every: bool = False, places: Tensor | None = None
+    ) -> Tensor:
         flat = targets.flatten()
         if every and reduction != "none":
             total = head.cross_entropy(hidden.flatten(0, 1), self.head_weight(), flat)
             return total if reduction == "sum" else total / max(1, len(flat))
-        places = (flat >= 0).nonzero()[:, 0]  # the head skips tokens without a target
-        hidden, flat = hidden.flatten(0, 1)[places], flat[places]
+        if places is None:
+            places = (flat >= 0).nonzero()[:, 0]
+        hidden, flat = hidden.flatten(0, 1)[places], flat[places]  # the head skips tokens without a target
         if reduction == "none":
             nats = -head.logprobs(hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab)[0]
             return nats.new_zeros(targets.numel()).index_put((places,), nats).view_as(targets)
@@ -252,16 +256,18 @@ class GPT(nn.Module):
         entropy_grad: bool = False,
         hidden: Tensor | None = None,
         states: bool = False,
+        places: Tensor | None = None,
         **where: Any,
     ) -> tuple[Tensor, ...]:
         """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without padding rows.
 
         It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy carries
         gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states: return it too, (B, T, D): where the model is
-        sharded, one method must compute both."""
+        sharded, one method must compute both. places: as `loss` takes them."""
         wide = self.hidden(ids, **where) if hidden is None else hidden
         hidden, flat = wide.flatten(0, 1), targets.flatten()
-        places = (flat >= 0).nonzero()[:, 0]
+        if places is None:
+            places = (flat >= 0).nonzero()[:, 0]
         found = head.logprobs(
             hidden[places],
             self.head_weight(),

@@ -118,7 +118,7 @@ def clipped_policy_loss(
             clipped_low=((ratio < 1 - clip_eps_low) & (advantages < 0) & on).sum(),
             clipped_high=((ratio > 1 + clip_eps_high) & (advantages > 0) & on).sum(),
             kl_old=masked_sum(kl_estimate(old_logprobs, logprobs, "k3"), mask),
-            ratio_max=torch.where(on, ratio, torch.zeros_like(ratio)).amax() if on.any() else ratio.new_zeros(()),
+            ratio_max=torch.where(on, ratio, torch.zeros_like(ratio)).amax() if on.numel() else ratio.new_zeros(()),
         )
     return loss, stats
 

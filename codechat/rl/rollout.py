@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from codechat.distributed import dist
 from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -213,9 +214,36 @@ def _read(
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where the K targets of packed rows lie, of B completions. Found on the host, before the rows are sent: a GPU would have to be waited for.
+
+    n_tokens: that are not padding. flat (K,): indices into the (R T) tokens, ascending. numbers (B,): the completions, ascending. row, offset (K,):
+    which of these B a target belongs to, and which of its tokens it is. longest: of these completions, at least 1."""
+
+    n_tokens: int
+    longest: int
+    flat: Tensor
+    numbers: Tensor
+    row: Tensor
+    offset: Tensor
+
+    @classmethod
+    def of(cls, docs: Tensor, completion: Tensor, offset: Tensor) -> Places:
+        flat = (completion.flatten() >= 0).nonzero()[:, 0]
+        numbers, row = completion.flatten()[flat].unique(return_inverse=True)
+        offset = offset.flatten()[flat]
+        longest = int(offset.max()) + 1 if len(numbers) else 1
+        return cls(int((docs >= 0).sum()), longest, flat, numbers, row, offset)
+
+    def to(self, device: torch.device) -> Places:
+        sent = {name: dist.send(getattr(self, name), device) for name in ("flat", "numbers", "row", "offset")}
+        return replace(self, **sent)
+
+
+@dataclass(frozen=True)
 class Packed:
-    """R rows of T tokens, all fields (R, T). targets: -100 where nothing is learned. positions: each branch continues its prompt. docs: the
-    group that a token belongs to, -1 = padding. branches: 0 = prompt, k = k-th completion of the group. old_logprobs, advantages: 0 outside
+    """R rows of T tokens, all fields but `places` (R, T). targets: -100 where nothing is learned. positions: each branch continues its prompt. docs:
+    the group that a token belongs to, -1 = padding. branches: 0 = prompt, k = k-th completion of the group. old_logprobs, advantages: 0 outside
     completions. completion, offset: which token of which completion of the batch is the target; -1 and 0 outside."""
 
     ids: Tensor
@@ -227,22 +255,25 @@ class Packed:
     advantages: Tensor
     completion: Tensor
     offset: Tensor
+    places: Places
 
     @property
     def n_tokens(self) -> int:
         """Tokens that are not padding, prompts included."""
-        return int((self.docs >= 0).sum())
+        return self.places.n_tokens
 
     def rows(self) -> Tensor:
         """(B,) the completions of the batch that are packed here, ascending."""
-        return self.completion[self.completion >= 0].unique()
+        return self.places.numbers
+
+    def at_targets(self, x: Tensor) -> Tensor:
+        """Values (R, T) at the targets, (K,)."""
+        return x.flatten()[self.places.flat]
 
     def unpack(self, x: Tensor) -> Tensor:
         """Values (R, T) at the targets as (B, C): one row per completion in the order of `rows`, 0 behind its end; differentiable."""
-        at = self.completion >= 0
-        rows, row = self.completion[at].unique(return_inverse=True)
-        longest = int(self.offset[at].max()) + 1 if len(rows) else 1
-        return x.new_zeros(len(rows), longest).index_put((row, self.offset[at]), x[at])
+        at = self.places
+        return x.new_zeros(len(at.numbers), at.longest).index_put((at.row, at.offset), self.at_targets(x))
 
     def mask(self) -> Any:
         """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself. On a GPU the same as a
@@ -256,7 +287,10 @@ class Packed:
         return (same & causal | torch.eye(T, dtype=torch.bool, device=self.ids.device))[:, None]
 
     def to(self, device: torch.device | str) -> Packed:
-        return Packed(**{name: getattr(self, name).to(device) for name in FIELDS})
+        device = torch.device(device)
+        return Packed(
+            **{name: dist.send(getattr(self, name), device) for name in FIELDS}, places=self.places.to(device)
+        )
 
 
 EMPTY = dict(
@@ -345,7 +379,8 @@ def _pad(bins: list[dict[str, list]], length: int = 0, rows: int = 0) -> Packed:
     bins = bins + [{name: [] for name in FIELDS}] * (rows - len(bins))
     dtype = {name: torch.float32 if isinstance(EMPTY[name], float) else torch.long for name in FIELDS}
     padded = {name: [b[name] + [EMPTY[name]] * (T - len(b[name])) for b in bins] for name in FIELDS}
-    return Packed(**{name: torch.tensor(padded[name], dtype=dtype[name]) for name in FIELDS})
+    fields = {name: torch.tensor(padded[name], dtype=dtype[name]) for name in FIELDS}
+    return Packed(**fields, places=Places.of(fields["docs"], fields["completion"], fields["offset"]))
 
 
 @torch.no_grad()
@@ -357,9 +392,7 @@ def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_t
     shapes = dict(row_tokens=row_tokens, rows=rows, fixed=not packed_attention.dense(device))
     for packed in pack(batch, torch.ones_like(batch.rewards), skip_zero=False, **shapes):
         packed = packed.to(device)
-        logprobs, _ = model.token_logprobs(
-            packed.ids, packed.targets, temperature=temperature, positions=packed.positions, mask=packed.mask()
-        )
-        at = packed.completion >= 0
-        table[packed.completion[at], packed.offset[at]] = logprobs[at]
+        where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
+        found = packed.unpack(model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **where)[0])
+        table[packed.rows(), : found.shape[1]] = found
     return table

@@ -43,8 +43,10 @@ CLOSERS = (
     b'"',
     b"}",
     b"]",
+    b",",
+    b"1",
     b"0",
-)  # what ends a string, an object, a list, and begins a number; a string may hold the others
+)  # what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever. A string may hold the others
 
 
 def call_grammar(tokenizer: Tokenizer, tags: str, tools: Sequence[Mapping[str, Any]], **how: bool) -> CallGrammar:
@@ -259,7 +261,8 @@ class _Vocabulary:
         self.eos_token_id = closing[0] if len(closing) == 1 else tokenizer.eot_id
         self.lengths = np.array([len(token) for token in self.tokens])
         self.lengths[self.special_token_ids] = 0
-        self.closers = [self.tokens.index(text) for text in CLOSERS if text in self.tokens]
+        # the end of an answer too: where its tag is text, it begins as that of another call does
+        self.closers = [*(self.tokens.index(text) for text in CLOSERS if text in self.tokens), *closing]
         try:
             self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
         except ValueError as error:

@@ -21,7 +21,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +47,23 @@ def load_executors(path: Path) -> dict[str, Executor]:
     functions = [f for name, f in vars(module).items() if _is_public(name, f, module)]
     if not functions:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
-    return {f.__name__: Executor(f, schema_of(f)) for f in functions}
+    return executors_of(functions)
+
+
+def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]:
+    """{name: Executor} of the functions themselves, such as those of a notebook, in their order.
+
+    DataError for what is no function with a name of its own, for two of one name, and for a function without a schema."""
+    found: dict[str, Executor] = {}
+    for f in functions:
+        if not (inspect.isfunction(f) and f.__name__.isidentifier()):
+            raise DataError(
+                f"{f!r} is no tool; required: a function that is written with def, type hints and a docstring"
+            )
+        if f.__name__ in found:
+            raise DataError(f"two functions are named {f.__name__}; a model calls a tool by its name: rename one")
+        found[f.__name__] = Executor(f, schema_of(f))
+    return found
 
 
 def _is_public(name: str, value: Any, module: types.ModuleType) -> bool:

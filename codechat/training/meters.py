@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from codechat.core.errors import RunError
@@ -27,6 +28,7 @@ class Meter:
         self.sums: Counter[str] = Counter(dict.fromkeys(("tokens", *sums, *(RATIOS if ratios else ())), 0.0))
         self.maxima = {"logprob_mismatch": 0.0} | ({"ratio_max": 0.0} if ratios else {})
         self.policy_loss = 0.0  # of the step: microbatches add up, each divided by the counts of the whole step
+        self.unread: list[tuple[str, Tensor | float]] = []  # what `read` will note, in order
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
 
@@ -36,29 +38,40 @@ class Meter:
         self.model, self.before = model, diagnose.bf16_snapshot(model)
 
     def loss(self, loss: Tensor, trained: int) -> None:
-        self.policy_loss += loss.item()
+        self.add(policy_loss=loss.detach())
         self.trained += trained
 
     def add(self, **values: Tensor | float) -> None:
-        self.sums.update({name: float(value) for name, value in values.items()})
+        """Values of a microbatch: sums, or maxima where `maxima` has the name."""
+        self.unread += values.items()
 
-    def peak(self, name: str, value: Tensor | float) -> None:
-        self.maxima[name] = max(self.maxima[name], float(value))
-
-    def clipped(self, ratio_max: Tensor, **sums: Tensor) -> None:
-        """What `losses.clipped_policy_loss` says of a microbatch."""
-        self.peak("ratio_max", ratio_max)
-        self.add(**sums)
+    def read(self, *more: Tensor) -> list[float]:
+        """Note what the microbatches left on the device, in one copy: the host waits for a GPU once a step. Returns the values of `more`, scalars
+        that come with it."""
+        unread, self.unread = self.unread, []
+        tensors = [value for _, value in unread if isinstance(value, Tensor)] + [*more]
+        found = torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else []
+        values = iter(found)
+        for name, given in unread:
+            value = next(values) if isinstance(given, Tensor) else float(given)
+            if name in self.maxima:
+                self.maxima[name] = max(self.maxima[name], value)
+            elif name == "policy_loss":
+                self.policy_loss += value
+            else:
+                self.sums.update({name: value})
+        return [*values]
 
     def gap(self, logprobs: Tensor, sampled: Tensor, on: Tensor) -> None:
         """logprob_mismatch: largest difference between the trainer's and the sampler's log-probabilities where `on`."""
-        found = (logprobs.detach() - sampled)[on].abs()
-        self.peak("logprob_mismatch", found.max() if len(found) else 0.0)
+        self.add(logprob_mismatch=torch.where(on, logprobs.detach() - sampled, 0.0).abs().max())
 
     def row(
         self, cfg: Any, batch: RolloutBatch, task: Task, rewards: Tensor | None = None, **means: float
     ) -> dict[str, float]:
         """The step's metrics over all ranks; rewards and means as `rollout_metrics` takes them. A collective."""
+        differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
+        (changed,) = self.read(differ)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
         mfu = batch.flops(cfg.model, self.trained) / (self.seconds() * peak)
         tokens = self.sums["tokens"]
@@ -71,7 +84,7 @@ class Meter:
             maxima=self.maxima,
             ratios={name: (value, tokens) for name, value in self.sums.items() if name != "tokens"},
         )
-        row["weights_changed_bf16"] = diagnose.weights_changed_bf16(self.before, self.model)
+        row["weights_changed_bf16"] = diagnose.share_of_all(changed, n_weights, self.model)
         if "kl_old" in row:
             row["approx_kl"] = row.pop("kl_old")
             row["clip_frac"] = row["clipped_low"] + row["clipped_high"]

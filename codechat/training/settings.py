@@ -204,7 +204,7 @@ class CheckpointSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings(Settings):
     eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last", least=0)
-    eval_examples: int = opt(128, "validation problems per evaluation", least=0)
+    eval_examples: int = opt(128, "validation problems per evaluation", least=1)
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
     probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", late=True, least=0)
 

@@ -79,6 +79,7 @@ def token_logprobs(cfg: Any, model: GPT, packed: Packed, **how: Any) -> tuple[Te
             entropy_grad=getattr(cfg, "entropy_coef", 0) != 0,
             positions=packed.positions,
             mask=packed.mask(),
+            places=packed.places.flat,
             **how,
         )
 
@@ -98,8 +99,9 @@ def minibatches(batch: RolloutBatch, parts: int) -> list[tuple[list[int], Rollou
 
 
 def rows_in(batch: RolloutBatch, groups: Sequence[int], packed: Packed) -> Tensor:
-    """(B,) which completions of the whole batch lie in `packed`, which was made of these groups."""
-    return torch.arange(len(batch.completions)).view(-1, batch.group_size)[list(groups)].flatten()[packed.rows().cpu()]
+    """(B,) which completions of the whole batch lie in `packed`, which was made of these groups; on its device."""
+    numbers = torch.arange(len(batch.completions)).view(-1, batch.group_size)[list(groups)].flatten()
+    return dist.send(numbers, packed.ids.device)[packed.rows()]
 
 
 def totals(rows: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -53,9 +53,8 @@ def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Ten
 
 def _sums(*tensors: Tensor) -> list[float]:
     """The number of elements of the first, then the sum of each, over all ranks."""
-    return dist.sum_(
-        torch.stack([torch.tensor(tensors[0].numel(), dtype=torch.float64), *(x.double().sum().cpu() for x in tensors)])
-    ).tolist()
+    sums = torch.stack([x.double().sum() for x in tensors]).cpu()
+    return dist.sum_(torch.cat((torch.tensor([tensors[0].numel()], dtype=torch.float64), sums))).tolist()
 
 
 def explained_variance(returns: Tensor, values: Tensor) -> float:
@@ -65,7 +64,8 @@ def explained_variance(returns: Tensor, values: Tensor) -> float:
     return 1 - unexplained / variance if variance > 0 else 0.0
 
 
-def whiten(advantage: Tensor, mask: Tensor) -> Tensor:
-    """Advantages with mean 0 and standard deviation 1 over the masked tokens of all ranks. A collective."""
-    n, s1, s2 = _sums(advantage[mask], advantage[mask] ** 2)
+def whiten(advantage: Tensor, written: Tensor) -> Tensor:
+    """Advantages (N, C) with mean 0 and standard deviation 1 over the tokens of all ranks that the policy wrote, here `written` of (N C). A collective."""
+    own = advantage.flatten()[written]
+    n, s1, s2 = _sums(own, own**2)
     return (advantage - s1 / n) / (math.sqrt(max(0.0, s2 / n - (s1 / n) ** 2)) + 1e-8)

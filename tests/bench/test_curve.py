@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_overlap_and_difference() -> None:
     assert curve._overlap(rows) == 0.5
     found = curve._difference({"codechat": [[0.5, 0.7], [0.6, 0.8]], "trl": [[0.4, 0.6], [0.1, 0.3]]})
     assert found == {"value": pytest.approx(0.3), "p": pytest.approx(2 / 6)}  # the two extreme ones of six divisions
+
+
+def test_the_overlap_of_equal_learners() -> None:
+    """Of the six divisions of .1 .2 and .8 .9, the real one and its mirror have intervals apart; an interval of two values ends at them."""
+    assert curve._chance({"codechat": [[0.1], [0.2]], "trl": [[0.8], [0.9]]}) == dict(overlap=4 / 6, p=2 / 6)
+    assert curve._chance({"codechat": [[0.1], [0.9]], "trl": [[0.2], [0.8]]}) == dict(overlap=4 / 6, p=1.0)
+
+
+def test_the_stored_curves_have_the_chance_that_the_log_gives() -> None:
+    stored = json.loads((Path(__file__).parents[2] / "reports/bench/epyc-2-cores/curve.json").read_text())
+    apart = [a["hi"] < b["lo"] or b["hi"] < a["lo"] for a, b in zip(*stored["intervals"].values(), strict=True)]
+    assert sum(apart) == 5 and stored["overlap"] == 0.75
+    found = curve._chance(stored["curves"])  # one step of twenty; five or more in 8 of 252 divisions
+    assert found == pytest.approx(stored["chance"]) and found["p"] == pytest.approx(8 / 252)
 
 
 @pytest.mark.slow

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,8 +71,11 @@ def test_results_are_kept_and_a_crash_is_tried_again(
     quick.clear()
     again = bench.run_kind("gpu", ["--out", str(tmp_path)])
     assert quick == [7] and again["verdicts"] == found["verdicts"], "only the one without a result"
-    bench.run_kind("gpu", ["--out", str(tmp_path), "--steps", "5", "11"])
-    assert quick == [7, 5, 11]
+    assert f"step 3: fail, measured {first['time']} at {first['commit'][:7]}; --steps 3" in capsys.readouterr().out
+    assert bench.main(["gpu", "--out", str(tmp_path), "--steps", "5", "1"]) == 0
+    assert bench.main(["gpu", "--out", str(tmp_path), "--steps", "3"]) == 1
+    bench.run_kind("gpu", ["--out", str(tmp_path), "--steps", "11"])
+    assert quick == [7, 5, 1, 3, 11]
     assert len(json.loads((tmp_path / "all.json").read_text())["results"]) == 10
 
 
@@ -93,6 +99,55 @@ def test_unknown_steps_raise_and_every_step_has_a_function() -> None:
     with pytest.raises(ConfigError, match="12"):
         gpu.GpuBench(steps=(1, 12))
     assert [f.__name__.removeprefix("step_") for f in gpu_steps.ALL] == [name for name, _ in gpu.STEPS.values()]
+
+
+class VLLM(ModuleType):
+    """vLLM as far as it is called, and what it was asked for."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__("vllm")
+        self.__spec__, self.fails, self.asked = ModuleSpec("vllm", None), fails, []
+
+    def SamplingParams(self, **how: Any) -> dict[str, Any]:
+        return how
+
+    def LLM(self, folder: str, **how: Any) -> Any:
+        assert Path(folder).is_dir() and how["skip_tokenizer_init"]
+        if self.fails:
+            raise RuntimeError("no kernel for this shape")
+        return SimpleNamespace(generate=lambda prompts, how, use_tqdm: self.asked.append((prompts, how)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_vllm_is_asked_for_what_ours_samples_and_its_failure_is_named(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in, saved = VLLM(fails), []
+    peer = SimpleNamespace(to=lambda dtype: SimpleNamespace(save_pretrained=saved.append))
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
+    monkeypatch.setattr(gpu_steps.peers, "huggingface", lambda kind, cfg: peer)
+    out = gpu_steps.Result(figures={"d12/128/graph": 1e12})
+    gpu_steps._vllm_sampling(out, "d12", gpu_steps.TINY, 128)
+    gpu_steps._vllm_sampling(out, "2b", gpu_steps.TINY, 128)
+    assert out.not_run[-1] == "2b beside vLLM: 128 rows do not fit here" and len(saved) == 1
+    if fails:
+        assert not out.checks and "no kernel for this shape" in out.not_run[0]
+        return
+    (check,) = out.checks
+    assert check["ok"] and check["threshold"] == "<= ours"
+    prompts, how = stand_in.asked[-1]
+    assert len(prompts) * how["n"] == 128 and {len(p["prompt_token_ids"]) for p in prompts} == {128}
+    assert how["max_tokens"] == 256 and how["ignore_eos"]
+
+
+def test_the_busy_share_counts_kernels_beside_each_other_once_and_the_table_is_by_time() -> None:
+    assert gpu_steps.covered([(5, 9), (0, 4), (1, 2), (3, 6), (20, 21)]) == 10 and gpu_steps.covered([]) == 0
+    found = gpu_steps.longest([("gemm", 3000), ("copy", 1000), ("gemm", 6000)])
+    assert found == [
+        {"kernel": "gemm", "calls": 2, "ms": 9.0, "share": 0.9},
+        {"kernel": "copy", "calls": 1, "ms": 1.0, "share": 0.1},
+    ]
+    assert gpu_steps.longest([]) == []
 
 
 def proved(number: int, tmp_path: Path) -> dict[str, Any]:

@@ -438,7 +438,9 @@ def test_every_loop_rejects_a_negative_number_by_its_flag(id: str) -> None:
 
 
 @pytest.mark.parametrize(("id", "name", "value"), [("pretrain", "final_lr_share", 1.5), ("chars", "lam", 1.5),
-                                                   ("ppo", "kl_coef", "inf"), ("grpo", "max_new_tokens", 0)])  # fmt: skip
+                                                   ("ppo", "kl_coef", "inf"), ("grpo", "max_new_tokens", 0), ("sft", "eval_examples", 0),
+                                                   ("grpo", "eval_examples", 0), ("preference", "eval_examples", 0)])  # fmt: skip
 def test_a_number_above_its_bounds_or_not_finite_is_rejected(id: str, name: str, value: object) -> None:
+    needed = ["--data-dir", "x"] if id == "preference" else []
     with raising(ConfigError, flag_of(name), value):
-        parse(LOOPS[id].config_class, [flag_of(name), str(value)])
+        parse(LOOPS[id].config_class, [*needed, flag_of(name), str(value)])

@@ -21,7 +21,7 @@ from codechat.data.sources import Ledger, local_rows
 from codechat.inference import chat_command, tools_command
 from codechat.inference.chat_command import ChatSettings, LocalModel
 from codechat.inference.detokenizer import stable_text
-from codechat.inference.fitting_tools import fitting_tools
+from codechat.inference.fitting_tools import fitting_tools, tools_for
 from codechat.inference.tools_command import LONGEST_RESULT, ToolChat, Toolkit, ToolsConfig
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -30,6 +30,7 @@ from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.tool_functions import load_executors
 from codechat.text import chat, tokenizer
+from codechat.text.tool_functions import executors_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "my_tools.py"
 BLOCK = 384
@@ -283,6 +284,40 @@ def test_functions_of_a_file_are_run(said) -> None:
     assert code == 0 and out.splitlines()[1:] == ['[count_words: {"result": 4}]', "Four words."]
 
 
+def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same conversation as with the file that holds these functions; a function of one's own answers its calls."""
+    asked = []
+
+    def count_words(text: str, unique: bool = False) -> int:
+        """Count the words in a text.
+
+        text: the text to count in
+        unique: count each word once"""
+        asked.append(text)
+        return 4
+
+    others = [e.function for name, e in load_executors(EXAMPLE).items() if name != "count_words"]
+    session = ToolChat(ToolsConfig(ckpt="tiny/sft"), [others[0], count_words, others[1]])
+    assert session.kit.schemas == tools_command.gather(ToolsConfig(ckpt="", executors=EXAMPLE)).schemas
+    said = session.reply([{"role": "user", "content": WORDS}])
+    assert [m["content"] for m in said[-2:]] == ['{"result": 4}', "Four words."] and asked == ["to be or not"]
+    assert "offered:" not in capsys.readouterr().out  # those handed over, whatever the request
+
+
+def test_what_is_no_tool_is_named() -> None:
+    def f(a: int) -> int: ...
+    def g(a) -> int: ...
+
+    for wrong, named in [
+        ([f, f], "two functions are named f"),
+        ([len], "len"),
+        ([lambda x: x], "lambda"),
+        ([g], "a has"),
+    ]:
+        with pytest.raises(DataError, match=named):
+            executors_of(wrong)
+
+
 def test_what_a_function_raises_is_its_response(said) -> None:
     code, out, _ = said("tools", "--ckpt", "tiny/sft", "--executors", str(EXAMPLE), "--user", "Send 40 kg home")
     assert code == 0 and '[shipping_cost: {"error": "ValueError: a parcel of 40 kg cannot be sent;' in out
@@ -413,6 +448,13 @@ def test_where_nothing_fits_nothing_is_offered() -> None:
     )
     named = ToolsConfig(ckpt="", tools=("square",))
     assert tools_command.gather(named, "Is 97 prime?").names == ["square"]
+
+
+def test_functions_stay_on_offer_only_for_a_request_that_goes_on_with_the_one_before() -> None:
+    for more in ("and of 13?", "13?", "What about 20?", "now for 20"):
+        assert tools_for(more, ["square"])[-1:] == ["square"], more
+    assert tools_for("write quicksort", ["square"]) == tools_for("hello", ["square"]) == []
+    assert tools_for("Is 97 prime?", ["square"]) == ["is_prime"]
 
 
 class Scripted:

@@ -13,7 +13,7 @@ from browser import CHROMIUM, Browser
 from server import Serving
 from test_server import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
 
-from codechat.inference import batching
+from codechat.inference import batching, chat_command
 from codechat.text import chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
@@ -34,6 +34,7 @@ def page(chromium: Browser, up: Running) -> Iterator[Browser]:  # noqa: F811
     chromium.resize(1280, 800)
     chromium.open(up.url)
     chromium.until("model !== '' && document.querySelectorAll('#tools input').length > 20")
+    chromium.ask("about.neutral = ''")  # tiny/sft was taught without a system message
     chromium.ask("$('auto').click(), localStorage.clear()")
     chromium.ask("document.querySelectorAll('#tools input').forEach(box => box.checked = box.schema.name === 'square')")
     chromium.ask("$('say').focus()")
@@ -163,6 +164,16 @@ def test_the_functions_that_fit_are_offered_and_said(page: Browser) -> None:
     assert examples == [["square"], ["days_between"], []]
 
 
+def test_the_system_message_is_neutral_where_no_function_is_offered(page: Browser) -> None:
+    assert page.ask("fetch('/page/about').then(r => r.json()).then(found => found.neutral)") == chat_command.NEUTRAL
+    page.ask("about.neutral = 'Neutral.', offered = ['square']")
+    assert page.ask("seen().map(m => m.role)") == []
+    page.ask("offered = []")
+    assert page.ask("seen()") == [{"role": "system", "content": "Neutral."}]
+    page.ask("$('system').value = 'Be brief.'")
+    assert page.ask("seen()") == [{"role": "system", "content": "Be brief."}]
+
+
 def test_an_unreadable_call_is_a_failed_card(page: Browser) -> None:
     page.ask("$('max_tokens').value = 9, $('hold').click()")
     tell(page, REQUEST)
@@ -247,6 +258,7 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None
         port = running.place[1]
         chromium.open(running.url)
         chromium.until("model !== '' && about.tools.length > 20")
+        chromium.ask("about.neutral = ''")
         chromium.ask("$('auto').click(), localStorage.clear(), $('say').focus()")
         tell(chromium, "code")
         chromium.until("(document.querySelector('.assistant .body')?.textContent || '').length > 2")

@@ -427,6 +427,11 @@ def test_models_health_and_metrics(up: Running) -> None:
     }
 
 
+def test_a_released_model_is_called_what_the_commands_call_it(up: Running) -> None:
+    assert serve.name_of(loading.load_model("released/nano"), "released/nano") == "released/nano"
+    assert serve.name_of(loading.load_model("tiny/sft"), "x") == "tiny/sft"
+
+
 # ---- many at once
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from codechat.bench.sync_count import on_meta
 from codechat.models import decoding
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -56,3 +57,16 @@ def test_a_large_head_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gpt, x = model(), torch.randn(3, 64)
     with torch.no_grad(), gpt.decoding() as logits_of:
         torch.testing.assert_close(logits_of(x), F.linear(x, gpt.head_weight()), atol=1e-5, rtol=1e-5)
+
+
+def test_only_a_cpu_reads_transposed_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere, here on the meta device, weights of the dtype of compute are read where they are."""
+    monkeypatch.setattr(decoding, "_transposed", lambda *_: pytest.fail("a weight was transposed"))
+    with on_meta(), torch.no_grad():
+        elsewhere, ids = model().to("meta"), torch.zeros(3, 1, dtype=torch.long, device="meta")
+        with elsewhere.decoding() as logits_of:
+            assert logits_of(elsewhere.hidden(ids)[:, 0]).shape == (3, 320)
+    plain = model()
+    copy, weight = decoding.reader(plain)
+    assert copy.blocks[1].mlp.up.weight.data_ptr() == plain.blocks[1].mlp.up.weight.data_ptr()
+    assert weight.data_ptr() == plain.wte.weight.data_ptr()

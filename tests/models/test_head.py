@@ -113,3 +113,16 @@ def test_without_gradients_no_gradient_is_computed(monkeypatch: pytest.MonkeyPat
         head.cross_entropy(hidden, weight, targets)
     with pytest.raises(pytest.fail.Exception):
         head.cross_entropy(hidden, weight, targets)
+
+
+def test_the_body_of_a_chunk_is_one_graph_that_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU compiles it: nothing in it looks at the data, and targets of -100 add nothing."""
+    torch._dynamo.reset()
+    body = torch.compile(head._loss_and_slope, backend="eager", fullgraph=True)
+    for rows in (6, 4):
+        rng = torch.Generator().manual_seed(rows)
+        logits, targets = torch.randn(rows, 11, generator=rng), torch.randint(11, (rows,), generator=rng)
+        targets[1] = -100
+        found, want = (f(logits.clone(), targets, torch.bfloat16, False) for f in (body, head._loss_and_slope))
+        torch.testing.assert_close(found, want)
+        assert not found[1][1].any() and found[1].dtype == torch.bfloat16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,18 @@ def test_a_shipped_model_writes_a_quicksort_that_sorts(
     program = extract(text[text.index("def ") :])
     (name,) = re.findall(r"^def (\w+)", program, re.MULTILINE)[-1:]
     assert run_tests(program, [f"assert {name}([3, 1, 2, 3]) == [1, 2, 3, 3]", f"assert {name}([]) == []"]).passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_a_shipped_model_answers_the_examples_of_the_page(
+    name: str, runs_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = resources.files("codechat.inference").joinpath("page.html").read_text(encoding="utf-8")
+    square, days, code = json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
+    for request, call, answer in [(square, '"square", "arguments": {"x": 12}', "144"), (days, '"days_between"', "60")]:
+        cli.main(["tools", "--ckpt", f"released/{name}", "--user", request])
+        said = capsys.readouterr().out.splitlines()
+        assert call in said[1] and f'{{"result": {answer}}}' in said[2] and answer in said[3], said
+    cli.main(["tools", "--ckpt", f"released/{name}", "--user", code])
+    assert "\ndef " in capsys.readouterr().out  # what it writes is run by the test above

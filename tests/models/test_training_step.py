@@ -201,6 +201,32 @@ def test_a_model_whose_weights_are_read_is_not_initialised(tmp_path: Path, monke
         assert torch.equal(a, b) and torch.equal(a, c) and c.device == a.device
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory is read from /proc, which this system does not have"
+)
+def test_a_checkpoint_is_not_copied_into_memory_on_its_way_to_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that eight ranks of an evaluation hold no eight copies beside their models: each maps the file, whose pages all share."""
+
+    def own_bytes() -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in status if line.startswith("RssAnon")))
+
+    def restore(*args: Any) -> None:
+        held.append(own_bytes())
+        real(*args)
+
+    model = GPT(GPTConfig(depth=2, n_embd=512, n_head=4, block_size=64, vocab_size=20_000))
+    size, held, real = 4 * sum(p.numel() for p in model.parameters()), [], checkpoint.restore
+    path = checkpoint.save(tmp_path, 1, model=model, meta={"tokenizer": tokenizer.load("bytes").to_dict()})
+    monkeypatch.setattr(checkpoint, "restore", restore)
+    for _ in range(2):  # the first one imports and builds what stays
+        before = own_bytes()
+        loading.load_model(path)
+    assert held[-1] - before < size / 4, (held[-1] - before, size)
+
+
 def test_fp8_says_in_one_line_what_is_absent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the run exists: torchao, then the GPU."""
     settings = dict(data_dir=str(home / "rows"), model=GPTConfig(depth=1, n_embd=32, n_head=2), tokenizer="bytes")

@@ -82,6 +82,28 @@ def test_text_and_canonical_calls_pass_as_they_are_trained(tags: str) -> None:
         assert state.ended or content.startswith("Hi")
 
 
+SAMPLES = {
+    "convert_degrees": {"value": 3.1, "unit": "F", "to": "K"},
+    "convert_weight": {"value": -159043.1281, "unit": "lb", "to": "kg"},
+    "discount": {"price": 14.6522, "percent": 16},
+    "mean": {"numbers": [1.5, -2.25, 3]},
+    "reverse_text": {"text": 'a, "b"} 0'},
+}
+
+
+@pytest.mark.parametrize("tags", chat.MODES)
+@pytest.mark.parametrize("spec", VOCABULARIES)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_call_passes_where_little_room_is_left(name: str, spec: str, tags: str) -> None:
+    tok = tokenizer.load(spec)
+    state = CallGrammar(tok, tags, [TOOLS[name].schema]).begin()
+    ids = chat.completion_ids(chat.format_call(name, SAMPLES[name]), tok, tags)
+    for i, token in enumerate(ids):
+        room = len(ids) - i + 8
+        assert state.mask(room)[token] and state.take(token, room) == token, chat.decode(ids[: i + 1], tok)
+    assert state.ended
+
+
 @pytest.mark.parametrize(
     "text",
     [

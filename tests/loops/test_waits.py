@@ -1,0 +1,125 @@
+"""Whole loops on the meta device: how often the host waits for the device in a step, and that every tensor is where the next operator needs it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import test_loops
+import torch
+from test_loops import conversations, text_corpus  # noqa: F401  (fixtures)
+
+from codechat import expert_iteration, grpo, ppo, pretrain, reinforce, sft, training
+from codechat.bench.sync_count import SyncCount, on_meta
+from codechat.core import config
+from codechat.evaluation import domain_loss
+from codechat.models.generate import Completion
+from codechat.rl.engines import Local
+from codechat.tasks.base import Score
+from codechat.tasks.toy import ToyTask
+
+
+def drawn(policy: Any, prompts: Sequence[list[int]], *, samples_per_prompt: int, **how: Any) -> list[Completion]:
+    """What a sampler might return: up to 20 tokens."""
+    rng = random.Random(len(prompts))
+    lengths = [rng.randrange(1, 20) for _ in range(len(prompts) * samples_per_prompt)]
+    return [Completion([rng.randrange(97, 123) for _ in range(n)], [-1.0] * n, "stop") for n in lengths]
+
+
+def scored(self: ToyTask, problem: Any, text: str) -> Score:
+    return Score(len(text) / 20, "some", {}, False)
+
+
+@pytest.fixture
+def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that needs values: sampling, evaluations, checkpoints, and where a restored weight would come from."""
+    own = training.load_task
+    monkeypatch.setattr(Local, "sample", staticmethod(drawn))
+    monkeypatch.setattr(ToyTask, "score", scored)
+    monkeypatch.setattr(training, "load_task", lambda cfg, tok: (*own(cfg, tok)[:2], lambda model: {}))
+    monkeypatch.setattr(training, "save", lambda *a, **k: None)
+    monkeypatch.setattr(domain_loss, "held_out_losses", lambda *a: {})
+    monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
+
+
+def per_step(train: Callable[[int], Any]) -> Counter[str]:
+    """Waits of one step: those of two steps less those of one."""
+    found = []
+    for steps in (1, 2):
+        with on_meta(), SyncCount("meta") as syncs:
+            train(steps)
+        found.append(syncs.calls)
+    few, more = found
+    assert not few - more
+    return more - few
+
+
+def settings(module: ModuleType, cls: type, **changes: Any) -> Any:
+    fixed = dict(
+        diagnose_groups=0, save_every=0, eval_every=0, group_size=4, device_batch_size=4, rows=1, row_tokens=64
+    )
+    return config.resolve(cls, "toy", overrides=fixed | changes, presets=module.RUN_PRESETS)
+
+
+LOOPS: list[tuple[str, ModuleType, type, dict[str, Any], int, int]] = [  # name, loop, its settings, updates a step, other waits a step
+    ("reinforce", reinforce, reinforce.ReinforceConfig, dict(entropy_coef=0.1, importance_cap=2.0), 1, 1),
+    ("muon", reinforce, reinforce.ReinforceConfig, dict(optimizer="muon"), 1, 1),
+    ("accumulated", reinforce, reinforce.ReinforceConfig, dict(grad_accum=2), 1, 1),
+    ("grpo", grpo, grpo.GRPOConfig, dict(minibatches=2, inner_epochs=1), 2, 1),
+    ("gspo", grpo, grpo.GRPOConfig, dict(variant="gspo", entropy_coef=0.1, kl_coef=0.1), 1, 1),
+    ("ppo", ppo, ppo.PPOConfig, dict(kl_coef=0.1, inner_epochs=1), 2, 3),
+    ("whitened", ppo, ppo.PPOConfig, dict(whiten=True, inner_epochs=1, minibatches=1), 1, 4),
+    ("expert", expert_iteration, expert_iteration.ExpertConfig, dict(minibatches=1, inner_epochs=1, group_size=12), 1, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, module, cls, changes, updates, more", LOOPS, ids=[row[0] for row in LOOPS])
+def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_logs(
+    name: str, module: ModuleType, cls: type, changes: dict[str, Any], updates: int, more: int,
+    no_values: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """However many microbatches an update has."""
+    own, passes = training.token_logprobs, []
+    monkeypatch.setattr(training, "token_logprobs", lambda *a, **k: passes.append(a) or own(*a, **k))
+
+    def train(steps: int) -> None:
+        module.train(settings(module, cls, run_name=f"{name}-{steps}", max_steps=steps, **changes))
+
+    waits = per_step(train)
+    assert waits.total() == updates + more, waits
+    assert len(passes) >= 3 * 2 * updates, "three steps were run, each update of two or more microbatches"
+
+
+@pytest.mark.parametrize("loop", ["pretrain", "sft"])
+def test_a_supervised_step_waits_twice_however_many_microbatches(
+    loop: str, no_values: None, request: pytest.FixtureRequest
+) -> None:
+    """For the norm of the gradients, and for the loss where it is logged."""
+    how = dict(optimizer="muon", grad_accum=3, eval_every=0, save_every=0)
+    if loop == "sft":
+        cfg, train = test_loops.sft_config(request.getfixturevalue("conversations"), **how), sft.train
+    else:
+        cfg, train = test_loops.pretrain_config(request.getfixturevalue("text_corpus"), **how), pretrain.train
+    waits = per_step(lambda steps: train(replace(cfg, run_name=f"{loop}-{steps}", max_steps=steps)))
+    assert waits.total() == 2, waits
+
+
+def test_what_a_loop_reads_from_the_device_is_counted_on_the_meta_device() -> None:
+    x = torch.zeros(3, device="meta")
+    with on_meta(), SyncCount("meta") as syncs:
+        assert x.tolist() == [1.0] * 3 and float(x.sum()) == 1.0
+        torch.zeros(3).to("meta")
+        x[torch.tensor([0, 1])]
+        torch.zeros(3).to("meta", non_blocking=True)
+        torch.arange(3)[torch.arange(3) > 1].tolist()  # the host's own
+        with pytest.raises(NotImplementedError):
+            x[x > 0]
+        with pytest.raises(RuntimeError, match="device"):
+            x + torch.zeros(3)
+    assert syncs.calls == {"aten._to_copy.default": 2, "aten._local_scalar_dense.default": 1, "aten.index.Tensor": 1}
