@@ -267,7 +267,8 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None
     assert chromium.ask("document.querySelector('.assistant')") is None, "half an answer is not kept"
     assert chromium.ask("$('model').classList.contains('away')")
     with Serving(port=port):
-        chromium.until("!away && !$('model').classList.contains('away')")
+        chromium.until("!away && !$('model').classList.contains('away') && about.neutral !== ''")  # asked again
+        chromium.ask("about.neutral = ''")
         chromium.ask("$('say').focus()")
         chromium.enter()
         chromium.until(SETTLED)
