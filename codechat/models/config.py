@@ -81,6 +81,11 @@ class GPTConfig:
     bf16_residual: bool = opt(
         False, "where products are bfloat16, the sum that blocks add to is too: half its memory", late=True
     )
+    attention_products: bool = opt(
+        False,
+        "on a CPU in bfloat16, attention as matrix products, twice as fast as the fused kernel; keeps its weights for the backward pass",
+        late=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):

@@ -73,7 +73,7 @@ class Attention(nn.Module):
             cache, layer = cached
             y = cache.attend(layer, q, k, v, mask)
         else:
-            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
+            y = packed_attention.attend(q, k, v, mask, causal=cfg.causal, products=cfg.attention_products)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 

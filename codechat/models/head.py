@@ -2,16 +2,19 @@
 
 With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. Each chunk's logits live until their part of
 the result is known. `cross_entropy` computes the gradient in the forward pass, where it is known up to one factor. `logprobs` keeps the
-distributions for its backward pass up to KEEP_BYTES and recomputes them beyond.
+logits for its backward pass up to KEEP_BYTES and recomputes them beyond.
+
+A chunk is as long as matrix products want it. What is done to each of its logits is done to a block of rows after the other, which a CPU's cache
+holds: a softmax, its logarithm and its slope are seven passes, and each over all of memory costs as much as a product.
 
 Left out: gradients of gradients.
 
-Shapes: N rows, D width, V rows of the head's weight. Logits are float32 whatever the matrix products run in.
+Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on them is float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -21,9 +24,10 @@ from torch.autograd.function import once_differentiable
 
 from codechat.models import packed_attention
 
-CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
-KEEP_BYTES = 1 << 30  # of distributions that `logprobs` keeps: a third less work than recomputing them
+CHUNK_BYTES = 1 << 27  # logits of one chunk: shorter chunks make narrower products, which are slower
+KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
 CHUNK_SHARE, KEEP_SHARE = 1 / 64, 1 / 16  # the same on a GPU, of its memory
+BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -58,23 +62,28 @@ def _budget(device: torch.device, fixed: int, share: float) -> int:
 
 
 def _chunks(n: int, weight: Tensor) -> list[slice]:
-    """Slices of about equal length, whose float32 logits take about CHUNK_BYTES."""
-    count = max(1, -(-n * len(weight) * 4 // _budget(weight.device, CHUNK_BYTES, CHUNK_SHARE)))
+    """Slices of about equal length, whose logits in the weight's dtype take about CHUNK_BYTES."""
+    a_row = len(weight) * weight.element_size()
+    count = max(1, -(-n * a_row // _budget(weight.device, CHUNK_BYTES, CHUNK_SHARE)))
     rows = max(1, -(-n // count))
     return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
 
 
+def _blocks(x: Tensor) -> Iterator[slice]:
+    """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU all rows."""
+    rows = len(x) if x.device.type != "cpu" else max(1, BLOCK_BYTES // (4 * x.shape[1]))
+    return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), max(1, rows)))
+
+
 class _Logits:
-    """Float32 logits of a chunk, in a buffer that all chunks share: the page faults of a new one cost as much as a pass over it."""
+    """Logits of a chunk, in a buffer that all chunks share: the page faults of a new one cost more than a pass over it."""
 
     def __init__(self, rows: int, weight: Tensor) -> None:
         self.weight = weight  # (V, D) in the compute dtype
-        self.buffer = torch.empty(rows, len(weight), device=weight.device) if weight.dtype == torch.float32 else None
+        self.buffer = weight.new_empty(rows, len(weight))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """(N, V); overwrites those of the chunk before."""
-        if self.buffer is None:
-            return (hidden @ self.weight.mT).float()
         return torch.mm(hidden, self.weight.mT, out=self.buffer[: len(hidden)])
 
 
@@ -91,21 +100,28 @@ def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
     """total (V, D) float32 + g.T @ h of g (N, V) and h (N, D), in place; none = 0."""
     if total is None:
         return (g.mT @ h).float()
-    return total.addmm_(g.mT, h) if h.dtype == torch.float32 else total.add_(g.mT @ h)
+    if h.dtype == torch.float32:
+        return total.addmm_(g.mT, h)
+    product = g.mT @ h
+    for rows in _blocks(product):
+        total[rows] += product[rows].float()
+    return total
 
 
-def _loss_and_slope(logits: Tensor, targets: Tensor, dtype: torch.dtype | None, dense: bool) -> tuple[Tensor, Tensor]:
-    """Sum of the losses of a chunk, and d loss / d logits = softmax - one-hot in `dtype` (none: not needed); overwrites the logits (N, V)."""
+def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool, dense: bool) -> Tensor:
+    """Losses (N, 1) of some rows. learns: overwrites the logits (N, V) with d loss / d logits = softmax - one-hot."""
     counts = targets[:, None] >= 0
     at = targets[:, None].clamp(min=0)
-    chosen = logits.gather(1, at)
-    lse = _softmax(logits, out=logits)
-    total = torch.where(counts, lse - chosen, 0.0).sum()
-    if dtype is None:
-        return total, logits
-    g = logits.scatter_add_(1, at, -torch.ones_like(chosen))
-    # a GPU would have to be waited for; a CPU saves a pass over the logits
-    return total, (g if dense and counts.all() else g.mul_(counts)).to(dtype)
+    x = logits.float()
+    chosen = x.gather(1, at)
+    lse = _softmax(x, out=x)
+    if learns:
+        x.scatter_add_(1, at, -torch.ones_like(chosen))
+        if not (dense and counts.all()):  # a GPU would have to be waited for; a CPU saves a pass over the logits
+            x.mul_(counts)
+        if logits.dtype != torch.float32:
+            logits.copy_(x)
+    return torch.where(counts, lse - chosen, 0.0)
 
 
 @cache
@@ -118,18 +134,20 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> Tensor:
         h_all, w = hidden.to(dtype), weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
-        chunks = _chunks(len(hidden), weight)
+        chunks = _chunks(len(hidden), w)
         logits_of = _Logits(chunks[0].stop if chunks else 0, w)
         d_hidden, d_weight = torch.empty_like(h_all) if learns else None, None
         loss_and_slope = _compiled() if hidden.is_cuda else _loss_and_slope
         dense = packed_attention.dense(hidden.device)
         for rows in chunks:
             h = h_all[rows]
-            part, g = loss_and_slope(logits_of(h), targets[rows], dtype if learns else None, dense)
-            total += part
+            logits, losses = logits_of(h), torch.empty(len(h), 1, device=h.device)
+            for block in _blocks(logits):
+                losses[block] = loss_and_slope(logits[block], targets[rows][block], learns, dense)
+            total += losses.sum()
             if learns:
-                torch.mm(g, w, out=d_hidden[rows])
-                d_weight = _add_product(d_weight, g, h)
+                torch.mm(logits, w, out=d_hidden[rows])
+                d_weight = _add_product(d_weight, logits, h)
         if learns:
             ctx.d_hidden = d_hidden
             ctx.d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
@@ -152,26 +170,23 @@ class _Logprobs(torch.autograd.Function):
         h_all, w = hidden.to(dtype), weight.to(dtype)
         found, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         ctx.set_materialize_grads(False)
-        chunks = _chunks(len(hidden), weight)
-        longest = chunks[0].stop if chunks else 0
-        keep = len(hidden) * len(weight) * 4 <= _budget(weight.device, KEEP_BYTES, KEEP_SHARE) and any(
-            ctx.needs_input_grad
-        )
-        logits_of = _Logits(longest, w)
-        buffer = torch.empty(len(hidden) if keep else longest, len(weight), device=weight.device)
+        chunks = _chunks(len(hidden), w)
+        budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
+        keep = len(hidden) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
+        kept = w.new_empty(len(hidden), len(w)) if keep else None
+        logits_of = _Logits(0 if keep or not chunks else chunks[0].stop, w)
         for rows in chunks:
-            logits = logits_of(h_all[rows])
-            if temperature != 1:
-                logits.div_(temperature)
-            weights = buffer[rows] if keep else buffer[: len(logits)]
-            lse = _softmax(logits, out=weights)
-            found[rows] = (logits.gather(1, targets[rows, None]) - lse)[:, 0]
-            with torch.autocast(logits.device.type, enabled=False):  # which would sum V terms in bfloat16
-                mean = torch.bmm(weights[:, None], logits[:, :, None])  # (N, 1, 1): the expected logit
-            lses[rows], entropy[rows] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
+            logits = logits_of(h_all[rows]) if kept is None else torch.mm(h_all[rows], w.mT, out=kept[rows])
+            for block in _blocks(logits):
+                x = _scaled(logits[block], temperature)
+                weights = torch.empty_like(x)
+                lse = _softmax(x, out=weights)
+                with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
+                    mean = torch.bmm(weights[:, None], x[:, :, None])  # (N, 1, 1): the expected logit
+                found[rows][block] = (x.gather(1, targets[rows][block, None]) - lse)[:, 0]
+                lses[rows][block], entropy[rows][block] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
-        ctx.temperature, ctx.dtype = temperature, dtype
-        ctx.weights = buffer if keep else None
+        ctx.temperature, ctx.dtype, ctx.kept = temperature, dtype, kept
         return found, entropy
 
     @staticmethod
@@ -180,26 +195,29 @@ class _Logprobs(torch.autograd.Function):
         hidden, weight, targets, lses, entropy = ctx.saved_tensors
         h_all, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
         d_hidden, d_weight = torch.empty_like(h_all), None
-        bonus = d_entropy is not None  # else its gradient is 0: no loss used the entropy
         d_found = torch.zeros_like(lses) if d_found is None else d_found
-        chunks = _chunks(len(hidden), weight)
-        logits_of = _Logits(chunks[0].stop if chunks else 0, w)
-        product = torch.empty(chunks[0].stop if chunks else 0, len(weight), device=weight.device)
+        chunks = _chunks(len(hidden), w)
+        longest = chunks[0].stop if chunks else 0
+        logits_of, slopes = _Logits(0 if ctx.kept is not None else longest, w), w.new_empty(longest, len(w))
         for rows in chunks:
-            h, up = h_all[rows], d_found[rows, None] / ctx.temperature
-            factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-            if ctx.weights is not None and not bonus:
-                g = torch.mul(ctx.weights[rows], factor, out=product[: len(h)])
-            else:
-                found = logits_of(h)
-                if ctx.temperature != 1:
-                    found.div_(ctx.temperature)
-                if bonus:
-                    up_entropy = d_entropy[rows, None] / ctx.temperature
-                    factor = factor - (found - lses[rows, None] + entropy[rows, None]) * up_entropy
-                g = torch.softmax(found, -1, out=found).mul_(factor)
-            g = g.scatter_add_(1, targets[rows, None], up).to(ctx.dtype)
-            torch.mm(g, w, out=d_hidden[rows])
-            d_weight = _add_product(d_weight, g, h)
+            h, slope = h_all[rows], slopes[: len(h_all[rows])]
+            logits = logits_of(h) if ctx.kept is None else ctx.kept[rows]
+            for block in _blocks(logits):
+                x = _scaled(logits[block], ctx.temperature)
+                up = d_found[rows][block, None] / ctx.temperature
+                factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
+                if d_entropy is not None:  # else its gradient is 0: no loss used the entropy
+                    up_entropy = d_entropy[rows][block, None] / ctx.temperature
+                    factor = factor - (x - lses[rows][block, None] + entropy[rows][block, None]) * up_entropy
+                g = torch.softmax(x, -1).mul_(factor)
+                slope[block] = g.scatter_add_(1, targets[rows][block, None], up)
+            torch.mm(slope, w, out=d_hidden[rows])
+            d_weight = _add_product(d_weight, slope, h)
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden.to(hidden.dtype), d_weight, None, None, None
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 logits / temperature; the logits themselves where that is what they are."""
+    x = logits.float()
+    return x if temperature == 1 else x / temperature

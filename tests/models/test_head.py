@@ -121,8 +121,33 @@ def test_the_body_of_a_chunk_is_one_graph_that_gives_the_same(monkeypatch: pytes
     body = torch.compile(head._loss_and_slope, backend="eager", fullgraph=True)
     for rows in (6, 4):
         rng = torch.Generator().manual_seed(rows)
-        logits, targets = torch.randn(rows, 11, generator=rng), torch.randint(11, (rows,), generator=rng)
+        logits, targets = torch.randn(rows, 11, generator=rng).bfloat16(), torch.randint(11, (rows,), generator=rng)
         targets[1] = -100
-        found, want = (f(logits.clone(), targets, torch.bfloat16, False) for f in (body, head._loss_and_slope))
-        torch.testing.assert_close(found, want)
-        assert not found[1][1].any() and found[1].dtype == torch.bfloat16
+        slopes = [logits.clone() for _ in range(2)]
+        losses = [f(g, targets, True, False) for f, g in zip((body, head._loss_and_slope), slopes)]
+        torch.testing.assert_close(*slopes)
+        torch.testing.assert_close(*losses)
+        assert not slopes[0][1].any() and not losses[0][1].any() and not torch.equal(slopes[0], logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_blocks_within_a_chunk_change_no_bit(
+    dtype: torch.dtype, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done to logits is done to each row alone, so where rows are cut decides about speed only."""
+    up, found = torch.randn(2, N, generator=torch.Generator().manual_seed(1)), []
+    for rows in (1, 5, 1000):
+        monkeypatch.setattr(head, "BLOCK_BYTES", rows * V * 4)
+        hidden, weight, targets = inputs(torch.float32)
+        holes = targets.clone()
+        holes[3] = -100
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = head.cross_entropy(hidden, weight, holes)
+            logprobs, entropy = head.logprobs(
+                hidden, weight, targets, n_ids=OWNED, temperature=temperature, entropy_grad=True
+            )
+        total = loss + (up[0] * logprobs).sum() + (up[1] * entropy).sum()
+        found.append([loss, logprobs, entropy, *gradients(total, hidden, weight)])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))

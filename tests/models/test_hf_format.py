@@ -353,12 +353,13 @@ def test_an_architecture_without_a_class_raises(tmp_path: Path, options: dict[st
     assert left_behind(tmp_path) == []
 
 
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor the dtype of a sum, and the last need attention mla.
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor the dtype of a sum or how attention is computed, and the last need attention mla.
 ELSEWHERE = {
     "n_tags",
     "checkpoint_blocks",
     "checkpoint_keep_products",
     "bf16_residual",
+    "attention_products",
     "kv_rank",
     "q_rank",
     "rope_head_width",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,3 +135,46 @@ def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPat
     for graph in (False, True):
         generate.sample(model, [[1, 2, 3], [4], [4]], max_new_tokens=1, graph=graph)
     assert calls == [("flash", True)] * 4, "one token from prompts of different lengths"
+
+
+@pytest.mark.parametrize("groups, kind", [(1, "causal"), (3, "causal"), (1, "every"), (3, "mask")])
+def test_attention_as_products_is_attention(groups: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, blocks of queries that do not divide the row, with gradients; and what a mask hides has none."""
+    monkeypatch.setattr(packed_attention, "QUERIES", 16)
+    T, rng = 37, torch.Generator().manual_seed(0)
+    q = torch.randn(2, 6, T, 8, generator=rng, dtype=torch.float64).requires_grad_()
+    k, v = (torch.randn(2, 6 // groups, T, 8, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(2))
+    mask = None
+    if kind == "mask":
+        own = torch.arange(T) // 9
+        mask = ((own[:, None] == own) & torch.ones(T, T, dtype=torch.bool).tril()).expand(2, 1, T, T)
+    found, want = (
+        attend(q, k, v, mask, causal=kind != "every")
+        for attend in (packed_attention.as_products, packed_attention.attend)
+    )
+    torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-6)  # the softmax is float32
+    up = torch.randn(found.shape, generator=rng, dtype=torch.float64)
+    for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_with_products_learns_as_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under bfloat16 autocast the gradients point the same way; in float32 the option changes nothing."""
+    seen = []
+    whole = packed_attention.as_products
+    monkeypatch.setattr(packed_attention, "as_products", lambda *a, **k: seen.append(1) or whole(*a, **k))
+    shape = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=160, vocab_size=300, qk_norm=True)
+    ids = torch.randint(300, (2, 150), generator=torch.Generator().manual_seed(0))
+
+    def gradient(products: bool, dtype: torch.dtype) -> torch.Tensor:
+        model = GPT(replace(shape, attention_products=products))
+        for block in model.blocks:
+            torch.nn.init.normal_(block.attn.out.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            model.loss(ids[:, :-1], ids[:, 1:]).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    plain, other = (gradient(products, torch.bfloat16) for products in (False, True))
+    assert len(seen) == shape.depth
+    assert torch.cosine_similarity(plain, other, dim=0) > 0.999 and not torch.equal(plain, other)
+    assert torch.equal(*(gradient(products, torch.float32) for products in (False, True))) and len(seen) == shape.depth
