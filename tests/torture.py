@@ -286,7 +286,7 @@ def kills(table: Table, home: Path, rng: random.Random, until: float, n: int) ->
         while due and time.monotonic() < ends:
             process = subprocess.Popen(command(home, victim, job, *again(job, victim)), cwd=victim, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
             try:
-                _, err = process.communicate(timeout=rng.uniform(0.3, max(1.0, seconds)))
+                _, err = process.communicate(timeout=rng.uniform(min(0.3, seconds / 4), seconds))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from codechat.models import packed_attention
 
-CHUNK_BYTES = 1 << 27  # logits of one chunk: shorter chunks make narrower products, which are slower
+CHUNK_BYTES = 1 << 27  # float32 logits of one chunk: shorter chunks make narrower products, which are slower
 KEEP_BYTES = 1 << 30  # of logits that `logprobs` keeps: a third less work than recomputing them
 CHUNK_SHARE, KEEP_SHARE = 1 / 64, 1 / 16  # the same on a GPU, of its memory
 BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit into the cache that two cores share
@@ -62,17 +62,16 @@ def _budget(device: torch.device, fixed: int, share: float) -> int:
 
 
 def _chunks(n: int, weight: Tensor) -> list[slice]:
-    """Slices of about equal length, whose logits in the weight's dtype take about CHUNK_BYTES."""
-    a_row = len(weight) * weight.element_size()
-    count = max(1, -(-n * a_row // _budget(weight.device, CHUNK_BYTES, CHUNK_SHARE)))
+    """Slices of about equal length, whose float32 logits take about CHUNK_BYTES."""
+    count = max(1, -(-n * len(weight) * 4 // _budget(weight.device, CHUNK_BYTES, CHUNK_SHARE)))
     rows = max(1, -(-n // count))
     return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU all rows."""
-    rows = len(x) if x.device.type != "cpu" else max(1, BLOCK_BYTES // (4 * x.shape[1]))
-    return (slice(at, min(at + rows, len(x))) for at in range(0, len(x), max(1, rows)))
+    rows = BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x)
+    return (slice(at, min(at + max(1, rows), len(x))) for at in range(0, len(x), max(1, rows)))
 
 
 class _Logits:
@@ -104,7 +103,7 @@ def _add_product(total: Tensor | None, g: Tensor, h: Tensor) -> Tensor:
         return total.addmm_(g.mT, h)
     product = g.mT @ h
     for rows in _blocks(product):
-        total[rows] += product[rows].float()
+        total[rows].add_(product[rows])
     return total
 
 
