@@ -258,7 +258,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         table = pyarrow.parquet.ParquetFile(path)
         for batch in table.iter_batches(batch_size=256):
             yield from batch.to_pylist()
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} is not a readable parquet file ({error}); fetch it again") from None
 
 

@@ -308,3 +308,22 @@ def test_a_limit_before_the_first_held_out_document_still_leaves_one(tmp_path: P
     manifest = corpus.write_corpus(documents, tmp_path, tok, max_tokens=10)
     assert manifest["train_tokens"] == len(tok.encode(documents[0])) + 1
     assert manifest["val_tokens"] == len(tok.encode(held[0])) + 1
+
+
+@pytest.mark.parametrize("kind", ["text", "not utf-8", "another file"])
+def test_a_damaged_parquet_file_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+    """Pages hold bytes: text that is no utf-8 is met when a row is read, not when the file is opened."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path, text = tmp_path / "rows.parquet", b"ab\xec(" if kind == "not utf-8" else b"abcd"
+    offsets = np.array([0, len(text)], dtype=np.int32).tobytes()
+    column = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(offsets), pyarrow.py_buffer(text))
+    pyarrow.parquet.write_table(pyarrow.table({"content": column}), path)
+    if kind == "another file":
+        path.write_bytes(b"PAR1" + bytes(20))
+    if kind == "text":
+        assert list(sources.read_parquet(path)) == [{"content": "abcd"}]
+        return
+    with raising(DataError, "rows.parquet", "fetch it again"):
+        list(sources.read_parquet(path))
