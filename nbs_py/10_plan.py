@@ -98,12 +98,12 @@ print(f"{tokens / 1e9:.2f} billion tokens / {found.tokens_per_s:,.0f} per second
 # %% [markdown]
 # ## Every block adds the same bytes
 #
-# So two shallow models predict a deep one, and a chart of many configurations takes seconds. The whole model
-# was measured above: the prediction must equal it to the byte in every category.
+# So two shallow models predict a deep one. The 40 blocks of the published run, all of them run on tensors
+# without storage, must equal the prediction to the byte in every category.
 
 # %%
 def quick(planned: PlanConfig) -> Plan:
-    """The plan of a deep model from two shallow ones; whether it is sharded is decided by its full size."""
+    """The plan of a deep model from two shallow ones."""
     one, two = (measure(replace(planned.step, model=replace(planned.model, depth=d))) for d in depths)
     more = (planned.model.depth - depths[1]) / (depths[1] - depths[0])
 
@@ -114,7 +114,7 @@ def quick(planned: PlanConfig) -> Plan:
 
 
 predicted = quick(planned)
-assert predicted.peaks == found.peaks
+assert predicted.peaks == measure(planned.step, whole=True)
 moments = {"a training step": found.peaks.training, "an evaluation": found.peaks.evaluation}
 pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.items()}).fillna(0).round(2)  # GiB
 
@@ -125,6 +125,9 @@ pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.ite
 # Memory of a rank at the peak of a training step, without recomputation. The activations (green) grow with
 # the rows beyond everything else, and more GPUs do not divide them: 16 GPUs halve the blue and red of 8b and
 # leave the green. 2b fits on one GPU, so each of eight GPUs holds all of it.
+#
+# Here `measure` decides how many blocks to run: a prediction from two shallow models holds only while the largest
+# moment of a step is the same one. For 2b with one row it is not, and the prediction is twice the truth.
 
 # %%
 def stack(ax, plans: dict[str, Plan], title: str) -> None:
@@ -145,9 +148,13 @@ def stack(ax, plans: dict[str, Plan], title: str) -> None:
 
 
 # %%
+def exact(planned: PlanConfig) -> Plan:
+    return Plan(planned, measure(planned.step))
+
+
 panels = {"d20, 1 GPU": ("d20", 1), "2b, 1 to 8 GPUs": ("2b", 8), "8b, 8 GPUs": ("8b", 8), "8b, 16 GPUs": ("8b", 16)}
 rows = (1, 4, 16)
-grid = {(title, n): quick(PlanConfig(model=GPTConfig(**PRESETS[name]), optimizer="adamw", gpus=count, shard_over=count, gpu=gpu, device_batch_size=n))
+grid = {(title, n): exact(PlanConfig(model=GPTConfig(**PRESETS[name]), optimizer="adamw", gpus=count, shard_over=count, gpu=gpu, device_batch_size=n))
         for title, (name, count) in panels.items() for n in rows}
 fig, axes = new_figure("Activations fill the GPU, and more GPUs do not divide them", cols=4, size=(7.6, 3.9), sharey=True)
 for ax, title in zip(axes[0], panels):
@@ -171,7 +178,7 @@ plain = replace(planned, model=replace(recomputing, checkpoint_blocks=False))
 knobs = {"as it is": plain, "1 row": replace(plain, device_batch_size=1, grad_accum=8), "Muon": replace(plain, optimizer="muon"),
          "16 GPUs\nshare": replace(plain, gpus=16, shard_over=16, grad_accum=1), "recompute\nblocks": planned,
          "recompute,\n16 rows": replace(planned, device_batch_size=16, grad_accum=1)}
-tried = {name: quick(c) for name, c in knobs.items()}
+tried = {name: exact(c) for name, c in knobs.items()}
 fig, axes = new_figure("8b on 8 GPUs: recomputing the blocks saves most, and leaves room for more rows", size=(7.2, 3.9))
 stack(axes[0, 0], tried, "four rows per microbatch, AdamW, unless said")
 axes[0, 0].set(ylabel="GiB per GPU", ylim=(0, 1.25 * limit))
@@ -215,13 +222,15 @@ print((written.path / "launch.sh").read_text())
 # %%
 assert found.fits and round(found.total_gib, 1) == 31.7 and round(limit, 1) == 79.2
 assert round(found.hours, 1) == 52.1 and round(found.gpu_hours) == 417 and abs(found.hours / 48.9 - 1) < 0.1
-assert quick(planned).peaks == found.peaks  # 3 and 4 blocks predict 40, every category, to the byte
+assert quick(planned).peaks == found.peaks == measure(planned.step, whole=True)  # 3 and 4 blocks predict 40
 assert round(before, 1) == 84.2 and not tried["as it is"].fits
 assert [round(table.loc[k, "saved"], 1) for k in ("recompute blocks", "1 row", "16 GPUs share", "Muon")] == [52.5, 47.7, 10.1, 3.9]
 activations = [grid[f"8b, {n} GPUs", 4].memory["activations"] for n in (8, 16)]
 assert 62 < activations[0] < 63 and abs(activations[0] - activations[1]) < 0.1
 assert tried["recompute,\n16 rows"].fits and not tried["Muon"].fits
 one_2b = PlanConfig(model=GPTConfig(**PRESETS["2b"]), optimizer="adamw", gpus=1, gpu=gpu, device_batch_size=4)
-assert quick(one_2b).peaks == grid["2b, 1 to 8 GPUs", 4].peaks
+assert exact(one_2b).peaks == grid["2b, 1 to 8 GPUs", 4].peaks
+one_row = grid["2b, 1 to 8 GPUs", 1]
+assert round(one_row.total_gib) == 47 and round(quick(one_row.cfg).total_gib) == 99
 assert written.changes["model.depth"] == (4, 40) and written.verdict.startswith("fits: 31.7 of 79.2 GiB on 8 x a800-80gb, 52.1 h")
 assert "--nproc-per-node 8 --max-restarts 3" in (written.path / "launch.sh").read_text()

@@ -105,6 +105,10 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
 @contextmanager
 def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[None]:
     global _watch
+    # Its functions have the group of the moment of their import as a default argument. Imported inside a session they would keep that group, and
+    # its threads would meet the end of the interpreter: the process then ends with SIGABRT after all of its work.
+    import torch.distributed.nn.functional  # noqa: F401, PLC0415
+
     store, me, size = desync.join_store(timeout_s)
     sources = {"sources and torch": desync.code_digest()}
     desync.agree(store, me, size, "code", sources, "start all ranks from the same checkout and environment")

@@ -9,6 +9,7 @@ Left out: `torch.compile`, which keeps less than the eager step that is measured
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from codechat.core.errors import RunError
 from codechat.distributed import dist, gradient_sums, hardware, sharding
 from codechat.launch.memory_tape import CATEGORIES, Tape
 from codechat.launch.planner import Peaks, Step
-from codechat.models import optim
+from codechat.models import head, optim
 from codechat.models.gpt import GPT
 
 
@@ -67,13 +68,13 @@ class Moments(NamedTuple):
 
 
 @cache
-def measure(step: Step) -> Peaks:
-    """The peaks of a step and of an evaluation on this rank. Results are cached.
+def measure(step: Step, whole: bool = False) -> Peaks:
+    """The peaks of a step and of an evaluation on this rank. whole: run every block of a deep model too. Results are cached.
 
     Of a deep model, passes and evaluation are those of two shallow ones, continued to its depth. That is exact while the largest moment
     is the same one: a backward pass begins with all activations and ends with all gradients, and where either grows faster with depth
     than the peak of the shallow models, or that moved from one moment to another between them, the whole model is run."""
-    if step.model.depth <= 2 * SHALLOW[1]:
+    if whole or step.model.depth <= 2 * SHALLOW[1]:
         return _peaks(_run(step))
     few, more = (_run(replace(step, model=replace(step.model, depth=depth))) for depth in SHALLOW)
     growth = [_growth(a, b) for a, b in zip(few, more)]
@@ -168,8 +169,10 @@ def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
 
 @contextmanager
 def _as_on_a_gpu(dtype: str) -> Iterator[None]:
-    """The numeric types of a GPU, whatever this machine has. Muon iterates twice: further iterations hold what the second one does."""
+    """The numeric types and the output head's whole chunks of a GPU, whatever this machine has. Muon iterates twice: further iterations hold what
+    the second one does."""
     with (
+        mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
         mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
         mock.patch.object(optim, "iteration_dtype", lambda _: getattr(torch, dtype)),
         mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),

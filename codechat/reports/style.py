@@ -93,7 +93,9 @@ class Plot(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
         small = io.BytesIO()
-        image = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        # The default method merges colours of small areas, such as a legend's, with others.
+        how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
+        image = Image.open(buffer).convert("RGB").quantize(COLOURS, **how)
         image.save(small, format="png", optimize=True)
         return small.getvalue(), {"alt": self.get_suptitle()}
 

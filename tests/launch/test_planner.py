@@ -23,6 +23,7 @@ from codechat.launch import launcher, planner, step_memory
 from codechat.launch.memory_tape import Tape
 from codechat.launch.planner import GIB, Peaks, PlanConfig, Step
 from codechat.launch.step_memory import measure
+from codechat.models import head
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.pretrain import PretrainConfig
@@ -207,6 +208,14 @@ def test_recomputing_blocks_and_shorter_rows_need_less_and_packed_rows_no_mask()
     assert held(length=64) < held() < held(batch=5)
     assert held() <= held(packed=True) < 1.02 * held(), "no dense mask"
     assert held(grad_accum=4) == held(grad_accum=2) >= held()
+
+
+def test_a_plan_takes_whole_chunks_of_logits_as_a_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks for a CPU's cache would hold less than a GPU does, and make a plan of 8b three times as long."""
+    step = Step(model=replace(TINY, vocab_size=5000), batch=4, length=128)
+    held = step_memory._run(step)
+    monkeypatch.setattr(head, "BLOCK_BYTES", 1)  # a row at a time
+    assert step_memory._run(step) == held
 
 
 def test_planning_needs_no_memory_and_leaves_no_group() -> None:

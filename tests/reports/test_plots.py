@@ -3,6 +3,7 @@ runs."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image, ImageColor
 from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile, RunError
@@ -490,3 +492,16 @@ def test_a_report_that_fails_says_where_and_why(root: Path, template: dict[str, 
     with pytest.raises(RunError, match="cut.*3 of 3.*KeyError: 'no such run'"):
         build.build("cut", tmp_path)
     assert (tmp_path / "cut.ipynb").is_file() and not (tmp_path / "cut.html").exists()
+
+
+def test_a_picture_keeps_the_colours_of_its_legend() -> None:
+    """Few colours make it small; those of small areas must not become a neighbour's."""
+    figure, axes = style.new_figure("Bars", cols=4, size=(7.6, 3.9))
+    for ax in axes[0]:
+        ax.bar([0, 1, 2], [100, 200, 250], color=style.OKABE_ITO["green"])
+    for name, colour in style.OKABE_ITO.items():
+        axes[0, 0].plot([0], [0], "s", color=colour, label=name, markersize=4)
+    figure.legend(ncols=5, loc="outside lower center")
+    picture = Image.open(io.BytesIO(figure._repr_png_()[0])).convert("RGB")
+    found = {colour for _, colour in picture.getcolors(1 << 20)}
+    assert {ImageColor.getrgb(colour) for colour in style.OKABE_ITO.values()} <= found
