@@ -345,9 +345,11 @@ def break_disk(table: Table, home: Path, small: Path, whole: Path, job: Job, fau
     if fault == "full":
         fill(ballast)
     else:
-        # over itself: the file system has open files, so it cannot be remounted
-        for words in (["--bind", str(small), str(small)], ["-o", "remount,bind,ro", str(small)]):
-            subprocess.run(["mount", *words], check=True)
+        # Over itself: the file system has files open for writing, so it cannot be remounted; nor can this, in the moment in which one is opened.
+        subprocess.run(["mount", "--bind", str(small), str(small)], check=True)
+        read_only = ["mount", "-o", "remount,bind,ro", str(small)]
+        while subprocess.run(read_only, stderr=subprocess.DEVNULL).returncode and process.poll() is None:
+            time.sleep(0.01)
     _, err = process.communicate(timeout=600)
     if fault == "full":
         ballast.unlink(missing_ok=True)
