@@ -228,6 +228,8 @@ assert [round(table.loc[k, "saved"], 1) for k in ("recompute blocks", "1 row", "
 activations = [grid[f"8b, {n} GPUs", 4].memory["activations"] for n in (8, 16)]
 assert 62 < activations[0] < 63 and abs(activations[0] - activations[1]) < 0.1
 assert tried["recompute,\n16 rows"].fits and not tried["Muon"].fits
+
+# %%
 one_2b = PlanConfig(model=GPTConfig(**PRESETS["2b"]), optimizer="adamw", gpus=1, gpu=gpu, device_batch_size=4)
 assert exact(one_2b).peaks == grid["2b, 1 to 8 GPUs", 4].peaks
 one_row = grid["2b, 1 to 8 GPUs", 1]

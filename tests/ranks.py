@@ -12,7 +12,17 @@ from typing import Any
 from codechat.core import config, registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LOOPS = """
+# A thread of a process group that meets the end of the interpreter aborts the process. Registered first, this runs last.
+GROUP_ENDS = """
+import atexit, os, pathlib
+
+@atexit.register
+def no_thread_of_a_group_is_left():
+    if left := [t for p in pathlib.Path("/proc/self/task").glob("*/comm") if "gloo" in (t := p.read_text())]:
+        print("threads of the process group are left:", left, flush=True)
+        os._exit(1)
+"""
+LOOPS = f"""{GROUP_ENDS}
 import pathlib, sys
 from contextlib import nullcontext
 from codechat.core import config, registry
@@ -25,8 +35,6 @@ loops = [registry.find(name) for name in sys.argv[2::2]]
 with dist.session() if len(loops) > 1 else nullcontext():
     for loop, path in zip(loops, sys.argv[3::2]):
         loop.load(loop.function)(config.resolve(loop.config_class, file=path))
-threads = [name.read_text() for name in pathlib.Path("/proc/self/task").glob("*/comm")]
-assert not [name for name in threads if "gloo" in name], "threads of the group outlive it and abort the process at its end"
 """
 
 

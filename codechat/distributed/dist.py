@@ -11,10 +11,12 @@ Left out: sums of gradients (`gradient_sums`), sharded weights (`sharding`), and
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -84,6 +86,14 @@ def _check_devices(local_size: int) -> None:
 
 
 _watch: desync.Watch | None = None
+# A destroyed group that something still refers to keeps its threads, and where one of them meets the end of the interpreter, the process
+# ends with SIGABRT after all of its work.
+_droppers: list[Callable[[], None]] = []
+
+
+def when_destroyed(drop: Callable[[], None]) -> None:
+    """At the end of this session, call what drops a reference to the process group."""
+    _droppers.append(drop)
 
 
 @contextmanager
@@ -105,9 +115,10 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
 @contextmanager
 def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[None]:
     global _watch
-    # Its functions have the group of the moment of their import as a default argument. Imported inside a session they would keep that group, and
-    # its threads would meet the end of the interpreter: the process then ends with SIGABRT after all of its work.
+    # Its functions have the group of the moment of their import as a default argument: imported inside a session they would keep it.
     import torch.distributed.nn.functional  # noqa: F401, PLC0415
+
+    atexit.register(gc.collect)  # so does a sharded model, which lives in cycles
 
     store, me, size = desync.join_store(timeout_s)
     sources = {"sources and torch": desync.code_digest()}
@@ -138,6 +149,8 @@ def _group(where: torch.device, settings: Any, timeout_s: float) -> Iterator[Non
         _watch.stop()
         _watch = None
         td.destroy_process_group()
+        while _droppers:
+            _droppers.pop()()
 
 
 def explained(error: BaseException | None) -> BaseException | None:

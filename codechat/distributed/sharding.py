@@ -66,8 +66,12 @@ def mesh(over: int | None = None) -> DeviceMesh:
         )
     kind = dist.device().type
     if over == world:
-        return init_device_mesh(kind, (world,), mesh_dim_names=("shard",))
-    return init_device_mesh(kind, (world // over, over), mesh_dim_names=("replicate", "shard"))
+        made = init_device_mesh(kind, (world,), mesh_dim_names=("shard",))
+    else:
+        made = init_device_mesh(kind, (world // over, over), mesh_dim_names=("replicate", "shard"))
+    # torch caches the specs of sharded tensors for the life of the process, they hold the mesh, and it holds its groups
+    dist.when_destroyed(lambda: getattr(made, "_pg_registry", {}).clear())
+    return made
 
 
 def shard(model: M, ranks: DeviceMesh, dtype: torch.dtype | None = None) -> M:

@@ -361,6 +361,7 @@ def settled() -> Iterator[None]:
 @lru_cache(maxsize=1)
 def _group_for_writing(world: td.ProcessGroup) -> td.ProcessGroup:
     """A gloo group of its own: the collectives of a thread must not mix with those of the steps."""
+    dist.when_destroyed(_group_for_writing.cache_clear)
     return td.new_group(backend="gloo")
 
 
