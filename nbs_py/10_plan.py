@@ -152,6 +152,7 @@ def exact(planned: PlanConfig) -> Plan:
     return Plan(planned, measure(planned.step))
 
 
+# %%
 panels = {"d20, 1 GPU": ("d20", 1), "2b, 1 to 8 GPUs": ("2b", 8), "8b, 8 GPUs": ("8b", 8), "8b, 16 GPUs": ("8b", 16)}
 rows = (1, 4, 16)
 grid = {(title, n): exact(PlanConfig(model=GPTConfig(**PRESETS[name]), optimizer="adamw", gpus=count, shard_over=count, gpu=gpu, device_batch_size=n))
