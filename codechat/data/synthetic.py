@@ -16,6 +16,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from codechat.data.sources import Document, Ledger, digest, fraction
 
 Row = dict[str, Any]
 CHAT_TURNS = Path(__file__).with_name("chat_turns.json")
+SMALL_TALK = Path(__file__).with_name("small_talk.json")
 
 MIN_DOC_CHARS = 20
 MAX_REQUEST_CHARS = 220
@@ -196,8 +198,16 @@ def _third_person(verb: str) -> str:
 # ------------------------------------------------------------------ plain chat
 
 
-def chat_rows() -> Iterator[Row]:
-    """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other wordings."""
+@cache
+def small_talk() -> tuple[tuple[str, str], ...]:
+    """(what a person says, answer) of small_talk.json: each wording with each answer."""
+    turns = json.loads(SMALL_TALK.read_text(encoding="utf-8"))
+    return tuple((said, answer) for turn in turns for said in turn["says"] for answer in turn["answers"])
+
+
+def chat_rows(talk: bool = False) -> Iterator[Row]:
+    """Every plain chat turn of chat_turns.json. The split follows the request: each answer is also taught for other wordings. talk: those of
+    small_talk.json too."""
     turns = json.loads(CHAT_TURNS.read_text(encoding="utf-8"))
     for turn in turns["courtesies"]:
         for request in turn["requests"]:
@@ -206,6 +216,8 @@ def chat_rows() -> Iterator[Row]:
         for key, value in fact["table"].items():
             for request in fact["requests"]:
                 yield _chat(request.format(key), fact["answer"].format(key, value))
+    for said, answer in small_talk() if talk else ():
+        yield _chat(said, answer)
 
 
 def _chat(request: str, answer: str) -> Row:

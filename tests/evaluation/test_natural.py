@@ -22,6 +22,7 @@ from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Problem
+from codechat.tasks.toolbox import everyday
 from codechat.tasks.toolbox.conversations import SMALL_TALK
 from codechat.text import chat, tokenizer
 
@@ -269,10 +270,11 @@ def ask(text: str) -> Problem:
 
 def test_no_tool_request_is_a_template_with_its_slots_filled() -> None:
     patterns = []
-    for tool in toolbox.TOOLS.values():
+    for tool in (*toolbox.TOOLS.values(), *everyday.services()):
         slots = {name: FILLED[slot.schema["type"]] for name, slot in tool.slots.items()}
         slots |= {name: FILLED["string"] for name, slot in tool.slots.items() if "enum" in slot.schema}
-        patterns += [pattern(template, slots) for template in (*tool.asks, *tool.hard_asks)]
+        templates = (*tool.asks, *tool.hard_asks, *everyday.wordings().get(tool.name, ()))
+        patterns += [pattern(template, slots) for template in templates]
     known = [ask("What is 12.5 times 30?"), ask("How do I greet Ann in French?"), ask("Max of 3, 4 and 5?")]
     assert len(alike(known, patterns)) == 3
     assert alike([p for p in PROBLEMS if p.meta["tools"]], patterns) == {}
@@ -281,7 +283,7 @@ def test_no_tool_request_is_a_template_with_its_slots_filled() -> None:
 def test_no_request_is_a_taught_courtesy_or_fact() -> None:
     turns = json.loads(synthetic.CHAT_TURNS.read_text())
     said = [t for group in (*turns["courtesies"], *turns["facts"]) for t in group["requests"]]
-    said += [request for request, _ in SMALL_TALK]
+    said += [request for request, _ in (*SMALL_TALK, *synthetic.small_talk())]
     patterns = [pattern(text.replace("{}", "{it}"), {"it": r"\w+"}) for text in said]
     assert len(alike([ask("hi there"), ask("What is the plural of mouse?")], patterns)) == 2
     assert alike(PROBLEMS, patterns) == {}

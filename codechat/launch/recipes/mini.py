@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codechat.launch.recipes.nano import MODEL, NANO, RATES
+from codechat.launch.recipes.nano import FAST, MODEL, NANO, RATES
 
-WIDE = MODEL | dict(depth=6, n_embd=320, n_head=5)
+WIDE = MODEL | FAST | dict(depth=6, n_embd=320, n_head=5)
 SFT = dict(lr=2e-3)
 CHANGED: dict[str, dict[str, object]] = {
     "pretrain": RATES | dict(model=WIDE, max_steps=800, eval_every=200, save_every=100, lr=1.5e-2),

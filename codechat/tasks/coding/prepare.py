@@ -228,6 +228,7 @@ class SftConfig:
         "how a system prompt lists tools: compact, described (the name after its description), or json",
         late=True,
     )
+    talk: bool = opt(False, "also the small talk of small_talk.json (domain chat)", late=True)
     short: bool = opt(
         False, "also short requests for well-known programs, such as `write quicksort` (domain short)", late=True
     )
@@ -257,7 +258,7 @@ def _sft_rows(cfg: SftConfig, ledgers: list[Ledger]) -> Iterator[Row]:
         documents = files.counted(sources.embedded_python(files))
         found = synthetic.code_rows(documents, functions, cfg.max_code_chars)
         yield from tqdm(islice(found, cfg.max_examples), "code questions", cfg.max_examples, unit="row")
-        yield from small_talk.counted(synthetic.chat_rows())
+        yield from small_talk.counted(synthetic.chat_rows(cfg.talk))
         if cfg.short:
             yield from short_requests.short_rows()
         return

@@ -23,15 +23,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
+from codechat.data import synthetic
 from codechat.data.prepared import check_shares
 from codechat.tasks.base import Message, Problem
 from codechat.tasks.toolbox import conversations as plain
-from codechat.tasks.toolbox import generated
+from codechat.tasks.toolbox import everyday, generated
 from codechat.tasks.toolbox.catalogue import execute, family, response
 from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError
 from codechat.tasks.toolbox.values import COMMON, allowed, draw_word, invent
@@ -65,14 +66,22 @@ class Mix:
     renamed_arguments: float = opt(0.35, "share of its arguments that have another name", late=True)
     unserved: float = opt(0.5, "share of the series with a request that none of its tools serves", late=True)
     informal: float = opt(0.0, "share of the requests that are put as people chat", late=True)
+    services: float = opt(0.0, "share of requests for services of everyday life", late=True)
+    wordings: float = opt(
+        0.0,
+        "share of requests for the catalogue's tools in further wordings, and of small talk in that of small_talk.json",
+        late=True,
+    )
     rare_words: float = opt(
         0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200", late=True
     )
 
     def __post_init__(self) -> None:
         check_shares(self, *KINDS, together=True)
-        check_shares(self, "composed", "invented", together=True)
-        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal", "rare_words")
+        check_shares(self, "composed", "invented", "services", together=True)
+        check_shares(
+            self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal", "wordings", "rare_words"
+        )
 
 
 # ---------------------------------------------------------------- names
@@ -193,6 +202,12 @@ def informally(rng: random.Random, text: str) -> str:
     return text
 
 
+def _asked(rng: random.Random, mix: Mix, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    if mix.wordings and rng.random() < mix.wordings:
+        return everyday.ask(rng, tool, arguments)
+    return tool.ask(rng, arguments)
+
+
 def _said(rng: random.Random, mix: Mix, text: str) -> Message:
     return plain.message("user", informally(rng, text) if mix.informal and rng.random() < mix.informal else text)
 
@@ -236,8 +251,14 @@ def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], editi
         )
     elif draw < mix.invented + mix.composed:
         tool, *others = rng.sample(generated.composed(), rng.randint(1 if fits else 2, 1 + plain.MAX_DISTRACTORS))
+    elif draw < mix.invented + mix.composed + mix.services:
+        tool, *others = everyday.draw_services(rng, split, rng.randint(1 if fits else 2, 1 + plain.MAX_DISTRACTORS))
+        if rng.random() < 0.5:
+            others = plain.others(rng, split, [], len(others), edition)
     else:
         request = plain.draw_request(rng, split, levels, edition)
+        if mix.wordings and rng.random() < mix.wordings:
+            request = replace(request, text=everyday.ask(rng, request.tool, request.arguments))
         others = plain.others(rng, split, [request.tool], rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS), edition)
         return _named(rng, split, mix, request, [request.tool, *others] if fits else others)
     arguments = tool.sample(rng, split)
@@ -282,7 +303,7 @@ def series(
     messages = [made.system(rng)]
     for tool in rng.sample(order, len(order)):
         arguments = tool.sample(rng, split)
-        messages.append(_said(rng, mix, tool.ask(rng, arguments)))
+        messages.append(_said(rng, mix, _asked(rng, mix, tool, arguments)))
         none = plain.message("assistant", rng.choice(plain.NO_FUNCTION))
         messages.append(none if tool is missing else _call(names.call(tool, arguments)))
     return messages, made.meta("series") | {"level": 0}
@@ -295,6 +316,8 @@ def _tools(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edit
         return generated.invented_offer(rng, split, k - 1, mix.rare_words)
     if draw < mix.invented + mix.composed:
         return rng.sample(generated.composed(), k)
+    if draw < mix.invented + mix.composed + mix.services:
+        return everyday.draw_services(rng, split, k)
     first = rng.choice(plain.pool(False, rng.choice(levels), edition=edition))
     return [first, *plain.others(rng, split, [first], k - 1, edition)]
 
@@ -355,7 +378,10 @@ def _conversation(
         )
         return messages, made.meta(kind), None
     if kind == "small_talk":
-        asked, answer = rng.choice(plain.SMALL_TALK)
+        if mix.wordings and rng.random() < mix.wordings:
+            asked, answer = rng.choice(synthetic.small_talk())
+        else:
+            asked, answer = rng.choice(plain.SMALL_TALK)
         messages = [made.system(rng), plain.message("user", asked), plain.message("assistant", answer)]
         return messages, made.meta("chat") | {"asked": "chat"}, None
     if kind == "no_tools":

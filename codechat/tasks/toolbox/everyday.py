@@ -1,0 +1,87 @@
+"""What people ask an assistant for, in their words: services of everyday life, and other wordings for the tools of the catalogue.
+
+Both are tables, written by hand: everyday_services.json has functions with twelve requests each, everyday_wordings.json sixteen more requests for
+every tool that training has. A service does nothing: its result is drawn, always the same one for the same arguments. So a model meets
+results and answers that it could not have computed.
+
+Left out: services in the splits other than train. Their strata stay those of the catalogue.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from codechat.tasks.toolbox.tool import Tool
+from codechat.tasks.toolbox.values import Slot, choice, clock, date, integer, name, number, phrase, word
+
+SERVICES = Path(__file__).with_name("everyday_services.json")
+WORDINGS = Path(__file__).with_name("everyday_wordings.json")
+KINDS: dict[str, Callable[..., Slot]] = {
+    "name": name,
+    "word": word,
+    "phrase": phrase,
+    "date": lambda: date(2020, 2040),
+    "time": clock,
+    "integer": integer,
+    "number": number,
+}
+
+
+def slot(kind: str | Mapping[str, str]) -> Slot:
+    """The slot of a kind: a name of KINDS with its bounds ("integer:1:30"), or an enumeration {value: "wording|other wording"}."""
+    if isinstance(kind, Mapping):
+        return choice(kind)
+    title, *bounds = kind.split(":")
+    return KINDS[title](*map(int, bounds))
+
+
+def _run(results: str | Sequence[str], /, **arguments: Any) -> Any:
+    """One of the results, or a value of their kind: always the same one for the same arguments."""
+    rng = random.Random(json.dumps(arguments, sort_keys=True))
+    return slot(results).draw(rng) if isinstance(results, str) else rng.choice(results)
+
+
+@cache
+def _services() -> tuple[tuple[Tool, tuple[str, ...]], ...]:
+    made = []
+    for row in json.loads(SERVICES.read_text(encoding="utf-8")):
+        slots = {key: slot(kind) for key, kind in row["arguments"].items()}
+
+        answers, run = tuple(row["answers"]), partial(_run, row["results"])
+        made.append((Tool(row["name"], row["description"], slots, run, tuple(row["asks"]), (), answers[0]), answers))
+    return tuple(made)
+
+
+def services() -> tuple[Tool, ...]:
+    """All services, in the order of the table."""
+    return tuple(tool for tool, _ in _services())
+
+
+@cache
+def _of_split(split: str) -> tuple[tuple[Tool, tuple[str, ...]], ...]:
+    """Those that have arguments of their own in a split: a few combinations of choices may all belong to training."""
+    return tuple(s for s in _services() if split == "train" or any(slot.unseen for slot in s[0].slots.values()))
+
+
+def draw_services(rng: random.Random, split: str, k: int) -> list[Tool]:
+    """k different services, each with one of its answers."""
+    return [replace(tool, answer=rng.choice(answers)) for tool, answers in rng.sample(_of_split(split), k)]
+
+
+@cache
+def wordings() -> dict[str, tuple[str, ...]]:
+    """Tool -> its further request templates over the slots."""
+    return {tool: tuple(asks) for tool, asks in json.loads(WORDINGS.read_text(encoding="utf-8")).items()}
+
+
+def ask(rng: random.Random, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """A request for a tool in one of its further wordings; in its own where it has none."""
+    if tool.name not in wordings():
+        return tool.ask(rng, arguments)
+    return replace(tool, asks=wordings()[tool.name]).ask(rng, arguments)
