@@ -24,6 +24,10 @@ def slots(template: str) -> list[str]:
     return sorted(key for _, key, _, _ in Formatter().parse(template) if key is not None)
 
 
+def words(template: str) -> str:
+    return " ".join(re.findall(r"[a-z0-9{}]+", template.lower()))
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_can_be_asked_for_and_answers(name: str) -> None:
     tool, rng = SERVICES[name], random.Random(name)
@@ -54,7 +58,7 @@ def test_every_trained_tool_has_sixteen_further_wordings() -> None:
     for tool in TRAINED:
         found = everyday.wordings()[tool.name]
         assert len(set(found)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in found), tool.name
-        assert not set(found) & {*tool.asks, *tool.hard_asks}
+        assert not {words(ask) for ask in found} & {words(ask) for ask in (*tool.asks, *tool.hard_asks)}
 
 
 def test_tables_reach_the_conversations_in_their_shares() -> None:

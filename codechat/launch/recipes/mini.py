@@ -16,7 +16,7 @@ CHANGED: dict[str, dict[str, object]] = {
     "base": SFT | dict(max_steps=500, eval_every=250, save_every=100),
     "words": SFT,
     "lookups": SFT,
-    "phrases": SFT | dict(max_steps=240),
+    "phrases": SFT,
     "sft": SFT | dict(max_steps=2600, eval_every=650, save_every=200),
     "rl": dict(lr=2e-4),
 }

@@ -34,15 +34,15 @@ READING = dict(
     invented=0.26,
     services=0.15,
     wordings=0.5,
-    series=0.58,  # the densest lesson: several requests of one list (LOG.md)
+    series=0.57,  # the densest lesson: several requests of one list (LOG.md)
     unserved=0.75,
     chained=0.12,
     unfitting=0.12,
-    multi_turn=0.08,
+    multi_turn=0.05,
     no_tools=0.03,
-    small_talk=0.04,
+    small_talk=0.03,
 )
-MIX = ("calls=0.70", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.06", "short=0.06", "chat=0.03")
+MIX = ("calls=0.71", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.06", "short=0.06", "chat=0.02")
 ANSWER = dict(task="funcall", data_dir="{calls}", max_new_tokens=64)
 
 EVALUATED = dict(split=("test", "test_hard"), limit=250, n=4, ks=(1, 4), temperatures=(0.0,), **ANSWER)
@@ -150,7 +150,7 @@ NANO = (
         "phrases",
         "more and rarer words, invented names, fillers",
         "lookups",
-        160,
+        240,
         "lookup_phrases=0.75",
         "lookup_calls=0.2",
         "copy=0.05",
