@@ -45,7 +45,7 @@ def test_a_service_can_be_asked_for_and_answers(name: str) -> None:
 
 
 def test_services_are_told_apart_and_leave_the_held_out_tools_unseen() -> None:
-    assert len(SERVICES) >= 60 and not SERVICES.keys() & TOOLS.keys()
+    assert len(SERVICES) >= 40 and not SERVICES.keys() & TOOLS.keys()
     assert len({t.description for t in SERVICES.values()}) == len(SERVICES)
     held_out = {word for t in UNSEEN for word in t.name.split("_")}
     assert not held_out & {word for name in SERVICES for word in name.split("_")}
@@ -53,12 +53,20 @@ def test_services_are_told_apart_and_leave_the_held_out_tools_unseen() -> None:
     assert len({re.sub(r"{\w+}", "{}", ask.lower()) for ask in asks}) == len(asks)
 
 
-def test_every_trained_tool_has_sixteen_further_wordings() -> None:
-    assert everyday.wordings().keys() == {t.name for t in TRAINED}
-    for tool in TRAINED:
-        found = everyday.wordings()[tool.name]
-        assert len(set(found)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in found), tool.name
+def test_further_wordings_are_of_trained_tools_and_none_of_a_test() -> None:
+    """New words for known tools stay new: training has no wording of test_hard, in any case or punctuation."""
+    trained = {tool.name: tool for tool in TRAINED}
+    assert len(everyday.wordings()) >= 60 and everyday.wordings().keys() <= trained.keys()
+    for name, found in everyday.wordings().items():
+        tool = trained[name]
+        assert len(set(found)) == 16 and all(slots(ask) == sorted(tool.slots) for ask in found), name
         assert not {words(ask) for ask in found} & {words(ask) for ask in (*tool.asks, *tool.hard_asks)}
+
+
+def test_a_tool_without_further_wordings_keeps_its_own() -> None:
+    tool = next(tool for tool in TRAINED if tool.name not in everyday.wordings())
+    arguments = tool.sample(random.Random(0), "train")
+    assert everyday.ask(random.Random(1), tool, arguments) == tool.ask(random.Random(1), arguments)
 
 
 def test_tables_reach_the_conversations_in_their_shares() -> None:
@@ -72,8 +80,8 @@ def test_tables_reach_the_conversations_in_their_shares() -> None:
     said = {said for said, _ in synthetic.small_talk()} - {said for said, _ in conversations.SMALL_TALK}
     talk = [r["messages"][1]["content"] in said for r in rows if r["meta"]["kind"] == "chat"]
     assert 0.4 < sum(talk) / len(talk) < 0.7
-    (double,) = (t for t in TRAINED if t.name == "double")
-    asked = [everyday.ask(random.Random(i), double, {"x": 7}) for i in range(200)]
+    (square,) = (t for t in TRAINED if t.name == "square")
+    asked = [everyday.ask(random.Random(i), square, {"x": 7}) for i in range(200)]
     assert len(set(asked)) == 16 and all("7" in text for text in asked)
 
 

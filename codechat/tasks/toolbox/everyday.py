@@ -1,10 +1,12 @@
-"""What people ask an assistant for, in their words: services of everyday life, and other wordings for the tools of the catalogue.
+"""What people ask an assistant for, in their words: services of everyday life, and further wordings for tools of the catalogue.
 
-Both are tables, written by hand: everyday_services.json has functions with twelve requests each, everyday_wordings.json sixteen more requests for
-every tool that training has. A service does nothing: its result is drawn, always the same one for the same arguments. So a model meets
-results and answers that it could not have computed.
+Both are tables, written one by one without sight of any test: everyday_services.json has functions with twelve requests each,
+everyday_wordings.json sixteen more requests for most of the tools that training has; the others keep their own. A service does nothing: its
+result is drawn, always the same one for the same arguments. So a model meets results and answers that it could not have computed.
 
-Left out: services in the splits other than train. Their strata stay those of the catalogue.
+No service shares a word of its name with a held-out tool. Two are about the weather, as is one of the 50 held-out tools (`storm_range`).
+
+Left out: services in problems. The strata are those of the catalogue.
 """
 
 from __future__ import annotations
