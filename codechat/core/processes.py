@@ -83,7 +83,10 @@ def lock_moved(old: Path, new: Path) -> None:
 class StopSignal:
     """Turns the first Ctrl-C or SIGTERM into `requested`, so that a loop can save and leave.
 
-    A second Ctrl-C raises KeyboardInterrupt. Outside the main thread it does nothing."""
+    A second Ctrl-C raises KeyboardInterrupt. Outside the main thread it does nothing. `asked` tells who runs several loops in turn that the last one
+    was asked, also where it had just done its last step."""
+
+    asked = False
 
     def __init__(self) -> None:
         self.requested = False
@@ -92,10 +95,11 @@ class StopSignal:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
+        self.requested = StopSignal.asked = True
         print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
     def __enter__(self) -> StopSignal:
+        StopSignal.asked = False
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._former[number] = signal.signal(number, self._on_signal)

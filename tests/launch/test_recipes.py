@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -124,6 +125,24 @@ def test_an_interrupted_stage_stops_the_recipe(stages: tuple[Stage, ...], monkey
     assert set(ledger) == {"corpus"}
 
 
+def test_a_stop_in_the_last_step_of_a_stage_stops_the_recipe(
+    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage is finished then and stays so."""
+    finish = run.Run.finish
+
+    def late(self: run.Run, *a: Any, **k: Any) -> Any:
+        if self.path.name == "first":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return finish(self, *a, **k)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "finish", late)
+        with pytest.raises(KeyboardInterrupt, match="first is finished"):
+            ran()
+    assert ran() == ["second"]
+
+
 def test_unknown_names_are_refused_with_the_nearest(stages: tuple[Stage, ...]) -> None:
     for name, wish, near in (("tiny", dict(from_stage="frist"), "'first'"), ("nona", {}, "'nano'")):
         with pytest.raises(UserError) as error:
@@ -158,8 +177,10 @@ def test_mini_is_nano_with_a_larger_model_and_more_steps() -> None:
         {b.stage.name: b.cfg for b in runner.bind("same", runner.RECIPES[name][1], 0)} for name in ("nano", "mini")
     )
     assert set(small) - set(large) == {"notebooks", "report"}
-    for same in ("corpus", "base-code", "base-calls", "code", "calls", "diagnose", "choose", "evaluate"):
+    for same in ("corpus", "base-code", "base-calls", "diagnose", "choose", "evaluate"):
         assert large[same] == small[same]
+    assert small["code"] == replace(large["code"], talk=False)
+    assert (small["calls"].reading.wordings, large["calls"].reading.wordings) == (0, 0.5)
     tokens = {name: sum(s.max_steps * s.device_batch_size * s.seq_len for s in steps)
               for name, steps in (("small", _trained(small)), ("large", _trained(large)))}  # fmt: skip
     sizes = [replace(of["pretrain"].model, vocab_size=4096).n_params for of in (small, large)]

@@ -57,7 +57,7 @@ from codechat.launch.recipes.scaling import SCALING
 from codechat.launch.recipes.stage import Bound, Stage, bind
 from codechat.launch.recipes.versions import VERSIONS
 from codechat.runs.paths import ROOT, exists, runs_dir
-from codechat.runs.run import Run
+from codechat.runs.run import Run, StopSignal
 
 RECIPES: dict[str, tuple[str, tuple[Stage, ...]]] = {
     "nano": (
@@ -240,6 +240,7 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int) -> float:
     """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process."""
     fresh = ledger.holds(b)  # it was finished, and is to be run again
     ledger.drop(b.name)
+    StopSignal.asked = False
     began = time.perf_counter()
     if not (ranks and follow_living(b.cfg.run_name)):
         settings = _resume_or_replace(b, fresh)
@@ -251,6 +252,8 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int) -> float:
     seconds = time.perf_counter() - began
     row = {"hash": b.hash, "seconds": round(seconds, 1), "finished_at": time.strftime("%Y-%m-%dT%H:%M:%S")}
     ledger.put(b.name, row)
+    if StopSignal.asked:
+        raise KeyboardInterrupt(f"stage {b.name} is finished; run the recipe again to go on")
     return seconds
 
 
