@@ -178,15 +178,17 @@ def draw_request(
     edition: int,
     among: Sequence[Tool] | None = None,
     hard: str | None = None,
+    varied: float = 0.0,
 ) -> Request:
     """A request for one of the tools `among` (default: of the split's).
 
-    hard: "tool" needs a held-out tool, "phrasing" asks for a known one in new words; default in test_hard: either."""
+    hard: "tool" needs a held-out tool, "phrasing" asks for a known one in new words; default in test_hard: either.
+    varied: share of its words and names from further afield (`values.Slot`)."""
     level = rng.choice(levels)
     if split == "test_hard" and hard is None:
         hard = rng.choice(("tool", "phrasing"))
     tool = rng.choice(among or pool(False, level, hard == "tool", edition))
-    arguments = tool.sample(rng, split)
+    arguments = tool.sample(rng, split, varied)
     return Request(tool, arguments, tool.ask(rng, arguments, hard == "phrasing"), hard)
 
 

@@ -40,13 +40,13 @@ ASKS = (
 )
 
 
-def copy_dialogues(split: str, n: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def copy_dialogues(split: str, n: int, seed: int = 0, *, varied: float = 0.0) -> Iterator[dict[str, Any]]:
     """n rows {"id", "messages", "domain": "copy", "meta"}: one to three values in a request, and the same values as the
-    answer."""
+    answer. varied: share of the words and names from further afield (`values.Slot`)."""
     check_split(split)
     rng = random.Random(f"copy {split} {seed}")
     for i in range(n):
-        text = " ".join(str(rng.choice(SLOTS).sample(rng, split)) for _ in range(rng.choice((1, 1, 2, 3))))
+        text = " ".join(str(rng.choice(SLOTS).sample(rng, split, varied)) for _ in range(rng.choice((1, 1, 2, 3))))
         messages = [{"role": "user", "content": rng.choice(ASKS).format(text)}, {"role": "assistant", "content": text}]
         yield {
             "id": f"copy-{split}-{seed}-{i}",

@@ -24,6 +24,7 @@ from codechat.tasks.toolbox.values import Slot, choice, clock, date, integer, na
 
 SERVICES = Path(__file__).with_name("everyday_services.json")
 WORDINGS = Path(__file__).with_name("everyday_wordings.json")
+VARIED = 0.5  # share of the words and names in results that are not invented
 KINDS: dict[str, Callable[..., Slot]] = {
     "name": name,
     "word": word,
@@ -46,7 +47,7 @@ def slot(kind: str | Mapping[str, str]) -> Slot:
 def _run(results: str | Sequence[str], /, **arguments: Any) -> Any:
     """One of the results, or a value of their kind: always the same one for the same arguments."""
     rng = random.Random(json.dumps(arguments, sort_keys=True))
-    return slot(results).draw(rng) if isinstance(results, str) else rng.choice(results)
+    return slot(results).sample(rng, "train", VARIED) if isinstance(results, str) else rng.choice(results)
 
 
 @cache

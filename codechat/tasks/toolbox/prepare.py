@@ -146,9 +146,10 @@ def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Ro
         else:
             made = toolbox.dialogues(split, n, cfg.seed, **known, **shares)
         files[f"calls.{split}"] = list(ledger.counted(made))
+    varied = cfg.reading.varied_values if cfg.reading else 0.0
     if cfg.copies:
         for split, n in {"train": cfg.copies, **held_out}.items():
-            files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed)))
+            files[f"copy.{split}"] = list(ledger.counted(toolbox.copy_dialogues(split, n, cfg.seed, varied=varied)))
     for step in toolbox.lookups.STEPS if cfg.lookups else ():
         for split, n in {"train": cfg.lookups, **held_out}.items():
             rare = cfg.reading.rare_words if cfg.reading else 0.0

@@ -75,13 +75,17 @@ class Mix:
     rare_words: float = opt(
         0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200", late=True
     )
+    varied_values: float = opt(
+        0.0,
+        "share of the words and names in requests and copying drills that are real, compounds or letters in any order, not invented by a grammar",
+        late=True,
+    )
 
     def __post_init__(self) -> None:
         check_shares(self, *KINDS, together=True)
         check_shares(self, "composed", "invented", "services", together=True)
-        check_shares(
-            self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal", "wordings", "rare_words"
-        )
+        check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal")
+        check_shares(self, "wordings", "rare_words", "varied_values")
 
 
 # ---------------------------------------------------------------- names
@@ -256,12 +260,12 @@ def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], editi
         if rng.random() < 0.5:
             others = plain.others(rng, split, [], len(others), edition)
     else:
-        request = plain.draw_request(rng, split, levels, edition)
+        request = plain.draw_request(rng, split, levels, edition, varied=mix.varied_values)
         if mix.wordings and rng.random() < mix.wordings:
             request = replace(request, text=everyday.ask(rng, request.tool, request.arguments))
         others = plain.others(rng, split, [request.tool], rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS), edition)
         return _named(rng, split, mix, request, [request.tool, *others] if fits else others)
-    arguments = tool.sample(rng, split)
+    arguments = tool.sample(rng, split, mix.varied_values)
     request = plain.Request(tool, arguments, tool.ask(rng, arguments), None)
     return _named(rng, split, mix, request, [tool, *others] if fits else others)
 
@@ -277,9 +281,9 @@ def _named(
 def chain(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edition: int) -> Scene:
     """A request that needs two calls: the second tool takes the result of the first."""
     while True:
-        first = plain.draw_request(rng, split, levels, edition)
+        first = plain.draw_request(rng, split, levels, edition, varied=mix.varied_values)
         result = execute(first.tool.name, first.arguments)["result"]
-        second = _following(rng, split, edition, first.tool, result)
+        second = _following(rng, split, mix, edition, first.tool, result)
         if second is not None:
             break
     text = rng.choice(CHAIN).format(first=first.text, second=second.text)
@@ -302,7 +306,7 @@ def series(
     made = Scene(plain.Request(order[0], {}, "", None), tools, names)
     messages = [made.system(rng)]
     for tool in rng.sample(order, len(order)):
-        arguments = tool.sample(rng, split)
+        arguments = tool.sample(rng, split, mix.varied_values)
         messages.append(_said(rng, mix, _asked(rng, mix, tool, arguments)))
         none = plain.message("assistant", rng.choice(plain.NO_FUNCTION))
         messages.append(none if tool is missing else _call(names.call(tool, arguments)))
@@ -322,14 +326,16 @@ def _tools(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], edit
     return [first, *plain.others(rng, split, [first], k - 1, edition)]
 
 
-def _following(rng: random.Random, split: str, edition: int, first: Tool, result: Any) -> plain.Request | None:
+def _following(
+    rng: random.Random, split: str, mix: Mix, edition: int, first: Tool, result: Any
+) -> plain.Request | None:
     """A request for a second tool one of whose arguments is `result`; None where the tool drawn takes no such value."""
     tool = rng.choice(plain.pool(False, edition=edition))
     kind = {int: ("integer", "number"), float: ("number",), str: ("string",)}.get(type(result), ())
     free = [k for k, slot in tool.slots.items() if slot.schema["type"] in kind and "enum" not in slot.schema]
     if not free or tool.name in family(first.name):
         return None
-    key, arguments = rng.choice(free), tool.sample(rng, split)
+    key, arguments = rng.choice(free), tool.sample(rng, split, mix.varied_values)
     arguments[key] = result
     try:
         tool.call(arguments)

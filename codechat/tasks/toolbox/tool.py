@@ -61,10 +61,12 @@ class Tool:
         """1: one copied word or number. 2: two, or one and a translated choice. 3: more, lists, phrases."""
         return min(3, sum(slot.cost for slot in self.slots.values()))
 
-    def sample(self, rng: random.Random, split: str) -> dict[str, Any]:
-        """Arguments that only `split` uses, in schema order. Two enumerations never take the same value."""
+    def sample(self, rng: random.Random, split: str, varied: float = 0.0) -> dict[str, Any]:
+        """Arguments that only `split` uses, in schema order. Two enumerations never take the same value.
+
+        varied: share of the words and names from further afield (`Slot.varied`)."""
         while True:
-            arguments = {name: slot.sample(rng, split) for name, slot in self.slots.items()}
+            arguments = {name: slot.sample(rng, split, varied) for name, slot in self.slots.items()}
             if self.adjust:
                 arguments = self.adjust(rng, arguments)
             chosen = [v for k, v in arguments.items() if "enum" in self.slots[k].schema]

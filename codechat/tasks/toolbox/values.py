@@ -3,7 +3,8 @@
 A value of a large domain (an invented word, a date, a colour, a number of three or more digits) belongs to exactly one
 split by its hash. So a value memorised in training never answers a test request: the policy has to copy. One- and
 two-digit numbers and enumerations are shared; a request with only shared values is assigned to a split as a whole.
-Words are invented for the same reason.
+Words are invented for the same reason; a share of them may come from further afield (`Slot.varied`): a model that has only met words of the
+one grammar below writes those where a request has other ones (LOG.md).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from zlib import crc32
 
-from codechat.tasks.toolbox.words import WORDS
+from codechat.tasks.toolbox.words import NAMES, PLACES, WORDS
 
 # Residues modulo 10 of a value's hash.
 SHARES: dict[str, range] = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
@@ -25,6 +27,7 @@ ONSETS = "b br c d dr f fl g gr h j k l m n p pl qu r s sh sk st t tr v w z".spl
 VOWELS = "a e i o u ai ea oo".split()
 CODAS = "b ck d g k l ll m n nd nt p r rt sh st t x".split()
 ENDINGS = "a an ar el en ent er et ia in is ix o ol on or um us y".split()
+LETTERS = "etaoinshrdlu" * 3 + "abcdefghijklmnopqrstuvwxyz"  # the frequent ones of English four times
 # One token each in a small GPT-2 vocabulary.
 COMMON = """air all art back bad base best big black body book box call car case city class close code color
 cost cut dark data day deep dead door down drive early end even face fact fall family far fast field final
@@ -42,18 +45,21 @@ young""".split()
 @dataclass(frozen=True)
 class Slot:
     """The domain of one argument. schema: its JSON schema. draw: rng -> value. say: (rng, value) -> text of the
-    request. unseen: each value belongs to one split. cost: what it adds to a tool's level."""
+    request. unseen: each value belongs to one split. cost: what it adds to a tool's level. varied: draws from further
+    afield than `draw`; None where there is nothing further."""
 
     schema: Mapping[str, Any]
     draw: Callable[[random.Random], Any]
     say: Callable[[random.Random, Any], str]
     unseen: bool = True
     cost: int = 1
+    varied: Callable[[random.Random], Any] | None = None
 
-    def sample(self, rng: random.Random, split: str) -> Any:
-        """A value that `split` may use."""
+    def sample(self, rng: random.Random, split: str, varied: float = 0.0) -> Any:
+        """A value that `split` may use. varied: the share drawn by `varied`; 0 draws nothing beyond the value."""
+        draw = self.varied if self.varied and varied and rng.random() < varied else self.draw
         while True:
-            value = self.draw(rng)
+            value = draw(rng)
             if not self.unseen or all(allowed(part, split) for part in _parts(value)):
                 return value
 
@@ -134,23 +140,43 @@ def invent(rng: random.Random) -> str:
     return rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) + rng.choice(ENDINGS)
 
 
+def spell(rng: random.Random) -> str:
+    """Three to nine letters in any order."""
+    return "".join(rng.choices(LETTERS, k=rng.randint(3, 9)))
+
+
+def varied_word(rng: random.Random) -> str:
+    """A word of a dictionary, two of them in one, or letters in any order."""
+    draw = rng.random()
+    if draw < 0.5:
+        return rng.choice(WORDS)
+    return "".join(rng.sample(WORDS, 2)) if draw < 0.75 else spell(rng)
+
+
+def varied_name(rng: random.Random) -> str:
+    """The name of a person or a place, or a word with a capital."""
+    draw = rng.random()
+    return rng.choice(NAMES if draw < 0.4 else PLACES) if draw < 0.7 else varied_word(rng).capitalize()
+
+
 def word() -> Slot:
     """An invented word in lower case."""
-    return Slot({"type": "string"}, invent, say_plainly)
+    return Slot({"type": "string"}, invent, say_plainly, varied=varied_word)
 
 
 def name() -> Slot:
     """An invented name with a capital."""
-    return Slot({"type": "string"}, lambda rng: invent(rng).capitalize(), say_plainly)
+    return Slot({"type": "string"}, lambda rng: invent(rng).capitalize(), say_plainly, varied=varied_name)
 
 
 def phrase(shortest: int = 2, longest: int = 4) -> Slot:
     """A few common words. The phrase as a whole belongs to one split."""
 
-    def draw(rng: random.Random) -> str:
-        return " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest)))
+    def draw(rng: random.Random, words: Sequence[str] = COMMON) -> str:
+        return " ".join(rng.choices(words, k=rng.randint(shortest, longest)))
 
-    return Slot({"type": "string"}, draw, say_plainly, cost=3)
+    varied = partial(draw, words=(*COMMON, *WORDS, *NAMES))
+    return Slot({"type": "string"}, draw, say_plainly, cost=3, varied=varied)
 
 
 def common_word() -> Slot:

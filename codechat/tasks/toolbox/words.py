@@ -1,4 +1,6 @@
-"""A thousand everyday words for names and invented tools. None occurs in the unseen tools of `unseen`: a test compares them.
+"""A thousand everyday words for names, invented tools and values; names of people and places for values.
+
+None of the words occurs in the unseen tools of `unseen`, and no name is a value of a natural request: tests compare them.
 
 In a small vocabulary most of them are two or three tokens. Names made of a few common one-token words alone teach a model those words by heart,
 and it then copies nothing else (LOG.md).
@@ -59,3 +61,25 @@ turnip turtle tutor twig umbrella uncle uniform universe urn vacuum valley valve
 victim village vine vinegar violet violin virus visitor volcano vulture wagon waist waiter walnut walrus wardrobe warehouse wasp waterfall
 wave wax weapon web wedding weed week whale wheat whip whistle widow wife willow window wine wing winter witch wizard wolf woman wood
 worker worm wrist writer yacht yard yogurt yolk zebra zipper zone zoo""".split()
+
+NAMES = """
+Aaron Abel Ada Adam Agnes Ahmed Aisha Alan Albert Alex Alice Amara Amelia Amir Ana Andrea Anna Anton Arthur Astrid Ava Barbara Ben
+Bianca Boris Brian Bruno Carla Carlos Carmen Cecilia Charlie Chen Chloe Claire Clara Colin Connor Dana Daniel Daria David Deepak Diana Diego
+Dmitri Dora Edgar Elena Eli Elif Elsa Emil Emre Erik Esther Eva Farah Felix Fiona Florian Frank Freya Gabriel George Gloria Grace Greta
+Hamid Hana Harold Hassan Helen Henry Hugo Ibrahim Ida Igor Ines Ingrid Irene Isaac Ivan Jack Jakob James Jamila Jane Jasmin Javier Joan
+Johan Jonas Jorge Joseph Julia Kamal Karen Karim Karl Katya Keiko Kenji Kevin Lara Lars Laura Lea Leo Leon Lena Liam Lin Linda Lucas Lucia
+Luis Luna Maria Marco Margot Mark Marta Martin Mateo Maya Mehmet Mei Mia Michael Miguel Milan Mina Mohammed Monica Nadia Naomi Natasha Nico
+Nils Nina Noah Nora Olaf Olga Oliver Omar Oscar Otto Pablo Patricia Paul Pedro Petra Philip Rafael Rashid Rebecca Ricardo Rita Robert Rosa
+Ruth Samir Samuel Sandra Sara Sergei Simon Sofia Stefan Susan Tariq Teresa Theo Thomas Tim Tomas Ursula Valentina Vera Victor Wei Yara Yuki
+Yusuf Zara Zoe""".split()
+
+PLACES = """
+Aachen Aleppo Algiers Amsterdam Ankara Antwerp Athens Atlanta Auckland Baghdad Baku Bali Bangkok Barcelona Basel Beirut Belfast
+Belgrade Bergen Bilbao Bogota Bombay Bordeaux Boston Bremen Brisbane Bristol Brno Brussels Bucharest Budapest Cairo Calgary Canberra Caracas
+Cardiff Casablanca Chicago Cologne Copenhagen Cork Dakar Dallas Damascus Delhi Denver Detroit Dhaka Doha Dresden Dubai Dublin Durban
+Edinburgh Florence Frankfurt Geneva Genoa Ghent Glasgow Granada Graz Hamburg Hanoi Havana Helsinki Houston Istanbul Izmir Jakarta
+Jerusalem Kabul Kampala Karachi Kiev Kingston Krakow Kyoto Lagos Leeds Leipzig Lille Lima Liverpool Ljubljana Lodz Lucerne Lusaka
+Lyon Madrid Malaga Malmo Manchester Manila Marseille Melbourne Memphis Miami Milano Minsk Montreal Moscow Mumbai Munich Nairobi Nantes
+Naples Odessa Osaka Ottawa Oxford Palermo Perth Phoenix Porto Prague Quito Reykjavik Riga Rome Rotterdam Salzburg Santiago Sarajevo
+Seattle Seoul Seville Shanghai Singapore Stockholm Sydney Taipei Tallinn Tampere Tehran Tokyo Toronto Toulouse Trieste Tripoli Tunis
+Turin Utrecht Valencia Vancouver Venice Vienna Vilnius Warsaw Winnipeg Wuhan Zagreb Zurich""".split()
