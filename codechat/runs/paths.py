@@ -391,9 +391,10 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
     if planned:
         check_unedited(path, name)
     if there and not (resume or overwrite or planned):
+        continued = "--resume to continue it, " if hasattr(config, "resume") else ""
         raise RunError(
             f"run name {name!r} is in use ({read_status(path)['status']}); "
-            "set --resume to continue it, --overwrite to replace it, or another --run-name"
+            f"set {continued}--overwrite to replace it, or another --run-name"
         )
     if there:
         check_idle(name)

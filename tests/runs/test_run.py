@@ -269,6 +269,8 @@ def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
         run.log(1, lr=1.0)
     with pytest.raises(RunError, match="'r'.*finished.*--resume.*--overwrite"):
         new()
+    with pytest.raises(RunError, match=r"finished\); set --overwrite"):  # of a command that has no --resume
+        Run.create("r", {"seed": 0}, kind="evaluate")
     with pytest.raises(ConfigError, match="--resume.*--overwrite"):
         new(resume=True, overwrite=True)
     assert len(Run.open("r").metrics()) == 1

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from string import Formatter
+from zlib import crc32
 
 import pytest
 
 from codechat.data import synthetic
-from codechat.tasks.toolbox import conversations, everyday, reading, tools_of
+from codechat.evaluation import natural
+from codechat.launch.recipes.nano import READING
+from codechat.tasks.toolbox import conversations, copying, everyday, reading, tools_of, values
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.tasks.toolbox.tool import check
+from codechat.tasks.toolbox.words import NAMES, PLACES
 from codechat.text import chat
 
 TRAINED, UNSEEN = tools_of(2, held_out=False), tools_of(2, held_out=True)
@@ -85,10 +90,41 @@ def test_tables_reach_the_conversations_in_their_shares() -> None:
     assert len(set(asked)) == 16 and all("7" in text for text in asked)
 
 
-def test_no_table_means_the_same_rows_as_before() -> None:
-    """A share of 0 draws nothing."""
-    plain = [str(row) for row in reading.dialogues("train", 200, mix=reading.Mix(small_talk=0.2))]
-    none = [str(row) for row in reading.dialogues("train", 200, mix=reading.Mix(small_talk=0.2, services=0.0))]
-    assert plain == none
+def test_recipe_nano_has_the_rows_that_it_had_before_these_tables() -> None:
+    """Shares of 0 draw nothing. The sums are those of f4306e0, which knew neither tables nor varied values."""
+    rows = list(reading.dialogues("train", 400, mix=reading.Mix(**READING), edition=2))
+    assert crc32(json.dumps(rows).encode()) == 558251099
+    assert crc32(json.dumps(list(copying.copy_dialogues("train", 200))).encode()) == 768183282
     chats, more = ([r["messages"][0]["content"] for r in synthetic.chat_rows(talk)] for talk in (False, True))
     assert more == chats + [said for said, _ in synthetic.small_talk()]
+
+
+def invented(value: str) -> bool:
+    """Whether the grammar of `values.invent` has the word."""
+    parts = ("|".join(part) for part in (values.ONSETS, values.VOWELS, values.CODAS, values.ENDINGS))
+    return re.fullmatch("".join(f"({part})" for part in parts), value.lower()) is not None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_values_come_from_further_afield_in_their_share(share: float) -> None:
+    rng, greet = random.Random(0), TOOLS["greet"]
+    drawn = [greet.sample(rng, "train", share)["name"] for _ in range(600)]
+    other = sum(not invented(value) for value in drawn) / 600  # the grammar has a few of the real names too
+    assert 0.75 * share <= other <= 1.15 * share
+    rows = list(reading.dialogues("train", 600, mix=reading.Mix(varied_values=share), edition=2))
+    calls = [c for r in rows for m in r["messages"] if m["role"] == "assistant" for c in chat.parse_calls(m["content"])]
+    words = [c.arguments["word"] for c in calls if isinstance(c.arguments.get("word"), str)]
+    assert len(words) > 20 and any(not invented(w) for w in words) == bool(share)
+    texts = [r["messages"][-1]["content"] for r in copying.copy_dialogues("train", 400, varied=share)]
+    assert any(name in text.split() for text in texts for name in NAMES) == bool(share)
+
+
+@pytest.mark.parametrize("draw", [values.varied_word, values.varied_name])
+def test_varied_values_belong_to_splits_and_are_none_of_the_natural_requests(
+    draw: Callable[[random.Random], str],
+) -> None:
+    rng, slot = random.Random(1), values.Slot({"type": "string"}, draw, values.say_plainly)
+    found = {split: {slot.sample(rng, split).lower() for _ in range(1500)} for split in ("train", "test")}
+    assert not found["train"] & found["test"]
+    asked = {word for p in natural.read_requests() for word in re.findall(r"\w+", p.messages[-1]["content"].lower())}
+    assert not asked & {name.lower() for name in (*NAMES, *PLACES)}
