@@ -1,7 +1,8 @@
-"""The mini recipe: nano's stages and data, a model of 8.7 million parameters and seven times the compute. At most two hours of two cores.
+"""The mini recipe: nano's stages, a model of 8.7 million parameters and seven times the compute. At most two hours of two cores.
 
-It shows what size and compute buy. More of everything that nano had least of: pretraining, the first SFT, and the SFT on lists of tools.
-The rates of AdamW fall with the width, as those of its matrices do in Muon by their shape."""
+More of everything that nano had least of: pretraining, the first SFT, and the SFT on lists of tools; and there also requests in everyday words.
+Notebook 36 tells what size and compute bought on nano's data, notebook 37 what the words did. The rates of AdamW fall with the width, as those
+of its matrices do in Muon by their shape."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from codechat.launch.recipes.nano import MODEL, NANO, RATES, READING
 WIDE = MODEL | dict(depth=6, n_embd=320, n_head=5, attention_products=True)
 SFT = dict(lr=2e-3)
 # requests in everyday words; nano has no room for them and forgets tools that it knew (LOG.md)
-EVERYDAY = dict(services=0.15, wordings=0.5, varied_values=0.4, multi_turn=0.12, small_talk=0.04, series=0.51)
+EVERYDAY = dict(services=0.15, wordings=0.5, varied_values=0.6, multi_turn=0.12, small_talk=0.04, series=0.51)
 MIX = ("calls=0.70", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.06", "short=0.06", "chat=0.03")
 CHANGED: dict[str, dict[str, object]] = {
     "code": dict(talk=True),

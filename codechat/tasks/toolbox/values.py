@@ -12,13 +12,15 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from typing import Any
 from zlib import crc32
 
 from codechat.tasks.toolbox.words import NAMES, PLACES, WORDS
+from codechat.text import tokenizer
 
 # Residues modulo 10 of a value's hash.
 SHARES: dict[str, range] = {"train": range(0, 7), "select": range(7, 8), "test": range(8, 9), "test_hard": range(9, 10)}
@@ -145,12 +147,24 @@ def spell(rng: random.Random) -> str:
     return "".join(rng.choices(LETTERS, k=rng.randint(3, 9)))
 
 
+@cache
+def whole_words() -> tuple[str, ...]:
+    """The words that are one token after a space in the vocabulary of the recipes.
+
+    Such a token tells nothing of its letters, and after a quotation mark the same word is other tokens. So each has to be learned."""
+    vocabulary = tokenizer.load("gpt2:4096")
+    pieces = (vocabulary.token_bytes(i).decode("utf-8", "ignore") for i in range(vocabulary.n_vocab))
+    return tuple(piece[1:] for piece in pieces if re.fullmatch("[ ][A-Za-z][a-z]{2,}", piece))
+
+
 def varied_word(rng: random.Random) -> str:
-    """A word of a dictionary, two of them in one, or letters in any order."""
+    """A word that is one token, a word of a dictionary, two of these in one, or letters in any order."""
     draw = rng.random()
-    if draw < 0.5:
+    if draw < 0.4:
+        return rng.choice(whole_words()).lower()
+    if draw < 0.7:
         return rng.choice(WORDS)
-    return "".join(rng.sample(WORDS, 2)) if draw < 0.75 else spell(rng)
+    return "".join(rng.sample(WORDS, 2)) if draw < 0.85 else spell(rng)
 
 
 def varied_name(rng: random.Random) -> str:
@@ -172,10 +186,14 @@ def name() -> Slot:
 def phrase(shortest: int = 2, longest: int = 4) -> Slot:
     """A few common words. The phrase as a whole belongs to one split."""
 
-    def draw(rng: random.Random, words: Sequence[str] = COMMON) -> str:
-        return " ".join(rng.choices(words, k=rng.randint(shortest, longest)))
+    def draw(rng: random.Random) -> str:
+        return " ".join(rng.choices(COMMON, k=rng.randint(shortest, longest)))
 
-    varied = partial(draw, words=(*COMMON, *WORDS, *NAMES))
+    def varied(rng: random.Random) -> str:
+        return " ".join(
+            rng.choice(rng.choice((COMMON, WORDS, NAMES, whole_words()))) for _ in range(rng.randint(shortest, longest))
+        )
+
     return Slot({"type": "string"}, draw, say_plainly, cost=3, varied=varied)
 
 
