@@ -19,6 +19,7 @@ from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.tasks.toolbox.tool import check
 from codechat.tasks.toolbox.words import NAMES, PLACES
 from codechat.text import chat
+from codechat.text.tokenizer import load
 
 TRAINED, UNSEEN = tools_of(2, held_out=False), tools_of(2, held_out=True)
 SERVICES = {t.name: t for t in everyday.services()}
@@ -128,3 +129,15 @@ def test_varied_values_belong_to_splits_and_are_none_of_the_natural_requests(
     assert not found["train"] & found["test"]
     asked = {word for p in natural.read_requests() for word in re.findall(r"\w+", p.messages[-1]["content"].lower())}
     assert not asked & {name.lower() for name in (*NAMES, *PLACES)}
+
+
+def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
+    vocabulary = load("gpt2:4096")
+    words = values.whole_words()
+    assert len(words) > 1500 and all(len(vocabulary.encode(f" {word}")) == 1 for word in words)
+    rows = list(copying.copy_dialogues("train", 600, varied=0.6))
+    drills = [r["messages"] for r in rows if re.fullmatch(r'("\w+"(, )?){3,6}', r["messages"][1]["content"])]
+    assert 0.2 < len(drills) / len(rows) < 0.4
+    for asked, answer in drills:
+        quoted = re.findall(r'"(\w+)"', answer["content"])
+        assert " ".join(quoted) in asked["content"] and set(quoted) <= set(words)
