@@ -14,7 +14,9 @@ from codechat.launch.recipes.nano import MODEL, NANO, RATES, READING
 WIDE = MODEL | dict(depth=6, n_embd=320, n_head=5, attention_products=True)
 SFT = dict(lr=2e-3)
 # requests in everyday words; nano has no room for them and forgets tools that it knew (LOG.md)
-EVERYDAY = dict(services=0.15, wordings=0.5, varied_values=0.6, multi_turn=0.12, small_talk=0.04, series=0.51)
+EVERYDAY = dict(
+    services=0.15, wordings=0.5, varied_values=0.6, plain_answers=0.8, multi_turn=0.13, small_talk=0.04, series=0.5
+)
 MIX = ("calls=0.70", "lookup_loose=0.05", "lookup_phrases=0.04", "copy=0.06", "code=0.06", "short=0.06", "chat=0.03")
 CHANGED: dict[str, dict[str, object]] = {
     "code": dict(talk=True),

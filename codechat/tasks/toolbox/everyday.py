@@ -34,6 +34,7 @@ KINDS: dict[str, Callable[..., Slot]] = {
     "integer": integer,
     "number": number,
 }
+RESULTS = ("word", "word", "phrase", "name", "date", "time", "integer:0:9999", "number:2:900")
 
 
 def slot(kind: str | Mapping[str, str]) -> Slot:
@@ -48,6 +49,11 @@ def _run(results: str | Sequence[str], /, **arguments: Any) -> Any:
     """One of the results, or a value of their kind: always the same one for the same arguments."""
     rng = random.Random(json.dumps(arguments, sort_keys=True))
     return slot(results).sample(rng, "train", VARIED) if isinstance(results, str) else rng.choice(results)
+
+
+def with_drawn_results(rng: random.Random, tool: Tool, answer: str) -> Tool:
+    """The tool with results of one kind, drawn as a service's are, and an answer that states them."""
+    return replace(tool, run=partial(_run, rng.choice(RESULTS)), answer=answer)
 
 
 @cache

@@ -34,12 +34,19 @@ from codechat.tasks.base import Message, Problem
 from codechat.tasks.toolbox import conversations as plain
 from codechat.tasks.toolbox import everyday, generated
 from codechat.tasks.toolbox.catalogue import execute, family, response
-from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError
+from codechat.tasks.toolbox.tool import LEVELS, Tool, ToolError, say
 from codechat.tasks.toolbox.values import COMMON, allowed, draw_word, invent
 from codechat.text import chat
 
 CHAIN = ("{first} Then: {second}", "{first} Then take the result. {second}", "{first} After that: {second}")
 RESULT = ("the result", "that", "the answer")
+# what can be said after any call: true of a function that nobody knows, too
+PLAIN_ANSWERS = (
+    "The result is {result}.",
+    "The answer is {result}.",
+    "The function says {result}.",
+    "Here is the result: {result}.",
+)
 
 
 KINDS = ("multi_turn", "series", "chained", "unfitting", "no_tools", "small_talk")  # beside single calls
@@ -80,12 +87,15 @@ class Mix:
         "share of the words and names in requests and copying drills that are real, compounds or letters in any order, not invented by a grammar",
         late=True,
     )
+    plain_answers: float = opt(
+        0.0, "share of the answers after calls of renamed or invented tools that only state the result", late=True
+    )
 
     def __post_init__(self) -> None:
         check_shares(self, *KINDS, together=True)
         check_shares(self, "composed", "invented", "services", together=True)
         check_shares(self, "renamed", "renamed_tools", "renamed_arguments", "unserved", "informal")
-        check_shares(self, "wordings", "rare_words", "varied_values")
+        check_shares(self, "wordings", "rare_words", "varied_values", "plain_answers")
 
 
 # ---------------------------------------------------------------- names
@@ -253,6 +263,8 @@ def scene(rng: random.Random, split: str, mix: Mix, levels: Sequence[int], editi
         tool, *others = generated.invented_offer(
             rng, split, rng.randint(0 if fits else 1, plain.MAX_DISTRACTORS), mix.rare_words
         )
+        if mix.plain_answers and rng.random() < mix.plain_answers:
+            tool = everyday.with_drawn_results(rng, tool, rng.choice(PLAIN_ANSWERS))
     elif draw < mix.invented + mix.composed:
         tool, *others = rng.sample(generated.composed(), rng.randint(1 if fits else 2, 1 + plain.MAX_DISTRACTORS))
     elif draw < mix.invented + mix.composed + mix.services:
@@ -375,12 +387,12 @@ def _conversation(
         return *series(rng, split, mix, levels, edition), None
     if kind == "chained":
         made = chain(rng, split, mix, levels, edition)
-        return _served(rng, made, _said(rng, mix, made.request.text)), made.meta(kind), None
+        return _served(rng, made, _said(rng, mix, made.request.text), mix), made.meta(kind), None
     made = scene(rng, split, mix, levels, edition, fits=kind != "unfitting")
     user = _said(rng, mix, made.request.text)
     if kind in ("call", "multi_turn"):
         messages = (
-            _served(rng, made, user) if kind == "multi_turn" else [made.system(rng), user, _call(made.calls()[0])]
+            _served(rng, made, user, mix) if kind == "multi_turn" else [made.system(rng), user, _call(made.calls()[0])]
         )
         return messages, made.meta(kind), None
     if kind == "small_talk":
@@ -406,14 +418,23 @@ def _with_the_fitting_tool(rng: random.Random, made: Scene) -> Scene:
     return Scene(made.request, offered, made.names)
 
 
-def _served(rng: random.Random, made: Scene, user: Message) -> list[Message]:
+def _served(rng: random.Random, made: Scene, user: Message, mix: Mix = Mix()) -> list[Message]:
     """The request, its calls with the tools' responses, and the answer."""
     messages = [made.system(rng), user]
     requests = [made.request, *([made.second] if made.second else [])]
     for request, call in zip(requests, made.calls(), strict=True):
         result = request.tool.call(request.arguments)
         messages += [_call(call), plain.message("function", response(result))]
-    return [*messages, plain.message("assistant", requests[-1].tool.report(requests[-1].arguments, result))]
+    return [*messages, plain.message("assistant", _answer(rng, made, requests[-1], result, mix))]
+
+
+def _answer(rng: random.Random, made: Scene, request: plain.Request, result: Any, mix: Mix) -> str:
+    """The tool's own sentence, or one that only states the result. A name that says nothing leads to no sentence of its own: the model would
+    learn to draw one at random, and would do so after calls of functions that it does not know."""
+    renamed = request.tool.name in made.names.tools
+    if mix.plain_answers and renamed and rng.random() < mix.plain_answers:
+        return rng.choice(PLAIN_ANSWERS).format(result=say(result))
+    return request.tool.report(request.arguments, result)
 
 
 def _call(call: Mapping[str, Any]) -> Message:
