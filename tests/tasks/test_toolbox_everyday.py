@@ -16,7 +16,7 @@ from codechat.evaluation import natural
 from codechat.launch.recipes.nano import READING
 from codechat.tasks.toolbox import conversations, copying, everyday, reading, tools_of, values
 from codechat.tasks.toolbox.catalogue import TOOLS
-from codechat.tasks.toolbox.tool import check
+from codechat.tasks.toolbox.tool import check, say
 from codechat.tasks.toolbox.words import NAMES, PLACES
 from codechat.text import chat
 from codechat.text.tokenizer import load
@@ -141,3 +141,20 @@ def test_spelling_drills_put_words_of_one_token_in_quotation_marks() -> None:
     for asked, answer in drills:
         quoted = re.findall(r'"(\w+)"', answer["content"])
         assert " ".join(quoted) in asked["content"] and set(quoted) <= set(words)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8])
+def test_answers_after_calls_of_unknown_names_state_the_result(share: float) -> None:
+    """Plain answers hold the response's result, go to renamed and invented tools alone, and make up their share of those."""
+    mix = reading.Mix(multi_turn=0.8, unfitting=0.0, renamed=0.5, invented=0.3, plain_answers=share)
+    starts = tuple(form.partition("{")[0] for form in reading.PLAIN_ANSWERS)
+    plainly, unknown = 0, 0
+    for row in reading.dialogues("train", 800, mix=mix, edition=2):
+        *_, call, response, answer = [message["content"] for message in row["messages"]]
+        if row["meta"]["kind"] != "multi_turn":
+            continue
+        plain, named = answer.startswith(starts), chat.parse_calls(call)[0].name
+        unknown += named not in TOOLS
+        plainly += plain
+        assert not plain or (named not in TOOLS and say(json.loads(response)["result"]) in answer)
+    assert unknown > 200 and 0.9 * share <= plainly / unknown <= 1.1 * share
