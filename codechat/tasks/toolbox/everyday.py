@@ -4,7 +4,7 @@ Both are tables, written one by one without sight of any test: everyday_services
 everyday_wordings.json sixteen more requests for most of the tools that training has; the others keep their own. A service does nothing: its
 result is drawn, always the same one for the same arguments. So a model meets results and answers that it could not have computed.
 
-No service shares a word of its name with a held-out tool. Two are about the weather, as is one of the 50 held-out tools (`storm_range`).
+No service shares a word of its name with a held-out tool. Three are about the weather, as is one of the 50 held-out tools (`storm_range`).
 
 Left out: services in problems. The strata are those of the catalogue.
 """

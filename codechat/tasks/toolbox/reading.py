@@ -88,7 +88,9 @@ class Mix:
         late=True,
     )
     plain_answers: float = opt(
-        0.0, "share of the answers after calls of renamed or invented tools that only state the result", late=True
+        0.0,
+        "share of the answers after calls of renamed or invented tools that only state the result; half of it after other calls",
+        late=True,
     )
 
     def __post_init__(self) -> None:
@@ -430,9 +432,9 @@ def _served(rng: random.Random, made: Scene, user: Message, mix: Mix = Mix()) ->
 
 def _answer(rng: random.Random, made: Scene, request: plain.Request, result: Any, mix: Mix) -> str:
     """The tool's own sentence, or one that only states the result. A name that says nothing leads to no sentence of its own: the model would
-    learn to draw one at random, and would do so after calls of functions that it does not know."""
-    renamed = request.tool.name in made.names.tools
-    if mix.plain_answers and renamed and rng.random() < mix.plain_answers:
+    learn to draw one at random, and would do so after calls of functions that it does not know. A name in use does; half as often there."""
+    share = mix.plain_answers if request.tool.name in made.names.tools else mix.plain_answers / 2
+    if share and rng.random() < share:
         return rng.choice(PLAIN_ANSWERS).format(result=say(result))
     return request.tool.report(request.arguments, result)
 
