@@ -53,7 +53,8 @@ SHARED = ("model", "seq_len", "device_batch_size", "grad_accum", "max_steps", "o
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A training step: rows of `length` tokens, `batch` of them per microbatch and rank, on `ranks` ranks of which `over` share a copy
-    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute."""
+    of the weights (1 = every rank holds its own). packed: with the positions of packed conversations. dtype: of compute. gpu_bytes: memory of
+    the GPU, by which the output head sizes its chunks (0 = as on a CPU). logprobs: the loss is one of log-probabilities, as in RL."""
 
     model: GPTConfig
     batch: int
@@ -64,6 +65,8 @@ class Step:
     over: int = 1
     packed: bool = False
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    gpu_bytes: int = 0
+    logprobs: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,14 @@ class PlanConfig:
     @property
     def step(self) -> Step:
         batch = self.rows if self.loop == "rl" else self.device_batch_size
+        memory = int(gpu_specs.find(self.gpu).usable_gib * GIB)
         return Step(model=self.model, batch=batch, length=self.length, grad_accum=self.grad_accum, optimizer=self.optimizer,
-                    ranks=self.gpus, over=self.over, packed=self.loop != "pretrain")  # fmt: skip
+                    ranks=self.gpus, over=self.over, packed=self.loop != "pretrain", gpu_bytes=memory, logprobs=self.loop == "rl")  # fmt: skip
+
+    @property
+    def reference_bytes(self) -> int:
+        """Of the reference model on each GPU, in float32; it stays through both phases of RL."""
+        return 4 * self.model.n_params // self.over if self.loop == "rl" and self.reference else 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -331,10 +340,16 @@ def with_reserve(categories: dict[str, int]) -> dict[str, float]:
 def make(cfg: PlanConfig) -> Plan:
     """The plan of these settings. Raises ConfigError for what cannot be, RunError within a process group."""
     began = time.perf_counter()
-    first = Plan(cfg, measure(cfg.step))
+    first = Plan(cfg, with_reference(cfg, measure(cfg.step)))
     searches = cfg.search and cfg.loop != "rl"  # of RL, rows and row_tokens decide, which its losses do not depend on
     found = with_knobs(replace(first, largest_batch=largest_batch(first))) if searches else first
     return replace(found, seconds=time.perf_counter() - began)
+
+
+def with_reference(cfg: PlanConfig, peaks: Peaks) -> Peaks:
+    """The peaks beside a reference model, where there is one."""
+    more = {"reference": cfg.reference_bytes} if cfg.reference_bytes else {}
+    return Peaks(peaks.training | more, peaks.evaluation | more)
 
 
 def with_knobs(plan: Plan) -> Plan:

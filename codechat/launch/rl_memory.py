@@ -13,7 +13,7 @@ from codechat.launch.planner import CONTEXT_GIB, GIB, Plan
 from codechat.models import sampling_memory
 
 BF16 = 2  # bytes
-STAYS = ("weights", "optimizer states")  # of a training step, while it samples
+STAYS = ("weights", "optimizer states", "reference")  # of a training step, while it samples
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,6 @@ def sampling(plan: Plan) -> Sampling:
     """The sampling phase of a plan of RL."""
     cfg, model = plan.cfg, plan.cfg.model
     held = sum(plan.peaks.training.get(name, 0) for name in STAYS)
-    if cfg.reference:
-        held += 4 * model.n_params // cfg.over
     copy = sampling_memory.weight_bytes(model, BF16)
     if cfg.over > 1:  # what is gathered has its embedding in float32, as training has
         copy += 4 * model.padded_vocab * model.n_embd

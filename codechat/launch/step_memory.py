@@ -100,7 +100,7 @@ def _growth(few: Bytes, more: Bytes) -> Bytes:
 @contextmanager
 def _stepping(step: Step) -> Iterator[tuple[GPT, list[torch.optim.Optimizer], Tape]]:
     """(model, optimizers with their states, tape) on fake tensors, as they are between two steps of training."""
-    with fake_ranks(step.ranks), _as_on_a_gpu(step.dtype):
+    with fake_ranks(step.ranks), _as_on_a_gpu(step.dtype, step.gpu_bytes):
         mesh = sharding.mesh(step.over) if step.over > 1 else None  # made of real tensors
         with FakeTensorMode(), Tape() as tape:
             with torch.device("cpu" if mesh is None else "meta"):
@@ -157,7 +157,11 @@ def _loss(model: GPT, step: Step) -> Tensor:
         # a block mask of flex attention takes no memory to speak of, and its kernel keeps what the causal one does
         where = dict(positions=torch.zeros(step.batch, step.length, dtype=torch.int64))
     with torch.autocast("cpu", dtype=getattr(torch, step.dtype), enabled=step.dtype != "float32"):
-        return model.loss(ids, targets, reduction="sum", **where)
+        if not step.logprobs:
+            return model.loss(ids, targets, reduction="sum", **where)
+        # every token by its place: which ones a mask leaves is not known of fake tensors
+        found, *_ = model.token_logprobs(ids, targets, places=torch.arange(ids.numel()), **where)
+        return found.sum()
 
 
 def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -168,11 +172,12 @@ def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
 
 
 @contextmanager
-def _as_on_a_gpu(dtype: str) -> Iterator[None]:
-    """The numeric types and the output head's whole chunks of a GPU, whatever this machine has. Muon iterates twice: further iterations hold what
+def _as_on_a_gpu(dtype: str, gpu_bytes: int) -> Iterator[None]:
+    """The numeric types and the output head's chunks of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon iterates twice: further iterations hold what
     the second one does."""
     with (
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
+        mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
         mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),
         mock.patch.object(optim, "iteration_dtype", lambda _: getattr(torch, dtype)),
         mock.patch.object(optim, "orthogonalise", partial(optim.orthogonalise, steps=2)),

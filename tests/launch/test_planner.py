@@ -330,13 +330,36 @@ def test_both_phases_of_rl_are_planned() -> None:
     )
     assert phase.wanted == 1024 and phase.rows < 1024 and phase.batches == -(-1024 // phase.rows) and found.fits
     assert phase.held + phase.copy + phase.kept < 0.95 * found.gpu.usable_gib
-    more = replace(found, cfg=replace(cfg, max_new_tokens=1024)).sampling
-    assert more.rows < phase.rows and replace(found, cfg=replace(cfg, reference=True)).sampling.rows < phase.rows
+    assert replace(found, cfg=replace(cfg, max_new_tokens=1024)).sampling.rows < phase.rows
     small = replace(found, cfg=replace(cfg, gpu="a100-40gb"))
     assert not small.fits and "does not fit" in small.verdict
     assert f"samples {phase.rows:,} rows at a time" in found.verdict and any(
         "keys and values" in name for name, _ in found.rows()
     )
+
+
+@pytest.mark.parametrize("over", [1, 4])
+def test_a_reference_stays_through_both_phases_of_rl(over: int) -> None:
+    """In float32, shared by the ranks that share the weights; a plan that left it out of the learning phase let runs fit that do not."""
+    cfg = PlanConfig(loop="rl", model=GPTConfig(depth=2, n_embd=512, n_head=4, vocab_size=4096), gpus=4, gpu="l4-24gb", shard=over > 1,
+                     shard_over=over if over > 1 else None, device_batch_size=64, rows=2, row_tokens=128)  # fmt: skip
+    without, found = planner.make(cfg), planner.make(replace(cfg, reference=True))
+    one = 4 * cfg.model.n_params // over
+    assert found.peaks.total - without.peaks.total == one and found.memory["reference"] == one / GIB
+    assert found.sampling.held - without.sampling.held == pytest.approx(one / GIB)
+
+
+def test_chunks_and_kept_logits_follow_the_memory_of_the_gpu() -> None:
+    """A GPU takes 1/64 of its memory for the logits of a chunk, and RL keeps all logits that fit into 1/16; a CPU 128 MiB and 1 GiB."""
+    model = GPTConfig(depth=1, n_embd=64, n_head=1, vocab_size=50257, block_size=1024)
+    step = planner.Step(model=model, batch=8, length=1024, packed=True)
+    logits = step.batch * step.length * model.padded_vocab * 4  # 1.5 GiB in float32
+    small, large, rl, rl_large = (
+        planner.measure(replace(step, gpu_bytes=gib * GIB, logprobs=of_rl)).total
+        for gib, of_rl in ((16, False), (80, False), (1, True), (80, True))
+    )
+    assert large - small > 0.5 * GIB  # chunks of 0.25 and 1.25 GiB
+    assert rl_large - rl > 0.4 * logits  # kept in bfloat16
 
 
 def test_nothing_fits_is_said_and_the_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
