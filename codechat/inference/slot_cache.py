@@ -11,11 +11,10 @@ Shapes: B rows in use, S cached tokens, H heads, K key-value heads, E head width
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.models.config import GPTConfig
-from codechat.models.kv_cache import KVCache, new_cache, partial_attention
+from codechat.models.kv_cache import KVCache, attend_cached, new_cache, partial_attention
 
 
 class SlotCache:
@@ -72,9 +71,7 @@ class SlotCache:
             kept[layer, rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
         keys, *values = (kept[layer, :B, :, :end].to(q.dtype) for kept in self.kept)
         if values:
-            return F.scaled_dot_product_attention(
-                q, keys, values[0], attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1]
-            )
+            return attend_cached(q, keys, values[0], mask)
         queries = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H, W): all heads read the same keys
         y, _ = partial_attention(queries, keys, keys[..., : v.shape[-1]], mask)
         return y.reshape(*q.shape[:3], -1)

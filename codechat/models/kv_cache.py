@@ -71,9 +71,7 @@ class KVCache:
         keys[:, :, self.extent : end], values[:, :, self.extent : end] = k, v
         k, v = keys[:, :, :end].to(q.dtype), values[:, :, :end].to(q.dtype)
         causal = mask is None and self.empty and q.shape[2] > 1
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1]
-        )
+        return attend_cached(q, k, v, mask, causal=causal)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
@@ -277,6 +275,20 @@ def _visible(new: int, extent: int, real: Tensor | None, device: torch.device) -
 def _require_room(end: int, room: int) -> None:
     if end > room:  # a slice would drop the token silently
         raise ConfigError(f"token {end} in a cache for {room}; make the cache longer")
+
+
+def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
+    """Attention (B, H, T, E) of q over k and v (B, K, S, E), under a mask (B|1, 1, T, S), causal or over everything.
+
+    Off the CPU no mask reaches torch's attention, whose flash kernels take none: the scores (B, H, T, S) are computed whole. With the one token of a
+    decode step they are small."""
+    if mask is None or packed_attention.dense(q.device):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1]
+        )
+    rows = (q * q.shape[3] ** -0.5).reshape(len(q), k.shape[1], -1, q.shape[3])  # (B, K, H/K x T, E)
+    y, _ = partial_attention(rows, k, v, mask.repeat(1, 1, q.shape[1] // k.shape[1], 1))
+    return y.reshape(q.shape)
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +16,17 @@ from torch.nn.attention.flex_attention import create_mask
 
 from codechat.data import conversations
 from codechat.evaluation import domain_loss
-from codechat.models import generate, packed_attention
+from codechat.inference.batching import Engine, Request
+from codechat.models import generate, kv_cache, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
+from codechat.models.loading import LoadedModel
 from codechat.rl import rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
+from codechat.text import tokenizer
+from codechat.text.call_grammar import call_grammar
 from codechat.training import updates, value_head
 
 SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
@@ -135,6 +140,61 @@ def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPat
     for graph in (False, True):
         generate.sample(model, [[1, 2, 3], [4], [4]], max_new_tokens=1, graph=graph)
     assert calls == [("flash", True)] * 4, "one token from prompts of different lengths"
+
+
+@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2), dict(attention="mla")], ids=str)
+def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tokens behind prompts of different lengths, free, under a grammar and in the server's engine: the completions of the masked path."""
+    tok = tokenizer.load("gpt2:512")
+    model = GPT(replace(SHAPE, vocab_size=tok.n_vocab, **options)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
+    tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    grammar, prompts = call_grammar(tok, "reserved", [tool], required=True), [[1, 2, 3], [4], [5] * 9]
+    masks, sdpa = [], F.scaled_dot_product_attention
+
+    def recorded(*qkv: Tensor, attn_mask: Tensor | None = None, **how: Any) -> Tensor:
+        masks.append(attn_mask is not None)
+        return sdpa(*qkv, attn_mask=attn_mask, **how)
+
+    def completions() -> list[Any]:
+        how = dict(max_new_tokens=12, seed=0)
+        found = [
+            *generate.sample(model, prompts, graph=False, **how),
+            *generate.sample(model, prompts, graph=False, samples_per_prompt=2, **how),
+            *generate.sample(model, prompts, grammars=[None, grammar, grammar], **how),
+        ]
+        with Engine(LoadedModel(model, tok, "reserved", {}, Path()), max_rows=3) as engine:
+            asked = [Request(prompt=p, max_new_tokens=12, draws=i) for i, p in enumerate(prompts)]
+            jobs = engine.submit(asked)
+            assert all(job.wait(60) for job in jobs)
+        return found + jobs
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    want = completions()
+    masks.clear()
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    found = completions()
+    assert masks and not any(masks)
+    for mine, masked in zip(found, want, strict=True):
+        assert mine.ids == masked.ids
+        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(masked.logprobs), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups, new", [(1, 1), (3, 1), (3, 4)])
+def test_cached_attention_without_torchs_mask_is_the_masked_one(
+    groups: int, new: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 6, new, 8, generator=rng)
+    k, v = (torch.randn(2, 6 // groups, 11, 8, generator=rng) for _ in range(2))
+    mask = torch.rand(2, 1, new, 11, generator=rng) < 0.6
+    mask[..., -1] = True
+    want = kv_cache.attend_cached(q, k, v, mask)
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    torch.testing.assert_close(kv_cache.attend_cached(q, k, v, mask), want, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("groups, kind", [(1, "causal"), (3, "causal"), (1, "every"), (3, "mask")])
