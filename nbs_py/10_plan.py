@@ -127,7 +127,7 @@ pd.DataFrame({moment: planner.with_reserve(held) for moment, held in moments.ite
 # leave the green. 2b fits on one GPU, so each of eight GPUs holds all of it.
 #
 # Here `measure` decides how many blocks to run: a prediction from two shallow models holds only while the largest
-# moment of a step is the same one. For 2b with one row it is not, and the prediction is twice the truth.
+# moment of a step is the same one. Where it is not, the whole model is run.
 
 # %%
 def stack(ax, plans: dict[str, Plan], title: str) -> None:

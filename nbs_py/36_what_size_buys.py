@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Size and steps make sure what the data teach; unseen tools and new words stay hard
 #
-# **Question.** Recipe `mini` trains nano's stages on nano's data, with 3.4 times the parameters and more steps: about seven times
+# **Question.** Recipe `mini`, as it first was, trains nano's stages on nano's data, with 3.4 times the parameters and more steps: about seven times
 # the compute. Which of the things that nano does badly does that buy, and which not?
 #
 # **Result.** Greedy answers become sure where training shows the skill: known tools 0.86 to 0.99, unfitting requests declined 0.76 to
@@ -26,7 +26,7 @@
 # **Runs/needs.** Committed rows of the runs of both recipes (`reports/frozen/sizes`, `reports/nano/data`). Three seeds of nano, one of
 # mini: what another seed of mini would change is not in its intervals. Nothing is trained. Seconds on one core.
 #
-# Previous: [35 how nano came to read](35_how_nano_came_to_read.ipynb)
+# Previous: [35 how nano came to read](35_how_nano_came_to_read.ipynb) · Next: [37 what wordings buy](37_what_wordings_buy.ipynb)
 
 # %% tags=["parameters"]
 seed = 0
@@ -166,7 +166,8 @@ articles.table(pd.DataFrame(rows), {name: name for name in rows[0]})
 # of training, falls to a quarter and says nothing about these.
 #
 # Recipe `mini` was to reach 0.60 on unseen tools, 0.90 on known ones, 0.90 of unfitting requests declined and 0.75 of the natural toolbox
-# requests. It reaches the two in the middle. So the next thing to change for the other two is the data (more domains, descriptions and wordings), not the size.
+# requests. It reaches the two in the middle. So the next thing to change for the other two is the data (more domains, descriptions and wordings), not the size:
+# that is [notebook 37](37_what_wordings_buy.ipynb), and the recipe's data since.
 #
 # - **Size and steps are not separated.** Mini has more parameters *and* 2.6 times the steps of the last SFT. Nano with as many steps was not run; with
 #   18 % more it gained 2 points (`more-sft`, [LOG](../LOG.md)).

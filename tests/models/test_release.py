@@ -134,3 +134,16 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
         assert call in said[1] and f'{{"result": {answer}}}' in said[2] and answer in said[3], said
     cli.main(["tools", "--ckpt", f"released/{name}", "--user", code])
     assert "\ndef " in capsys.readouterr().out  # what it writes is run by the test above
+
+
+@pytest.mark.slow
+def test_mini_greets_and_tells_the_weather_of_the_example(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The README's request, for a function that training never had: it is called for the city, and the answer is its result."""
+    tools = Path(__file__).parents[2] / "examples" / "my_tools.py"
+    command = ["tools", "--ckpt", "released/mini", "--executors", str(tools), "--user"]
+    cli.main([*command, "What is the weather in Beijing?"])
+    call, result, answer = [line for line in capsys.readouterr().out.splitlines() if "offered" not in line]
+    assert call.endswith('{"name": "get_weather", "arguments": {"city": "Beijing"}}')
+    assert '{"result": "cloudy"}' in result and answer.endswith("cloudy.")
+    cli.main([*command, "hello"])
+    assert "Hello" in capsys.readouterr().out
