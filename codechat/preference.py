@@ -119,8 +119,8 @@ class Judge:
             logprobs = rl.rollout.score_logprobs(reader, batch, temperature=1.0, row_tokens=self.cfg.row_tokens, rows=8)
         return logprobs.sum(1).view_as(batch.rewards)
 
-    def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, float]]:
-        """Summed loss over these pairs of `batch`, and sums of what is logged."""
+    def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
+        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors that `read` brings to the host."""
         import torch
 
         part = batch.take(rows)
@@ -134,9 +134,7 @@ class Judge:
         summed = packed.unpack(logprobs).sum(1).view(part.rewards.shape)  # (B, G)
         lengths = part.lengths().view(part.rewards.shape).to(summed.device)
         total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)
-        return total, {
-            name: float(value) for name, value in (sums | dict(loss=total.detach(), pairs=len(rows))).items()
-        }
+        return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
     def kto(
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
@@ -215,7 +213,7 @@ def train(cfg: PreferenceConfig) -> Run:
             if held_out is not None:  # every rank judges all of it
                 at, B = range(len(held_out.prompts)), cfg.device_batch_size
                 found = [judge(held_out, list(at[i : i + B]), learns=False)[1] for i in range(0, len(at), B)]
-                means = pair_means({name: sum(f[name] for f in found) for name in STATS}, pairs.group_size)
+                means = pair_means(read(found), pairs.group_size)
                 row |= {f"heldout_{name}": value for name, value in means.items()}
             return row | (training.evaluate_policy(cfg, model, tok, task, problems) if task else {})
 
@@ -232,18 +230,18 @@ def train(cfg: PreferenceConfig) -> Run:
 
                 # learn: the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
                 lr = training.set_rate(cfg, optimizers, step)
-                before, sums = evaluation.diagnose.bf16_snapshot(model), dict.fromkeys(STATS, 0.0)
+                before, seen = evaluation.diagnose.bf16_snapshot(model), []
                 count = cfg.device_batch_size * cfg.grad_accum * world.size
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
                     rows = [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
-                    total, seen = judge(pairs, rows)
+                    total, sums = judge(pairs, rows)
                     (total / count).backward()
-                    sums = {name: sums[name] + seen[name] for name in STATS}
+                    seen.append(sums)
                 grad_norm = training.apply_gradients(cfg, optimizers, model)
 
                 # log
-                row = pair_means(distributed.dist.mean(sums), pairs.group_size)
+                row = pair_means(distributed.dist.mean(read(seen)), pairs.group_size)
                 row |= dict(epoch=(step + 1) * count / size, lr=lr, grad_norm=grad_norm, step_s=meter.seconds())
                 row |= dict(weights_changed_bf16=evaluation.diagnose.weights_changed_bf16(before, model))
                 run.log(step + 1, row)
@@ -270,6 +268,18 @@ def read_or_sample(
         return pairs, read(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
     except MissingFile:
         return pairs, None
+
+
+def read(found: list[dict[str, Any]]) -> dict[str, float]:
+    """The sums of microbatches added up, in float64. The host waits once for all of them."""
+    import torch
+
+    held = [f[name].double() for f in found for name in STATS if isinstance(f[name], torch.Tensor)]
+    values = iter(torch.stack(held).tolist())
+    rows = [
+        {name: next(values) if isinstance(f[name], torch.Tensor) else float(f[name]) for name in STATS} for f in found
+    ]
+    return {name: sum((row[name] for row in rows), 0.0) for name in STATS}
 
 
 def place(i: int, size: int, seed: int) -> int:
