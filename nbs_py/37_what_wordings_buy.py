@@ -46,6 +46,7 @@ from codechat.reports import articles, frozen_rows, run_frames
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks.toolbox import TOOLS, everyday, tools_of
 
+# %%
 frames = run_frames.load_frozen(frozen_rows.frozen_dir() / "everyday")
 DATA = {"before": "nano's data", "words": "everyday words", "values": "varied values", "spelling": "spelling", "plain": "plain answers"}
 COLOURS = dict(zip(DATA, (OKABE_ITO[c] for c in ("orange", "sky", "green", "blue", "purple")), strict=True))
@@ -121,6 +122,7 @@ def words(e, sign=""):
     return f"{e.value:{sign}.2f} [{e.lo:{sign}.2f}, {e.hi:{sign}.2f}]"
 
 
+# %%
 found = {(kind, data): compare(kind, data) for kind in KINDS for data in DATA}
 rows = [
     {"": KINDS[kind], "N": int((greedy["before"]["kind"] == kind).sum())}
