@@ -52,13 +52,13 @@ def bench(cfg: ConstrainBench) -> dict[str, Any]:
     start = time.perf_counter()
     CallGrammar(tok, "reserved", tools)
     first = time.perf_counter() - start
-    builds = []
-    for _ in range(cfg.rounds):
+    builds, trials = [], cfg.rounds or measure.ROUNDS
+    for _ in range(trials):
         start = time.perf_counter()
         grammar = CallGrammar(tok, "reserved", tools)
         builds.append(time.perf_counter() - start)
-    masks = [mask_seconds(grammar, tok, cfg.tools, 1 << 20) for _ in range(cfg.rounds)]
-    late = [mask_seconds(grammar, tok, cfg.tools, grammar.near_end) for _ in range(cfg.rounds)]
+    masks = [mask_seconds(grammar, tok, cfg.tools, 1 << 20) for _ in range(trials)]
+    late = [mask_seconds(grammar, tok, cfg.tools, grammar.near_end) for _ in range(trials)]
     prompts = [[i % tok.n_vocab] * cfg.prompt_tokens for i in range(cfg.prompts)]
 
     def sampling(grammars: list[Any] | None) -> Callable[[], Any]:

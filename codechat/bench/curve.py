@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from codechat import grpo
-from codechat.bench import peers
+from codechat.bench import measure, peers
 from codechat.bench.settings import CurveBench
 from codechat.core import config
 from codechat.distributed import dist
@@ -140,7 +140,7 @@ def bench(cfg: CurveBench) -> dict[str, Any]:
         folder = Path(place)
         if cfg.vs:
             export.write(export.ExportConfig(ckpt=START, out=folder / "hf", dtype="float32"))
-        for seed in range(cfg.seeds):
+        for seed in measure.turns(cfg.rounds, "seed"):
             curves["codechat"].append(train_codechat(cfg, f"bench/curve-{seed}", cfg.steps, seed, START))
             if cfg.vs:
                 curve, first = train_trl(cfg, seed, folder, start)
@@ -191,7 +191,8 @@ def _difference(curves: dict[str, list[Curve]]) -> dict[str, float]:
 
 def _show(cfg: CurveBench, found: dict[str, Any]) -> None:
     names = list(found["curves"])
-    title = f"mean reward of each step, {cfg.seeds} seeds, {cfg.problems} problems x {cfg.group_size} completions, 95 % intervals over seeds"
+    seeds = len(found["curves"]["codechat"])
+    title = f"mean reward of each step, {seeds} seeds, {cfg.problems} problems x {cfg.group_size} completions, 95 % intervals over seeds"
     table = Table("step", *names, title=title)
     for step in range(cfg.steps):
         rows = [found["intervals"][name][step] for name in names]

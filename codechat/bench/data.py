@@ -16,6 +16,7 @@ from typing import Any
 
 import tiktoken
 import torch
+from tqdm import tqdm
 
 from codechat.bench import measure
 from codechat.bench.settings import DataBench
@@ -40,7 +41,7 @@ def documents(path: str | None) -> list[Document]:
 def contestants(cfg: DataBench, out: Path) -> list[measure.Contestant]:
     """codechat (deduplicated, split, hashed, written) and tiktoken (ids in memory) on the same text and threads."""
     chosen, n_bytes = [], 0
-    for document in documents(cfg.path):
+    for document in tqdm(documents(cfg.path), "reading", unit=" documents", leave=False):
         chosen.append(document)
         n_bytes += len(document.text.encode("utf-8", "replace"))
         if n_bytes >= cfg.megabytes * 1e6:

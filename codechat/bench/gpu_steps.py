@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,7 +29,7 @@ import torch.distributed as td
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from codechat.bench import peers
+from codechat.bench import ahead, peers
 from codechat.bench.sync_count import META, SyncCount, on_meta
 from codechat.core.atomic_files import read_rows, write_json
 from codechat.core.errors import MissingFile
@@ -42,8 +40,6 @@ from codechat.models import fp8, generate, optim, packed_attention, sampling_mem
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
-from codechat.tasks.presets import TOY_MODEL
-from codechat.text import tokenizer
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -683,25 +679,9 @@ def _rl_ahead(out: Result, folder: Path) -> None:
     if importlib.util.find_spec("uvicorn") is None:
         out.not_run.append("a server beside the trainer: the extra `serve` is not installed")
         return
-    memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else folder
-    with tempfile.TemporaryDirectory(dir=memory) as shared, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        shape, tok = GPTConfig(**TOY_MODEL, vocab_size=257), tokenizer.load("bytes")
-        start = checkpoint.save(shared, 0, model=GPT(shape), meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
-        serve = f"serve --ckpt {start} --reload-from {shared} --port {port} --max-queue 1024"
-        with open(folder / "serve.log", "w") as log:
-            server = subprocess.Popen([sys.executable, "-m", "codechat.cli", *serve.split()], stdout=log, stderr=log)
-        try:
-            words = (
-                f"--preset toy --max-steps 8 --save-every 0 --diagnose-groups 0 --group-size 8 --run-name ahead --engine http "
-                f"--engine-url http://127.0.0.1:{port} --engine-dir {shared} --engine-weights memory --max-off-policy 1 --sample-ahead"
-            )
-            code = _loop("reinforce", words.split(), folder / "ahead")
-        finally:
-            server.terminate()
-            server.wait(60)
+    with ahead.server(folder) as there:
+        words = f"--preset toy --max-steps 8 --save-every 0 --diagnose-groups 0 --group-size 8 --run-name ahead {there} {ahead.MODES['ahead']}"
+        code = _loop("reinforce", words.split(), folder / "ahead")
     out.check("sampling ahead, weights through memory: 8 steps", f"code {code}", "code 0", code == 0)
     rows = list(read_rows(folder / "ahead" / "runs" / "ahead" / "metrics.jsonl")) if code == 0 else []
     stale = [int(row["off_policy_steps"]) for row in rows]

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from codechat.core.errors import RunError
+from codechat.distributed import dist, hardware
 
 MEMORY_STEPS = 2
 BAR_AFTER_S = 3.0  # a race that takes longer shows a bar
@@ -36,14 +37,14 @@ ROUNDS, LIMIT_S = 5, 240.0  # with the memory of each contestant and the like, a
 
 @dataclass(frozen=True)
 class Contestant:
-    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 = not stated.
+    """run() does `units` of work (tokens, rollouts, bytes); flops: model FLOPs per unit, 0 = not stated; a function is asked after the last run.
 
     seconds() returns the time counted for the last run(); None = all of its time."""
 
     name: str
     run: Callable[[], Any]
     units: float
-    flops: float = 0.0
+    flops: float | Callable[[], float] = 0.0
     seconds: Callable[[], float] | None = None
 
 
@@ -77,14 +78,11 @@ def race(
         raise RunError(
             "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
         )
-    began, most = time.perf_counter(), rounds or ROUNDS
-    limit_s = (LIMIT_S if limit_s is None else limit_s) if rounds is None else float("inf")
+    most = rounds or ROUNDS
     peak = peak_flops if isinstance(peak_flops, float | int) else 0.0
     bar = tqdm(total=(1 + most) * len(contestants), unit="turn", leave=False, delay=BAR_AFTER_S)
     seconds: list[list[float]] = [[] for _ in contestants]
-    for r in range(1 + most):
-        if r > 1 and time.perf_counter() - began > limit_s:
-            break
+    for r in _until(1 + most, LIMIT_S if limit_s is None else limit_s, rounds is not None):
         if callable(peak_flops):
             peak = max(peak, peak_flops())
         for i, contestant in enumerate(contestants):
@@ -100,12 +98,51 @@ def race(
     for contestant, times, first in zip(contestants, seconds, warm_up):
         rates = [contestant.units / s for s in times]
         rate = statistics.median(rates)
-        mfu = rate * contestant.flops / peak if contestant.flops and peak else None
+        flops = contestant.flops() if callable(contestant.flops) else contestant.flops
+        mfu = rate * flops / peak if flops and peak else None
         ratio = statistics.median(a / b for a, b in zip(own, rates))
         disturbed = mfu is not None and mfu > 1
         mfu = None if disturbed else mfu
         found.append(Timing(contestant.name, rate, min(rates), max(rates), ratio, first, mfu, len(rates), disturbed))
     return found
+
+
+def _until(most: int, limit_s: float, all_of_them: bool) -> Iterator[int]:
+    """0, 1, ... below `most`; the first two always, and after limit_s no further one unless all are asked for."""
+    began = time.perf_counter()
+    for turn in range(most):
+        if turn > 1 and not all_of_them and time.perf_counter() - began > limit_s:
+            return
+        yield turn
+
+
+def turns(rounds: int | None, unit: str) -> Iterator[int]:
+    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up to ROUNDS until LIMIT_S is over."""
+    most = rounds or ROUNDS
+    return iter(tqdm(_until(most, LIMIT_S, rounds is not None), total=most, unit=unit, leave=False))
+
+
+class Peak:
+    """The FLOP/s that shares are of, as `race` takes it: a data sheet's, or the best product measured so far."""
+
+    def __init__(self) -> None:
+        self.device, self.dtype = dist.device(), dist.compute_dtype()
+        self.flops, self.source = hardware.peak_flops(self.device, self.dtype)
+        self.trials, self.stated = 1, "data sheet" in self.source
+
+    def __call__(self) -> float:
+        if not self.stated:
+            self.flops = max(self.flops, hardware.measured_peak(self.device, self.dtype))
+            self.trials += 1
+        return self.flops
+
+    def __str__(self) -> str:
+        between = "" if self.stated else f", the best of {8 * self.trials} between the rounds"
+        return f"MFU of {self.flops / 1e9:,.0f} GFLOP/s ({self.source}{between})"
+
+    def row(self) -> dict[str, Any]:
+        """What --json keeps of it."""
+        return dict(peak_flops=self.flops, peak_source=self.source)
 
 
 def _seconds(contestant: Contestant) -> float:

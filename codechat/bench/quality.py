@@ -1,6 +1,6 @@
 """Time to quality: the lowest validation bits per byte after some seconds of training, beside a plain GPT with AdamW.
 
-    codechat bench quality                                    300 s each on the embedded corpus
+    codechat bench quality                                    100 s each on the embedded corpus
     codechat bench quality --path python.parquet --seconds 300 --peer-tokenizer python:4096
 
 Every 50th document is held out. Evaluations do not count as training time. The learning-rate schedule follows the
@@ -44,7 +44,11 @@ WARMUP_SHARE = 0.02
 def prepare(cfg: QualityBench, spec: str, out: Path) -> dict[str, Any]:
     """Write the corpus tokenized with `spec`; returns its manifest."""
     return corpus.write_corpus(
-        data.documents(cfg.path), out, tokenizer.load(spec), max_bytes=cfg.max_bytes, val_every=HOLD_OUT_EVERY
+        tqdm(data.documents(cfg.path), f"documents, {spec}", unit="", leave=False),
+        out,
+        tokenizer.load(spec),
+        max_bytes=cfg.max_bytes,
+        val_every=HOLD_OUT_EVERY,
     )
 
 
@@ -74,6 +78,7 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
     loader = corpus.WindowLoader(directory, "train", how.device_batch_size, how.length, cfg.seed)
     schedule = dict(max_steps=TICKS, warmup_steps=int(TICKS * WARMUP_SHARE), schedule=how.schedule)
     spent, tokens, due = 0.0, 0, 1
+    bar = tqdm(desc=name, total=round(cfg.seconds), unit="s", leave=False)
     while due <= cfg.evaluations:
         began, tick = time.perf_counter(), int(TICKS * min(1.0, spent / cfg.seconds))
         optim.set_lr(optimizers, optim.lr_scale(tick, final=how.final_lr_share, **schedule))
@@ -88,10 +93,12 @@ def train_for(name: str, directory: Path, cfg: QualityBench, vocab: int) -> Iter
         if device.type == "cuda":
             torch.cuda.synchronize()
         spent, tokens = spent + time.perf_counter() - began, tokens + ids.numel()
+        bar.update(min(round(spent), round(cfg.seconds)) - bar.n)
         if spent >= cfg.seconds * due / cfg.evaluations:
             due += 1
             scores = bits_per_byte(model, str(directory), how.length, 16, cfg.eval_tokens, device)
             yield {"seconds": spent, "tokens": tokens, **scores}
+    bar.close()
 
 
 def bench(cfg: QualityBench) -> dict[str, Any]:
@@ -102,7 +109,7 @@ def bench(cfg: QualityBench) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             manifest = prepare(cfg, spec, Path(folder))
             curve = train_for(name, Path(folder), cfg, manifest["n_vocab"])
-            found[name] = list(tqdm(curve, desc=name, unit="evaluation", total=cfg.evaluations, leave=False))
+            found[name] = list(curve)
     title = f"bits per byte of held-out text after {cfg.seconds:.0f} s of training"
     lowest = {name: min(r["val_bpb"] for r in rows) for name, rows in found.items()}
     table = Table("", "tokenizer", "seconds", "tokens seen", "tokens/s", "bits per byte", "lowest", title=title)

@@ -4,7 +4,7 @@
     codechat bench rl --vs                      codechat alone
 
 Both are timed by the step times that they report; set-up, evaluation and the last checkpoint are not counted. The first
-steps warm up.
+steps warm up. MFU: sampling counts a forward pass of each token, learning three.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from codechat import reinforce
 from codechat.bench import measure, peers
 from codechat.bench.settings import RLBench
-from codechat.distributed import dist
+from codechat.distributed import dist, hardware
 from codechat.tasks.toy import CLASSES, ToyTask
 from codechat.text.tokenizer import load
 
@@ -32,6 +32,8 @@ def contestants(cfg: RLBench) -> list[measure.Contestant]:
 
 def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
     seconds: list[float] = []
+    flops: list[float] = []
+    peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())  # what the loop's own share is of
 
     def run() -> None:
         rollout = dict(device_batch_size=cfg.problems, group_size=cfg.group_size, max_new_tokens=cfg.max_new_tokens)
@@ -40,9 +42,11 @@ def _codechat(cfg: RLBench, rollouts: int) -> measure.Contestant:
         settings = reinforce.ReinforceConfig(
             run_name=RUN_NAME, overwrite=True, max_steps=STEPS, eval_examples=1, **model, **rollout, **never
         )
-        seconds.append(reinforce.train(settings).metrics()["step_s"].iloc[-1])
+        last = reinforce.train(settings).metrics().iloc[-1]
+        seconds.append(last["step_s"])
+        flops.append(last["mfu"] * peak * last["step_s"] / rollouts)
 
-    return measure.Contestant("codechat reinforce", run, rollouts, seconds=lambda: seconds[-1])
+    return measure.Contestant("codechat reinforce", run, rollouts, lambda: flops[-1], lambda: seconds[-1])
 
 
 def _trl(cfg: RLBench, rollouts: int) -> measure.Contestant:
@@ -112,10 +116,12 @@ def _tokenizer(transformers: Any) -> Any:
 
 def bench(cfg: RLBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    timings = measure.race(contestants(cfg), cfg.rounds)
+    peak = measure.Peak()
+    timings = measure.race(contestants(cfg), cfg.rounds, peak)
     title = (
         f"one RL step: {cfg.model.depth} x {cfg.model.n_embd}, {cfg.model.n_params / 1e6:.1f} M parameters, {cfg.problems} problems x {cfg.group_size} "
         f"completions of {cfg.max_new_tokens} tokens, {str(dist.compute_dtype()).removeprefix('torch.')}"
     )
     measure.show(title, "rollouts", timings)
-    return {"title": title, "timings": measure.rows(timings)}
+    print(peak)
+    return {"title": title, "timings": measure.rows(timings)} | peak.row()

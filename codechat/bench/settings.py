@@ -79,12 +79,30 @@ class CurveBench:
     """What `codechat bench curve` runs."""
 
     steps: int = opt(20, "steps of each training", least=1)
-    seeds: int = opt(5, "trainings of each contestant", least=1)
+    rounds: int | None = opt(
+        None, "seeds: trainings of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     start_steps: int = opt(10, "steps of the training that makes the common start", least=1)
     problems: int = opt(4, "problems per step; the task has four", least=1)
     group_size: int = opt(16, "completions per problem", least=2)
     lr: float = opt(4e-3, "AdamW learning rate, constant", least=0)
     vs: tuple[Literal["trl"], ...] = opt(("trl",), "peers")
+    json: str | None = opt(None, "also write the figures to this file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadBench:
+    """What `codechat bench ahead` runs."""
+
+    steps: int = opt(40, "steps of each training; the first five are not timed", least=6)
+    rounds: int | None = opt(
+        None, "seeds: trainings of each way; none = 5, fewer where they would take over four minutes", least=1
+    )
+    problems: int = opt(8, "problems per step", least=1)
+    group_size: int = opt(32, "completions per problem", least=2)
+    max_new_tokens: int = opt(8, "longest completion, tokens", least=1)
+    lr: float = opt(4e-3, "AdamW learning rate", least=0)
+    importance_cap: float = opt(2.0, "largest importance weight of a token; 0 = no weights", least=0)
     json: str | None = opt(None, "also write the figures to this file")
 
 
@@ -137,7 +155,9 @@ class ConstrainBench:
     prompts: int = opt(16, "prompts sampled together", least=1)
     prompt_tokens: int = opt(64, "tokens of each prompt", least=1)
     max_new_tokens: int = opt(48, "new tokens of each prompt", least=1)
-    rounds: int = opt(5, "timed turns of each contestant", least=1)
+    rounds: int | None = opt(
+        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
     json: str | None = opt(None, "also write the figures to this file")
 
     def __post_init__(self) -> None:
@@ -159,7 +179,7 @@ class QualityBench:
     max_bytes: int = opt(30_000_000, "text to prepare", least=1)
     tokenizer: str = opt("python:4096", "tokenizer of codechat")
     peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
-    seconds: float = opt(120.0, "training time of each contestant", least=0)
+    seconds: float = opt(100.0, "training time of each contestant", least=0)
     evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end", least=1)
     eval_tokens: int = opt(200_000, "held-out tokens per evaluation", least=1)
     vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")

@@ -84,17 +84,8 @@ def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Ten
 
 def bench(cfg: TrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    device, dtype = dist.device(), dist.compute_dtype()
-    peak, source = hardware.peak_flops(device, dtype)
-    best = [peak]
-
-    def trial() -> float:
-        if "data sheet" not in source:
-            best.append(hardware.measured_peak(device, dtype))
-        return max(best)
-
-    timings = measure.race([build() for build in builders(cfg).values()], cfg.rounds, trial)
-    peak = max(best)
+    peak = measure.Peak()
+    timings = measure.race([build() for build in builders(cfg).values()], cfg.rounds, peak)
     plain = config.to_dict(replace(cfg, memory=False, json=None))
     alone = tqdm(timings if cfg.memory else [], desc="peak memory, each alone", leave=False, delay=measure.BAR_AFTER_S)
     memory = {t.name: measure.peak_memory(__name__, plain, t.name) for t in alone}
@@ -103,12 +94,10 @@ def bench(cfg: TrainBench) -> dict[str, Any]:
         for name, m in memory.items()
     }
     params = cfg.model.n_params / 1e6
-    title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(dtype)}"
+    title = f"training step: {cfg.model.depth} x {cfg.model.n_embd}, {params:.1f} M parameters, batch {cfg.device_batch_size} x {cfg.seq_len}, {_word(peak.dtype)}"
     measure.show(title, "tokens", timings, {"peak memory": shown} if shown else None)
-    between = "" if "data sheet" in source else f", the best of {8 * len(best)} between the rounds"
-    print(f"MFU of {peak / 1e9:,.0f} GFLOP/s ({source}{between})")
-    figures = {"title": title, "timings": measure.rows(timings), "memory": memory}
-    return figures | {"peak_flops": peak, "peak_source": source}
+    print(peak)
+    return {"title": title, "timings": measure.rows(timings), "memory": memory} | peak.row()
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -13,7 +13,7 @@ from codechat.bench.settings import CurveBench
 from codechat.models import export, loading
 from codechat.runs import paths, run
 
-TINY = dict(steps=2, seeds=2, start_steps=1, problems=4, group_size=4)
+TINY = dict(steps=2, rounds=2, start_steps=1, problems=4, group_size=4)
 
 
 @pytest.fixture(autouse=True)
