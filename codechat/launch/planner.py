@@ -25,7 +25,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from codechat import distributed, runs  # sharding and checkpoint import torch: only when a plan is made
+from codechat import distributed, rl, runs  # sharding, rollout and checkpoint import torch: only when a plan is made
 from codechat.core import config, registry
 from codechat.core.atomic_files import read_json
 from codechat.core.config import opt
@@ -121,7 +121,7 @@ class PlanConfig:
     group_size: int = opt(16, "rl: completions per problem; device_batch_size counts problems")
     prompt_tokens: int = opt(256, "rl: longest prompt, tokens")
     max_new_tokens: int = opt(64, "rl: longest completion, tokens")
-    row_tokens: int = opt(512, "rl: tokens of a packed training row")
+    row_tokens: int = opt(512, "rl: tokens of a packed training row; more where a prompt and completion need it")
     rows: int = opt(8, "rl: packed rows per forward pass")
     reference: bool = opt(False, "rl: a reference model stays beside the policy (GRPO with kl_coef above 0)")
     price: float | None = opt(None, "price of a GPU-hour, in any currency")
@@ -153,7 +153,9 @@ class PlanConfig:
     @property
     def length(self) -> int:
         """Tokens of a training row."""
-        return self.row_tokens if self.loop == "rl" else self.seq_len or self.model.block_size
+        if self.loop == "rl":
+            return rl.rollout.row_length(self.row_tokens, self.prompt_tokens - 1 + self.max_new_tokens)
+        return self.seq_len or self.model.block_size
 
     @property
     def sharded(self) -> bool:

@@ -36,7 +36,8 @@ from codechat.text.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class RolloutBatch:
     """N = P x G scored completions. prompts: P id lists. completions, texts, scores: N each. rewards: (P, G) float32.
-    turns: N lists of an episode's turns; empty where completions are answers to one prompt."""
+    turns: N lists of an episode's turns; empty where completions are answers to one prompt. longest_row: tokens of the longest row that the
+    problems of this run can need, where rows have one shape; 0 = not known."""
 
     problems: list[Problem]
     prompts: list[list[int]]
@@ -46,6 +47,7 @@ class RolloutBatch:
     rewards: Tensor
     group_size: int
     turns: list[list[episodes.Turn]] = field(default_factory=list)
+    longest_row: int = 0
 
     @property
     def correct(self) -> Tensor:
@@ -78,7 +80,9 @@ class RolloutBatch:
         )
         problems, prompts = ([values[p] for p in groups] for values in (self.problems, self.prompts))
         rewards = self.rewards[list(groups)]
-        return RolloutBatch(problems, prompts, completions, texts, scores, rewards, self.group_size, turns)
+        return RolloutBatch(
+            problems, prompts, completions, texts, scores, rewards, self.group_size, turns, self.longest_row
+        )
 
     def replace(self, groups: Sequence[int], other: RolloutBatch) -> RolloutBatch:
         """The batch with `groups` replaced by the groups of `other`, in order."""
@@ -132,7 +136,9 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         for name in ("problems", "prompts", "completions", "texts", "scores", "turns")
     )
     rewards = torch.cat([batch.rewards for batch in batches])
-    return RolloutBatch(problems, prompts, completions, texts, scores, rewards, first.group_size, turns)
+    return RolloutBatch(
+        problems, prompts, completions, texts, scores, rewards, first.group_size, turns, first.longest_row
+    )
 
 
 @dataclass(frozen=True)
@@ -333,6 +339,19 @@ def pack(
         yield _pad(bins[at : at + rows], whole, rows if fixed else 0)
 
 
+def row_shapes(batch: RolloutBatch, row_tokens: int, rows: int, device: torch.device) -> dict[str, Any]:
+    """How `pack` packs for this device: on a GPU rows of one shape in the whole run, for compiled code."""
+    if packed_attention.dense(device):
+        return dict(row_tokens=row_tokens, rows=rows, fixed=False)
+    return dict(row_tokens=row_length(row_tokens, batch.longest_row), rows=rows, fixed=True)
+
+
+def row_length(row_tokens: int, longest_row: int) -> int:
+    """Tokens of a row where all rows of a run have one shape: as set, or what the longest prompt and completion take, in whole blocks of flex attention."""
+    block = packed_attention.BLOCK
+    return max(row_tokens, -(-longest_row // block) * block)
+
+
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
     """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
     return _pad([{name: [EMPTY[name]] for name in FIELDS}], row_tokens, rows)
@@ -389,8 +408,9 @@ def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_t
     model's device."""
     device = model.wte.weight.device
     table = torch.zeros(batch.mask().shape, device=device)
-    shapes = dict(row_tokens=row_tokens, rows=rows, fixed=not packed_attention.dense(device))
-    for packed in pack(batch, torch.ones_like(batch.rewards), skip_zero=False, **shapes):
+    for packed in pack(
+        batch, torch.ones_like(batch.rewards), skip_zero=False, **row_shapes(batch, row_tokens, rows, device)
+    ):
         packed = packed.to(device)
         where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
         found = packed.unpack(model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **where)[0])

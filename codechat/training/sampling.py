@@ -14,13 +14,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from codechat.distributed import dist
+from codechat.models import packed_attention
 from codechat.models.gpt import GPT
-from codechat.rl import rollout
+from codechat.rl import episodes, rollout
 from codechat.rl.engines import Engine
 from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Task
+from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
 
 
@@ -64,10 +69,21 @@ class RolloutSampler:
         begun, self._begun = self._begun, None
         with self.engine.policy(self.model) as policy:  # once, however many parts a rank samples
             if begun is None:
-                return self._draw(policy, wish)
-            what, self.engine.sampled_from, batch = begun
-            assert what == wish, f"{what} was begun, {wish} is requested"
-            return batch.result()
+                batch = self._draw(policy, wish)
+            else:
+                what, self.engine.sampled_from, later = begun
+                assert what == wish, f"{what} was begun, {wish} is requested"
+                batch = later.result()
+        return replace(batch, longest_row=self.longest_row)
+
+    @cached_property
+    def longest_row(self) -> int:
+        """Tokens of a training row with the longest prompt and completion. 0 on a CPU, whose rows need no common shape, and for episodes, which
+        are as long as they become."""
+        if packed_attention.dense(dist.device()) or episodes.made_by(self.task):
+            return 0
+        prompts = (chat.prompt(self.task.prompt(p), self.tok, self.cfg.tags) for p in self.problems)
+        return min(max(map(len, prompts)) - 1 + self.cfg.max_new_tokens, self.model.cfg.block_size)
 
     def ahead(self, step: int, at: int, key: int) -> None:
         """Begin the batch of `step`, the next one, where the run samples ahead. A collective."""

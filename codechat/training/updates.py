@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from codechat.distributed import dist, gradient_sums, hardware, sharding
-from codechat.models import optim, packed_attention
+from codechat.models import optim
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.rl.rollout import Packed, RolloutBatch
@@ -62,9 +62,9 @@ def apply_gradients(
 
 def packs(cfg: Any, model: GPT, batch: RolloutBatch, advantages: Tensor, *, skip_zero: bool = True) -> Iterator[Packed]:
     """The batch as packed rows on this rank's device, on a GPU of one shape; where the model is sharded, equally many microbatches on every rank."""
-    shape, fixed = dict(row_tokens=cfg.row_tokens, rows=cfg.rows), not packed_attention.dense(dist.device())
-    found = list(rollout.pack(batch, advantages, skip_zero=skip_zero, fixed=fixed, **shape))
-    idle = rollout.idle(**shape) if fixed else rollout.idle()
+    shapes = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, dist.device())
+    found = list(rollout.pack(batch, advantages, skip_zero=skip_zero, **shapes))
+    idle = rollout.idle(shapes["row_tokens"], shapes["rows"]) if shapes["fixed"] else rollout.idle()
     return (packed.to(dist.device()) for packed in sharding.in_step(model, found, idle))
 
 

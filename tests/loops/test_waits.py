@@ -62,7 +62,7 @@ def per_step(train: Callable[[int], Any]) -> Counter[str]:
 
 def settings(module: ModuleType, cls: type, **changes: Any) -> Any:
     fixed = dict(
-        diagnose_groups=0, save_every=0, eval_every=0, group_size=4, device_batch_size=4, rows=1, row_tokens=64
+        diagnose_groups=0, save_every=0, eval_every=0, group_size=8, device_batch_size=4, rows=1, row_tokens=128
     )
     return config.resolve(cls, "toy", overrides=fixed | changes, presets=module.RUN_PRESETS)
 
@@ -75,7 +75,7 @@ LOOPS: list[tuple[str, ModuleType, type, dict[str, Any], int, int]] = [  # name,
     ("gspo", grpo, grpo.GRPOConfig, dict(variant="gspo", entropy_coef=0.1, kl_coef=0.1), 1, 1),
     ("ppo", ppo, ppo.PPOConfig, dict(kl_coef=0.1, inner_epochs=1), 2, 3),
     ("whitened", ppo, ppo.PPOConfig, dict(whiten=True, inner_epochs=1, minibatches=1), 1, 4),
-    ("expert", expert_iteration, expert_iteration.ExpertConfig, dict(minibatches=1, inner_epochs=1, group_size=12), 1, 1),
+    ("expert", expert_iteration, expert_iteration.ExpertConfig, dict(minibatches=1, inner_epochs=1, group_size=24), 1, 1),
 ]  # fmt: skip
 
 

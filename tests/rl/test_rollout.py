@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
-from codechat.models import generate
+from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.reinforce import ReinforceConfig
@@ -17,7 +18,7 @@ from codechat.rl.engines import Local
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
-from codechat.training import RolloutSampler
+from codechat.training import RolloutSampler, updates
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +210,27 @@ def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
     whole = RolloutSampler(cfg, Local(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
     assert [c.ids for c in parts.completions] == [c.ids for c in whole.completions]
     assert torch.equal(parts.rewards, whole.rewards) and parts.problems == whole.problems
+
+
+def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
+    policy: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long enough for the longest prompt of all problems, whichever a step draws; on a CPU rows are as long as they need to be."""
+    task, tok = ToyTask(), tokenizer.load("bytes")
+    short = task.problems("train")
+    long = replace(short[0], messages=[dict(short[0].messages[0], content="x" * 30)])
+    cfg = ReinforceConfig(group_size=3, max_new_tokens=4, row_tokens=16, rows=2, tags="text")
+
+    def shapes() -> list[set[tuple[int, ...]]]:
+        sample, found = RolloutSampler(cfg, Local(), policy, task, [*short, long], tok), []
+        for at in (0, len(short)):
+            batch = sample(at, 1, seed=at)
+            minibatches = [batch, *(part for _, part in updates.minibatches(rollout.join([batch, batch]), 2))]
+            every = [p for b in minibatches for p in updates.packs(cfg, policy, b, torch.ones(1, 3))]
+            found.append({tuple(p.ids.shape) for p in every})
+        return found
+
+    first, second = shapes()
+    assert first != second and max(T for _, T in first) < max(T for _, T in second) < 64
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    assert shapes() == [{(2, packed_attention.BLOCK)}] * 2
