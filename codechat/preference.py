@@ -96,6 +96,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
 
 
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, "lr": 1e-3})
+SCORED_ROWS = 8  # of a pass without gradients, at most
 STATS = ("loss", "chosen_rewards", "rejected_rewards", "accuracy", "chosen_logprob", "liked", "pairs")
 
 
@@ -107,6 +108,7 @@ class Judge:
     def __init__(self, cfg: PreferenceConfig, model: GPT, *batches: RolloutBatch | None) -> None:
         self.cfg, self.model = cfg, model
         known = [batch for batch in batches if batch is not None]
+        self.rows = max(map(self.rows_of, known))
         needs_reference = cfg.loss in rl.preference_losses.NEEDS_REFERENCE
         self.refs = {id(batch): self.totals(batch) for batch in known if needs_reference}
         mismatched = rl.preference_data.mismatched
@@ -116,22 +118,47 @@ class Judge:
     def totals(self, batch: RolloutBatch) -> Tensor:
         """(P, G) summed log-probabilities, without gradient."""
         with distributed.sharding.whole(self.model) as reader, distributed.dist.autocast():
-            logprobs = rl.rollout.score_logprobs(reader, batch, temperature=1.0, row_tokens=self.cfg.row_tokens, rows=8)
+            how = dict(row_tokens=self.cfg.row_tokens, rows=min(self.rows, SCORED_ROWS))
+            logprobs = rl.rollout.score_logprobs(reader, batch, temperature=1.0, **how)
         return logprobs.sum(1).view_as(batch.rewards)
+
+    def rows_of(self, batch: RolloutBatch) -> int:
+        """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need; else as many as there are."""
+        import torch
+
+        shapes = rl.rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, distributed.dist.device())
+        if not shapes["fixed"]:
+            return shapes["rows"]
+        sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor([len(ids) for ids in batch.prompts])
+        longest = batch.take(sizes.argsort(descending=True)[: self.cfg.device_batch_size].tolist())
+        (packed,) = rl.rollout.pack(
+            longest, torch.ones_like(longest.rewards), skip_zero=False, **shapes | dict(fixed=False)
+        )
+        return len(packed.ids)
+
+    def summed(self, part: RolloutBatch) -> Tensor:
+        """(B, G) summed log-probabilities of the completions under the policy."""
+        import torch
+
+        device, sums, numbers = distributed.dist.device(), [], []
+        shapes = rl.rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
+        for packed in rl.rollout.pack(part, torch.ones_like(part.rewards), skip_zero=False, **shapes):
+            packed = packed.to(device)
+            where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
+            with distributed.dist.autocast():
+                logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **where)
+            sums.append(packed.unpack(logprobs).sum(1))
+            numbers.append(packed.rows())
+        in_order = sums[0] if len(sums) == 1 else torch.cat(sums)[torch.cat(numbers).argsort()]
+        return in_order.view(part.rewards.shape)
 
     def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
         """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors that `read` brings to the host."""
         import torch
 
         part = batch.take(rows)
-        (packed,) = rl.rollout.pack(
-            part, torch.ones_like(part.rewards), row_tokens=self.cfg.row_tokens, rows=1 << 30, skip_zero=False
-        )
-        packed = packed.to(distributed.dist.device())
-        with distributed.dist.autocast(), torch.set_grad_enabled(learns):
-            where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
-            logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **where)
-        summed = packed.unpack(logprobs).sum(1).view(part.rewards.shape)  # (B, G)
+        with torch.set_grad_enabled(learns):
+            summed = self.summed(part)  # (B, G)
         lengths = part.lengths().view(part.rewards.shape).to(summed.device)
         total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
@@ -201,6 +228,7 @@ def train(cfg: PreferenceConfig) -> Run:
             )
         judge = Judge(cfg, model, pairs, held_out)
         models.lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
+        training.compile_on_gpu(model)
         optimizers = training.build_optimizers(cfg, model)
         lineage = training.lineage(
             cfg, "preference", parent, data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data

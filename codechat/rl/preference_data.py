@@ -15,6 +15,7 @@ Left out: multi-turn completions, ties.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +106,8 @@ def _batch(rows: Sequence[Row], split: str) -> RolloutBatch:
     rewards = torch.tensor([row.rewards for row in rows])  # (P, 1 or 2)
     scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for row in rows for r in row.rewards]
     prompts, texts = [row.prompt for row in rows], [""] * len(completions)
-    return RolloutBatch(problems, prompts, completions, texts, scores, rewards, rewards.shape[1])
+    longest = max(len(row.prompt) - 1 + max(map(len, row.completions)) for row in rows)
+    return RolloutBatch(problems, prompts, completions, texts, scores, rewards, rewards.shape[1], longest_row=longest)
 
 
 def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:
@@ -135,4 +137,5 @@ def mismatched(batch: RolloutBatch, block_size: int) -> RolloutBatch:
     moved = [batch.completions[(i + G) % N] for i in range(N)]
     room = [block_size - len(batch.prompts[i // G]) for i in range(N)]
     cut = [Completion(c.ids[:n], c.logprobs[:n], c.stop) for c, n in zip(moved, room)]
-    return RolloutBatch(batch.problems, batch.prompts, cut, batch.texts, batch.scores, batch.rewards, G)
+    longest = max(len(batch.prompts[i // G]) - 1 + len(c.ids) for i, c in enumerate(cut))
+    return replace(batch, completions=cut, longest_row=longest)

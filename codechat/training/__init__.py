@@ -29,6 +29,7 @@ __getattr__, __dir__, __all__ = attach(
             "load_task",
             "open_eval_task",
             "read_probes",
+            "compile_on_gpu",
             "open_rollouts",
         ],
         "sampling": ["RolloutSampler", "step_seed"],

@@ -114,12 +114,17 @@ def read_probes(cfg: Any) -> list[Any]:
         return []
 
 
+def compile_on_gpu(model: GPT) -> None:
+    """Compile each block on a GPU, where packed rows have one shape. On a CPU nothing: their lengths differ from step to step."""
+    if dist.device().type == "cuda":
+        hardware.compile_blocks(model)
+
+
 def open_rollouts(
     cfg: Any, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer, interrupt: StopSignal
 ) -> tuple[Engine, RolloutSampler]:
     """(engine, its sampler of rollouts), after the checks of `preflight`; on a GPU with compiled blocks. An engine that is waited for gives up when the run is interrupted."""
-    if dist.device().type == "cuda":
-        hardware.compile_blocks(model)
+    compile_on_gpu(model)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
     at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None
     sample = RolloutSampler(cfg, engine, model, task, problems, tok, at_once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from raising import raising
 from codechat import preference
 from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
-from codechat.rl import preference_data, preference_losses
+from codechat.models.gpt import GPT
+from codechat.rl import preference_data, preference_losses, rollout
+from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint, run
 from codechat.text import tokenizer
 
@@ -285,6 +288,43 @@ def test_accumulation_equals_one_large_batch(home: Path) -> None:
     one = preference.train(settings(folder, run_name="one", device_batch_size=4, max_steps=3))
     four = preference.train(settings(folder, run_name="four", device_batch_size=1, grad_accum=4, max_steps=3))
     assert_close_curves(one, four, "preference_loss", "preference_margin", "grad_norm")
+
+
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose blocks are compiled: every pass, with gradients or without, has the shape that the longest pairs need."""
+    folder, passes = write(home, PAIRS), []
+    own = GPT.token_logprobs
+    monkeypatch.setattr(
+        GPT, "token_logprobs", lambda self, *a, **k: passes.append(tuple(a[0].shape)) or own(self, *a, **k)
+    )
+    how = dict(loss=loss, device_batch_size=4, max_steps=3, row_tokens=32)
+    plain = preference.train(settings(folder, run_name="plain", **how))
+    assert len(set(passes)) > 2
+    passes.clear()
+
+    def one_shape(batch: RolloutBatch, row_tokens: int, rows: int, device: Any) -> dict[str, Any]:
+        return dict(row_tokens=max(row_tokens, batch.longest_row), rows=rows, fixed=True)
+
+    monkeypatch.setattr(rollout, "row_shapes", one_shape)
+    fixed = preference.train(settings(folder, run_name="fixed", **how))
+    assert_close_curves(plain, fixed, "preference_loss", "preference_margin", "grad_norm")
+    assert len(set(passes)) == 1 and 1 < passes[0][0] <= 4 and len(passes) >= 6
+
+
+def test_more_rows_than_the_longest_pairs_need_are_several_passes_of_the_same_sums(home: Path) -> None:
+    """First-fit may need a row more for shorter pairs; the sums come back in the order of the completions."""
+    cfg, pairs = settings(write(home, PAIRS), row_tokens=32), read(write(home, PAIRS))
+    judge = preference.Judge(cfg.resolved(), GPT(replace(cfg.model, vocab_size=257)), pairs)
+    part, found = pairs.take([5, 2, 7, 0]), []
+    for judge.rows in (1 << 30, 1):
+        judge.model.zero_grad()
+        summed = judge.summed(part)
+        (summed * torch.arange(8.0).view(4, 2)).sum().backward()
+        found.append((summed.detach(), judge.model.wte.weight.grad.clone()))
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole)
+    assert len(set(found[0][0].flatten().tolist())) > 4
 
 
 def test_pairs_of_rollouts_and_a_resume_bitwise(home: Path) -> None:
