@@ -97,7 +97,6 @@ class PreferenceConfig(LearningSettings, PolicySettings):
 
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, "lr": 1e-3})
 SCORED_ROWS = 8  # of a pass without gradients, at most
-STATS = ("loss", "chosen_rewards", "rejected_rewards", "accuracy", "chosen_logprob", "liked", "pairs")
 
 
 class Judge:
@@ -153,47 +152,54 @@ class Judge:
         return in_order.view(part.rewards.shape)
 
     def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
-        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors that `read` brings to the host."""
+        """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads."""
         import torch
 
         part = batch.take(rows)
         with torch.set_grad_enabled(learns):
             summed = self.summed(part)  # (B, G)
-        lengths = part.lengths().view(part.rewards.shape).to(summed.device)
+        lengths = distributed.dist.send(part.lengths(), summed.device).view(part.rewards.shape)
         total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
     def kto(
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
+        import torch
+
         cfg, other = self.cfg, self.others[id(batch)].take(rows)
-        drift = self.totals(other) - self.other_refs[id(batch)][rows]
+        drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
         ((total, count),) = training.totals([[float(drift.double().sum()), drift.numel()]])
         kl = rl.preference_losses.kto_reference_point(total, count)
-        liked = part.rewards.bool().flatten().to(summed.device)
+        liked = distributed.dist.send(part.rewards.bool().flatten(), summed.device)
+
+        def over(chosen: Tensor, x: Tensor) -> Tensor:
+            """Sum over these completions; a selection by a mask would have to be waited for."""
+            return torch.where(chosen, x, 0.0).sum()
+
         found, reward = rl.preference_losses.kto_loss(
             summed.flatten(),
-            self.refs[id(batch)][rows].flatten(),
+            picked(self.refs[id(batch)], rows).flatten(),
             liked,
             kl,
             cfg.beta,
             liked_weight=cfg.liked_weight,
             disliked_weight=cfg.disliked_weight,
         )
-        sft = rl.preference_losses.sft_loss(summed.flatten(), lengths.flatten())[liked].sum()
+        sft = rl.preference_losses.sft_loss(summed.flatten(), lengths.flatten())
         reward = reward.detach()
-        return found.sum() / part.group_size + cfg.sft_coef * sft, dict(
-            chosen_rewards=reward[liked].sum(),
-            rejected_rewards=reward[~liked].sum(),
+        return found.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(
+            chosen_rewards=over(liked, reward),
+            rejected_rewards=over(~liked, reward),
             accuracy=((reward > 0) == liked).sum() / part.group_size,
-            chosen_logprob=summed.detach().flatten()[liked].sum(),
+            chosen_logprob=over(liked, summed.detach().flatten()),
             liked=liked.sum(),
         )
 
     def pairs(
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
-        cfg, ref = self.cfg, self.refs[id(batch)][rows] if id(batch) in self.refs else None
+        cfg, ref = self.cfg, picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
         found = rl.preference_losses.pair_loss(
             cfg.loss,
             summed[:, 0],
@@ -212,6 +218,13 @@ class Judge:
             chosen_logprob=summed.detach()[:, 0].sum(),
             liked=len(rows),
         )
+
+
+def picked(table: Tensor, rows: list[int]) -> Tensor:
+    """These rows of a table that may lie on a GPU."""
+    import torch
+
+    return table[distributed.dist.send(torch.tensor(rows), table.device)]
 
 
 def train(cfg: PreferenceConfig) -> Run:
@@ -240,8 +253,11 @@ def train(cfg: PreferenceConfig) -> Run:
             row: dict[str, Any] = {}
             if held_out is not None:  # every rank judges all of it
                 at, B = range(len(held_out.prompts)), cfg.device_batch_size
-                found = [judge(held_out, list(at[i : i + B]), learns=False)[1] for i in range(0, len(at), B)]
-                means = pair_means(read(found), pairs.group_size)
+                meter = training.Meter()
+                for i in range(0, len(at), B):
+                    meter.add(**judge(held_out, list(at[i : i + B]), learns=False)[1])
+                meter.read()
+                means = pair_means(meter.sums, pairs.group_size)
                 row |= {f"heldout_{name}": value for name, value in means.items()}
             return row | (training.evaluate_policy(cfg, model, tok, task, problems) if task else {})
 
@@ -258,20 +274,22 @@ def train(cfg: PreferenceConfig) -> Run:
 
                 # learn: the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
                 lr = training.set_rate(cfg, optimizers, step)
-                before, seen = evaluation.diagnose.bf16_snapshot(model), []
+                before = evaluation.diagnose.bf16_snapshot(model)
                 count = cfg.device_batch_size * cfg.grad_accum * world.size
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
                     rows = [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
                     total, sums = judge(pairs, rows)
                     (total / count).backward()
-                    seen.append(sums)
+                    meter.add(**sums)
                 grad_norm = training.apply_gradients(cfg, optimizers, model)
 
                 # log
-                row = pair_means(distributed.dist.mean(read(seen)), pairs.group_size)
+                differ, n_weights = evaluation.diagnose.count_changed_bf16(before, model)
+                (changed,) = meter.read(differ)
+                row = pair_means(distributed.dist.mean(dict(meter.sums)), pairs.group_size)
                 row |= dict(epoch=(step + 1) * count / size, lr=lr, grad_norm=grad_norm, step_s=meter.seconds())
-                row |= dict(weights_changed_bf16=evaluation.diagnose.weights_changed_bf16(before, model))
+                row |= dict(weights_changed_bf16=evaluation.diagnose.share_of_all(changed, n_weights, model))
                 run.log(step + 1, row)
                 bar.update(1)
                 loss, margin, right = (row[f"preference_{name}"] for name in ("loss", "margin", "accuracy"))
@@ -296,18 +314,6 @@ def read_or_sample(
         return pairs, read(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
     except MissingFile:
         return pairs, None
-
-
-def read(found: list[dict[str, Any]]) -> dict[str, float]:
-    """The sums of microbatches added up, in float64. The host waits once for all of them."""
-    import torch
-
-    held = [f[name].double() for f in found for name in STATS if isinstance(f[name], torch.Tensor)]
-    values = iter(torch.stack(held).tolist())
-    rows = [
-        {name: next(values) if isinstance(f[name], torch.Tensor) else float(f[name]) for name in STATS} for f in found
-    ]
-    return {name: sum((row[name] for row in rows), 0.0) for name in STATS}
 
 
 def place(i: int, size: int, seed: int) -> int:

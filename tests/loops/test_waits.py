@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import test_loops
 import torch
 from test_loops import conversations, text_corpus  # noqa: F401  (fixtures)
 
-from codechat import expert_iteration, grpo, ppo, pretrain, reinforce, sft, training
+from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft, training
 from codechat.bench.sync_count import SyncCount, on_meta
 from codechat.core import config
 from codechat.evaluation import domain_loss
@@ -94,6 +95,26 @@ def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_log
     waits = per_step(train)
     assert waits.total() == updates + more, waits
     assert len(passes) >= 3 * 2 * updates, "three steps were run, each update of two or more microbatches"
+
+
+@pytest.mark.parametrize("loss", ["dpo", "simpo", "kto"])
+def test_a_step_on_preferences_waits_for_the_norm_and_once_for_what_it_logs(
+    loss: str, no_values: None, home: Path
+) -> None:
+    """However many microbatches; kto once more in each, for its reference point."""
+    pairs = [dict(prompt=f"say {i}", chosen="yes" * (1 + i % 5), rejected="no" * (1 + i % 7)) for i in range(12)]
+    (home / "preferences.train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    how = dict(loss=loss, data_dir=str(home), task=None, device_batch_size=2, grad_accum=3)
+    never = dict(eval_every=0, save_every=0)
+
+    def train(steps: int) -> None:
+        overrides = dict(run_name=f"{loss}-{steps}", max_steps=steps) | how | never
+        preference.train(
+            config.resolve(preference.PreferenceConfig, "toy", overrides=overrides, presets=preference.RUN_PRESETS)
+        )
+
+    waits = per_step(train)
+    assert waits.total() == 2 + 3 * (loss == "kto"), waits
 
 
 @pytest.mark.parametrize("loop", ["pretrain", "sft"])
