@@ -25,6 +25,7 @@ from codechat.core.errors import ConfigError
 
 KINDS = {
     "train": ("TrainBench", "training steps: tokens/s, MFU, peak memory"),
+    "sft": ("SFTBench", "SFT steps, packed beside padded rows: tokens/s, MFU"),
     "sample": ("SampleBench", "sampling: new tokens/s, and the cost of late tokens relative to early ones"),
     "rl": ("RLBench", "one RL step: rollouts/s"),
     "curve": (

@@ -37,6 +37,28 @@ class TrainBench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SFTBench:
+    """What `codechat bench sft` runs."""
+
+    model: GPTConfig = opt(GPTConfig(**PRESETS["nano"]), "architecture; its vocabulary is that of the tokenizer")
+    tokenizer: str = opt("gpt2:4096", "tokenizer, such as gpt2:4096, gpt2 or bytes")
+    device_batch_size: int = opt(8, "packed rows per step", least=1)
+    seq_len: int = opt(512, "tokens per row", least=1)
+    vs: tuple[Literal["arcee"], ...] = opt(("arcee",), "peers")
+    modes: tuple[Literal["eager", "compiled"], ...] = opt(("eager", "compiled"), "modes of the peers")
+    rounds: int | None = opt(
+        None, "timed turns of each contestant; none = 5, fewer where they would take over four minutes", least=1
+    )
+    json: str | None = opt(None, "also write the figures to this file")
+
+    def __post_init__(self) -> None:
+        if self.seq_len > self.model.block_size:
+            raise ConfigError(
+                f"seq_len {self.seq_len} exceeds the model's block_size {self.model.block_size}; lower it or set --model.block-size"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleBench:
     """What `codechat bench sample` runs."""
 
@@ -218,6 +240,7 @@ class GpuBench:
 
 RUN_PRESETS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "train": {name: {"model": model, "seq_len": model["block_size"]} for name, model in PRESETS.items()},
+    "sft": MODELS,
     "sample": MODELS,
     "serve": MODELS,
     "constrain": MODELS,
