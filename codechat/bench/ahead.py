@@ -45,9 +45,9 @@ Rows = list[dict[str, Any]]
 
 
 @contextmanager
-def server(folder: Path, threads: int | None = None) -> Iterator[str]:
+def server(folder: Path, rows: int, threads: int | None = None) -> Iterator[str]:
     """A toy model behind `codechat serve`; yields the options of a loop that samples there, with weights sent through memory where there is a
-    file system for that. threads: of the server; none = torch's choice. MissingFile without the packages of the extra `serve`."""
+    file system for that. rows: completions that it samples together. threads: of the server; none = torch's choice. MissingFile without the packages of the extra `serve`."""
     if importlib.util.find_spec("uvicorn") is None:
         raise MissingFile("uvicorn is not installed; a server needs pip install -e '.[serve]'")
     memory = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else folder
@@ -57,7 +57,7 @@ def server(folder: Path, threads: int | None = None) -> Iterator[str]:
             port = free.getsockname()[1]
         shape, tok = GPTConfig(**TOY_MODEL, vocab_size=257), tokenizer.load("bytes")
         start = checkpoint.save(shared, 0, model=GPT(shape), meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
-        serve = f"serve --ckpt {start} --reload-from {shared} --port {port} --max-queue 1024"
+        serve = f"serve --ckpt {start} --reload-from {shared} --port {port} --max-queue 1024 --max-batch {rows}"
         with open(folder / "serve.log", "a") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "codechat.cli", *serve.split()], stdout=log, stderr=log, env=environment(threads)
@@ -77,7 +77,7 @@ def environment(threads: int | None) -> dict[str, str]:
 def train(cfg: AheadBench, folder: Path, mode: str, seed: int) -> Rows:
     """The metrics of one training. RunError where it fails."""
     name = f"{mode.replace(' ', '-')}-{seed}"
-    with server(folder, threads=1) as there:
+    with server(folder, cfg.problems * cfg.group_size, threads=1) as there:
         words = f"--root {folder} reinforce --preset toy --run-name {name} --seed {seed} --max-steps {cfg.steps} --group-size {cfg.group_size} "
         words += f"--device-batch-size {cfg.problems} --max-new-tokens {cfg.max_new_tokens} --lr {cfg.lr} --importance-cap {cfg.importance_cap} "
         words += f"--diagnose-groups 0 --save-every 0 --log-rollouts-every 0 {there} {MODES[mode]}"

@@ -679,7 +679,7 @@ def _rl_ahead(out: Result, folder: Path) -> None:
     if importlib.util.find_spec("uvicorn") is None:
         out.not_run.append("a server beside the trainer: the extra `serve` is not installed")
         return
-    with ahead.server(folder) as there:
+    with ahead.server(folder, rows=64) as there:
         words = f"--preset toy --max-steps 8 --save-every 0 --diagnose-groups 0 --group-size 8 --run-name ahead {there} {ahead.MODES['ahead']}"
         code = _loop("reinforce", words.split(), folder / "ahead")
     out.check("sampling ahead, weights through memory: 8 steps", f"code {code}", "code 0", code == 0)
