@@ -280,7 +280,7 @@ def train(cfg: PreferenceConfig) -> Run:
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
                     rows = [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
                     total, sums = judge(pairs, rows)
-                    (total / count).backward()
+                    training.backward(total / count, model, last=micro == cfg.grad_accum - 1)
                     meter.add(**sums)
                 grad_norm = training.apply_gradients(cfg, optimizers, model)
 
