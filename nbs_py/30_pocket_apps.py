@@ -23,7 +23,7 @@
 # **Result.** Scripted experts solve all problems of five levels, and none of six ways to score without doing the task
 # succeeds once; an unrequested change is named and more than halves the reward. In an episode's ids the mask covers
 # exactly what the policy wrote. REINFORCE raises the success of a small model on unseen requests in each of three seeds,
-# from 0.357 by 0.090 [0.062, 0.120], paired over all.
+# from 0.357 by 0.090 [0.058, 0.123], paired, over seeds and problems.
 #
 # | | |
 # |---|---|
@@ -33,8 +33,8 @@
 # | success before RL (N=200, n=8, temperature 1, 95 % interval) | 0.357 [0.306, 0.409] |
 # | success after RL, three seeds | 0.436, 0.445, 0.460 |
 #
-# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`); `fresh = True` makes the runs again, in some hours
-# of two cores. Seconds on one core.
+# **Runs/needs.** Committed rows of four runs (`reports/frozen/apps`), from a model of the recipe at commit 19387a6, before those that are now `compact` and
+# `nano`. `fresh = True` makes the runs again, in some hours of two cores. Seconds on one core.
 #
 # Previous: [29 a reward with a leak](29_a_reward_with_a_leak.ipynb) · Next: [31 choosing rates](31_choosing_rates.ipynb)
 
@@ -56,7 +56,7 @@ from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 
 # %%
-from codechat.evaluation.intervals import bootstrap_interval, paired_bootstrap
+from codechat.evaluation.intervals import bootstrap_interval, hierarchical_interval, paired_bootstrap
 from codechat.reports.style import OKABE_ITO, colour_of, dash_of, draw_smoothed, finish, new_figure
 from codechat.runs.paths import find_run
 from codechat.tasks import apps
@@ -256,12 +256,14 @@ print(f"{new.sum()} of {len(rows)} requests are new")
 # %%
 level = rows["id"].str.split("-").str[1].astype(int)
 before, after = rows[BASE] / rows["n"], {run: rows[run] / rows["n"] for run in SEEDS}
-mean = sum(after.values()) / len(after)
+change = pd.DataFrame({run: values - before for run, values in after.items()}).T  # (seeds, problems)
 parts = {"all": level > 0, "new": new, "level 1": level == 1, "level 2": level == 2}
 scores = pd.DataFrame({"problems": {name: at.sum() for name, at in parts.items()}, "before": {name: str(bootstrap_interval(before[at], seed=seed)) for name, at in parts.items()},
-                       "after, mean of seeds": {name: str(bootstrap_interval(mean[at], seed=seed)) for name, at in parts.items()}})
-gaps = pd.DataFrame({name: paired_bootstrap(before, values, seed) for name, values in {**after, "all seeds": mean}.items()}, index=["gain", "from", "to"]).T
-gaps.loc["all seeds, new"] = paired_bootstrap(before[new], mean[new], seed)
+                       "after, all seeds": {name: str(hierarchical_interval([v[at] for v in after.values()], seed=seed, bounds=(0, 1))) for name, at in parts.items()}})
+gaps = pd.DataFrame({run: paired_bootstrap(before, values, seed) for run, values in after.items()}, index=["gain", "from", "to"]).T
+for name, some in (("all seeds", change), ("all seeds, new", change.loc[:, new])):
+    together = hierarchical_interval(some, seed=seed)
+    gaps.loc[name] = together.value, together.lo, together.hi
 tries = {run: 1 - (rows[run] == 0).mean() for run in [BASE, *SEEDS]}
 print("pass@8:", ", ".join(f"{run} {share:.3f}" for run, share in tries.items()))
 display(scores, gaps.round(3))
@@ -317,5 +319,5 @@ assert table.loc["declines"].tolist() == [0, 0, 0, 0, 1] and means.drop("the exp
 assert expert.score.correct and expert.turns[-1].reward == 0 and sum(t.reward for t in expert.turns) == 1
 assert careless.score.tier == "collateral" and careless.score.reward == 0.25 and careless.score.parts["collateral"] == [f"contacts {victim} removed"]
 assert same_ids and same_mask and 0 < sum(mask) < len(mask)
-assert (gaps["from"] > 0).all() and f"{before.mean():.3f}" == "0.357" and [f"{v.mean():.3f}" for v in after.values()] == ["0.436", "0.445", "0.460"]
+assert (gaps["from"] > 0).all() and gaps.loc["all seeds"].round(3).tolist() == [0.09, 0.058, 0.123] and f"{before.mean():.3f}" == "0.357" and [f"{v.mean():.3f}" for v in after.values()] == ["0.436", "0.445", "0.460"]
 assert agree == len(samples) and f"{apart.max():.1e}" == "1.4e-04"

@@ -169,5 +169,5 @@ table[["run", "kind", "parent", "minutes", "commit", "dirty"]].fillna("").set_in
 for at, gain in gained.items():
     print(f"RL - SFT, {at}: {comparisons.in_points(gain.all)}; seeds alone: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
 n, last = int(one["n_samples"].max()), one["n_problems"].max()
-print(f"n={n} completion{'s' * (n > 1)} a problem, N={last:.0f} problems a split, 95 % intervals over problems, in strata over their tools{', and over seeds' * (len(seeds) > 1)}; pretraining ends at {bits:.3f} bits per byte of validation files")
+print(f"n={n} completion{'s' * (n > 1)} a problem, N={last:.0f} problems a split, 95 % intervals over tools{' and seeds' * (len(seeds) > 1)}; pretraining ends at {bits:.3f} bits per byte of validation files")
 assert all(g.all.lo <= g.all.value <= g.all.hi for g in gained.values()) and len(gained["test, greedy"].seeds) == len(seeds)

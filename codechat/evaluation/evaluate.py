@@ -42,7 +42,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
 from codechat.evaluation import results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
-from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k
+from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.evaluation.settings import SamplingSettings, skipping
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
@@ -104,7 +104,7 @@ def evaluate_task(
     rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
     by = getattr(task, "clustered_by", "")
     counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
-    passes = {k: bootstrap_interval([estimate_pass_at_k(n, r.c, k) for r in counted], seed=seed) for k in ks}
+    passes = {k: results.mean_over(counted, [estimate_pass_at_k(n, r.c, k) for r in counted], seed) for k in ks}
     return TaskResult(
         task=task.name,
         tiers=tuple(task.tiers),
@@ -112,7 +112,7 @@ def evaluate_task(
         n=n,
         temperature=temperature,
         pass_at=passes,
-        reward=bootstrap_interval([r.reward_mean for r in counted], seed=seed),
+        reward=results.mean_over(counted, [r.reward_mean for r in counted], seed),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
         truncated_frac=sum(r["stop"] in models.generate.CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],

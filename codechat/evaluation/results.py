@@ -47,7 +47,7 @@ class ProblemResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the N problems. examples: every completion
+    """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the clusters of the N problems. examples: every completion
     with its score. formatted: the tiers of completions in the required format; empty where the task requires none. grouped_by: the key of
     a problem's meta by which the task groups scores, such as "category". classified_by, classes: the key of a score's parts whose values are
     counted, and those values, such as what a call names."""
@@ -166,14 +166,19 @@ class TaskResult:
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
-        return f"{passes} ({self.counts()}, 95 % intervals over problems)"
+        drawn = f"{len({p.cluster or p.id for p in self.problems})} " + ("clusters" if any(p.cluster for p in self.problems) else "problems")
+        return f"{passes} ({self.counts()}, 95 % intervals over {drawn})"
+
+
+def mean_over(problems: Sequence[ProblemResult], values: Sequence[float], seed: int = 0) -> Interval:
+    """The mean of a value of each problem; the interval draws clusters where problems have some, such as tools, else problems."""
+    if not any(p.cluster for p in problems):
+        return bootstrap_interval(values, seed=seed)
+    return hierarchical_interval([values], clusters=[p.cluster or p.id for p in problems], seed=seed, bounds=(0.0, 1.0))
 
 
 def _pass_at_1(problems: Sequence[ProblemResult], seed: int = 0) -> Interval:
-    shares = [p.c / p.n for p in problems]
-    if not any(p.cluster for p in problems):
-        return bootstrap_interval(shares, seed=seed)
-    return hierarchical_interval([shares], clusters=[p.cluster or p.id for p in problems], seed=seed, bounds=(0.0, 1.0))
+    return mean_over(problems, [p.c / p.n for p in problems], seed)
 
 
 def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
@@ -183,9 +188,20 @@ def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
 def paired_difference(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, k: int = 1, seed: int = 0
 ) -> Interval:
-    """pass@k of b minus that of a with the paired bootstrap interval, from rows of per_problem.jsonl. DataError if the problems differ."""
-    before, after = zip(*_pairs(a, b, k).values(), strict=True)
+    """pass@k of b minus that of a with the paired interval, from rows of per_problem.jsonl: over clusters where rows have some, else over
+    problems. DataError if the problems differ."""
+    pairs = _pairs(a, b, k)
+    before, after = zip(*pairs.values(), strict=True)
+    if clusters := _clusters([*a, *b], list(pairs)):
+        gains = [y - x for x, y in zip(before, after, strict=True)]
+        return hierarchical_interval([gains], clusters=clusters, seed=seed)
     return Interval(*paired_bootstrap(before, after, seed))
+
+
+def _clusters(rows: Iterable[Mapping[str, Any]], ids: Sequence[str]) -> list[str] | None:
+    """The cluster of each of these problems, itself where it has none; None where no row names one (a table has nan there)."""
+    named = {row["id"]: row["cluster"] for row in rows if isinstance(row.get("cluster"), str) and row["cluster"]}
+    return [named.get(id, id) for id in ids] if named else None
 
 
 def _pairs(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], k: int) -> dict[str, tuple[float, float]]:
@@ -203,10 +219,13 @@ def difference_over_seeds(
     seeds: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]], *, k: int = 1, seed: int = 0
 ) -> Interval:
     """pass@k of b minus that of a over several seeds, each with its rows (a, b) of per_problem.jsonl, with the hierarchical interval over
-    seeds and problems (`intervals.hierarchical_interval`). The seeds' problems may differ in part. DataError as of `paired_difference`."""
+    seeds and clusters, or problems where rows have no cluster (`intervals.hierarchical_interval`). The seeds' problems may differ in part.
+    DataError as of `paired_difference`."""
     gains = [{id: after - before for id, (before, after) in _pairs(a, b, k).items()} for a, b in seeds]
     ids = sorted(set().union(*gains))
-    return hierarchical_interval([[gain.get(id, math.nan) for id in ids] for gain in gains], seed=seed)
+    clusters = _clusters((row for pair in seeds for rows in pair for row in rows), ids)
+    table = [[gain.get(id, math.nan) for id in ids] for gain in gains]
+    return hierarchical_interval(table, clusters=clusters, seed=seed)
 
 
 def clean_and_exposed(result: TaskResult, exposed: Collection[str], *, seed: int = 0) -> dict[str, float]:

@@ -548,7 +548,7 @@ def pass_at_k(rows: pd.DataFrame, ks: Sequence[int], title: str | None = None) -
         ax.set_ylim(0, 1.08)
     axes[0, 0].set_ylabel("share of problems", fontsize=8.5)
     n, temperature = int(rows["n_samples"].iloc[0]), rows["temperature"].iloc[0]
-    note = f"n={n} samples, temperature {temperature:g}, 95 % intervals over problems"
+    note = f"n={n} samples, temperature {temperature:g}, 95 % intervals"
     outer_legend(fig, axes[0, -1], "outside lower center", ncols=len(names), title=note, title_fontsize=7.5)
     return fig
 

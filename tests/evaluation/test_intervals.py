@@ -87,3 +87,26 @@ def test_requests_for_one_tool_are_not_independent() -> None:
     assert alone.value == together.value == 0.4
     assert together.hi - together.lo > 3 * (alone.hi - alone.lo)
     assert problems(5)[3].row()["cluster"] == "tool 3" and "cluster" not in problems(0)[3].row()
+
+
+def test_headlines_and_differences_draw_tools_too() -> None:
+    """20 tools of 30 requests each, all or none of a tool right: 20 things are known, not 600."""
+    rng = np.random.default_rng(0)
+    tools = np.repeat(np.arange(20), 30)
+    before, after = (np.repeat(rng.integers(0, 2, 20), 30) for _ in range(2))
+
+    def rows(right: np.ndarray, named: str) -> list[dict[str, object]]:
+        return [dict(id=f"p{i}", n=1, c=int(c), cluster=named and f"t{t}") for i, (c, t) in enumerate(zip(right, tools))]
+
+    alone, together = (results.paired_difference(rows(before, n), rows(after, n)) for n in ("", "t"))
+    assert half(together) == pytest.approx(half(alone) * np.sqrt(30), rel=0.15)
+    bare = [[row | dict(cluster=float("nan")) for row in rows(x, "t")] for x in (before, after)]  # what a table has
+    assert half(results.paired_difference(*bare)) == pytest.approx(half(alone), rel=0.05)
+    seeds = [(rows(before, "t"), rows(after, "t"))] * 3
+    assert half(results.difference_over_seeds(seeds)) == pytest.approx(half(together), rel=0.05)
+    problems = [
+        results.ProblemResult(f"p{i}", 1, int(c), float(c), Counter(), cluster=f"t{t}")
+        for i, (c, t) in enumerate(zip(before, tools))
+    ]
+    headline = results.mean_over(problems, [float(p.c) for p in problems])
+    assert half(headline) == pytest.approx(half(bootstrap_interval(before)) * np.sqrt(30), rel=0.15)
