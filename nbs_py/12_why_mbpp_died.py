@@ -34,8 +34,8 @@
 # | drift of a toy policy in 60 steps of k1 in the loss, reward 0 | 0.12 nats per token, as far with ten times the weight |
 # | a sentinel ends such a run after | 20 steps, 48 minutes at the published pace |
 #
-# **Runs/needs.** Committed rows of one `codechat passk` run on 64 MBPP problems (`reports/frozen/mbpp`), six published
-# rows (`reports/published`). A toy policy takes some seconds on one core.
+# **Runs/needs.** Committed rows of one `codechat passk` run on 64 MBPP problems (`reports/frozen/mbpp`), by a model of the recipe at commit 19387a6, before
+# those that are now `compact` and `nano`; six published rows (`reports/published`). A toy policy takes some seconds on one core.
 #
 # Previous: [11 code rewards](11_code_rewards.ipynb) · Next: [13 where code rl lives](13_where_code_rl_lives.ipynb)
 

@@ -35,8 +35,8 @@
 #
 # (Eighty steps on one-step problems alone do help, 0.30 to 0.48 with GRPO: LOG.md, 2026-11-21.)
 #
-# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`); `fresh = True` makes the runs again, in about an
-# hour of two cores. Seconds on one core.
+# **Runs/needs.** Frozen rows of four runs (`reports/frozen/reasoning`), from a model of the recipe at commit 19387a6, before those that are now `compact` and
+# `nano`. `fresh = True` makes the runs again, in about an hour of two cores. Seconds on one core.
 #
 # Previous: [13 where code rl lives](13_where_code_rl_lives.ipynb) · Next: [15 chars lab](15_chars_lab.ipynb)
 

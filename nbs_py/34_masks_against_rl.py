@@ -23,7 +23,7 @@
 # interval separates from 0. At $T = 1$ they gain more than RL on every kind of request, and beside them RL's one resolved gain
 # is 4 points. What the model does not know they cannot add: greedy answers for known tools and declining hardly move.
 #
-# **Runs/needs.** Committed rows of three seeds (`reports/frozen/constrained.jsonl`), made by `codechat evaluate --ckpt
+# **Runs/needs.** Committed rows of three seeds of recipe `nano` (`reports/frozen/constrained.jsonl`), made by `codechat evaluate --ckpt
 # nano/sft nano/rl@best --split test test_hard --limit 250 --n 2 --ks 1 2 --temperatures 0 --constrain true --task funcall
 # --data-dir data/nano/sft --max-new-tokens 64`, and the model that comes with the package. Half a minute on one core.
 #

@@ -23,7 +23,7 @@
 # raise unseen tools, by 14 points, and about half of the requests for unseen tools are declined in every arm. The
 # recipe's last changes bring no clear gain on these problems and cost 21 points of chained calls.
 #
-# **Runs/needs.** Committed rows of the arms: every greedy answer of the last eight models as right or wrong
+# **Runs/needs.** Committed rows of the arms on the way to recipe `nano` (one seed of an arm, two of nano): every greedy answer of the last eight models as right or wrong
 # (`reports/frozen/reading_problems.jsonl`), shares of the first seven (`reading_arms.jsonl`), and the cost of each
 # SFT run (`reading_costs.jsonl`). Nothing is trained. Seconds on one core.
 #

@@ -23,7 +23,7 @@
 # fit, in place of 0.17. Of words that are one token, 70 of 100 are copied into a call in place of 18, once training spells such words. It costs: declining
 # falls from 0.98 to 0.87, and at $T = 1$ known tools from 0.97 to 0.91. Unseen tools do not move (0.18, 0.19).
 #
-# **Runs/needs.** Committed rows of the trainings (`reports/frozen/everyday`), one seed each, and the model that comes with the package. Nothing is
+# **Runs/needs.** Committed rows of trainings of recipe `mini` (`reports/frozen/everyday`), one seed each, and the model that comes with the package. Nothing is
 # trained. Half a minute on one core.
 #
 # Previous: [36 what size buys](36_what_size_buys.ipynb)

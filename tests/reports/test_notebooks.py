@@ -312,6 +312,15 @@ def test_every_walk_through_offers_two_changes_with_outcomes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WALKS)
+def test_who_reads_committed_rows_of_trained_runs_says_whose(name: str) -> None:
+    """Rows of a model that no recipe makes any more must not be taken for the nano model's."""
+    first = "".join(committed(name)["cells"][0]["source"])
+    needs = re.sub(r"\s+", " ", first.partition("**Runs/needs.**")[2].partition("Previous:")[0])
+    if re.search(r"(Frozen|Committed) rows|frozen rows", needs):
+        assert re.search(r"[Rr]ecipes? |recipes|none of a recipe|python -m codechat\.labs|`codechat chars`", needs), needs
+
+
+@pytest.mark.parametrize("name", WALKS)
 def test_outputs_hold_no_warnings_and_every_picture_has_alternative_text(name: str) -> None:
     assert not [output for output in outputs_of(name) if output.get("name") == "stderr"]
     for output in outputs_of(name):
