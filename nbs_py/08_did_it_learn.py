@@ -22,10 +22,11 @@
 # **Result.** The first table answers for every seed that was run: an interval above 0 is a gain on problems like these.
 # pass@8 gains less than pass@1: RL makes more frequent what the model after SFT could already do sometimes, and makes
 # little new possible. Comparing the two models within each problem narrows the interval; treating completions as
-# independent would narrow it wrongly.
+# independent would narrow it wrongly. All of this is at temperature 1, for a model that remembers its tools; recipe nano's
+# greedy answers gain nothing that an interval over its three seeds resolves (last table).
 #
 # **Runs/needs.** Recipe compact's `choose` and `evaluate` (frozen rows; `source="nano"` reads the runs that `make lab`
-# made on this machine). Seconds on one core.
+# made on this machine), and the committed rows of recipe nano's report. Seconds on one core.
 #
 # Previous: [07 reinforce](07_reinforce.ipynb) · Next: [09 gradient microscope](09_gradient_microscope.ipynb)
 
@@ -40,7 +41,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from codechat import frozen_rows, intervals, plots
+from codechat import comparisons, frozen_rows, intervals, plots, run_frames
 from codechat.evaluation.intervals import Interval, estimate_pass_at_k
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
 from codechat.tasks import load
@@ -264,6 +265,45 @@ axes[0, 0].set_yticks([y + 0.18 for y in range(len(compared))], compared)
 axes[0, 0].invert_yaxis()
 finish(axes[0, 0], x="RL minus SFT, pass@1, points (paired, 95 % intervals)", y=None, legend=False)
 fig
+
+# %% [markdown]
+# ## Greedy beside temperature 1, and calls apart from declining
+#
+# All of the above samples at temperature 1, and adds up requests of all kinds. Two questions are left: does the gain
+# survive greedy answers, and does it lie in the calls or in declining? The rows of recipe `nano`, whose model reads its list of
+# tools, answer both, over all its seeds (95 % intervals over seeds and tools). Its whole report is
+# [reports/nano.ipynb](../reports/nano.ipynb); T = 0.5 and completions with the call tag given (`--temperatures 0.5 --forced-call true`) are in the README.
+
+# %%
+reading = run_frames.load_frozen(frozen_rows.frozen_dir().parent / "nano" / "data")
+evaluations = [run for run in reading["runs"]["run"] if run.startswith("nano/evaluate")]
+strata = comparisons.strata_over_seeds(reading, evaluations, list(run_frames.STRATA))
+CALLS = {"named_not_offered": "a name not offered", "named_unreadable": "unreadable", "named_no_call": "no call"}
+rows = []
+for kind, words in run_frames.STRATA.items():
+    for after, (_, part) in zip(("SFT", "RL"), strata.dropna(subset=f"{kind}/n").groupby("checkpoint", sort=False)):
+        row = {"requests": words, "after": after}
+        for found in part.to_dict("records"):
+            row[found["sampling"]] = str(Interval(*(found[f"{kind}/pass@1{end}"] for end in ("", "/lo", "/hi"))))
+            if found["sampling"] == "greedy":
+                row |= {f"greedy: {said}": f"{found[f'{kind}/{key}']:.2f}" for key, said in CALLS.items()}
+        rows.append(row)
+print(f"pass@1 over {len(evaluations)} seeds")
+pd.DataFrame(rows).set_index(["requests", "after"])
+
+# %%
+greedily = {}
+for split in ("test", "test_hard"):
+    for sampling in ("greedy", "T=1"):
+        only = reading["per_problem"][reading["per_problem"]["sampling"] == sampling]
+        greedily[f"{split}, {sampling}"] = comparisons.paired_gains(reading | {"per_problem": only}, evaluations, split)
+by_seed = {at: {"all seeds": comparisons.in_points(g.all)} | {f"seed {i}": comparisons.in_points(one) for i, one in enumerate(g.seeds)}
+           for at, g in greedily.items()}
+print("RL minus SFT, recipe nano, paired by problem")
+pd.DataFrame(by_seed).T
+
+# %% [markdown]
+# Where only temperature 1 gains, RL made more frequent what greedy decoding said already: a lower temperature does the same without training.
 
 # %% [markdown]
 # ## Try this
