@@ -72,10 +72,11 @@ def train(cfg: ExpertConfig) -> Run:
         start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
         if last:
             sentinel.load_state(last.extra["sentinel"])
+            sample.load_state(last.extra)
             cursor = last.extra["cursor"]
 
         def save(step: int, wait: bool) -> None:
-            extra = dict(sentinel=sentinel.state(), cursor=cursor)
+            extra = dict(sentinel=sentinel.state(), cursor=cursor, **sample.state())
             training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
 
         with training.running(run, start, cfg.max_steps) as bar:

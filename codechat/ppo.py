@@ -107,11 +107,12 @@ def train(cfg: PPOConfig) -> Run:
         start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
         if last:
             sentinel.load_state(last.extra["sentinel"])
+            sample.load_state(last.extra)
             head.load_state_dict(last.extra["value_head"])
             cursor = last.extra["cursor"]
 
         def save(step: int, wait: bool) -> None:
-            extra = dict(sentinel=sentinel.state(), cursor=cursor, value_head=head.copy_of_state())
+            extra = dict(sentinel=sentinel.state(), cursor=cursor, **sample.state(), value_head=head.copy_of_state())
             training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
 
         with training.running(run, start, cfg.max_steps) as bar:

@@ -60,11 +60,11 @@ def train(cfg: ReinforceConfig) -> Run:
         start = last.step if last else 0
         if last:
             sentinel.load_state(last.extra["sentinel"])
+            sample.load_state(last.extra)
 
         def save(step: int, wait: bool) -> None:
-            training.save(
-                run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, sentinel=sentinel.state()
-            )
+            extra = dict(sentinel=sentinel.state(), **sample.state())
+            training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
 
         with training.running(run, start, cfg.max_steps) as bar:
             dead, lost = False, None

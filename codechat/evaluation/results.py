@@ -166,7 +166,9 @@ class TaskResult:
 
     def __str__(self) -> str:
         passes = ", ".join(f"pass@{k} = {i}" for k, i in self.pass_at.items())
-        drawn = f"{len({p.cluster or p.id for p in self.problems})} " + ("clusters" if any(p.cluster for p in self.problems) else "problems")
+        drawn = f"{len({p.cluster or p.id for p in self.problems})} " + (
+            "clusters" if any(p.cluster for p in self.problems) else "problems"
+        )
         return f"{passes} ({self.counts()}, 95 % intervals over {drawn})"
 
 

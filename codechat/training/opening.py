@@ -27,7 +27,7 @@ from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 from codechat.training import preflight
 from codechat.training.cadence import evaluate_policy
-from codechat.training.sampling import RolloutSampler
+from codechat.training.sampling import RolloutSampler, spread_strata
 
 C = TypeVar("C")
 
@@ -81,6 +81,8 @@ def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     held_out, probes = task.problems("select", limit=cfg.eval_examples), read_probes(cfg)
     training_problems = task.problems("train", seed=cfg.seed)
+    if cfg.strata:
+        training_problems = spread_strata(task, training_problems)
     return task, training_problems, lambda model: evaluate_policy(cfg, model, tok, task, held_out, probes)
 
 
@@ -127,6 +129,6 @@ def open_rollouts(
     compile_on_gpu(model)
     engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
     at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None
-    sample = RolloutSampler(cfg, engine, model, task, problems, tok, at_once)
+    sample = RolloutSampler(cfg, engine, model, task, problems, tok, at_once, cfg.solved_share)
     preflight.check(cfg, task, problems, model, engine, sample)
     return engine, sample

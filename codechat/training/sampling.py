@@ -11,6 +11,7 @@ Left out: batches further ahead, and rollouts that continue under newer weights.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from codechat.core.errors import ConfigError
 from codechat.distributed import dist
 from codechat.models import packed_attention
 from codechat.models.gpt import GPT
@@ -44,10 +46,64 @@ class Wish(NamedTuple):
     group_size: int
 
 
+def spread_strata(task: Task, problems: Sequence[Problem]) -> list[Problem]:
+    """The problems in an order of which every part has the strata in their shares, to within one problem; ConfigError where the task has none."""
+    by, members = getattr(task, "grouped_by", ""), dict[str, list[Problem]]()
+    for problem in problems if by else ():
+        members.setdefault(str(problem.meta.get(by)), []).append(problem)
+    if len(members) < 2:
+        raise ConfigError(
+            f"strata true, but the training problems of task {task.name} have {len(members)} strata; at least 2 are required; leave out --strata"
+        )
+    places = [((i + 0.5) / len(own), problem) for own in members.values() for i, problem in enumerate(own)]
+    return [problem for _, problem in sorted(places, key=lambda place: place[0])]
+
+
+class Solved:
+    """Kinds of problems whose last group was all correct, on whatever rank: such a group has no gradient. With probability 1 - share such a problem
+    is replaced by one of its stratum that is of no solved kind.
+
+    A kind is what a task counts as one, such as the requests of one stratum for one tool; else a problem. A function of the seed, the place and
+    the groups before, so a resumed run draws the same."""
+
+    def __init__(self, task: Task, problems: Sequence[Problem], seed: int, share: float) -> None:
+        keys = [getattr(task, name, "") for name in ("grouped_by", "clustered_by")]
+        named = [tuple(str(p.meta.get(key) or "") if key else "" for key in keys) for p in problems]
+        self.strata = [stratum for stratum, _ in named]
+        self.kinds = {p.id: "/".join(n) if any(n) else p.id for p, n in zip(problems, named, strict=True)}
+        self.ids, self.seed, self.share = [p.id for p in problems], seed, share
+        self.solved: set[str] = set()
+
+    def update(self, batch: RolloutBatch) -> None:
+        """A collective."""
+        own = [(self.kinds[p.id], bool(right)) for p, right in zip(batch.problems, batch.correct.all(1), strict=True)]
+        for kind, right in (row for rows in dist.all_gather_objects(own) for row in rows):
+            (self.solved.add if right else self.solved.discard)(kind)
+
+    def number(self, place: int) -> int:
+        """The number of the problem that is drawn for a place."""
+        n, rng = len(self.ids), random.Random(f"solved {self.seed} {place}")
+        if not self._is_solved(place % n) or rng.random() < self.share:
+            return place % n
+        start, stratum = rng.randrange(n), self.strata[place % n]
+        after = ((start + i) % n for i in range(n))
+        return next((i for i in after if self.strata[i] == stratum and not self._is_solved(i)), place % n)
+
+    def _is_solved(self, number: int) -> bool:
+        return self.kinds[self.ids[number]] in self.solved
+
+    def state(self) -> list[str]:
+        return sorted(self.solved)
+
+    def load_state(self, state: Sequence[str]) -> None:
+        self.solved = set(state)
+
+
 class RolloutSampler:
     """Samples and scores groups of a task's problems. `key` and the seed decide the draws, so a resumed run and another number of ranks draw the same.
 
-    at_once: problems that are sampled together; none = all."""
+    at_once: problems that are sampled together; none = all. solved_share: below 1, kinds of problems whose last group was all correct are drawn
+    less (`Solved`)."""
 
     def __init__(
         self,
@@ -58,9 +114,11 @@ class RolloutSampler:
         problems: list[Problem],
         tok: Tokenizer,
         at_once: int | None = None,
+        solved_share: float = 1.0,
     ) -> None:
         self.cfg, self.engine, self.model, self.task = cfg, engine, model, task
         self.problems, self.tok, self.at_once = problems, tok, at_once
+        self.solved = Solved(task, problems, cfg.seed, solved_share) if solved_share < 1 else None
         self._begun: tuple[Wish, int | None, Future[RolloutBatch]] | None = None
 
     def __call__(self, at: int, n: int, seed: int, key: int = 0, group_size: int | None = None) -> RolloutBatch:
@@ -74,6 +132,8 @@ class RolloutSampler:
                 what, self.engine.sampled_from, later = begun
                 assert what == wish, f"{what} was begun, {wish} is requested"
                 batch = later.result()
+        if self.solved:
+            self.solved.update(batch)
         return replace(batch, longest_row=self.longest_row)
 
     @cached_property
@@ -113,12 +173,23 @@ class RolloutSampler:
             waiting = [judging.submit(rollout.judged, self.task, d) for d in drawn]
             return rollout.join([batch.result() for batch in waiting])
 
+    def _number(self, place: int) -> int:
+        return self.solved.number(place) if self.solved else place % len(self.problems)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps for a resumed run to draw the same problems."""
+        return {"solved": self.solved.state()} if self.solved else {}
+
+    def load_state(self, extra: dict[str, Any]) -> None:
+        if self.solved:
+            self.solved.load_state(extra["solved"])
+
     def _sampled(self, policy: GPT, wish: Wish, numbers: Sequence[int]) -> rollout.Drawn:
         cfg = self.cfg
         return rollout.draw(
             policy,
             self.task,
-            [self.problems[(wish.at + i) % len(self.problems)] for i in numbers],
+            [self.problems[self._number(wish.at + i)] for i in numbers],
             self.tok,
             cfg.tags,
             group_size=wish.group_size,

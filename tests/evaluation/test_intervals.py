@@ -96,7 +96,9 @@ def test_headlines_and_differences_draw_tools_too() -> None:
     before, after = (np.repeat(rng.integers(0, 2, 20), 30) for _ in range(2))
 
     def rows(right: np.ndarray, named: str) -> list[dict[str, object]]:
-        return [dict(id=f"p{i}", n=1, c=int(c), cluster=named and f"t{t}") for i, (c, t) in enumerate(zip(right, tools))]
+        return [
+            dict(id=f"p{i}", n=1, c=int(c), cluster=named and f"t{t}") for i, (c, t) in enumerate(zip(right, tools))
+        ]
 
     alone, together = (results.paired_difference(rows(before, n), rows(after, n)) for n in ("", "t"))
     assert half(together) == pytest.approx(half(alone) * np.sqrt(30), rel=0.15)

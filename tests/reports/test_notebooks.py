@@ -317,7 +317,9 @@ def test_who_reads_committed_rows_of_trained_runs_says_whose(name: str) -> None:
     first = "".join(committed(name)["cells"][0]["source"])
     needs = re.sub(r"\s+", " ", first.partition("**Runs/needs.**")[2].partition("Previous:")[0])
     if re.search(r"(Frozen|Committed) rows|frozen rows", needs):
-        assert re.search(r"[Rr]ecipes? |recipes|none of a recipe|python -m codechat\.labs|`codechat chars`", needs), needs
+        assert re.search(r"[Rr]ecipes? |recipes|none of a recipe|python -m codechat\.labs|`codechat chars`", needs), (
+            needs
+        )
 
 
 @pytest.mark.parametrize("name", WALKS)

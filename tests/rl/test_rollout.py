@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from raising import raising
 
+from codechat.core.errors import ConfigError
 from codechat.distributed import gradient_sums
 from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
@@ -17,9 +21,12 @@ from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
 from codechat.rl.engines import Local
 from codechat.tasks.base import Problem, Score
+from codechat.tasks.funcall import FuncallTask
+from codechat.tasks.toolbox import reading
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
 from codechat.training import RolloutSampler, updates
+from codechat.training.sampling import spread_strata
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +255,64 @@ def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
     assert first != second and max(T for _, T in first) < max(T for _, T in second) < 64
     monkeypatch.setattr(packed_attention, "DENSE", ())
     assert shapes() == [{(2, packed_attention.BLOCK)}] * 2
+
+
+# ---------------------------------------------------------------- which problems a step has
+
+
+class Kinds(ToyTask):
+    """Every problem of a stratum; the class "lower" is always solved."""
+
+    grouped_by, clustered_by = "stratum", "tool"
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        kinds = [("call", "lower")] * 5 + [("call", "digit")] * 3 + [("unfitting", "upper")] * 2
+        return [
+            Problem(f"p{i}", [{"role": "user", "content": c}], c, split, dict(stratum=s, tool=c))
+            for i, (s, c) in enumerate(kinds * 10)
+        ]
+
+    def score(self, problem: Problem, completion: str) -> Score:
+        return Score(float(problem.gold == "lower"), "some", {}, problem.gold == "lower")
+
+
+def test_every_step_has_the_strata_in_their_shares() -> None:
+    """Of recipe nano's training problems a fifth has no fitting tool: three or four of the sixteen of each step."""
+    task = FuncallTask()
+    task.grouped_by = "stratum"
+    problems = reading.problems("train", 400, code_requests=["Write f."])
+    spread = spread_strata(task, random.Random(0).sample(problems, 400))
+    assert sorted(p.id for p in spread) == sorted(p.id for p in problems)
+    unfitting = [p.meta["stratum"] == "unfitting" for p in spread]
+    assert {sum(unfitting[at : at + 16]) for at in range(0, 400, 16)} <= {3, 4}
+    with raising(ConfigError, "toy", "strata"):
+        spread_strata(ToyTask(), ToyTask().problems("train"))
+
+
+def test_kinds_that_are_solved_are_drawn_less_within_their_stratum(policy: GPT) -> None:
+    task, tok = Kinds(), tokenizer.load("bytes")
+    problems = task.problems("train")
+    cfg = ReinforceConfig(group_size=2, max_new_tokens=2, tags="text", seed=3)
+
+    def drawn(
+        share: float, state: dict[str, object] | None = None
+    ) -> tuple[RolloutSampler, Counter[str], Counter[str]]:
+        sample = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=share)
+        if state:
+            sample.load_state(state)
+        first, later = (sample(at, 100, seed=1).problems for at in (0, 100))
+        return sample, Counter(p.gold for p in first), Counter(p.gold for p in later)
+
+    plain, before, after = drawn(1.0)
+    assert before == after == dict(lower=50, digit=30, upper=20) and plain.state() == {}
+    some, before, after = drawn(0.3)
+    assert before == dict(lower=50, digit=30, upper=20), "nothing is known before the first batch"
+    assert some.state() == {"solved": ["call/lower"]} and after["upper"] == 20
+    assert 8 <= after["lower"] <= 23 and after["digit"] == 80 - after["lower"]
+    _, resumed, _ = drawn(0.3, some.state())
+    assert resumed["lower"] < 25, "a resumed run knows it"
+    everything = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=0.0)
+    everything.load_state({"solved": ["call/lower", "call/digit", "unfitting/upper"]})
+    assert [p.id for p in everything(0, 100, seed=1).problems] == [p.id for p in problems], (
+        "where all is solved, all are drawn"
+    )
