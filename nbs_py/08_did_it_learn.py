@@ -67,7 +67,7 @@ seeds.set_index(["run", "comparison"])[["pass@1, RL - SFT", "N"]]
 # ## The score
 #
 # pass@$k$ is the probability that at least one of $k$ sampled completions is an exact match: the correct
-# function, every argument correct, nothing more. `test` holds argument values that training never saw,
+# function, every argument correct, nothing more. `test` holds argument values that no training problem has (notebook 03),
 # `test_hard` also new tools or phrasings; further splits are named for what is new in them. The checkpoint was chosen on a third split, `select` (validation).
 # Each number is printed with k, n (completions per problem), N (problems), temperature and its 95 % interval.
 

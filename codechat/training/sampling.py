@@ -61,7 +61,7 @@ def spread_strata(task: Task, problems: Sequence[Problem]) -> list[Problem]:
 
 class Solved:
     """Kinds of problems whose last group was all correct, on whatever rank: such a group has no gradient. With probability 1 - share such a problem
-    is replaced by one of its stratum that is of no solved kind.
+    is replaced by one that is of no solved kind: of its stratum, or of any where the whole stratum is solved.
 
     A kind is what a task counts as one, such as the requests of one stratum for one tool; else a problem. A function of the seed, the place and
     the groups before, so a resumed run draws the same."""
@@ -86,8 +86,8 @@ class Solved:
         if not self._is_solved(place % n) or rng.random() < self.share:
             return place % n
         start, stratum = rng.randrange(n), self.strata[place % n]
-        after = ((start + i) % n for i in range(n))
-        return next((i for i in after if self.strata[i] == stratum and not self._is_solved(i)), place % n)
+        unsolved = [i for i in (*range(start, n), *range(start)) if not self._is_solved(i)]
+        return next((i for i in unsolved if self.strata[i] == stratum), unsolved[0] if unsolved else place % n)
 
     def _is_solved(self, number: int) -> bool:
         return self.kinds[self.ids[number]] in self.solved

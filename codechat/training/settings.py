@@ -76,7 +76,7 @@ class RolloutSettings(Settings):
     )
     solved_share: float = opt(
         1.0,
-        "how often a kind of problem is drawn whose last group was all correct; else one of its stratum that was not; 1 = always",
+        "how often a kind of problem is drawn whose last group was all correct; else another, of its stratum if it can be; 1 = always",
         late=True,
         least=0,
         most=1,

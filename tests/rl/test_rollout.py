@@ -311,6 +311,11 @@ def test_kinds_that_are_solved_are_drawn_less_within_their_stratum(policy: GPT) 
     assert 8 <= after["lower"] <= 23 and after["digit"] == 80 - after["lower"]
     _, resumed, _ = drawn(0.3, some.state())
     assert resumed["lower"] < 25, "a resumed run knows it"
+    one = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=0.0)
+    one.load_state({"solved": ["call/lower", "call/digit"]})
+    assert {p.gold for p in one(0, 100, seed=1).problems} == {"upper"}, (
+        "a stratum that is solved leaves its places to others"
+    )
     everything = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=0.0)
     everything.load_state({"solved": ["call/lower", "call/digit", "unfitting/upper"]})
     assert [p.id for p in everything(0, 100, seed=1).problems] == [p.id for p in problems], (

@@ -171,7 +171,11 @@ def test_values_that_training_has_are_counted() -> None:
         "funcall.train": [problem("dopis"), {"gold": None}],
         "funcall.test": [problem(v) for v in (314, "lutis", 2718, "Dopis", [314, "new"], "new")] + [{"gold": None}],
     }
-    assert prepare.values_seen(files)["test"] == {"calls": 6, "seen": 4}
+    seen = prepare.values_seen(files)["test"]
+    assert seen == {"calls": 6, "same": 1, "seen": 4, "values": 5, "known": 4}
+    drill = [{"messages": [{"role": "assistant", "content": chat.format_call("g", {"b": "NEW"})}]}]
+    more = prepare.values_seen(files | {"lookup_loose.train": drill})["test"]
+    assert (more["same"], more["seen"], more["known"]) == (1, 6, 5), "drills are read in training too"
 
 
 def test_the_files_of_a_reading_mix_hold_all_strata(tmp_path: Path) -> None:

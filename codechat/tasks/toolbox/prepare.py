@@ -22,6 +22,7 @@ from codechat.tasks.base import row_of
 from codechat.tasks.preparation import checked_ledgers
 from codechat.tasks.toolbox import reading
 from codechat.tasks.toolbox.conversations import NO_FUNCTION
+from codechat.tasks.toolbox.values import is_shared
 from codechat.text import chat
 
 Row = dict[str, Any]
@@ -97,7 +98,10 @@ def prepare_calls(cfg: CallsConfig) -> dict[str, Any]:
         files = {name: list(map(_declining, rows)) for name, rows in files.items()}
     seen = values_seen(files)
     for split, counts in seen.items():
-        print(f"{split}: of {counts['calls']} calls, {counts['seen']} have only values that also occur in training")
+        print(
+            f"{split}: of {counts['calls']} calls, {counts['same']} occur as they are in training, and {counts['seen']} have only values that "
+            f"also occur there; of {counts['values']} values but numbers of one or two digits, {counts['known']} do"
+        )
     return write(out, files | _probe_files(cfg), ledgers, cfg, values=seen)
 
 
@@ -108,28 +112,48 @@ def _declining(row: Row) -> Row:
 
 
 def values_seen(files: Mapping[str, list[Row]]) -> dict[str, dict[str, int]]:
-    """Split -> {"calls": problems with a call, "seen": those whose every argument value occurs in training}.
+    """Split -> {"calls": problems with a call; "same": those whose call is one of training; "seen": those whose every argument value occurs in
+    training; "values": different values but numbers of one or two digits; "known": those of them that occur in training}.
 
     Short numbers, letters and enumerations are shared by all splits, so a request may hold no new value. In training: an argument of a call
-    or of a problem, or a word of a copying drill."""
-    calls = (c for row in files.get("calls.train", ()) for m in row["messages"] for c in chat.parse_calls(m["content"]))
-    arguments = [*(c.arguments or {} for c in calls), *map(_arguments, files.get("funcall.train", ()))]
-    trained = {part for each in arguments for value in each.values() for part in _parts(value)}
+    in a conversation, a drill or a problem, or a word of a copying drill."""
+    taught = [own for name, own in files.items() if name.endswith(".train") and not name.startswith("funcall.")]
+    rows = [row for own in taught for row in own]
+    read = (
+        c for row in rows for m in row["messages"] if m["role"] == "assistant" for c in chat.parse_calls(m["content"])
+    )
+    calls = [(c.name, c.arguments) for c in read if isinstance(c.arguments, Mapping)]
+    calls += [(row["gold"]["name"], row["gold"]["arguments"]) for row in files.get("funcall.train", ()) if row["gold"]]
+    trained = {part for _, arguments in calls for value in arguments.values() for part in _parts(value)}
     trained.update(w.lower() for row in files.get("copy.train", ()) for w in row["messages"][-1]["content"].split())
+    whole = {_whole(*call) for call in calls}
     found = {}
     for split in ("select", "test", "test_hard"):
-        asked = [_arguments(row) for row in files.get(f"funcall.{split}", ()) if row["gold"]]
-        seen = sum(all(part in trained for v in each.values() for part in _parts(v)) for each in asked)
-        found[split] = {"calls": len(asked), "seen": seen}
+        asked = [row["gold"] for row in files.get(f"funcall.{split}", ()) if row["gold"]]
+        parts = [
+            [(v, p) for value in c["arguments"].values() for v, p in zip(_each(value), _parts(value))] for c in asked
+        ]
+        long = {part for own in parts for value, part in own if not is_shared(value)}
+        found[split] = {
+            "calls": len(asked),
+            "same": sum(_whole(call["name"], call["arguments"]) in whole for call in asked),
+            "seen": sum(all(part in trained for _, part in own) for own in parts),
+            "values": len(long),
+            "known": len(long & trained),
+        }
     return found
 
 
-def _arguments(row: Row) -> Mapping[str, Any]:
-    return row["gold"]["arguments"] if row["gold"] else {}
+def _whole(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"{name} {sorted((key, _parts(value)) for key, value in arguments.items())}".lower()
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _parts(value: Any) -> list[str]:
-    return [str(part).lower() for part in (value if isinstance(value, list) else [value])]
+    return [str(part).lower() for part in _each(value)]
 
 
 def _toolbox_files(cfg: CallsConfig, ledgers: list[Ledger]) -> dict[str, list[Row]]:
