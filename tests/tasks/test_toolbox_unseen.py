@@ -15,7 +15,7 @@ from codechat.core.errors import ConfigError
 from codechat.tasks import toolbox
 from codechat.tasks.base import SPLITS, row_of
 from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.toolbox import TOOLS, execute, family
+from codechat.tasks.toolbox import TOOLS, everyday, execute, family, generated
 from codechat.tasks.toolbox.prepare import CallsConfig
 from codechat.tasks.toolbox.tool import ToolError, check
 from codechat.tasks.toolbox.unseen import DOMAINS
@@ -242,3 +242,11 @@ def test_the_rare_words_are_of_no_unseen_tool():
     assert len(WORDS) == len(set(WORDS)) > 1000
     assert not {w for w in WORDS if {w, w + "s", w.removesuffix("s")} & of_tools}
     assert not set(WORDS) & set(COMMON)
+
+
+def test_names_share_six_common_words_with_what_training_draws_and_none_with_its_other_tools():
+    """Renamed and invented tools are named by common words; composed tools and services by words of their own."""
+    words = {word for t in UNSEEN for word in t.name.split("_")}
+    assert words & set(COMMON) == {"back", "body", "heart", "left", "light", "team"}
+    drawn = (*generated.composed(), *everyday.services())
+    assert not words & {word for t in drawn for word in t.name.split("_")}

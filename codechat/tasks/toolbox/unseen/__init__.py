@@ -1,4 +1,8 @@
-"""Tools that edition 2 of the catalogue holds out: domains and words of names that no tool of edition 1 has."""
+"""Tools that edition 2 of the catalogue holds out: domains and words of names that no tool of edition 1 has.
+
+Composed tools and services share no word of a name with them either. Renamed and invented tools of training draw their names from common words, and six
+of these (back, body, heart, left, light, team) stand in one name each here, too.
+"""
 
 from codechat.core.lazy import attach
 
