@@ -56,7 +56,7 @@ ABOUT = {
         "A small policy learns to call functions. Move the slider: its answers to the same requests, token by token.",
     ),
     "dashboard": (
-        "The runs of the nano recipe",
+        "The runs of recipe compact",
         "Curves, evaluations, probes and samples, from pretraining to evaluation.",
     ),
 }
