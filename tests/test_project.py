@@ -147,6 +147,19 @@ def test_makefile_has_every_target_and_help_names_it() -> None:
     assert set(TARGETS) <= set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
 
 
+@pytest.mark.slow
+def test_uv_finds_versions_that_all_extras_agree_on(tmp_path: Path) -> None:
+    """uv resolves every extra together, vllm's pins included. It asks the package index, so it runs where uv and a network are."""
+    uv = shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    done = subprocess.run([uv, "lock", "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    if "No solution found" not in done.stderr and done.returncode:
+        pytest.skip(f"uv could not ask the package index: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_torch_is_pinned_exactly_and_within_pyprojects_range() -> None:
     pin = re.search(r"^PINNED_TORCH := torch==(\d+)\.(\d+)\.\d+$", (ROOT / "Makefile").read_text(), re.M)
     floor = next(re.match(r"torch>=(\d+)\.(\d+)$", one) for one in PROJECT["project"]["dependencies"] if "torch" in one)

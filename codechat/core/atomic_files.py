@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ def write_atomic(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder: `target` has all of them, or does not exist. shutil.copytree collects errors and loses their errno."""
+    half = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        for file in (path for path in source.rglob("*") if path.is_file()):
+            there = half / file.relative_to(source)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, there)
+        os.replace(half, target)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -22,14 +22,23 @@ ASKING = frozenset(
 GOES_ON = re.compile(
     r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE
 )  # how a request begins that goes on with the last
+POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)  # words that need the request before
 STEM = 5  # letters of a word that count: "squared" finds "square"
 
 
 def tools_for(request: str, before: Sequence[str] = ()) -> list[str]:
     """Names to offer for a request: those that fit it; where none does and it goes on with the request before it ("and of 13?"), those offered
     `before`."""
-    goes_on = GOES_ON.match(request) or not _words(request)
-    return fitting_tools(request) or (list(before) if goes_on else [])
+    return fitting_tools(request) or (list(before) if _continues(request) else [])
+
+
+def goes_on(request: str) -> bool:
+    """Whether a request needs the one before it: by how it begins ("and of 13?"), a word that points back ("is it prime?"), or no word of its own."""
+    return _continues(request) or bool(POINTS_BACK.search(request))
+
+
+def _continues(request: str) -> bool:
+    return bool(GOES_ON.match(request)) or not _words(request)
 
 
 def fitting_tools(request: str, most: int = OFFERED) -> list[str]:

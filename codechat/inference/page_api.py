@@ -2,7 +2,7 @@
 
     GET  /              the page
     GET  /page/about    the served checkpoint, the toolbox, whether calls are constrained
-    POST /page/prepare  for the next answer: functions to offer, and messages to drop because the context is full
+    POST /page/prepare  for the next answer: functions to offer, messages to drop because the context is full, whether the request needs those before it
     POST /page/call     run a toolbox function
 
 Nothing here has side effects: /page/call knows the toolbox only.
@@ -22,8 +22,8 @@ from pydantic import Field
 from codechat.inference.api_errors import ApiError
 from codechat.inference.api_requests import ServedModel, prompt_of
 from codechat.inference.api_schema import Message, Strict
-from codechat.inference.chat_command import NEUTRAL, drop_oldest, room_for_an_answer
-from codechat.inference.fitting_tools import tools_for
+from codechat.inference.chat_command import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
+from codechat.inference.fitting_tools import goes_on, tools_for
 from codechat.inference.request_body import read
 from codechat.tasks.toolbox import TOOLS, respond
 
@@ -69,6 +69,7 @@ class PageHandlers:
             "tools": [tool.schema for tool in TOOLS.values()],
             "constrain": served.constrain,
             "neutral": NEUTRAL,
+            "alone": mixes_requests(served.loaded.model),
         }
 
     async def prepare(self, request: Request) -> dict[str, Any]:
@@ -79,7 +80,8 @@ class PageHandlers:
             names = await asyncio.to_thread(tools_for, asked, body.before)
         if unknown := [name for name in names if name not in TOOLS]:
             raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
-        return {"offered": names, "dropped": await asyncio.to_thread(dropped, body.messages, names, self.served)}
+        more = await asyncio.to_thread(dropped, body.messages, names, self.served)
+        return {"offered": names, "dropped": more, "goes_on": goes_on(asked)}
 
 
 def dropped(messages: list[Message], names: list[str], served: ServedModel) -> int:

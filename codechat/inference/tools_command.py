@@ -24,8 +24,17 @@ from typing import Any, Literal
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, nearest
-from codechat.inference.chat_command import NEUTRAL, ChatSettings, Message, converse, open_model, opening, show
-from codechat.inference.fitting_tools import OFFERED, tools_for
+from codechat.inference.chat_command import (
+    NEUTRAL,
+    ChatSettings,
+    Message,
+    converse,
+    mixes_requests,
+    open_model,
+    opening,
+    show,
+)
+from codechat.inference.fitting_tools import OFFERED, goes_on, tools_for
 from codechat.tasks.toolbox import TOOLS
 from codechat.text import chat
 from codechat.text.token_view import visible
@@ -170,6 +179,8 @@ class ToolChat:
         self.cfg, self.kit = cfg, gather(cfg, functions=functions)
         self.chooses = not (cfg.tools or cfg.tools_file or cfg.executors or functions)  # functions for each request
         self.model = open_model(cfg)
+        # for functions that change with the request; of a server's model nothing is known
+        self.alone = self.chooses and not cfg.server and mixes_requests(self.model.loaded.model)
         self.transcript = ""  # what --raw has printed
 
     def offer(self, request: str) -> None:
@@ -193,8 +204,12 @@ class ToolChat:
         """The conversation with the model's turns and those of the functions that it called.
 
         Ends with an answer in words. Also with a call that was already answered, with an unreadable call after an answered one, and with the
-        second unreadable call: its own error does not help a model that just saw it."""
-        self.offer(messages[-1]["content"])
+        second unreadable call: its own error does not help a model that just saw it. A small model for which functions are chosen sees a request that
+        does not go on with the one before alone, else it answers the one before again."""
+        request = messages[-1]["content"]
+        self.offer(request)
+        if self.alone and not goes_on(request):
+            messages = messages[-1:]
         messages = self.opening() + [message for message in messages if message["role"] != "system"]
         answered: set[str] = set()  # readable calls that have a result or an error
         complained = False

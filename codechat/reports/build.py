@@ -19,7 +19,6 @@ Left out: training. A report names the runs that it lacks.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any
 
 from codechat import reports  # html and notebooks import papermill and jupytext: when a report is made or listed
 from codechat.core import config, errors
+from codechat.core.atomic_files import copy_folder
 from codechat.core.config import opt
 from codechat.core.errors import MissingFile, RunError
 from codechat.runs import paths
@@ -88,7 +88,7 @@ def _bring_frozen_rows(name: str, out: Path) -> None:
     """The rows that came with the package, beside a report that is written below the working folder's own reports/."""
     kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
     if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":
-        shutil.copytree(kept, here)
+        copy_folder(kept, here)
 
 
 def index(out: Path | None = None) -> Path:

@@ -73,7 +73,9 @@ class DashboardConfig:
     """Which runs to show, and where to write the page."""
 
     runs: tuple[str, ...] = opt((), "runs, or a recipe's name for all of its runs", positional=True)
-    out: Path | None = opt(None, "file to write; none = dashboard.html in the folder of the run or recipe")
+    out: Path | None = opt(
+        None, "file to write; none = dashboard.html in the folder of the run or recipe, in runs/ for released models"
+    )
     open: bool = opt(False, "open the page in the browser")
     standalone: bool = opt(False, "put the charts' library into the page (0.8 MB), so that it can be sent alone")
 
@@ -261,6 +263,8 @@ def write(refs: Sequence[str], out: Path | None = None, standalone: bool = False
     runs = chosen(refs)
     names = [run.name for run in runs]
     common = (_folder(refs[0]) if len(refs) == 1 else runs[0].path.parent) or runs[0].path
+    if runs[0].name.startswith(f"{paths.RELEASED}/"):  # those lie in the package
+        common = paths.runs_dir()
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     lead = f"{', '.join(names)}. Written {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC; `codechat dashboard {' '.join(refs)}` writes it again."
     return reports.pages.write_page(

@@ -187,7 +187,7 @@ def validation_rows(ckpt: str) -> Path:
             return min(domain_files(folder, "select"), key=lambda path: path.name != "calls.select.jsonl")
         except MissingFile:
             continue
-    listed = f" ({', '.join(known)})" if known else ""
+    listed = f" ({', '.join(dict.fromkeys(known))})" if known else ""  # several stages may share a folder
     raise MissingFile(
         f"the data of {ckpt}{listed} have no validation conversations here; give --data FILE.jsonl or --messages FILE.json"
     )

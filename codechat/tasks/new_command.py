@@ -96,8 +96,13 @@ def write_task(name: str, out: Path) -> list[Path]:
     if there := [file for file in texts if (out / file).exists()]:
         raise ConfigError(f"{out / there[0]} exists; choose another name or --out")
     out.mkdir(parents=True, exist_ok=True)
-    for file, text in texts.items():
-        write_atomic(out / file, text.replace("NAME", name).replace("CLASS", cls))
+    try:
+        for file, text in texts.items():
+            write_atomic(out / file, text.replace("NAME", name).replace("CLASS", cls))
+    except OSError:  # else the next try would find some of the files there
+        for file in texts:
+            (out / file).unlink(missing_ok=True)
+        raise
     print(f"wrote {', '.join(texts)} in {out}; try: python -m pytest {out / f'test_{name}.py'}")
     print(f"then: codechat diagnose --ckpt RUN --task {out / name}.py:{cls}")
     return [out / file for file in texts]

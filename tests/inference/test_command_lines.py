@@ -7,6 +7,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from codechat.data.sources import Ledger, local_rows
 from codechat.inference import chat_command, tools_command
 from codechat.inference.chat_command import ChatSettings, LocalModel
 from codechat.inference.detokenizer import stable_text
-from codechat.inference.fitting_tools import fitting_tools, tools_for
+from codechat.inference.fitting_tools import fitting_tools, goes_on, tools_for
 from codechat.inference.tools_command import LONGEST_RESULT, ToolChat, Toolkit, ToolsConfig
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -516,6 +518,31 @@ def test_the_functions_change_with_the_request_and_stay_where_none_fits(
     assert kits[0] == kits[1] == ["is_prime"] and "square" in kits[2] and model.held == [[], [], []]
     out = capsys.readouterr().out
     assert out.count("offered: is_prime") == 2 and "offered: square" in out
+
+
+def test_a_request_goes_on_with_the_one_before_by_its_words() -> None:
+    for more in ("and of 13?", "13?", "What about 20?", "Is it prime?", "do that again"):
+        assert goes_on(more), more
+    for fresh in ("write quicksort", "What is 12 squared?", "write a function that reverses a string", "Thanks!"):
+        assert not goes_on(fresh), fresh
+
+
+@pytest.mark.parametrize(
+    "small, seen", [(True, [["Is 97 prime?"], ["Is 97 prime?", "and 91?"], [SQUARE]]), (False, [1, 2, 3])]
+)
+def test_a_small_model_sees_a_new_request_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small: bool, seen: list[Any]
+) -> None:
+    model = Scripted("one", "two", "three")
+    model.loaded = SimpleNamespace(model=None, tools_style="described")
+    monkeypatch.setattr(tools_command, "open_model", lambda cfg: model)
+    monkeypatch.setattr(tools_command, "mixes_requests", lambda model: small)
+    session = ToolChat(ToolsConfig(ckpt="x"))
+    messages: list[dict[str, str]] = []
+    for text, expected in zip(("Is 97 prime?", "and 91?", SQUARE), seen, strict=True):
+        messages = session.reply([*messages, {"role": "user", "content": text}])
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        assert asked == expected or len(asked) == expected
 
 
 def test_calls_are_held_to_the_schemas_unless_switched_off(said) -> None:

@@ -75,6 +75,8 @@ def test_the_token_view_shows_probability_and_entropy(page: Browser) -> None:
     tell(page, "code")
     page.until(SETTLED)
     assert page.ask("document.querySelector('.assistant .body').textContent") == CODE
+    assert page.ask("getComputedStyle(document.querySelector('.assistant .body')).fontFamily").endswith("monospace")
+    assert not page.ask("CODE.test('Hello. I can define a function, or import it.')")
     page.press("t", 84, modifiers=1)
     assert page.ask(
         "document.querySelector('.assistant .body').hidden && !document.querySelector('.tokens').hidden && !$('legend').hidden"
@@ -162,6 +164,31 @@ def test_the_functions_that_fit_are_offered_and_said(page: Browser) -> None:
         "Promise.all(EXAMPLES.map(async text => (await (await ask('/page/prepare', {messages: [{role: 'user', content: text}]})).json()).offered))"
     )
     assert examples == [["square"], ["days_between"], []]
+
+
+def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
+    """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the export."""
+    page.ask("$('auto').checked = true, $('max_tokens').value = 8")
+    assert page.ask("$('alone').checked"), "tiny/sft is small"
+
+    def asked(text: str) -> list[str]:
+        before = page.ask("messages.length")
+        tell(page, text)
+        page.until(f"running === null && messages.length > {before}")
+        return page.ask("seen().filter(m => m.role === 'user').map(m => m.content)")
+
+    assert asked("hello") == ["hello"]
+    assert asked("good morning") == ["good morning"] and page.ask("forgotten") == 2
+    notes = page.ask(
+        "[...document.querySelectorAll('.offered')].map(n => n.textContent.endsWith('answered by itself'))"
+    )
+    assert notes == [False, True]
+    assert asked("and good night") == ["good morning", "and good night"]
+    assert asked("is it late?") == ["good morning", "and good night", "is it late?"]
+    page.ask("$('alone').click()")
+    assert asked("hello again there")[-1] == "hello again there" and len(asked("good day")) > 2
+    assert len(json.loads(page.ask("exported()"))["messages"]) == page.ask("messages.length") == 12
+    page.ask("$('auto').checked = false, $('max_tokens').value = ''")
 
 
 def test_the_system_message_is_neutral_where_no_function_is_offered(page: Browser) -> None:
@@ -284,10 +311,14 @@ def test_a_phone_with_settings_and_inspector_open(page: Browser, tmp_path: Path)
     page.ask("$('auto').click()")
     page.ask("$('view').click()")
     page.ask("document.querySelectorAll('.tokens span')[5].focus()")
-    assert page.ask(OVERFLOW) == 0
+    page.ask("$('more').click()")
+    assert page.ask(OVERFLOW) == 0 and not page.ask("$('settings').hidden || $('inspector').hidden")
     inside = "(() => { const r = $('{0}').getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth && r.top >= 0 && r.bottom <= innerHeight; })()"
     assert all(page.ask(inside.replace("{0}", id)) for id in ("inspector", "say", "send", "view", "fresh", "model"))
-    assert page.ask("$('log').clientHeight") > 150, "the conversation stays in sight"
+    assert page.ask("$('log').clientHeight") > 130, "the conversation stays in sight"
+    rows = "[...document.querySelectorAll('#inspector tr')].map(row => row.clientHeight)"
+    assert max(page.ask(rows)) < 30, "no token of the inspector is broken into lines"
+    page.ask("$('more').click()")
     chosen = page.ask(
         "(() => { const r = marked.getBoundingClientRect(), log = $('log').getBoundingClientRect(); return r.top >= log.top - 1 && r.bottom <= log.bottom + 1; })()"
     )

@@ -1,4 +1,5 @@
-"""A file system that turns read-only, or fills up, in the middle of a loop: one line, an exit code, no traceback, and the checkpoint stays."""
+"""A file system that turns read-only, or fills up, in the middle of a loop or of another command: one line, an exit code, no traceback; the
+checkpoint stays, and nothing is left half done."""
 
 from __future__ import annotations
 
@@ -86,3 +87,62 @@ def test_a_failing_file_system_ends_every_loop_in_one_line(tmp_path: Path) -> No
             f"{name}: {err}"
         )
         assert step == 10, f"{name}: the checkpoint before the fault is readable"
+
+
+# Commands that write without a loop, each on a file system of their own that is too small for what they write, or read-only.
+OTHERS = """
+import contextlib, io, json, shutil, subprocess, sys
+from pathlib import Path
+
+home, small = Path(sys.argv[1]), Path(sys.argv[1]) / "small"
+from codechat.core.command import guarded
+from codechat.cli import main
+from codechat.runs import paths, run
+
+small.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(small)], check=True)
+paths.ROOT = run.ROOT = small
+(home / "text.txt").write_text("\\n".join(f"def f{i}(x):\\n    return x + {i}\\n" for i in range(30000)))
+evaluate = ["evaluate", "--ckpt", "released/nano", "--task", "toy", "--limit", "4", "--n", "1", "--ks", "1", "--max-new-tokens", "4"]
+words = {
+    ("data corpus", "400k"): ["data", "corpus", "--source", f"{home}/text.txt", "--tokenizer", "bytes", "--out", f"{small}/corpus"],
+    ("data calls", "400k"): ["data", "calls", "--max-examples", "500", "--copies", "50", "--problems", "60", "--eval-examples", "20", "--probes", "1", "--out", f"{small}/calls"],
+    ("export hf", "3m"): ["export", "--ckpt", "released/nano", "--out", f"{small}/hf"],
+    ("export run", "3m"): ["export", "--ckpt", "released/nano", "--format", "run", "--out", f"{small}/out"],
+    ("evaluate", "12k"): [*evaluate, "--no-contamination", "--run-name", "e"],
+    ("report", "160k"): ["report", "nano", "--frozen"],
+    ("new task", "4k"): ["new", "task", "backwards", "--out", f"{small}/task"],
+}
+found = {}
+for (name, size), line in words.items():
+    for how in (f"size={size}", "ro"):
+        subprocess.run(["mount", "-o", "remount," + how, str(small)], check=True)
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+            code = guarded(main, line)
+        kept = [str(path.relative_to(small)) for path in small.rglob("*") if path.is_file()]
+        found[f"{name} {how}"] = [code, err.getvalue(), kept]
+        subprocess.run(["mount", "-o", "remount,rw,size=64m", str(small)], check=True)
+        for path in small.iterdir():
+            shutil.rmtree(path)
+print("@" + json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="no right to mount a file system")
+def test_a_failing_file_system_ends_every_other_command_in_one_line_and_leaves_nothing_half_done(
+    tmp_path: Path,
+) -> None:
+    words = [*UNSHARED, sys.executable, "-c", OTHERS, str(tmp_path)]
+    done = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1].removeprefix("@"))
+    assert len(found) == 14
+    for name, (code, err, kept) in found.items():
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert code == 2 and "Traceback" not in err and len(errors) == 1, f"{name}: {code} {err}"
+        # data has files of its own for each domain and split, each whole; all else is there or not
+        assert all(path.startswith(("runs/e/", "calls/")) and not path.endswith(".tmp") for path in kept), (
+            f"{name}: {kept}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from importlib import resources
@@ -147,3 +148,15 @@ def test_mini_greets_and_tells_the_weather_of_the_example(runs_root: Path, capsy
     assert '{"result": "cloudy"}' in result and answer.endswith("cloudy.")
     cli.main([*command, "hello"])
     assert "Hello" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_mini_answers_the_examples_of_the_page_one_after_another(
+    runs_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = resources.files("codechat.inference").joinpath("page.html").read_text(encoding="utf-8")
+    examples = json.loads(re.search(r"const EXAMPLES = (\[.*\]);", page)[1])
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*examples, examples[0]]) + "\n"))
+    cli.main(["tools", "--ckpt", "released/mini"])
+    said = capsys.readouterr().out
+    assert said.count("12 squared is 144.") == 2 and '{"result": 60}' in said and "\ndef quicksort" in said, said

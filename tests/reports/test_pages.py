@@ -161,6 +161,10 @@ def test_the_dashboard_draws_runs_in_every_state(runs_root: Path) -> None:
     assert shown["mine/empty"]["series"] == {} and data_of(path)["tiers"]["mine/rl"][-1] == "full"
 
 
+def test_the_dashboard_of_a_released_model_is_not_written_into_the_package(runs_root: Path) -> None:
+    assert dashboard.write(["released/nano"]) == runs_root / "runs" / "dashboard.html"
+
+
 def test_a_dashboard_without_a_run_says_what_to_name(runs_root: Path) -> None:
     with raising(ConfigError, "codechat runs"):
         dashboard.main([])

@@ -322,3 +322,9 @@ def test_boundaries_alternate_over_the_whole_text(tok: tokenizer.Tokenizer) -> N
     assert len(colours) == len(shown.ids) and len({rgb for rgb, _ in colours}) == 2 == 1 + len({a for _, a in colours})
     assert "above 0" not in shown.html() and "<table" not in shown.html()
     assert f"{len(shown.ids)} tokens" in shown.terminal(colour=False)
+
+
+def test_the_data_of_a_checkpoint_that_are_not_here_are_named_once_each(runs_root: Path) -> None:
+    """mini was fine-tuned in four stages on one folder."""
+    with raising(MissingFile, "data/mini/corpus, data/mini/base, data/mini/sft) have no validation"):
+        main(["--ckpt", "released/mini"])
