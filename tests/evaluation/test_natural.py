@@ -408,3 +408,17 @@ def test_what_is_missing_ends_it_before_a_run_is_made(tiny: Path) -> None:
     with pytest.raises(ConfigError):
         natural.NaturalConfig(ckpt=("tiny",), temperature=-1.0)
     assert not (tiny / "runs" / "n").exists()
+
+
+def test_the_released_models_answers_are_committed_as_a_table_that_their_rows_give() -> None:
+    """reports/natural: every released model answered every request, and the tables are those of the rows beside them."""
+    folder = Path(__file__).resolve().parents[2] / "reports" / "natural"
+    answers: dict[str, list[dict[str, object]]] = {}
+    for line in (folder / "natural.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        answers.setdefault(row["checkpoint"], []).append(row)
+    assert {name.partition("@")[0] for name in answers} == {"released/mini", "released/nano"}
+    requests = {problem.id: problem.messages[-1]["content"] for problem in natural.read_requests()}
+    assert all({row["id"]: row["request"] for row in rows} == requests for rows in answers.values())
+    how = (folder / "natural.md").read_text("utf-8").split("\n")[2]
+    assert natural.markdown(answers, how) == (folder / "natural.md").read_text("utf-8")
