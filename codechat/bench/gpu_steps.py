@@ -53,7 +53,7 @@ MFU_AT_LEAST = {"d12": 0.40, "d20": 0.45, "2b": 0.50}
 TOKENS_PER_STEP = {"d12": 32 * 1024, "d20": 16 * 2048, "2b": 8 * 2048}  # of a microbatch: the most that is tried
 MICROBATCHES = {
     "2b": 4
-}  # of a step, else 1: recipes at 2b have 65,536 tokens a step, and one Muon step takes over half the FLOPs of 16,384
+}  # of a step, else 1: recipes at 2b have 65,536 tokens a step, and one Muon step takes half the FLOPs of 16,384
 
 
 @dataclass
