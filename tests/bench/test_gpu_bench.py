@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -28,28 +29,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that end at once: 3 fails a threshold, 5 cannot run here, 7 crashes."""
     ran: list[int] = []
 
-    class Done:
-        returncode, stdout = 0, "last words\n"
-
-    plain = gpu.subprocess.run
-
-    def run(words: list[str], **how: Any) -> Any:
-        if "codechat.bench.gpu_steps" not in words:  # git, uname
-            return plain(words, **how)
-        number, out, done = int(words[-2]), gpu_steps.Result(), Done()
+    def run(words: list[str], limit_s: float) -> tuple[str, int]:
+        number, out = int(words[-2]), gpu_steps.Result()
         ran.append(number)
         if number == 7:
-            done.returncode = -9
-            return done
+            return "last words\n", -9
         if number == 5:
             out.not_run.append("MFU: no CUDA device")
         else:
             out.most("waits", number, 2)
             out.measured("seconds", "1.5")
         Path(words[-1]).write_text(json.dumps({"checks": out.checks, "not_run": out.not_run, "figures": {}}))
-        return done
+        return "last words\n", 0
 
-    monkeypatch.setattr(gpu.subprocess, "run", run)
+    monkeypatch.setattr(gpu, "run_alone", run)
     return ran
 
 
@@ -100,6 +93,22 @@ def test_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest
     found = gpu.run_step(2, tmp_path / "x.json")
     assert "0.05 s" in found["failed"] and gpu.verdict(found) == "fail"
     assert json.loads((tmp_path / "x.json").read_text())["failed"] == found["failed"]
+
+
+def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
+    """It inherits the pipe, which would be waited for until it ends; on a GPU it would hold memory."""
+    mark, began = tmp_path / "pid", time.monotonic()
+    starts = f"import subprocess, sys; print('here', flush=True); p = subprocess.Popen(['sleep', '60']); open({str(mark)!r}, 'w').write(str(p.pid)); "
+    for last, code in (("sys.exit(3)", 3), ("p.wait()", None)):
+        assert gpu.run_alone([sys.executable, "-c", starts + last], 3) == ("here\n", code)
+        status = Path(f"/proc/{mark.read_text()}/stat")
+        for _ in range(100):
+            if not status.exists() or status.read_text().split()[2] == "Z":
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("it still runs")
+    assert time.monotonic() - began < 30
 
 
 def test_unknown_steps_raise_and_every_step_has_a_function() -> None:
