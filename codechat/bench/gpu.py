@@ -11,9 +11,13 @@ could not run.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -41,18 +45,32 @@ def folder(cfg: GpuBench) -> Path:
     return Path(cfg.out) if cfg.out else paths.ROOT / "reports" / "bench" / slug
 
 
+def run_alone(words: list[str], limit_s: float) -> tuple[str, int | None]:
+    """(output, exit code) of a process; none = it was killed after limit_s. What it has started and left behind ends with it: a server or an engine
+    would hold the GPU's memory. Output goes to a file, since a pipe is open until the last of them ends."""
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        how: dict[str, Any] = dict(stdout=file, stderr=subprocess.STDOUT, cwd=paths.ROOT, start_new_session=True)
+        with subprocess.Popen(words, **how) as process:
+            try:
+                code = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:  # also where a person interrupts it, whose signal another session does not get
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        file.seek(0)
+        return file.read(), code
+
+
 def run_step(number: int, path: Path) -> dict[str, Any]:
     """Run a step in its own process; its result, written to `path` in any case."""
     began, limit = time.perf_counter(), LONG_S.get(number, LIMIT_S)
     path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "codechat.bench.gpu_steps", str(number), str(path)]
-    try:
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit, cwd=paths.ROOT)  # fmt: skip
-        said = (done.stdout or "").strip().splitlines()[-15:]
-        problem = f"the process ended with code {done.returncode}" if done.returncode else "it wrote no result"
-    except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode(errors="replace").strip().splitlines()[-15:]
-        problem = f"it took over {limit} s"
+    text, code = run_alone(words, limit)
+    said = text.strip().splitlines()[-15:]
+    ended = f"the process ended with code {code}" if code else "it wrote no result"
+    problem = f"it took over {limit} s" if code is None else ended
     found = read_json(path) if path.is_file() else {"checks": [], "not_run": [], "failed": problem, "output": said}
     result = {
         "step": number,

@@ -10,6 +10,7 @@ Left out: several GPUs.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import signal
 import statistics
@@ -23,10 +24,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as td
 from torch import Tensor
+from torch.nn.attention import flex_attention
 from torch.nn.utils import parameters_to_vector
 
 from codechat.bench import ahead, peers
@@ -47,7 +50,10 @@ NO_GPU = "no CUDA device"
 TINY = GPTConfig(depth=2, n_embd=64, n_head=2, block_size=256, vocab_size=500)
 MATRIX, TRIALS = 8192, 10  # of the measured peak: the best of these products
 MFU_AT_LEAST = {"d12": 0.40, "d20": 0.45, "2b": 0.50}
-TOKENS_PER_STEP = {"d12": 32 * 1024, "d20": 16 * 2048, "2b": 8 * 2048}  # the most that is tried
+TOKENS_PER_STEP = {"d12": 32 * 1024, "d20": 16 * 2048, "2b": 8 * 2048}  # of a microbatch: the most that is tried
+MICROBATCHES = {
+    "2b": 4
+}  # of a step, else 1: recipes at 2b have 65,536 tokens a step, and one Muon step takes half the FLOPs of 16,384
 
 
 @dataclass
@@ -91,6 +97,25 @@ def randomized(model: GPT) -> GPT:
     return model
 
 
+def fresh(cfg: GPTConfig, device: torch.device = DEVICE) -> GPT:
+    """A model with random matrices, made where it lies: a host draws those of 2b for half a minute."""
+    if device.type == "meta":  # where nothing is drawn
+        return GPT(cfg).to(device)
+    with torch.device("meta"):
+        model = GPT(cfg)
+    model.to_empty(device=device)
+    for p in model.parameters():
+        torch.nn.init.ones_(p)
+    return randomized(model)
+
+
+def free() -> None:
+    """Give back the memory of what is no longer used. A compiled block refers to itself, so only the collector finds it."""
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
 def packed_docs(rows: int, length: int) -> Tensor:
     """Three documents a row, then padding."""
     ends = torch.tensor([length // 4, length // 2, length - length // 16])
@@ -111,10 +136,12 @@ class Trainer:
         optimizer: str = "muon",
         change: Callable[[GPT], GPT] | None = None,
         device: torch.device = DEVICE,
+        microbatches: int = 1,
     ) -> None:
-        self.cfg, self.rows, self.length, self.device = cfg, rows, length, device
+        self.cfg, self.rows, self.length, self.device, self.microbatches = cfg, rows, length, device, microbatches
         self.batches: dict[str, dict[str, Tensor]] = {}
-        self.model = (change(GPT(cfg)) if change else GPT(cfg)).to(device)
+        made = fresh(cfg, device)
+        self.model = change(made) if change else made
         self.optimizers = optim.build(self.model, lr=1e-4, optimizer=optimizer)
         if compiled:
             hardware.compile_blocks(self.model)
@@ -142,10 +169,16 @@ class Trainer:
         mask = conversations.block_mask(docs) if dense else packed_attention.flex_mask(docs, batch["branches"])
         return -self.model.token_logprobs(ids, targets, mask=mask, **where)[0].sum()
 
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.rows * self.length * self.microbatches
+
     def step(self, kind: str = "pretrain") -> None:
-        with dist.autocast(self.device):
-            loss = self.loss(kind)
-        (loss / (self.rows * self.length)).backward()
+        for _ in range(self.microbatches):
+            with dist.autocast(self.device):
+                loss = self.loss(kind)
+            (loss / self.tokens).backward()
         dist.clip_gradients(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -154,15 +187,18 @@ class Trainer:
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """The path of a GPU also on a CPU, where flex attention has no backward pass: something of its shape takes its place."""
-    before = packed_attention.DENSE, packed_attention._flex
-    if not CUDA:
-        packed_attention.DENSE = ()
-        packed_attention._flex = lambda: lambda q, k, v, block_mask, enable_gqa: q + k + v
-    try:
+    """The path of a GPU also on a CPU. Flex attention has a backward pass there too, written out, but refuses it."""
+    if CUDA:
         yield
-    finally:
-        packed_attention.DENSE, packed_attention._flex = before
+        return
+    with (
+        mock.patch.object(packed_attention, "DENSE", ()),
+        mock.patch.object(packed_attention, "_flex", lambda: flex_attention.flex_attention),
+        mock.patch.object(flex_attention, "_validate_device", lambda *_: None),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
 
 
 def wait() -> None:
@@ -181,6 +217,8 @@ def seconds(run: Callable[[], Any]) -> float:
 def fitting(make: Callable[[int], Trainer], rows: int) -> Trainer:
     """The trainer with the most rows, halved from `rows`, whose step fits into memory; two steps have been run."""
     while True:
+        made: Trainer | None = None  # what did not fit goes before the next one is made
+        free()
         try:
             made = make(rows)
             made.step()
@@ -189,7 +227,6 @@ def fitting(make: Callable[[int], Trainer], rows: int) -> Trainer:
             if rows == 1:
                 raise
         rows //= 2
-        torch.cuda.empty_cache()
 
 
 def matrix_peak() -> float:
@@ -277,7 +314,7 @@ def step_numbers(out: Result) -> None:
     out.most("loss in bfloat16, relative difference", abs(found[0] / want[0] - 1), 1e-2)
     cosine = torch.cosine_similarity(found[1].double(), want[1].double(), dim=0)
     out.least("gradient, cosine", float(cosine), 0.999)
-    out.most("mean entropy, difference in nats", abs(found[2] - want[2]), 1e-3 * want[2] if CUDA else 1e-2)
+    out.most("mean entropy, relative difference", abs(found[2] / want[2] - 1), 1e-3)
     narrow = measure(DEVICE, torch.bfloat16, randomized(GPT(replace(cfg, bf16_residual=True))))
     out.most("with bf16_residual: loss, relative difference", abs(narrow[0] / want[0] - 1), 1e-2)
     cosine = torch.cosine_similarity(narrow[1].double(), want[1].double(), dim=0)
@@ -331,16 +368,18 @@ def step_compiled(out: Result) -> None:
         torch._dynamo.reset()
         counters.clear()
         trainer, graphs = Trainer(cfg, 2, length, compiled=False), []
-        hardware.compile_blocks(trainer.model, **({} if CUDA else {"backend": "eager"}))
-        for _ in range(5):
-            trainer.step(kind)
-            graphs.append(counters["stats"]["unique_graphs"])
+        blocks, backend = counted("inductor" if CUDA else "aot_eager")
+        hardware.compile_blocks(trainer.model, backend=backend)
+        with as_on_a_gpu():
+            for _ in range(5):
+                trainer.step(kind)
+                graphs.append(counters["stats"]["unique_graphs"])
         broken = sum(counters["graph_break"].values())
         out.check(
             f"{kind}: graphs of {cfg.depth} blocks; breaks",
-            f"{graphs[1]}; {broken}",
+            f"{len(blocks)}; {broken}",
             "1; 0",
-            (graphs[1], broken) == (1, 0),
+            (len(blocks), broken) == (1, 0),
         )
         out.check(f"{kind}: recompilations after step 2", str(graphs[-1] - graphs[1]), "0", graphs[-1] == graphs[1])
         if CUDA:
@@ -360,6 +399,19 @@ def step_compiled(out: Result) -> None:
                 plain.step(kind)
                 waits += syncs.total
             out.check(f"{kind}: waits per step, counted on the meta device", str(waits), "<= 2", waits <= 2)
+
+
+def counted(name: str) -> tuple[list[int], Callable[..., Any]]:
+    """(sizes of the graphs that it is given, the backend of torch.compile that notes them). The head's body, compiled on a GPU, is none of them."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    plain, sizes = lookup_backend(name), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return plain(graph, inputs, **how)
+
+    return sizes, backend
 
 
 class Windows:
@@ -398,13 +450,16 @@ def step_mfu(out: Result) -> None:
     out.figures["matrix_peak"] = peak
     for name, limit in MFU_AT_LEAST.items():
         cfg = shape(name)
-        rows, rate, first = _own_rate(cfg, TOKENS_PER_STEP[name] // cfg.block_size)
+        times = MICROBATCHES.get(name, 1)
+        rows, rate, first = _own_rate(cfg, TOKENS_PER_STEP[name] // cfg.block_size, microbatches=times)
         mfu = rate * cfg.flops_per_token(cfg.block_size) / peak
-        out.figures[name] = dict(tokens_per_s=rate, mfu=mfu, rows=rows, first_step_s=first)
-        what = f"{name}: MFU, {rows} x {cfg.block_size} tokens, {rate:,.0f} tokens/s"
+        out.figures[name] = dict(tokens_per_s=rate, mfu=mfu, rows=rows, microbatches=times, first_step_s=first)
+        what = f"{name}: MFU, {times} x {rows} x {cfg.block_size} tokens, {rate:,.0f} tokens/s"
         out.check(what, f"{mfu:.1%}", f">= {limit:.0%}", mfu >= limit)
         out.most(f"{name}: first step, s", first, 120)
-        if name != "2b":  # whose float32 weights and states leave no room for a peer's slower step in the time
+        if name == "2b":  # whose graph of 32 blocks takes longer to compile than the time that is left
+            out.not_run.append("2b beside transformers: compiling its 32 blocks as one graph takes too long here")
+        else:
             _peer_rate(out, name, cfg, rows, rate)
     _option_rates(out)
 
@@ -427,29 +482,36 @@ def _option_rates(out: Result) -> None:
         out.measured(f"d12 with {name}: tokens/s; of those without", f"{rate:,.0f}; {rate / plain:.2f}")
 
 
-def _own_rate(cfg: GPTConfig, rows: int, change: Callable[[GPT], GPT] | None = None) -> tuple[int, float, float]:
-    """(rows that fit, tokens per second, seconds to the end of the first steps)."""
-    torch.cuda.empty_cache()
-    began = time.perf_counter()
-    trainer = fitting(lambda n: Trainer(cfg, n, cfg.block_size, compiled=True, change=change), rows)
+def _own_rate(cfg: GPTConfig, rows: int, change: Callable[[GPT], GPT] | None = None, microbatches: int = 1) -> tuple[int, float, float]:  # fmt: skip
+    """(rows that fit, tokens per second, seconds to the end of the first step)."""
+    began, how = time.perf_counter(), dict(compiled=True, change=change, microbatches=microbatches)
+    trainer = fitting(lambda n: Trainer(cfg, n, cfg.block_size, **how), rows)
     wait()
     first = time.perf_counter() - began
     trainer.step()
     took = statistics.median(seconds(trainer.step) for _ in range(8))
-    return trainer.rows, trainer.rows * cfg.block_size / took, first
+    return trainer.rows, trainer.tokens / took, first
 
 
 def _peer_rate(out: Result, name: str, cfg: GPTConfig, rows: int, own: float) -> None:
-    torch.cuda.empty_cache()
-    length = cfg.block_size
+    free()
     try:
-        model = peers.huggingface("arcee", cfg).to(DEVICE).train()
+        rate = _compiled_peer_rate(cfg, rows)
     except MissingFile:
         out.not_run.append(f"{name} beside transformers: not installed")
-        return
+    except torch.OutOfMemoryError:
+        out.not_run.append(f"{name} beside transformers: its step of {rows} rows does not fit here")
+    else:
+        out.check(f"{name}: transformers compiled, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
+    torch._dynamo.reset()
+
+
+def _compiled_peer_rate(cfg: GPTConfig, rows: int) -> float:
+    """Tokens per second of transformers' model of this shape, compiled, with AdamW."""
+    model = peers.huggingface("arcee", cfg).to(DEVICE).train()
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     loss_of = torch.compile(lambda x: model(input_ids=x, labels=x, use_cache=False).loss)
-    ids = random_ids(cfg, rows, length)
+    ids = random_ids(cfg, rows, cfg.block_size)
 
     def step() -> None:
         with dist.autocast(DEVICE):
@@ -461,9 +523,7 @@ def _peer_rate(out: Result, name: str, cfg: GPTConfig, rows: int, own: float) ->
 
     for _ in range(3):
         step()
-    rate = rows * length / statistics.median(seconds(step) for _ in range(6))
-    out.check(f"{name}: transformers compiled, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
-    torch._dynamo.reset()
+    return rows * cfg.block_size / statistics.median(seconds(step) for _ in range(6))
 
 
 def step_memory(out: Result) -> None:
@@ -558,7 +618,7 @@ def step_sampling(out: Result) -> None:
         return
     for name in ("d12", "2b"):
         cfg = shape(name)
-        model = GPT(cfg).to(DEVICE).eval().requires_grad_(False)
+        model = fresh(cfg).eval().requires_grad_(False)
         fits = sampling_memory.rows(cfg, generate.free_memory(DEVICE), 2, prompt_tokens=128, new_tokens=256, samples=8)
         out.measured(f"{name}: rows of 128 + 256 tokens that fit", f"{fits:,}")
         for rows in (1, 16, 128, 512):
@@ -574,14 +634,13 @@ def step_sampling(out: Result) -> None:
                 ">= 15,000" if limited else "",
                 not limited or graph >= 15_000,
             )
-            if rows in (16, 128):
-                plain = _sampled(model, rows, 128, 64, graph=False)
-                out.figures[f"{name}/{rows}/plain"] = plain
-                out.measured(f"{name}: {rows} rows, one operator at a time, tokens/s", f"{plain:,.0f}")
+            plain = _sampled(model, rows, 128, 64, graph=False)
+            out.figures[f"{name}/{rows}/plain"] = plain
+            out.measured(f"{name}: {rows} rows, one operator at a time, tokens/s", f"{plain:,.0f}")
         del model
-        torch.cuda.empty_cache()
+        free()
         _peer_sampling(out, name, cfg, 16)
-        torch.cuda.empty_cache()
+        free()
         _vllm_sampling(out, name, cfg, 128)
 
 
@@ -616,22 +675,29 @@ def _vllm_rate(cfg: GPTConfig, rows: int) -> float:
 
 def _peer_sampling(out: Result, name: str, cfg: GPTConfig, rows: int) -> None:
     own = out.figures.get(f"{name}/{rows}/graph")
-    try:
-        with DEVICE:  # where random weights are made in no time
-            model = peers.huggingface("arcee", cfg).to(torch.bfloat16).eval()
-    except MissingFile:
-        out.not_run.append(f"{name} beside transformers' generate: not installed")
-        return
     if own is None:
         out.not_run.append(f"{name} beside transformers' generate: {rows} rows do not fit here")
         return
+    try:
+        rate = _generate_rate(cfg, rows)
+    except MissingFile:
+        out.not_run.append(f"{name} beside transformers' generate: not installed")
+    except torch.OutOfMemoryError:
+        out.not_run.append(f"{name} beside transformers' generate: {rows} rows do not fit here")
+    else:
+        out.check(f"{name}: {rows} rows, transformers' generate, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
+
+
+def _generate_rate(cfg: GPTConfig, rows: int) -> float:
+    """New tokens per second of transformers' generate, weights in bfloat16."""
+    with DEVICE:  # where random weights are made in no time
+        model = peers.huggingface("arcee", cfg).to(torch.bfloat16).eval()
     model.generation_config.eos_token_id = None
     ids = random_ids(cfg, rows, 128)
     how = dict(attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, pad_token_id=0, max_new_tokens=64, min_new_tokens=64)  # fmt: skip
     with torch.no_grad():
         model.generate(ids, **how)
-        rate = rows * 64 / seconds(lambda: model.generate(ids, **how))
-    out.check(f"{name}: {rows} rows, transformers' generate, tokens/s", f"{rate:,.0f}", "<= ours", rate <= own)
+        return rows * 64 / seconds(lambda: model.generate(ids, **how))
 
 
 def step_mismatch(out: Result) -> None:
@@ -705,8 +771,8 @@ def step_busy(out: Result) -> None:
         out.not_run.append(f"share of time in which the GPU works: {NO_GPU}")
         return
     out.least("d20, training: GPU busy", _busy_training(out), 0.95)
-    torch.cuda.empty_cache()
-    model = GPT(shape("2b")).to(DEVICE).eval().requires_grad_(False)
+    free()
+    model = fresh(shape("2b")).eval().requires_grad_(False)
     prompts = random_ids(model.cfg, 16, 128).tolist()
 
     def decode() -> None:
@@ -718,7 +784,8 @@ def step_busy(out: Result) -> None:
 
 
 def _busy_training(out: Result) -> float:
-    trainer = fitting(lambda rows: Trainer(shape("d20"), rows, 2048, compiled=True), 16)
+    cfg = shape("d20")
+    trainer = fitting(lambda rows: Trainer(cfg, rows, cfg.block_size, compiled=True), 16)
     trainer.step()
     return _busy(out, "training", lambda: [trainer.step() for _ in range(4)])
 

@@ -123,9 +123,48 @@ def _loss_and_slope(logits: Tensor, targets: Tensor, learns: bool, dense: bool) 
     return torch.where(counts, lse - chosen, 0.0)
 
 
+def _chosen_and_entropy(logits: Tensor, targets: Tensor, temperature: float, dense: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of logits (N, V) / temperature: log-probability of each target, entropy, log-sum-exp, all (N,)."""
+    x = _scaled(logits, temperature)
+    weights = torch.empty_like(x)
+    lse = _softmax(x, out=weights)
+    with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
+        if dense:
+            mean = torch.bmm(weights[:, None], x[:, :, None])[:, 0]  # (N, 1): the expected logit
+        else:  # compiled, a product would need the weights in memory
+            mean = (weights * x).sum(-1, keepdim=True)
+    chosen = x.gather(1, targets[:, None]) - lse
+    return chosen[:, 0], (lse - mean)[:, 0], lse[:, 0]
+
+
+def _slope(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    lse: Tensor,
+    entropy: Tensor,
+    d_found: Tensor,
+    d_entropy: Tensor | None,
+) -> Tensor:
+    """d loss / d logits (N, V), float32, of what `_chosen_and_entropy` returned; d_entropy: none = no loss used the entropy."""
+    x = _scaled(logits, temperature)
+    up = d_found[:, None] / temperature
+    factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
+    if d_entropy is not None:
+        up_entropy = d_entropy[:, None] / temperature
+        factor = factor - (x - lse[:, None] + entropy[:, None]) * up_entropy
+    g = torch.softmax(x, -1).mul_(factor)
+    return g.scatter_add_(1, targets[:, None], up)
+
+
 @cache
-def _compiled() -> Callable[..., Any]:
-    return torch.compile(_loss_and_slope)
+def _compiled(body: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(body)
+
+
+def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """What is done to the logits of a chunk; on a GPU in one kernel or two instead of a pass over memory each."""
+    return _compiled(body) if device.type == "cuda" else body
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -136,7 +175,7 @@ class _CrossEntropy(torch.autograd.Function):
         chunks = _chunks(len(hidden), w)
         logits_of = _Logits(chunks[0].stop if chunks else 0, w)
         d_hidden, d_weight = torch.empty_like(h_all) if learns else None, None
-        loss_and_slope = _compiled() if hidden.is_cuda else _loss_and_slope
+        loss_and_slope = _body(_loss_and_slope, hidden.device)
         dense = packed_attention.dense(hidden.device)
         for rows in chunks:
             h = h_all[rows]
@@ -174,16 +213,12 @@ class _Logprobs(torch.autograd.Function):
         keep = len(hidden) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
         kept = w.new_empty(len(hidden), len(w)) if keep else None
         logits_of = _Logits(0 if keep or not chunks else chunks[0].stop, w)
+        body, dense = _body(_chosen_and_entropy, hidden.device), packed_attention.dense(hidden.device)
         for rows in chunks:
             logits = logits_of(h_all[rows]) if kept is None else torch.mm(h_all[rows], w.mT, out=kept[rows])
             for block in _blocks(logits):
-                x = _scaled(logits[block], temperature)
-                weights = torch.empty_like(x)
-                lse = _softmax(x, out=weights)
-                with torch.autocast(x.device.type, enabled=False):  # which would sum V terms in bfloat16
-                    mean = torch.bmm(weights[:, None], x[:, :, None])  # (N, 1, 1): the expected logit
-                found[rows][block] = (x.gather(1, targets[rows][block, None]) - lse)[:, 0]
-                lses[rows][block], entropy[rows][block] = lse[:, 0], lse[:, 0] - mean[:, 0, 0]
+                made = body(logits[block], targets[rows][block], temperature, dense)
+                found[rows][block], entropy[rows][block], lses[rows][block] = made
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype, ctx.kept = temperature, dtype, kept
         return found, entropy
@@ -198,18 +233,14 @@ class _Logprobs(torch.autograd.Function):
         chunks = _chunks(len(hidden), w)
         longest = chunks[0].stop if chunks else 0
         logits_of, slopes = _Logits(0 if ctx.kept is not None else longest, w), w.new_empty(longest, len(w))
+        body = _body(_slope, hidden.device)
         for rows in chunks:
             h, slope = h_all[rows], slopes[: len(h_all[rows])]
             logits = logits_of(h) if ctx.kept is None else ctx.kept[rows]
             for block in _blocks(logits):
-                x = _scaled(logits[block], ctx.temperature)
-                up = d_found[rows][block, None] / ctx.temperature
-                factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
-                if d_entropy is not None:  # else its gradient is 0: no loss used the entropy
-                    up_entropy = d_entropy[rows][block, None] / ctx.temperature
-                    factor = factor - (x - lses[rows][block, None] + entropy[rows][block, None]) * up_entropy
-                g = torch.softmax(x, -1).mul_(factor)
-                slope[block] = g.scatter_add_(1, targets[rows][block, None], up)
+                of = [x[rows][block] for x in (lses, entropy, d_found)]
+                up_entropy = None if d_entropy is None else d_entropy[rows][block]
+                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *of, up_entropy)
             torch.mm(slope, w, out=d_hidden[rows])
             d_weight = _add_product(d_weight, slope, h)
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)

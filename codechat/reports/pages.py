@@ -8,6 +8,7 @@
     completions   requests with the reference call and the answers of two checkpoints, by rung
     xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL
     dashboard     curves, evaluations, probes and samples of runs (`dashboard`; `codechat dashboard RUN` for any run)
+    gpu           what `codechat bench gpu` measured or proved on each machine: reports/bench/*/gpu-*.json
 
 A page follows the reader's light or dark setting, works with the keyboard and on a phone, and loads nothing from the
 network: its rows are in it, and the charts' library (Vega-Lite) is one copy below `templates/pages`, to which every
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codechat import reports, tasks  # frozen rows, pandas and jinja: when a page is made
 from codechat.core import config
-from codechat.core.atomic_files import read_rows, write_atomic
+from codechat.core.atomic_files import read_json, read_rows, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.reports import dashboard, xray_steps
@@ -59,15 +60,22 @@ ABOUT = {
         "The runs of recipe compact",
         "Curves, evaluations, probes and samples, from pretraining to evaluation.",
     ),
+    "gpu": (
+        "GPU: what was measured, and what a CPU could prove",
+        "Every check of `codechat bench gpu` with its threshold, on each machine where it ran. What needs a GPU and has not met one says so.",
+    ),
 }
-Page = Literal["calculator", "completions", "xray", "dashboard"]
+NO_CHARTS = ("completions", "gpu")
+Page = Literal["calculator", "completions", "xray", "dashboard", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagesConfig:
     """Which pages to write, from which rows, and where to."""
 
-    names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray, dashboard; none = all", positional=True)
+    names: tuple[Page, ...] = opt(
+        (), "pages: calculator, completions, xray, dashboard, gpu; none = all", positional=True
+    )
     source: str = opt(FROZEN, "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
     standalone: bool = opt(False, "put the charts' library into each page (0.8 MB), so that a page can be sent alone")
@@ -175,11 +183,29 @@ def dashboard_data(source: str = FROZEN) -> dict[str, Any]:
     return dashboard.of_frozen() if source == FROZEN else dashboard.of_runs(dashboard.chosen([source]))
 
 
+def gpu_data(source: str = FROZEN) -> dict[str, Any]:
+    """{machines}: the committed results of `codechat bench gpu`, by machine and step."""
+    machines = []
+    for folder in sorted({file.parent for file in paths.ROOT.glob("reports/bench/*/gpu-*.json")}):
+        steps = [read_json(file) for file in sorted(folder.glob("gpu-*.json"))]
+        last = max(steps, key=lambda step: step["time"])
+        about = {name: last[name] for name in ("device", "torch", "time")} | {"commit": str(last["commit"])[:7]}
+        machines.append({"name": folder.name, **about, "steps": [_gpu_step(step) for step in steps]})
+    return {"machines": machines}
+
+
+def _gpu_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: step[name] for name in ("step", "about", "seconds", "checks", "not_run")}
+    tables = {name: rows for name, rows in step.get("figures", {}).items() if name.endswith("/kernels")}
+    return shown | {"failed": step.get("failed", ""), "kernels": tables}
+
+
 DATA: dict[str, Callable[[str], Any]] = {
     "calculator": lambda source: {},
     "completions": completions_data,
     "xray": xray_data,
     "dashboard": dashboard_data,
+    "gpu": gpu_data,
 }
 
 
@@ -195,7 +221,7 @@ def render_all(out: Path, names: Iterable[str] = (), source: str = FROZEN, stand
     texts = {}
     for name in chosen:
         title, lead = ABOUT[name]
-        shape = dict(title=title, lead=lead, links=links, charts=name != "completions", standalone=standalone)
+        shape = dict(title=title, lead=lead, links=links, charts=name not in NO_CHARTS, standalone=standalone)
         texts[files[name]] = render_page(name, files[name], DATA[name](source), **shape)
     cards = [dict(href=f"{name}.html", title=ABOUT[name][0], lead=ABOUT[name][1]) for name in there]
     about = dict(title="CodeChat: try it", lead="Each page works without a server and without a network.")

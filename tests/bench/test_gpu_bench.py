@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import time
+import weakref
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from codechat import bench
 from codechat.bench import gpu, gpu_steps
 from codechat.core.errors import ConfigError
+from codechat.distributed import hardware
+from codechat.models import generate, head
+from codechat.models.config import PRESETS
 
 
 @pytest.fixture
@@ -21,28 +29,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that end at once: 3 fails a threshold, 5 cannot run here, 7 crashes."""
     ran: list[int] = []
 
-    class Done:
-        returncode, stdout = 0, "last words\n"
-
-    plain = gpu.subprocess.run
-
-    def run(words: list[str], **how: Any) -> Any:
-        if "codechat.bench.gpu_steps" not in words:  # git, uname
-            return plain(words, **how)
-        number, out, done = int(words[-2]), gpu_steps.Result(), Done()
+    def run(words: list[str], limit_s: float) -> tuple[str, int]:
+        number, out = int(words[-2]), gpu_steps.Result()
         ran.append(number)
         if number == 7:
-            done.returncode = -9
-            return done
+            return "last words\n", -9
         if number == 5:
             out.not_run.append("MFU: no CUDA device")
         else:
             out.most("waits", number, 2)
             out.measured("seconds", "1.5")
         Path(words[-1]).write_text(json.dumps({"checks": out.checks, "not_run": out.not_run, "figures": {}}))
-        return done
+        return "last words\n", 0
 
-    monkeypatch.setattr(gpu.subprocess, "run", run)
+    monkeypatch.setattr(gpu, "run_alone", run)
     return ran
 
 
@@ -93,6 +93,22 @@ def test_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest
     found = gpu.run_step(2, tmp_path / "x.json")
     assert "0.05 s" in found["failed"] and gpu.verdict(found) == "fail"
     assert json.loads((tmp_path / "x.json").read_text())["failed"] == found["failed"]
+
+
+def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
+    """It inherits the pipe, which would be waited for until it ends; on a GPU it would hold memory."""
+    mark, began = tmp_path / "pid", time.monotonic()
+    starts = f"import subprocess, sys; print('here', flush=True); p = subprocess.Popen(['sleep', '60']); open({str(mark)!r}, 'w').write(str(p.pid)); "
+    for last, code in (("sys.exit(3)", 3), ("p.wait()", None)):
+        assert gpu.run_alone([sys.executable, "-c", starts + last], 3) == ("here\n", code)
+        status = Path(f"/proc/{mark.read_text()}/stat")
+        for _ in range(100):
+            if not status.exists() or status.read_text().split()[2] == "Z":
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("it still runs")
+    assert time.monotonic() - began < 30
 
 
 def test_unknown_steps_raise_and_every_step_has_a_function() -> None:
@@ -148,6 +164,113 @@ def test_the_busy_share_counts_kernels_beside_each_other_once_and_the_table_is_b
         {"kernel": "copy", "calls": 1, "ms": 1.0, "share": 0.1},
     ]
     assert gpu_steps.longest([]) == []
+
+
+# ---- the branches of a GPU, with small models on a CPU: that they run, not what they measure
+
+
+@pytest.fixture
+def as_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu_steps.Result]:
+    """`CUDA` true on a CPU: presets are TINY, calls of the driver answer something."""
+    small = dict(depth=2, n_embd=64, n_head=2, block_size=384, vocab_size=500)
+    for name in ("d12", "d20", "2b"):
+        monkeypatch.setitem(PRESETS, name, small)
+    answers = dict(synchronize=None, max_memory_reserved=2**33, max_memory_allocated=2**32, memory_allocated=0)
+    answers |= dict(reset_peak_memory_stats=None, set_sync_debug_mode=None, empty_cache=None)
+    for name, value in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(gpu_steps, "CUDA", True)
+    monkeypatch.setattr(gpu_steps, "MATRIX", 64)
+    monkeypatch.setattr(generate, "free_memory", lambda device: 2**31)
+    monkeypatch.setattr(torch, "compile", lambda fn, **_: fn)
+    monkeypatch.setattr(hardware, "compile_blocks", lambda model, **_: None)
+    yield gpu_steps.Result()
+
+
+@pytest.mark.slow
+def test_training_is_measured_with_what_the_issue_asks_for(
+    as_cuda: gpu_steps.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_steps, "TOKENS_PER_STEP", dict.fromkeys(("d12", "d20", "2b"), 768))
+    monkeypatch.setattr(gpu_steps, "_compiled_peer_rate", lambda cfg, rows: 1.0)
+    gpu_steps.step_mfu(as_cuda)
+    limits = {check["what"][:8].strip(): check["threshold"] for check in as_cuda.checks if "MFU" in check["what"]}
+    assert limits == {"d12: MFU": ">= 40%", "d20: MFU": ">= 45%", "2b: MFU,": ">= 50%"}
+    assert [c["threshold"] for c in as_cuda.checks if "first step" in c["what"]] == ["<= 120"] * 3
+    assert as_cuda.figures["2b"]["microbatches"] * 8 * 2048 == 65_536, "of the recipe"
+    assert sum("transformers" in c["what"] for c in as_cuda.checks) == 2
+    assert any("2b beside transformers" in what for what in as_cuda.not_run)
+    assert {"d12/bf16_residual", "d12/checkpoint_keep_products"} <= set(as_cuda.figures)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), gpu_steps.MissingFile("x")], ids=str)
+def test_a_peer_that_does_not_fit_costs_no_figure_of_ours(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> float:
+        raise error
+
+    monkeypatch.setattr(gpu_steps.peers, "huggingface", fails)
+    out = gpu_steps.Result(figures={"d20/16/graph": 1.0})
+    gpu_steps._peer_rate(out, "d20", gpu_steps.TINY, 2, 1.0)
+    gpu_steps._peer_sampling(out, "d20", gpu_steps.TINY, 16)
+    assert not out.checks and len(out.not_run) == 2 and all("d20 beside transformers" in what for what in out.not_run)
+
+
+@pytest.mark.slow
+def test_sampling_is_measured_at_four_sizes_with_and_without_graphs(
+    as_cuda: gpu_steps.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bool]] = []
+    monkeypatch.setattr(gpu_steps, "seconds", lambda run: 1.0)
+    monkeypatch.setattr(
+        generate, "sample", lambda model, prompts, **how: asked.append((how["batch_size"], how["graph"]))
+    )
+    monkeypatch.setattr(gpu_steps, "_peer_sampling", lambda out, name, cfg, rows: None)
+    gpu_steps.step_sampling(as_cuda)
+    sizes = (1, 16, 128, 512)
+    assert asked == [(rows, graph) for _ in range(2) for rows in sizes for graph in (True, False)]
+    assert {(c["what"], c["threshold"]) for c in as_cuda.checks if c["threshold"]} == {
+        ("2b: 128 rows, graph, tokens/s", ">= 15,000")
+    }
+
+
+@pytest.mark.slow
+def test_memory_and_busy_shares_run(as_cuda: gpu_steps.Result) -> None:
+    gpu_steps.step_memory(as_cuda)
+    gpu_steps.step_busy(as_cuda)
+    thresholds = [check["threshold"] for check in as_cuda.checks if check["threshold"]]
+    assert thresholds == ["falling", "within 8 %", ">= 0.95", ">= 0.8"]
+
+
+def test_what_does_not_fit_is_gone_before_the_next_size_is_tried() -> None:
+    """A compiled block refers to itself; of 2b what stayed would be half of a GPU's memory."""
+    alive: list[weakref.ref[Any]] = []
+    gc.disable()
+    try:
+
+        def make(rows: int) -> gpu_steps.Trainer:
+            assert not any(ref() for ref in alive), "the model before is still there"
+            made = gpu_steps.Trainer(gpu_steps.TINY, rows, 16, compiled=True)
+            alive.append(weakref.ref(made.model))
+            if rows > 2:
+                made.step = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("too large"))  # type: ignore[method-assign]
+            else:
+                made.step = lambda: None  # type: ignore[method-assign]
+            return made
+
+        assert gpu_steps.fitting(make, 8).rows == 2 and len(alive) == 3
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+def test_the_heads_graph_is_none_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the head's body is compiled too."""
+    monkeypatch.setattr(head, "_body", lambda body, device: torch.compile(body, backend="eager"))
+    out = gpu_steps.Result()
+    gpu_steps.step_compiled(out)
+    found = {c["what"]: c["value"] for c in out.checks if "graphs" in c["what"]}
+    assert found == {f"{kind}: graphs of 12 blocks; breaks": "1; 0" for kind in ("pretrain", "sft", "rl")}
+    assert all(check["ok"] for check in out.checks), out.checks
 
 
 def proved(number: int, tmp_path: Path) -> dict[str, Any]:

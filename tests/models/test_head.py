@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from codechat.models import head
+from codechat.models import head, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 
@@ -128,6 +132,45 @@ def test_the_body_of_a_chunk_is_one_graph_that_gives_the_same(monkeypatch: pytes
         torch.testing.assert_close(*slopes)
         torch.testing.assert_close(*losses)
         assert not slopes[0][1].any() and not losses[0][1].any() and not torch.equal(slopes[0], logits)
+
+
+@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_gpu_compiles_what_rl_does_to_a_chunk(
+    entropy_grad: bool, temperature: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing. The chunks are of two lengths."""
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        graphs.append(len(graph.graph.nodes))
+        return graph
+
+    @cache
+    def body(fn: Any, device: torch.device) -> Any:
+        return torch.compile(fn, backend=noted, fullgraph=True)
+
+    def run() -> list[Tensor]:
+        hidden, weight, targets = inputs(torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            logprobs, entropy = head.logprobs(
+                hidden, weight, targets, n_ids=OWNED, temperature=temperature, entropy_grad=entropy_grad
+            )
+        total = (logprobs * torch.arange(N)).sum() + (entropy.sum() if entropy_grad else 0)
+        return [logprobs, entropy, *gradients(total, hidden, weight)]
+
+    monkeypatch.setattr(head, "KEEP_BYTES", 1 << 30 if kept else 0)
+    monkeypatch.setattr(head, "CHUNK_BYTES", V * 4 * (N // 2 + 1))
+    want = run()
+    monkeypatch.setattr(head, "_body", body)
+    monkeypatch.setattr(packed_attention, "DENSE", ())
+    run()
+    first = len(graphs)
+    for found, expected in zip(run(), want):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert 2 <= len(graphs) == first <= 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
+from codechat.bench import gpu_steps
 from codechat.data import conversations
 from codechat.evaluation import domain_loss
 from codechat.inference.batching import Engine, Request
@@ -93,6 +94,30 @@ def test_packed_rows_give_the_same_loss_and_logprobs(options: dict[str, Any], as
     )
     for a, b in zip(found, want):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("options", [{}, dict(n_kv_head=2), dict(attention="mla")], ids=str)
+def test_packed_rows_give_the_same_gradients(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flex attention refuses a backward pass on a CPU, although what it is without the compiler has one."""
+    model = GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300, **options))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1, generator=torch.Generator().manual_seed(p.numel()))
+    ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
+    targets, positions, packed = ids.masked_fill(DOCS < 0, -100), torch.arange(256).expand(2, 256), packed_rollouts()
+
+    def slopes() -> list[Tensor]:
+        model.zero_grad()
+        model.loss(ids, targets, positions=positions, mask=conversations.packed_mask(DOCS)).backward()
+        where = dict(positions=packed.positions, mask=packed.mask())
+        (model.token_logprobs(packed.ids, packed.targets, **where)[0] * packed.advantages).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    want = slopes()
+    with gpu_steps.as_on_a_gpu():
+        assert not isinstance(packed.mask(), Tensor)
+        for found, expected in zip(slopes(), want):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()

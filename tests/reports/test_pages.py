@@ -130,6 +130,26 @@ def test_completions_of_runs_take_the_first_sample_at_temperature_1(runs_root: P
         pages.completions_data("mine")
 
 
+def test_the_gpu_page_holds_every_check_and_what_was_not_run(runs_root: Path) -> None:
+    assert pages.gpu_data() == {"machines": []}, "no results, no machine"
+    folder = runs_root / "reports" / "bench" / "h100"
+    folder.mkdir(parents=True)
+    check = dict(what="MFU", value="41 %", threshold=">= 40 %", ok=True)
+    kernel = dict(kernel="gemm", calls=2, ms=9.0, share=0.9)
+    common = dict(device="NVIDIA H100", torch="2.13", commit="a" * 40, seconds=3.0, about="x", checks=[check])
+    steps = [
+        dict(common, step=5, time="2026-01-01", not_run=["fp8"], figures={"d12": {}}),
+        dict(common, step=10, time="2026-01-02", not_run=[], failed="code -9", figures={"training/kernels": [kernel]}),
+    ]
+    for step in steps:
+        (folder / f"gpu-{step['step']:02d}-x.json").write_text(json.dumps(step))
+    (machine,) = pages.gpu_data()["machines"]
+    assert (machine["name"], machine["commit"], machine["time"]) == ("h100", "aaaaaaa", "2026-01-02")
+    first, last = machine["steps"]
+    assert first["checks"] == [check] and first["not_run"] == ["fp8"] and not first["kernels"] and not first["failed"]
+    assert last["failed"] == "code -9" and last["kernels"] == {"training/kernels": [kernel]}
+
+
 # --- the dashboard
 
 
