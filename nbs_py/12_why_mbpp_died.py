@@ -31,7 +31,7 @@
 # | groups with variance: binary, tiered reward | 0 and 6 of 64: DEAD and WEAK |
 # | groups of four with a gradient, of all 4,480 that the completions form | 0, and 210 (5 %) |
 # | MBPP's reference programs that pass after the original's stop rule | 349 of 374 |
-# | drift of a toy policy in 60 steps of k1 in the loss, reward 0 | 0.12 nats per token, as far with ten times the weight |
+# | drift of a toy policy in 60 steps of k1 in the loss, reward 0 | 0.10 to 0.15 nats per token over eight seeds, and with ten times the weight as well |
 # | a sentinel ends such a run after | 20 steps, 48 minutes at the published pace |
 #
 # **Runs/needs.** Committed rows of one `codechat passk` run on 64 MBPP problems (`reports/frozen/mbpp`), by a model of the recipe at commit 19387a6, before
@@ -284,7 +284,8 @@ pd.DataFrame({name: {"last exact KL (nats per token)": path[-1], "largest change
 
 # %% [markdown]
 # Three of the four terms leave every weight unchanged: their gradient at the reference is exactly 0 (they were run
-# for ten steps; every further one is the same). k1 in the loss drifts, as far with a tenth of the coefficient. The right panel shows the gradient of the first
+# for ten steps; every further one is the same). k1 in the loss drifts, about as far with a tenth of the coefficient: over eight seeds 0.75 to 1.24
+# times as far, where a drift in proportion would be a tenth. The right panel shows the gradient of the first
 # step over more and more samples: it falls with the square root, as noise does.
 
 # %%
@@ -338,5 +339,5 @@ assert (len(references), *counts.loc["all_passed"]) == (374, 374, 349)
 assert (published["reward_mean"] == 0).all() and 1.3 < nats.min() < nats.max() < 1.7
 moving, still = ([walked[name] for name in walked if name.startswith("k1 in the loss") == moves] for moves in (True, False))
 assert all(0.08 < path[-1] < 0.2 and change > 0.01 for path, change in moving) and all(change == 0.0 for _, change in still)
-assert abs(moving[0][0][-1] / moving[1][0][-1] - 1) < 0.1
+assert 2 / 3 < moving[0][0][-1] / moving[1][0][-1] < 3 / 2  # in proportion to the coefficient it would be 0.1
 assert norms[-1] < norms[0] / 4 and ended == 20
