@@ -319,6 +319,7 @@ def test_a_phone_with_settings_and_inspector_open(page: Browser, tmp_path: Path)
     rows = "[...document.querySelectorAll('#inspector tr')].map(row => row.clientHeight)"
     assert max(page.ask(rows)) < 30, "no token of the inspector is broken into lines"
     page.ask("$('more').click()")
+    assert page.ask("$('log').clientHeight") > 150, "more of it when the settings are closed"
     chosen = page.ask(
         "(() => { const r = marked.getBoundingClientRect(), log = $('log').getBoundingClientRect(); return r.top >= log.top - 1 && r.bottom <= log.bottom + 1; })()"
     )
