@@ -108,7 +108,7 @@ loader = conversations.PackedLoader({"calls": rows}, None, batch=8, T=256, seed=
 optimizers = optim.build(policy, lr=1e-2, optimizer="muon", weight_decay=0.0)
 for step in range(sft_steps):
     batch = loader.next()
-    where = dict(positions=batch.positions, mask=conversations.block_mask(batch.docs))
+    where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
     policy.loss(batch.ids, batch.targets, **where).backward()
     for optimizer in optimizers:
         optimizer.step()

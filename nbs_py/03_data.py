@@ -55,6 +55,7 @@ import pandas as pd
 import torch
 
 from codechat import GPT, GPTConfig, conversations, corpus, sources, synthetic, tokenizer
+from codechat.models import packed_attention
 from codechat.reports.style import OKABE_ITO, new_figure
 
 # %%
@@ -206,7 +207,7 @@ pd.Series(used).map("{:.1%}".format).to_frame("positions used")
 # mask is a triangle per conversation along the diagonal.
 
 # %%
-mask = conversations.block_mask(batch.docs[:1])
+mask = conversations.packed_mask(batch.docs[:1]).mask
 fig, axes = new_figure("The keys that each query of a row may attend to", size=(3.6, 3.6))
 axes[0, 0].imshow(mask[0, 0], cmap="Blues", interpolation="none", vmax=1.4)
 axes[0, 0].grid(False)
@@ -218,7 +219,7 @@ fig
 # From scratch, pair by pair, the mask is the same as the library's.
 
 # %%
-print(inspect.getsource(conversations.block_mask))
+print(inspect.getsource(packed_attention.Documents.mask.fget))
 row = batch.docs[0].tolist()
 by_hand = [[j == i or (j < i and row[i] == row[j] >= 0) for j in range(block)] for i in range(block)]
 torch.testing.assert_close(torch.tensor(by_hand), mask[0, 0])

@@ -110,7 +110,7 @@ taught = {"calls": [conversations.encode(row, tok, tags, 512) for row in toolbox
 loader, optimizers = conversations.PackedLoader(taught, None, batch=4, T=512, seed=seed), optim.build(small, lr=1e-2, optimizer="muon", weight_decay=0.0)
 for step in range(toy_steps):
     batch = loader.next()
-    where = dict(positions=batch.positions, mask=conversations.block_mask(batch.docs))
+    where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
     loss = small.loss(batch.ids, batch.targets, **where)
     loss.backward()
     for optimizer in optimizers:
@@ -146,7 +146,7 @@ encoded = {"calls": [], "copy": []}
 for row in rows:
     encoded[row["domain"]].append(conversations.encode(row, tok, tags, 512))
 packed = conversations.held_out(encoded["calls"] + encoded["copy"], 64, 512)[0]
-where = dict(positions=packed.positions, mask=conversations.block_mask(packed.docs))
+where = dict(positions=packed.positions, mask=conversations.packed_mask(packed.docs))
 with torch.no_grad():
     nats, count = 0.0, 0
     for example in encoded["calls"] + encoded["copy"]:

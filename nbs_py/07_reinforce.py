@@ -132,7 +132,7 @@ loader = conversations.PackedLoader(examples, None, batch=4, T=512, seed=seed)
 optimizers = optim.build(policy, lr=1e-2, optimizer="muon", weight_decay=0.0)
 for step in range(toy_steps):
     batch = loader.next()
-    where = dict(positions=batch.positions, mask=conversations.block_mask(batch.docs))
+    where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
     loss = policy.loss(batch.ids, batch.targets, **where)
     loss.backward()
     for optimizer in optimizers:

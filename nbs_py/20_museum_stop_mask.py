@@ -98,7 +98,7 @@ examples = {"calls": [conversations.encode({"messages": m, "domain": "calls"}, t
 loader, optimizers = conversations.PackedLoader(examples, None, batch=1, T=512, seed=seed), optim.build(policy, lr=4e-3, weight_decay=0.0)
 for step in range(sft_steps):
     batch = loader.next()
-    loss = policy.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.block_mask(batch.docs))
+    loss = policy.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.packed_mask(batch.docs))
     loss.backward()
     for optimizer in optimizers:
         optimizer.step()

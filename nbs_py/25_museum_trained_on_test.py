@@ -90,7 +90,7 @@ def train(rows):
     optimizers = optim.build(model, lr=3e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
     for _ in range(steps):
         batch = loader.next()
-        model.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.block_mask(batch.docs)).backward()
+        model.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.packed_mask(batch.docs)).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

@@ -139,7 +139,7 @@ start = GPT(GPTConfig(depth=2, n_embd=64, n_head=4, block_size=128, vocab_size=t
 optimizers = optim.build(start, lr=1e-2, optimizer="muon", weight_decay=0.0)
 for step in range(sft_steps):
     batch = loader.next()
-    start.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.block_mask(batch.docs)).backward()
+    start.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.packed_mask(batch.docs)).backward()
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

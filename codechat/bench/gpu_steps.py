@@ -166,7 +166,7 @@ class Trainer:
         if kind == "sft":
             return self.model.loss(ids, targets, reduction="sum", mask=conversations.packed_mask(docs), **where)
         dense = packed_attention.dense(self.device)
-        mask = conversations.block_mask(docs) if dense else packed_attention.flex_mask(docs, batch["branches"])
+        mask = packed_attention.Documents(docs) if dense else packed_attention.flex_mask(docs, batch["branches"])
         return -self.model.token_logprobs(ids, targets, mask=mask, **where)[0].sum()
 
     @property
@@ -353,7 +353,7 @@ def step_flash(out: Result) -> None:
     if CUDA:
         model, ids, docs = randomized(trainer.model), random_ids(cfg, 2, length), packed_docs(2, length)
         with torch.no_grad(), dist.autocast(DEVICE):
-            flex, dense = (model.hidden(ids, mask=mask(docs)) for mask in (packed_attention.flex_mask, conversations.block_mask))  # fmt: skip
+            flex, dense = (model.hidden(ids, mask=mask(docs)) for mask in (packed_attention.flex_mask, packed_attention.Documents))  # fmt: skip
         real = docs >= 0
         out.most(
             "packed rows, flex against dense, relative", float((flex - dense)[real].norm() / dense[real].norm()), 2e-2

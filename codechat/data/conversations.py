@@ -1,7 +1,7 @@
 """Conversations: reading, encoding, packing, mixing.
 
 Rows are `{"id", "messages", "domain", "meta"}` in `DOMAIN.SPLIT.jsonl`. `encode` turns one into ids and a loss mask through `chat.render`.
-`PackedLoader` puts several conversations into a row of T tokens; they cannot attend to each other (`block_mask`), positions restart, and no
+`PackedLoader` puts several conversations into a row of T tokens; they cannot attend to each other (`packed_mask`), positions restart, and no
 target crosses from one to the next.
 
 Domains are mixed by supervised tokens, not rows: the next conversation comes from the domain furthest behind its share. All ranks follow one
@@ -297,20 +297,12 @@ def _pack_rows(rows: Sequence[Sequence[tuple[int, Example]]], T: int) -> Batch:
     return Batch(*map(torch.from_numpy, (ids, targets, docs, positions, domains)))
 
 
-def block_mask(docs: torch.Tensor) -> torch.Tensor:
-    """(B, T) -> (B, 1, T, T) bool, True = attend: causal, within one conversation. Padding attends to itself: a softmax without keys is NaN."""
-    T = docs.shape[1]
-    same = (docs[:, :, None] == docs[:, None, :]) & (docs >= 0)[:, :, None]  # (B, T, T)
-    causal = same.new_ones(T, T).tril()
-    itself = causal & causal.T
-    return ((same & causal) | itself)[:, None]
-
-
 def packed_mask(docs: torch.Tensor) -> Any:
-    """`block_mask`, on a GPU as a block mask (`packed_attention.flex_mask`)."""
+    """What the tokens of packed rows see, for `packed_attention.attend`: `Documents`, on a GPU a block mask. docs: (B, T)."""
     from codechat.models import packed_attention
 
-    return block_mask(docs) if packed_attention.dense(docs.device) else packed_attention.flex_mask(docs)
+    on_host = packed_attention.dense(docs.device)
+    return packed_attention.Documents(docs) if on_host else packed_attention.flex_mask(docs)
 
 
 def held_out(examples: Sequence[Example], batch: int, T: int, limit: int | None = None) -> list[Batch]:

@@ -165,7 +165,7 @@ def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:
     for step in range(1, last + 1):
         optim.set_lr(optimizers, min(1.0, (last + 1 - step) / (last - decay_from)))
         batch = loader.next()
-        where = dict(positions=batch.positions, mask=conversations.block_mask(batch.docs))
+        where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs))
         policy.loss(batch.ids, batch.targets, **where).backward()
         _update(optimizers)
         if step in setting.cfg.sft_steps:

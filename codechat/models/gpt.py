@@ -31,7 +31,7 @@ from codechat.models import decoding, head, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.latent_attention import LatentAttention
-from codechat.models.layers import RMSNorm, residual, rope_table, rotate
+from codechat.models.layers import RMSNorm, residual, rms_norm, rope_table, rotate, squared_relu
 
 aten = torch.ops.aten
 KEPT = {
@@ -67,7 +67,10 @@ class Attention(nn.Module):
         heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
         qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
         if cfg.qk_norm:
-            qk = torch.cat((self.q_norm(qk[:, : cfg.n_head]), self.k_norm(qk[:, cfg.n_head :])), dim=1)
+            gains = [
+                norm.weight.expand(n, 1, -1) for norm, n in ((self.q_norm, cfg.n_head), (self.k_norm, cfg.kv_heads))
+            ]
+            qk = rms_norm(qk, torch.cat(gains), cfg.norm_eps)  # one pass over both
         q, k = (qk if rope is None else rotate(qk, *rope)).split((cfg.n_head, cfg.kv_heads), dim=1)
         if cached is not None:
             cache, layer = cached
@@ -91,7 +94,7 @@ class MLP(nn.Module):
         h = self.up(x)
         if self.gate is not None:
             return self.down(F.silu(self.gate(x)) * h)
-        return self.down(F.relu(h).square() if self.kind == "relu2" else F.gelu(h))
+        return self.down(squared_relu(h) if self.kind == "relu2" else F.gelu(h))
 
 
 def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

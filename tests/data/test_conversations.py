@@ -168,7 +168,7 @@ def test_a_packed_row_holds_whole_conversations_with_own_positions_and_targets()
 
 
 def test_the_mask_is_causal_within_a_conversation_and_padding_sees_itself_only():
-    mask = conversations.block_mask(torch.tensor([[0, 0, 1, 1, -1, -1]]))
+    mask = conversations.packed_mask(torch.tensor([[0, 0, 1, 1, -1, -1]])).mask
     assert mask.shape == (1, 1, 6, 6) and mask.dtype == torch.bool
     want = ["x.....", "xx....", "..x...", "..xx..", "....x.", ".....x"]
     assert ["".join(".x"[int(v)] for v in row) for row in mask[0, 0]] == want
@@ -181,7 +181,7 @@ def test_packed_attention_equals_each_conversation_alone():
     table = torch.randn(4000, 8)
     x = table[batch.ids]  # (1, T, D)
     packed = torch.nn.functional.scaled_dot_product_attention(
-        x, x, x, attn_mask=conversations.block_mask(batch.docs)[:, 0]
+        x, x, x, attn_mask=conversations.packed_mask(batch.docs).mask[:, 0]
     )
     for k, ids in enumerate(ids_by_row(batch)):
         alone = table[torch.tensor(ids)][None]

@@ -13,7 +13,7 @@ from raising import raising
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codechat.core.errors import ConfigError
-from codechat.data.conversations import block_mask
+from codechat.data.conversations import packed_mask
 from codechat.distributed import hardware
 from codechat.launch.memory_tape import Tape
 from codechat.models.config import PRESETS, GPTConfig
@@ -150,7 +150,7 @@ def test_packed_documents_do_not_see_each_other(options: dict[str, Any]) -> None
     model, ids = random_model(**options), random_ids(1, 15)
     docs = torch.tensor([[0] * 4 + [1] * 6 + [2] * 3 + [-1] * 2])
     positions = torch.cat([torch.arange(n) for n in (4, 6, 3, 2)])[None]
-    packed = model(ids, positions=positions, mask=block_mask(docs))
+    packed = model(ids, positions=positions, mask=packed_mask(docs))
     for start, end in ((0, 4), (4, 10), (10, 13)):
         torch.testing.assert_close(packed[:, start:end], model(ids[:, start:end]), atol=1e-5, rtol=1e-5)
     assert packed.isfinite().all()
@@ -303,7 +303,7 @@ def test_keeping_products_gives_the_same_gradients_for_memory_between(more: dict
     ours, theirs = (gradients(m, m.loss(ids, ids)) for m in (keeping, plain))
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
     most, between, least = (held_after_forward(m, ids) for m in (plain, keeping, blocks))
-    assert least < 0.8 * between and between < 0.8 * most
+    assert least < 0.8 * between and between < 0.85 * most
     assert products(keeping, ids) == products(plain, ids) < products(blocks, ids), "no product is computed twice"
 
 

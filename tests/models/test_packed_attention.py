@@ -62,7 +62,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_block_mask_shows_what_the_dense_one_shows(as_on_a_gpu: None) -> None:
     packed = packed_rollouts()
     pairs = [
-        (conversations.block_mask(DOCS), conversations.packed_mask(DOCS)),
+        (packed_attention.Documents(DOCS).mask, conversations.packed_mask(DOCS)),
         (None, packed.mask()),
     ]
     packed_attention.DENSE = ("cpu",)

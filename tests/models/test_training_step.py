@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters
 from codechat import sft
 from codechat.bench.sync_count import SyncCount
 from codechat.core.errors import ConfigError
-from codechat.data import conversations
 from codechat.distributed import dist, hardware
 from codechat.models import fp8, head, loading, optim, packed_attention
 from codechat.models.config import GPTConfig
@@ -59,7 +58,7 @@ def pretrain_step(model: GPT, optimizers: list[Any], accum: int = 1) -> None:
 def sft_step(model: GPT, optimizers: list[Any]) -> None:
     ids = torch.zeros(2, 256, dtype=torch.long)
     targets = ids.masked_fill(DOCS != 1, -100)
-    mask = conversations.block_mask(DOCS)  # the mask of a GPU reaches no operator that waits
+    mask = packed_attention.Documents(DOCS).mask  # the mask of a GPU reaches no operator that waits
     model.loss(ids, targets, reduction="sum", positions=ids, mask=mask).backward()
     updates.apply_gradients(RL, optimizers, model)
 
@@ -70,7 +69,7 @@ def rl_step(model: GPT, optimizers: list[Any], seed: int) -> int:
     for n, packed in enumerate(updates.packs(RL, model, batch, batch.rewards - 0.5), 1):
         assert packed.ids.shape == (2, 64)
         with torch.enable_grad():
-            mask = conversations.block_mask(packed.docs)
+            mask = packed_attention.Documents(packed.docs).mask
             logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=mask)
             losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, 100).backward()
     updates.apply_gradients(RL, optimizers, model)

@@ -97,7 +97,7 @@ def _conversation(rng: random.Random, split: str, step: Step, missing: float) ->
         )
         if rng.random() < step.chained and not absent:
             other = rng.choice([i for i in range(count) if i != at])
-            messages += _chain(rng, first, _Ask(_asked(rng, step, texts[other]), names[other], keys[other]))
+            messages += _chain(rng, split, first, _Ask(_asked(rng, step, texts[other]), names[other], keys[other]))
             continue
         value = rng.randint(1, 99)
         messages.append(message("user", first.said(value if step.calls else "")))
@@ -120,9 +120,9 @@ class _Ask:
         return chat.format_call(self.name, {} if self.name == chat.NOTHING else {self.key: value})
 
 
-def _chain(rng: random.Random, first: _Ask, second: _Ask) -> list[dict[str, str]]:
+def _chain(rng: random.Random, split: str, first: _Ask, second: _Ask) -> list[dict[str, str]]:
     """A request for two entries in turn: the first call, its result, and the second call with it."""
-    value, result = rng.randint(1, 99), rng.randint(1, 999)
+    value, result = rng.randint(1, 99), _result(rng, split)
     asked = rng.choice(CHAIN).format(first=f"{first.said(value)}.", second=second.said(rng.choice(RESULT)))
     return [
         message("user", asked),
@@ -130,6 +130,12 @@ def _chain(rng: random.Random, first: _Ask, second: _Ask) -> list[dict[str, str]
         message("function", response(result)),
         message("assistant", second.call(result)),
     ]
+
+
+def _result(rng: random.Random, split: str) -> int:
+    while not allowed(result := rng.randint(1, 999), split):
+        pass
+    return result
 
 
 def _line(text: list[str], name: str, key: str) -> str:
