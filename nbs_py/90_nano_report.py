@@ -29,16 +29,21 @@ import pandas as pd
 from IPython.display import Markdown
 
 from codechat import articles, comparisons, plots, run_frames
+from codechat.runs import paths
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import TIERS
 
 stages = ("pretrain", "sft", "diagnose", "rl")
-names = [*(f"{runs}/{stage}" for stage in stages), *run_frames.seeds_of(f"{runs}/evaluate")]
+# the stages full-evaluation and more-sft-evaluate run only where they are asked for
+present = [stage for stage in ("full-evaluation", "more-sft-evaluate") if paths.exists(f"{runs}/{stage}")]
+judged = ["evaluate", *present] if "full-evaluation" not in present else present
+names = [*(f"{runs}/{stage}" for stage in stages), *(run for stage in judged for run in run_frames.seeds_of(f"{runs}/{stage}"))]
 data = ROOT / out / "data"
 frames = run_frames.gather(names, data, frozen, drop={"per_problem": ["tiers", "reward_mean"]})  # no figure uses these
 name = {run.rpartition("/")[2]: run for run in frames["runs"]["run"]}
-seeds = [run for stage, run in name.items() if stage.startswith("evaluate")]
-name = {stage: name[stage] for stage in (*stages, "evaluate")}
+seeds = [run for stage, run in name.items() if stage.startswith(("evaluate", "full-evaluation"))]
+longer = [run for stage, run in name.items() if stage.startswith("more-sft-evaluate")]
+name = {stage: name[stage] for stage in stages} | {"evaluate": seeds[0]}
 metrics = {stage: run_frames.rows_of(frames["metrics"], name[stage]) for stage in ("pretrain", "sft", "rl")}
 evals = {stage: run_frames.rows_of(frames["evals"], name[stage]) for stage in name}
 figures = ROOT / out / "figures"
@@ -55,23 +60,26 @@ def share(part, stratum, measure="pass@1", sampling="greedy"):
     return float(found[f"{stratum}/{measure}"].iloc[0])
 
 
-def gains(split, sampling):
-    """RL minus SFT by seed and over seeds, paired by problem."""
+def gains(split, sampling, against=None):
+    """RL minus SFT by seed and over seeds, paired by problem. against: runs that evaluated what RL is compared with instead."""
     only = frames["per_problem"][frames["per_problem"]["sampling"] == sampling]
-    return comparisons.paired_gains(frames | {"per_problem": only}, seeds, split)
+    return comparisons.paired_gains(frames | {"per_problem": only}, seeds, split, against=against)
 
 
-samplings = ["greedy", *(s for s in final["sampling"].unique() if s != "greedy")]
+forced = "T=1, call given"
+samplings = ["greedy", *(s for s in final["sampling"].unique() if s not in ("greedy", forced))]
 kinds = {stratum: words for stratum, words in run_frames.STRATA.items() if f"{stratum}/n" in final}
 gained = {f"{split}, {sampling}": gains(split, sampling) for split in ("test", "test_hard") for sampling in samplings}
 numbers = {f"{when}_{k}": share(part, k) for when, part in (("sft", sft), ("rl", rl)) for k in kinds}
 numbers |= {f"{when}_absent": share(part, "call", "named_not_offered") for when, part in (("sft", sft), ("rl", rl))}
 for at, gain in gained.items():
     split, sampling = at.split(", ")
-    key = f"{split}_{'greedy' if sampling == 'greedy' else 'warm'}"
+    key = f"{split}_{ {'greedy': 'greedy', 'T=1': 'warm'}.get(sampling, 'between')}"
     numbers |= {f"{key}{end}": 100 * value for end, value in (("", gain.all.value), ("_lo", gain.all.lo), ("_hi", gain.all.hi))}
 bits = evals["pretrain"]["val_bpb"].iloc[-1]
 numbers |= dict(bits=bits, seeds=len(seeds))
+beside = {f"{split}, {sampling}": gains(split, sampling, longer) for split in ("test", "test_hard") for sampling in ("greedy", "T=1") if longer}
+numbers |= {f"longer_{at.replace(', ', '_').replace('=', '')}": 100 * gain.all.value for at, gain in beside.items()}
 run_frames.headline(numbers, data)
 greedy, warm = gained["test, greedy"].all, gained.get("test, T=1", gained["test, greedy"]).all
 added = "RL adds {test_greedy:+.1f} points greedily" if greedy.lo > 0 else "Greedily RL adds nothing that the interval resolves, {test_greedy:+.1f} points" if greedy.hi > 0 else "Greedily RL costs {test_greedy:+.1f} points"
@@ -87,7 +95,7 @@ articles.answer(
 )
 
 # %% tags=["thumbnail", "hide-input"]
-plots.save(plots.strata(final, kinds, f"known tools {100 * share(sft, 'call'):.0f} %, unseen {100 * share(sft, 'tool'):.0f} %, declined {100 * share(sft, 'unfitting'):.0f} % after SFT"), "strata", figures)
+plots.save(plots.strata(final[final["sampling"].isin(("greedy", "T=1"))], kinds, f"known tools {100 * share(sft, 'call'):.0f} %, unseen {100 * share(sft, 'tool'):.0f} %, declined {100 * share(sft, 'unfitting'):.0f} % after SFT"), "strata", figures)
 
 
 # %% tags=["hide-input"]
@@ -98,6 +106,16 @@ def cell(part, stratum, sampling):
 pairs = [(label, part, sampling) for sampling in samplings for label, part in (("SFT", sft), ("RL", rl))]
 table = pd.DataFrame([dict(stratum=words, n=int(final[f"{k}/n"].dropna().iloc[0])) | {f"{label} {sampling}": cell(part, k, sampling) for label, part, sampling in pairs} for k, words in kinds.items()])
 articles.table(table, {"stratum": "requests", "n": "N"} | {f"{label} {sampling}": f"{label}, {sampling}" for label, _, sampling in pairs})
+
+# %% [markdown]
+# At temperature 1 an answer is lost, too, where the first token drawn is not that of a call. With the call tag given, only what follows is drawn. What RL gains at temperature 1 and not here is that
+# it declines less.
+
+# %% tags=["hide-input"]
+calls = [k for k in kinds if k not in ("unfitting", "code", "no_tools")]
+given = [(label, part, sampling) for sampling in ("T=1", forced) if sampling in set(final["sampling"]) for label, part in (("SFT", sft), ("RL", rl))]
+table = pd.DataFrame([dict(stratum=kinds[k]) | {f"{label} {sampling}": cell(part, k, sampling) for label, part, sampling in given} for k in calls])
+articles.table(table, {"stratum": "requests for a call"} | {f"{label} {sampling}": f"{label}, {sampling}" for label, _, sampling in given})
 
 # %% [markdown]
 # Strata are never added up: their shares in a split are chosen, not found. `test` has known tools with new values, unfitting lists, chains, code and chat; `test_hard` has unseen tools,
@@ -126,9 +144,17 @@ Markdown(run_frames.markdown_table(last, ["tier", "request", "completion"], rows
 # Paired by problem. A gain at temperature 1 that greedy answers do not have is sharpening: the policy does more often what it would have answered anyway.
 
 # %% tags=["hide-input"]
-table = comparisons.gain_table(gained)
+table = comparisons.gain_table({at: gain for at, gain in gained.items() if at.endswith(("greedy", "T=1"))})
 table = table if len(seeds) > 1 else table[~table["name"].str.endswith("seeds")]
 plots.save(plots.differences(table, "RL minus SFT: " + "; ".join(f"{at} {comparisons.in_points(g.all)}" for at, g in list(gained.items())[:2])), "gains", figures)
+
+# %% [markdown]
+# What RL has to beat is SFT that goes on for as long as RL takes, at half its rates and on the same conversations: RL minus that.
+
+# %% tags=["hide-input"]
+for at, gain in beside.items():
+    print(f"RL - more SFT, {at}: {comparisons.in_points(gain.all)}; seeds: " + ", ".join(comparisons.in_points(one) for one in gain.seeds))
+print("" if beside else "not among these runs: `codechat run nano --until more-sft-evaluate` makes it")
 
 # %% tags=["hide-input"]
 plots.save(plots.rl_progress(name["rl"], metrics["rl"], evals["rl"]), "rl", figures)

@@ -30,14 +30,17 @@ class Gains(NamedTuple):
     all: Interval
 
 
-def paired_gains(frames: Frames, runs: Sequence[str], split: str, k: int = 1) -> Gains:
+def paired_gains(
+    frames: Frames, runs: Sequence[str], split: str, k: int = 1, against: Sequence[str] | None = None
+) -> Gains:
     """pass@k of each evaluation run's last checkpoint minus that of its first, paired by problem, on one split. A run is a seed; all together
-    have the hierarchical interval over seeds and problems."""
+    have the hierarchical interval over seeds and problems. against: minus that of the first checkpoint of these runs, one for each seed."""
     pairs = []
-    for run in runs:
-        rows = rows_of(frames["per_problem"], run).query("split == @split")
-        names = list(dict.fromkeys(rows["checkpoint"]))
-        pairs.append(tuple(rows[rows["checkpoint"] == name].to_dict("records") for name in (names[0], names[-1])))
+    for run, other in zip(runs, against or runs, strict=True):
+        before, after = (rows_of(frames["per_problem"], name) for name in (other, run))
+        before, after = before[before["split"] == split], after[after["split"] == split]
+        ends = before["checkpoint"].iloc[0], after["checkpoint"].iloc[-1]
+        pairs.append(tuple(x[x["checkpoint"] == end].to_dict("records") for x, end in zip((before, after), ends)))
     return Gains([paired_difference(*pair, k=k) for pair in pairs], difference_over_seeds(pairs, k=k))
 
 

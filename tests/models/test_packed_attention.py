@@ -263,3 +263,58 @@ def test_a_model_with_products_learns_as_one_without(monkeypatch: pytest.MonkeyP
     assert len(seen) == shape.depth
     assert torch.cosine_similarity(plain, other, dim=0) > 0.999 and not torch.equal(plain, other)
     assert torch.equal(*(gradient(products, torch.float32) for products in (False, True))) and len(seen) == shape.depth
+
+
+@pytest.mark.parametrize("groups, width, padding", [(1, 8, 0), (3, 8, 5), (1, 12, 4)])
+def test_attention_by_documents_is_attention_under_their_mask(
+    groups: int, width: int, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gradients, in pieces that do not divide the documents; values of another width than keys, as latent attention has them."""
+    monkeypatch.setattr(packed_attention, "QUERIES", 16)
+    rng = torch.Generator().manual_seed(0)
+    lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
+    docs = torch.tensor([[d for d, n in enumerate(row) for _ in range(n)] + [-1] * padding for row in lengths])
+    T = docs.shape[1]
+    q = torch.randn(2, 6, T, 8, generator=rng, dtype=torch.float64).requires_grad_()
+    k, v = (torch.randn(2, 6 // groups, T, w, generator=rng, dtype=torch.float64).requires_grad_() for w in (8, width))
+    seen = packed_attention.Documents(docs)
+    assert seen.pieces[:3] == [(0, 0, 16), (0, 16, 32), (0, 32, 37)] and len(seen.pieces) == 11 + (padding > 0)
+    real = (docs >= 0)[:, None, :, None]
+    found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
+    assert found.shape == (2, 6, T, width)
+    torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
+    up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real  # a loss never reaches padding
+    for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_a_model_learns_from_documents_as_from_their_mask() -> None:
+    """In bfloat16 too; and in a compiled block, which takes the mask."""
+    model = GPT(replace(SHAPE, qk_norm=True))
+    for block in model.blocks:
+        torch.nn.init.normal_(block.attn.out.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
+    targets, seen = ids.roll(-1, 1).masked_fill(DOCS < 0, -100), packed_attention.Documents(DOCS)
+
+    def gradient(mask: Any, dtype: torch.dtype) -> Tensor:
+        model.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            model.loss(ids, targets, mask=mask).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    torch.testing.assert_close(gradient(seen, torch.float32), gradient(seen.mask, torch.float32), atol=1e-6, rtol=1e-4)
+    ours, theirs = (gradient(mask, torch.bfloat16) for mask in (seen, seen.mask))
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999
+
+
+@pytest.mark.slow
+def test_documents_of_every_batch_go_through_one_graph() -> None:
+    torch._dynamo.reset()
+    model, graphs = GPT(SHAPE).eval(), []
+    compiled = torch.compile(model.hidden, backend=lambda graph, _: graphs.append(1) or graph.forward, fullgraph=True)
+    ids = torch.randint(300, (1, 64), generator=torch.Generator().manual_seed(0))
+    for cut in (20, 33, 50):
+        seen = packed_attention.Documents((torch.arange(64) >= cut).long()[None])
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(ids, mask=seen), model.hidden(ids, mask=seen), atol=1e-5, rtol=1e-5)
+    assert len(graphs) == 1

@@ -275,6 +275,39 @@ def test_strata_pool_their_seeds_and_draw_tools_together() -> None:
     assert found["tool/named_right"][0] == pytest.approx(0.4) and found["tool/n"][0] == 8
 
 
+def test_gains_over_another_run_take_its_first_checkpoint() -> None:
+    rows = [
+        dict(run=run, checkpoint=c, split="test", id=str(i), n=1, c=hits)
+        for run, c, hits in (("e", "sft", 0), ("e", "rl", 1), ("longer", "more-sft", 1))
+        for i in range(4)
+    ]
+    frames = {"per_problem": pd.DataFrame(rows)}
+    assert comparisons.paired_gains(frames, ["e"], "test").all.value == 1
+    assert comparisons.paired_gains(frames, ["e"], "test", against=["longer"]).all.value == 0
+    with pytest.raises(ValueError):
+        comparisons.paired_gains(frames, ["e", "e"], "test", against=["longer"])
+
+
+def test_counts_of_several_samplings_are_frozen_as_one_row_a_problem(tmp_path: Path) -> None:
+    """Read back they are the same rows in the same order, also where a run lacks a sampling or a problem its cluster."""
+    rows = [
+        dict(
+            run=run, checkpoint=c, split=split, sampling=s, id=f"{split}-{i}", n=n, c=i % 2, cluster="a" if i else None
+        )
+        for run, samplings in (("x", (("T=1", 4), ("greedy", 1))), ("y", (("greedy", 1),)))
+        for c in ("sft", "rl")
+        for split in ("test", "test_hard")
+        for s, n in samplings
+        for i in range(3)
+    ]
+    counts = pd.DataFrame(rows)
+    assert len(run_frames.widened(counts)) == 2 * 2 * 2 * 3
+    some = pd.DataFrame({"run": ["x"]})
+    frames = {"runs": some, "metrics": some, "evals": some, "per_problem": counts}
+    found = run_frames.freeze(frames, tmp_path)["per_problem"][list(counts)]
+    assert found.astype(object).where(found.notna(), None).values.tolist() == counts.astype(object).where(counts.notna(), None).values.tolist()  # fmt: skip
+
+
 def test_gains_pair_the_first_and_the_last_checkpoint_on_one_split() -> None:
     rows = [
         dict(run="e", checkpoint=c, split=s, id=str(i), n=2, c=hits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,13 @@ def test_a_chained_request_calls_the_first_line_and_then_the_second_with_its_res
             assert first.name != second.name and text[:cut].split()[-1] == str(*first.arguments.values())
             assert json.loads(contents[at + 2]) == {"result": second.arguments.popitem()[1]}
     assert seen > 100
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_numbers_of_a_drill_belong_to_its_split(split: str) -> None:
+    rows = list(lookups.lookup_dialogues(split, 300, step="loose"))
+    numbers = {int(n) for row in rows for m in row["messages"] for n in re.findall(r"\d+", m["content"])}
+    assert sum(n > 99 for n in numbers) > 20 and all(allowed(n, split) for n in numbers)
 
 
 def test_names_and_rows_belong_to_splits_and_seeds() -> None:

@@ -1,0 +1,52 @@
+"""RMSNorm and squared ReLU: the slopes written out for a CPU are those of their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from codechat.models import layers, packed_attention
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, function: Callable[[], Tensor]) -> Tensor:
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_attention, "DENSE", ())
+        return function()
+
+
+@pytest.mark.parametrize("weight", [(24,), (3, 1, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_has_the_slopes_of_its_formula(
+    weight: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = (torch.randn(2, 3, 7, 24, generator=rng) * torch.logspace(-3, 3, 7)[:, None]).to(dtype).requires_grad_()
+    w = torch.randn(weight, generator=rng).requires_grad_()
+    up = torch.randn(x.shape, generator=rng).to(dtype)
+    found = layers.rms_norm(x, w, 1e-5)
+    want = as_on_a_gpu(monkeypatch, lambda: layers.rms_norm(x, w, 1e-5))
+    assert found.grad_fn is not None and found.dtype == dtype and torch.equal(found, want)
+    (dx, dw), (dx_, dw_) = (torch.autograd.grad(y, (x, w), up) for y in (found, want))
+    near = dict(rtol=1e-4, atol=1e-5) if dtype == torch.float32 else dict(rtol=2e-2, atol=1e-3)
+    scale = dx_.float().abs().amax(-1, keepdim=True)
+    torch.testing.assert_close(dx / scale, dx_ / scale, **near)
+    torch.testing.assert_close(dw, dw_, **near)
+
+
+def test_rms_norm_of_frozen_weights_has_a_slope_for_its_input_alone() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    frozen = torch.ones(8)
+    layers.rms_norm(x, frozen, 1e-5).sum().backward()
+    assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, "a norm does not see how long x is"
+
+
+def test_squared_relu_is_bit_for_bit_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    up = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    found = layers.squared_relu(x)
+    want = as_on_a_gpu(monkeypatch, lambda: layers.squared_relu(x))
+    assert torch.equal(found, want) and torch.equal(found, x.clamp(min=0) ** 2)
+    assert torch.equal(*(torch.autograd.grad(y, x, up)[0] for y in (found, want)))
