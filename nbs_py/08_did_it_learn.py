@@ -267,16 +267,16 @@ finish(axes[0, 0], x="RL minus SFT, pass@1, points (paired, 95 % intervals)", y=
 fig
 
 # %% [markdown]
-# ## Greedy beside temperature 1, and calls apart from declining
+# ## Greedy beside temperatures 0.5 and 1, and calls apart from declining
 #
 # All of the above samples at temperature 1, and adds up requests of all kinds. Two questions are left: does the gain
 # survive greedy answers, and does it lie in the calls or in declining? The rows of recipe `nano`, whose model reads its list of
 # tools, answer both, over all its seeds (95 % intervals over seeds and tools). Its whole report is
-# [reports/nano.ipynb](../reports/nano.ipynb); T = 0.5 and completions with the call tag given (`--temperatures 0.5 --forced-call true`) are in the README.
+# [reports/nano.ipynb](../reports/nano.ipynb). With the call tag given (`--forced-call true`) a completion cannot decline: the control for a gain that is only more calls.
 
 # %%
 reading = run_frames.load_frozen(frozen_rows.frozen_dir().parent / "nano" / "data")
-evaluations = [run for run in reading["runs"]["run"] if run.startswith("nano/evaluate")]
+evaluations = [run for run in reading["runs"]["run"] if run.startswith("nano/full-evaluation")]
 strata = comparisons.strata_over_seeds(reading, evaluations, list(run_frames.STRATA))
 CALLS = {"named_not_offered": "a name not offered", "named_unreadable": "unreadable", "named_no_call": "no call"}
 rows = []
@@ -294,7 +294,7 @@ pd.DataFrame(rows).set_index(["requests", "after"])
 # %%
 greedily = {}
 for split in ("test", "test_hard"):
-    for sampling in ("greedy", "T=1"):
+    for sampling in ("greedy", "T=0.5", "T=1"):
         only = reading["per_problem"][reading["per_problem"]["sampling"] == sampling]
         greedily[f"{split}, {sampling}"] = comparisons.paired_gains(reading | {"per_problem": only}, evaluations, split)
 by_seed = {at: {"all seeds": comparisons.in_points(g.all)} | {f"seed {i}": comparisons.in_points(one) for i, one in enumerate(g.seeds)}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,31 +31,67 @@ def dense(device: torch.device) -> bool:
     return device.type in DENSE
 
 
+Span = tuple[int, int]
+
+
+class Piece(NamedTuple):
+    """Queries at .. end, places in the flat rows (B T); they see the spans `before`, and from `start` on those up to themselves."""
+
+    before: tuple[Span, ...]
+    start: int
+    at: int
+    end: int
+
+
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """What the tokens of packed rows see on a CPU: the earlier ones of their document, and themselves. docs: (B, T), below 0 for padding."""
+    """What the tokens of packed rows see on a CPU: themselves, earlier tokens of their document and, with branches, of these the ones of branch 0 and
+    of their own. docs, branches: (B, T); a document below 0 is padding."""
 
     docs: Tensor
+    branches: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
         """The same as bool (B, 1, T, T), true = attend. Padding attends to itself: a softmax without keys is NaN."""
         T = self.docs.shape[1]
         same = (self.docs[:, :, None] == self.docs[:, None, :]) & (self.docs >= 0)[:, :, None]  # (B, T, T)
+        if self.branches is not None:
+            q, k = self.branches[:, :, None], self.branches[:, None, :]
+            same = same & ((k == 0) | (q == k))
         causal = same.new_ones(T, T).tril()
         itself = causal & causal.T
         return ((same & causal) | itself)[:, None]
 
     @cached_property
-    def pieces(self) -> list[tuple[int, int, int]]:
-        """(start of the document, first query, end of the queries), places in the flat rows (B T), of at most QUERIES queries each. Neighbouring padding
-        counts as a document: nothing reads what it sees."""
-        starts = torch.ones_like(self.docs, dtype=torch.bool)
-        starts[:, 1:] = self.docs[:, 1:] != self.docs[:, :-1]
-        bounds = [*starts.flatten().nonzero()[:, 0].tolist(), self.docs.numel()]
-        return [
-            (start, at, min(at + QUERIES, end)) for start, end in pairwise(bounds) for at in range(start, end, QUERIES)
-        ]
+    def pieces(self) -> list[Piece]:
+        """Of at most QUERIES queries each. Neighbouring padding counts as a document: nothing reads what it sees."""
+        docs, T = self.docs, self.docs.shape[1]
+        branches = torch.zeros_like(docs) if self.branches is None else self.branches
+        first = torch.ones_like(docs, dtype=torch.bool)
+        first[:, 1:] = (docs[:, 1:] != docs[:, :-1]) | (branches[:, 1:] != branches[:, :-1])
+        starts = first.flatten().nonzero()[:, 0]
+        kinds = zip((starts // T).tolist(), docs.flatten()[starts].tolist(), branches.flatten()[starts].tolist())
+        found: list[Piece] = []
+        runs: list[tuple[int, int, int]] = []  # branch, start, end of the document so far
+        document = None
+        for (row, doc, branch), (start, end) in zip(kinds, pairwise([*starts.tolist(), docs.numel()])):
+            if (row, doc) != document:
+                document, runs = (row, doc), []
+            runs.append((branch, start, end))
+            *before, (own, _) = _joined([(s, e) for b, s, e in runs if b in (0, branch)])
+            found += [Piece(tuple(before), own, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)]
+        return found
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    """Spans that touch, as one."""
+    found: list[Span] = []
+    for start, end in spans:
+        if found and found[-1][1] == start:
+            start, _ = found.pop()
+        found.append((start, end))
+    return found
 
 
 def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
@@ -135,17 +171,20 @@ def _by_documents(q: Tensor, k: Tensor, v: Tensor, seen: Documents) -> Tensor:
 
 
 class _Pieces(torch.autograd.Function):
-    """Causal attention of each piece of queries over its document from the start; all tensors (N, H, E), queries already scaled."""
+    """Attention of each piece of queries over what it sees; all tensors (N, H, E), queries already scaled."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[tuple[int, int, int]]) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
         found, weights = v.new_empty(*q.shape[:2], v.shape[2]), []
         later = torch.ones(QUERIES, QUERIES, dtype=torch.bool, device=q.device).triu_(1)
-        for start, at, end in pieces:
-            scores = _heads(q, at, end) @ _heads(k, start, end).mT  # (H, queries, keys)
-            scores[..., at - start :].masked_fill_(later[: end - at, : end - at], -torch.inf)
+        for piece in pieces:
+            n = piece.end - piece.at
+            scores = (
+                _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT
+            )  # (H, queries, keys), of which the queries are the last
+            scores[..., -n:].masked_fill_(later[:n, :n], -torch.inf)
             weights.append(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
-            found[at:end] = (weights[-1] @ _heads(v, start, end)).transpose(0, 1)
+            found[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))
         ctx.save_for_backward(q, k, v, found, *weights)
         ctx.pieces = pieces
         return found
@@ -157,15 +196,30 @@ class _Pieces(torch.autograd.Function):
         q, k, v, found, *weights = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         mean = (up * found).sum(-1, dtype=torch.float32)
-        for (start, at, end), w in zip(ctx.pieces, weights, strict=True):
-            ups = _heads(up, at, end)
-            dv[start:end] += (w.mT @ ups).transpose(0, 1)
-            slope = ((ups @ _heads(v, start, end).mT) - mean[at:end].T[..., None]).mul_(w).to(w.dtype)
-            dq[at:end] = (slope @ _heads(k, start, end)).transpose(0, 1)
-            dk[start:end] += (slope.mT @ _heads(q, at, end)).transpose(0, 1)
+        for piece, w in zip(ctx.pieces, weights, strict=True):
+            own = slice(piece.at, piece.end)
+            ups = _heads(up[own])
+            _add(dv, piece, w.mT @ ups)
+            slope = ((ups @ _seen(v, piece).mT) - mean[own].T[..., None]).mul_(w).to(w.dtype)
+            dq[own] = _heads(slope @ _seen(k, piece))
+            _add(dk, piece, slope.mT @ _heads(q[own]))
         return dq, dk, dv, None
 
 
-def _heads(x: Tensor, start: int, end: int) -> Tensor:
-    """(H, tokens, E) of x (N, H, E), as a view."""
-    return x[start:end].transpose(0, 1)
+def _heads(x: Tensor) -> Tensor:
+    """(H, tokens, E) of x (tokens, H, E), or the reverse, as a view."""
+    return x.transpose(0, 1)
+
+
+def _seen(x: Tensor, piece: Piece) -> Tensor:
+    """(H, keys, E): the rows of x (N, H, E) that a piece sees."""
+    own = x[piece.start : piece.end]
+    return _heads(torch.cat([*(x[start:end] for start, end in piece.before), own]) if piece.before else own)
+
+
+def _add(total: Tensor, piece: Piece, part: Tensor) -> None:
+    """Add (H, keys, E) to the rows of total (N, H, E) that the piece sees."""
+    at = 0
+    for start, end in (*piece.before, (piece.start, piece.end)):
+        total[start:end] += _heads(part[:, at : at + end - start])
+        at += end - start

@@ -282,15 +282,9 @@ class Packed:
         return x.new_zeros(len(at.numbers), at.longest).index_put((at.row, at.offset), self.at_targets(x))
 
     def mask(self) -> Any:
-        """(R, 1, T, T) bool: a token sees earlier tokens of its group's prompt and of its own branch; padding sees itself. On a GPU the same as a
-        block mask (`packed_attention.flex_mask`)."""
-        if not packed_attention.dense(self.ids.device):
-            return packed_attention.flex_mask(self.docs, self.branches)
-        T = self.ids.shape[1]
-        q, k = self.branches[:, :, None], self.branches[:, None, :]
-        same = (self.docs[:, :, None] == self.docs[:, None, :]) & ((k == 0) | (q == k)) & (self.docs[:, :, None] >= 0)
-        causal = torch.ones(T, T, dtype=torch.bool, device=self.ids.device).tril()
-        return (same & causal | torch.eye(T, dtype=torch.bool, device=self.ids.device))[:, None]
+        """A token sees earlier tokens of its group's prompt and of its own branch; for `packed_attention.attend`."""
+        kind = packed_attention.Documents if packed_attention.dense(self.ids.device) else packed_attention.flex_mask
+        return kind(self.docs, self.branches)
 
     def to(self, device: torch.device | str) -> Packed:
         device = torch.device(device)

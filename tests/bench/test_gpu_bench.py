@@ -21,7 +21,7 @@ from codechat.bench import gpu, gpu_steps
 from codechat.core.errors import ConfigError
 from codechat.distributed import hardware
 from codechat.models import generate, head
-from codechat.models.config import PRESETS
+from codechat.models.config import PRESETS, GPTConfig
 
 
 @pytest.fixture
@@ -192,14 +192,15 @@ def test_training_is_measured_with_what_the_issue_asks_for(
     as_cuda: gpu_steps.Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_steps, "TOKENS_PER_STEP", dict.fromkeys(("d12", "d20", "2b"), 768))
-    monkeypatch.setattr(gpu_steps, "_compiled_peer_rate", lambda cfg, rows: 1.0)
+    ways: list[bool] = []
+    monkeypatch.setattr(gpu_steps, "_compiled_peer_rate", lambda cfg, rows, by_block: ways.append(by_block) or 1.0)
     gpu_steps.step_mfu(as_cuda)
     limits = {check["what"][:8].strip(): check["threshold"] for check in as_cuda.checks if "MFU" in check["what"]}
     assert limits == {"d12: MFU": ">= 40%", "d20: MFU": ">= 45%", "2b: MFU,": ">= 50%"}
     assert [c["threshold"] for c in as_cuda.checks if "first step" in c["what"]] == ["<= 120"] * 3
     assert as_cuda.figures["2b"]["microbatches"] * 8 * 2048 == 65_536, "of the recipe"
-    assert sum("transformers" in c["what"] for c in as_cuda.checks) == 2
-    assert any("2b beside transformers" in what for what in as_cuda.not_run)
+    assert sum("transformers" in c["what"] for c in as_cuda.checks) == 3
+    assert ways == [False, False, True], "the peer of 2b by block"
     assert {"d12/bf16_residual", "d12/checkpoint_keep_products"} <= set(as_cuda.figures)
 
 
@@ -213,6 +214,35 @@ def test_a_peer_that_does_not_fit_costs_no_figure_of_ours(error: Exception, monk
     gpu_steps._peer_rate(out, "d20", gpu_steps.TINY, 2, 1.0)
     gpu_steps._peer_sampling(out, "d20", gpu_steps.TINY, 16)
     assert not out.checks and len(out.not_run) == 2 and all("d20 beside transformers" in what for what in out.not_run)
+
+
+def test_a_peer_takes_the_most_rows_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def rate(cfg: GPTConfig, rows: int, by_block: bool) -> float:
+        tried.append(rows)
+        if rows > 2:
+            raise torch.OutOfMemoryError
+        return 3.0
+
+    monkeypatch.setattr(gpu_steps, "_compiled_peer_rate", rate)
+    out = gpu_steps.Result()
+    gpu_steps._peer_rate(out, "2b", gpu_steps.TINY, 8, 4.0)
+    assert tried == [8, 4, 2] and not out.not_run
+    assert [(c["what"], c["ok"]) for c in out.checks] == [
+        (f"2b: transformers compiled by block, 2 x {gpu_steps.TINY.block_size} tokens, tokens/s", True)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_block", [False, True])
+def test_a_peer_is_trained_compiled_whole_or_by_block(by_block: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda fn, **_: compiled.append(fn) or fn)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **_: compiled.append(self))
+    assert gpu_steps._compiled_peer_rate(gpu_steps.TINY, 1, by_block) > 0
+    assert len(compiled) == (gpu_steps.TINY.depth if by_block else 1)
 
 
 @pytest.mark.slow

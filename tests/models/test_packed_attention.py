@@ -66,7 +66,7 @@ def test_a_block_mask_shows_what_the_dense_one_shows(as_on_a_gpu: None) -> None:
         (None, packed.mask()),
     ]
     packed_attention.DENSE = ("cpu",)
-    pairs[1] = packed.mask(), pairs[1][1]
+    pairs[1] = packed.mask().mask, pairs[1][1]
     for dense, block in pairs:
         assert dense.dtype == torch.bool and not isinstance(block, Tensor)
         B, _, T, _ = dense.shape
@@ -278,12 +278,34 @@ def test_attention_by_documents_is_attention_under_their_mask(
     q = torch.randn(2, 6, T, 8, generator=rng, dtype=torch.float64).requires_grad_()
     k, v = (torch.randn(2, 6 // groups, T, w, generator=rng, dtype=torch.float64).requires_grad_() for w in (8, width))
     seen = packed_attention.Documents(docs)
-    assert seen.pieces[:3] == [(0, 0, 16), (0, 16, 32), (0, 32, 37)] and len(seen.pieces) == 11 + (padding > 0)
+    assert seen.pieces[:3] == [((), 0, 0, 16), ((), 0, 16, 32), ((), 0, 32, 37)] and len(seen.pieces) == 11 + (
+        padding > 0
+    )
     real = (docs >= 0)[:, None, :, None]
     found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
     assert found.shape == (2, 6, T, width)
     torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
     up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real  # a loss never reaches padding
+    for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of two documents in a row, with branches that come back after others: the same as their mask, with gradients."""
+    monkeypatch.setattr(packed_attention, "QUERIES", 8)
+    rng = torch.Generator().manual_seed(0)
+    docs = torch.tensor([[0] * 24 + [1] * 14 + [-1] * 2])
+    branches = torch.tensor(
+        [[0] * 5 + [1] * 10 + [2] * 3 + [1] * 2 + [0] * 2 + [2] * 2 + [0] * 3 + [1] * 5 + [2] * 6 + [0] * 2]
+    )
+    seen = packed_attention.Documents(docs, branches)
+    assert seen.pieces[:4] == [((), 0, 0, 5), ((), 0, 5, 13), ((), 0, 13, 15), (((0, 5),), 15, 15, 18)]
+    assert seen.pieces[4:7] == [(((0, 15),), 18, 18, 20), (((0, 5),), 20, 20, 22), (((0, 5), (15, 18)), 20, 22, 24)]
+    q, k, v = (torch.randn(1, 2, 40, 8, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(3))
+    real = (docs >= 0)[:, None, :, None]
+    found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
+    torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
+    up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real
     for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 

@@ -132,7 +132,7 @@ def test_packed_targets_are_the_sampled_ids(batch: rollout.RolloutBatch) -> None
 
 def test_a_branch_sees_its_prompt_and_itself_only(batch: rollout.RolloutBatch) -> None:
     packed = next(rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=512, rows=8))
-    mask, docs, branches = packed.mask()[0, 0], packed.docs[0], packed.branches[0]
+    mask, docs, branches = packed.mask().mask[0, 0], packed.docs[0], packed.branches[0]
     for q, k in ((q, k) for q in range(len(docs)) for k in range(len(docs)) if mask[q, k] and q != k):
         assert k < q and docs[k] == docs[q] and branches[k] in (0, branches[q])
 
