@@ -23,8 +23,8 @@
 # 0.98. Tools under other names rise too. New words for known tools do not rise, and unseen tools stay below 0.2, half of them declined:
 # what they ask for is not in the data, and more of the same data does not bring it.
 #
-# **Runs/needs.** Committed rows of the runs of both recipes (`reports/frozen/sizes`, `reports/nano/data`). Three seeds of nano, one of
-# mini: what another seed of mini would change is not in its intervals. Nothing is trained. Seconds on one core.
+# **Runs/needs.** Committed rows of the runs of both recipes (`reports/frozen/sizes`), trained on one machine on 2026-11-23; the report of nano is of a later training. Three seeds of nano,
+# one of mini: what another seed of mini would change is not in its intervals. Nothing is trained. Seconds on one core.
 #
 # Previous: [35 how nano came to read](35_how_nano_came_to_read.ipynb) · Next: [37 what wordings buy](37_what_wordings_buy.ipynb)
 
@@ -42,7 +42,7 @@ from codechat.reports import articles, comparisons, frozen_rows, run_frames
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 kept = frozen_rows.frozen_dir()
-sizes, evaluated = run_frames.load_frozen(kept / "sizes"), run_frames.load_frozen(kept.parent / "nano" / "data")
+sizes = run_frames.load_frozen(kept / "sizes")
 COLOURS = {"nano": OKABE_ITO["blue"], "mini": OKABE_ITO["vermilion"]}
 
 # %% [markdown]
@@ -104,7 +104,7 @@ fig
 
 # %%
 KINDS = [kind for kind in run_frames.STRATA if f"{kind}/n" in sizes["evals"]]
-nano_runs = [run for run in evaluated["runs"]["run"] if "/evaluate" in run]
+nano_runs = [run for run in sizes["runs"]["run"] if run.startswith("nano/evaluate")]
 
 
 def shares(frames, runs, sampling="greedy"):
@@ -114,8 +114,8 @@ def shares(frames, runs, sampling="greedy"):
     return {kind: tuple(row[f"{kind}/{part}"] for part in ("pass@1", "pass@1/lo", "pass@1/hi", "n")) for kind in KINDS}
 
 
-greedy = {"nano": shares(evaluated, nano_runs), "mini": shares(sizes, ["mini/evaluate"])}
-warm = {"nano": shares(evaluated, nano_runs, "T=1"), "mini": shares(sizes, ["mini/evaluate"], "T=1")}
+greedy = {"nano": shares(sizes, nano_runs), "mini": shares(sizes, ["mini/evaluate"])}
+warm = {"nano": shares(sizes, nano_runs, "T=1"), "mini": shares(sizes, ["mini/evaluate"], "T=1")}
 
 
 # %%

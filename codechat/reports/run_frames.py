@@ -197,7 +197,7 @@ def _flat(name: str, frame: pd.DataFrame) -> bool:
 
 def _frozen_text(name: str, frame: pd.DataFrame) -> str:
     if _flat(name, frame):
-        frame = widened(frame) if "sampling" in frame else frame
+        frame = widened(frame) if name in NESTED and "sampling" in frame else frame
         return frame.to_csv(index=False, float_format="%.8g", lineterminator="\n")
     rows = (row.dropna().to_dict() for _, row in frame.iterrows())
     return "".join(json.dumps(_rounded(row), ensure_ascii=False) + "\n" for row in rows)
