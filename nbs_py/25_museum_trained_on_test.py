@@ -37,7 +37,7 @@
 # %% tags=["parameters"]
 seed = 0
 n_test = 24
-steps = 120
+steps = 160
 level = 1
 
 # %%
@@ -88,8 +88,9 @@ def train(rows):
     examples = {"solutions": [conversations.encode(row, tok, "reserved", 512) for row in rows]}
     loader = conversations.PackedLoader(examples, None, batch=2, T=512, seed=seed)
     optimizers = optim.build(model, lr=3e-3, optimizer="muon", muon_lr=0.02, weight_decay=0.0)
-    for _ in range(steps):
+    for step in range(steps):
         batch = loader.next()
+        optim.set_lr(optimizers, optim.lr_scale(step, max_steps=steps, schedule="wsd"))
         model.loss(batch.ids, batch.targets, positions=batch.positions, mask=conversations.packed_mask(batch.docs)).backward()
         for optimizer in optimizers:
             optimizer.step()
