@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codechat.launch.recipes.nano import MODEL, NANO, RATES, READING
+from codechat.launch.recipes.nano import MODEL, NANO, PRODUCTS, RATES, READING
 
-WIDE = MODEL | dict(depth=6, n_embd=320, n_head=5)
+WIDE = MODEL | PRODUCTS | dict(depth=6, n_embd=320, n_head=5)
 SFT = dict(lr=2e-3)
 # requests in everyday words; nano has no room for them and forgets tools that it knew (LOG.md)
 EVERYDAY = dict(

@@ -18,7 +18,7 @@ from codechat.models.config import PRESETS
 # python:4096 packs twice the text into a token and pretrains better, but copied arguments worse before qk_norm: LOG.md
 TOKENIZER = "gpt2:4096"
 MODEL = {name: value for name, value in PRESETS["nano"].items() if name != "vocab_size"}  # the corpus sets it
-MODEL |= dict(attention_products=True)  # the same attention, faster on cores with bfloat16
+PRODUCTS = dict(attention_products=True)  # the same attention, faster on cores with bfloat16
 RATES = dict(lr=2.4e-2, muon_lr=0.012)  # of pretraining; preset nano has the same
 SFT = dict(device_batch_size=8, lr=3e-3, muon_lr=0.02)
 LEVELS = (1, 1, 1, 2, 3)  # of the tools; the first is drawn more often
@@ -108,7 +108,7 @@ NANO = (
         kind="pretrain",
         settings=dict(
             data_dir="{corpus}",
-            model=MODEL,
+            model=MODEL | PRODUCTS,
             seq_len=256,
             device_batch_size=16,
             max_steps=320,
