@@ -19,9 +19,10 @@
 # **Question.** You have three Python functions and a few dozen conversations in OpenAI's format. What does it take
 # to make a model call these functions, how do you measure it with your own reward, and what is still missing?
 #
-# **Result.** After 50 steps on 43 rows (36 of them for training), the model chooses the right function for 13 of 15 unseen
-# wordings instead of none, and makes 9 calls exactly. What is missing are values, such as "on" for "off"; token masks
-# mend one of those calls. It still declines what no function fits.
+# **Result.** After 50 steps on 49 rows (41 of them for training), the model chooses the right function for 12 of 15 unseen
+# wordings instead of none, and makes 9 calls exactly. What is missing are values, such as another lamp; token masks mend none
+# of these calls, since a wrong room is a valid one too. It still declines 5 of 6 requests that no function fits; with half as many rows of
+# that kind 2.
 #
 # **Runs/needs.** The model that comes with the package (`released/nano`, 2.6 M parameters); about a minute on one
 # core. The same steps as commands: [the first hour](../docs/first-hour.md).
@@ -33,7 +34,7 @@ ckpt = "released/nano"  # any fine-tuned checkpoint
 steps = 50
 lr = 1e-3
 muon_lr = 0.01
-others = 6  # rows in which no function fits
+others = 12  # rows in which no function fits
 seed = 0
 
 # %%
@@ -110,7 +111,8 @@ HEAT = ["Set the {room} to {degrees} degrees.", "Make it {degrees} degrees in th
 MUSIC = ["Play some {style}.", "I want to hear {style}.", "Put on {style} music."]
 TEST = {"set_light": "Can you turn the {room} light {state}?", "set_heating": "Heat the {room} to {degrees} degrees, please.",
         "play_music": "Could you play {style} for me?"}
-OTHER = ["Tell me a joke.", "Who wrote Hamlet?", "What is the capital of France?", "Book a table for two.", "How far is the moon?", "Send a mail to Anna."]
+OTHER = ["Tell me a joke.", "Who wrote Hamlet?", "What is the capital of France?", "Book a table for two.", "How far is the moon?", "Send a mail to Anna.",
+         "What time is it?", "Write a poem.", "Order a pizza.", "Where is Berlin?", "Who was Newton?", "Find a hotel."]
 OTHER_TEST = ["Tell me a story.", "Who painted the Mona Lisa?", "What is the capital of Spain?", "Book a flight.", "How old is the sun?", "Call a taxi."]
 
 # %%
@@ -281,8 +283,9 @@ for request in ("Can you turn the office light off?", "Could you play opera for 
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `seed = 1` | how much does the order of the rows matter? | 15 right functions instead of 13, and 11 exact calls instead of 9: with 15 problems, no difference to speak of |
-# | `steps = 10` | are ten steps enough? | No: no right function, and it declines 2 of 6 instead of 5. With masks, 3 of the 15 are right |
+# | `seed = 1` | how much does the order of the rows matter? | 12 exact calls instead of 9, and 3 of 6 declined instead of 5: with 21 problems, no difference to speak of |
+# | `others = 6` | are half as many rows in which nothing fits enough? | no: it declines 2 of 6, where the model declined all before |
+# | `steps = 10` | are ten steps enough? | No: 2 right functions and no exact call, and it declines 2 of 6 instead of 5. With masks, 3 functions are right |
 #
 # The last cell asserts the Result.
 

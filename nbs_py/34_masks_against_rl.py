@@ -67,8 +67,8 @@ def function(name, description, **types):
     return dict(name=name, description=description, parameters=dict(type="object", properties=properties, required=list(types)))
 
 
-KILN = [function("kiln_heat", "Heat the kiln to a temperature", celsius="integer"),
-        function("tip", "Compute the tip for a bill", bill="number", percent="number")]
+ROOM = [function("room_book", "Book a room for some guests", room="string", guests="integer"),
+        function("add", "Add two numbers", a="integer", b="integer")]
 FERRY = [function("book_ferry", "Book a ferry to an island", island="string", seats="integer"),
          function("add", "Add two numbers", a="integer", b="integer")]
 loaded = load_model(ckpt)
@@ -100,7 +100,7 @@ def by_hand(prompt, grammar, room=64):
 
 
 # %%
-prompt, grammar = asked(KILN, "Heat the kiln to 900 degrees.")
+prompt, grammar = asked(ROOM, "Book the room blue for 12 guests.")
 stop = chat.stop_sequences(loaded.tokenizer, loaded.tags)
 greedy = partial(sample, loaded.model, max_new_tokens=64, temperature=0.0, stop=stop)
 free, held = greedy([prompt])[0].ids, greedy([prompt], grammars=[grammar])[0].ids
@@ -111,8 +111,8 @@ print("masks:", said(held))
 pd.DataFrame(steps)[lambda rows: rows["token"] != rows["wanted"]].round(4)
 
 # %% [markdown]
-# The mask decided at this token only, where the model wanted to go on with an argument of the other function. Everywhere else
-# its first choice was allowed.
+# The mask decided at these tokens only, where the model wanted a number for a string and then the argument of the other function. Everywhere
+# else its first choice was allowed, the room's name among it.
 #
 # A call that follows the grammar is not yet the right one. Here the model had no idea of the island, and any string is allowed:
 
@@ -237,8 +237,8 @@ articles.table(pd.DataFrame(table), {name: name for name in table[0]})
 #
 # | change | question | outcome |
 # |---|---|---|
-# | `FERRY[0]["parameters"]["properties"]["island"]["enum"] = ["Crete", "Corfu"]`, then ask for each | the mask now knows the islands; does the model choose the requested one? | both times, and with Naxos as a third. In the other order, `["Corfu", "Crete"]`, it answers Crete to both: the mask makes a value valid, not right |
-# | `call_grammar(loaded.tokenizer, loaded.tags, KILN, required=True)` for "Reverse the text abc." | what does a model call that has to call? | `tip` with a bill of 69, where it declines without `required`; for "Hello!" `tip` with a bill of 7 |
+# | `FERRY[0]["parameters"]["properties"]["island"]["enum"] = ["Crete", "Corfu"]`, then ask for each | the mask now knows the islands; does the model choose the requested one? | no: Crete to both, in either order; asked for Naxos as a third it declines. The mask makes a value valid, not right |
+# | `call_grammar(loaded.tokenizer, loaded.tags, ROOM, required=True)` for "Reverse the text abc." | what does a model call that has to call? | `room_book` with a room "polc" and 2 guests, where it declines without `required`; for "Hello!" `add` with 3 and 1 |
 #
 # The last cell asserts the Result.
 
@@ -257,4 +257,4 @@ assert round(lost["not_offered"] + lost["unreadable"], 2) == 0.15 and then["not_
 assert 0.4 < (then["right"] - lost["right"]) / (lost["not_offered"] + lost["unreadable"]) < 0.6
 assert gains[0.0, "tool"]["masks"].value > then["right"] - lost["right"]
 assert named("SFT", 1.0, "tool")[["not_offered", "unreadable"]].sum() > 1 / 3 and named("SFT", 0.0, "call")["not_offered"] < 0.01
-assert [row["token"] for row in steps if row["token"] != row["wanted"]] == ["}"]
+assert [row["token"] for row in steps if row["token"] != row["wanted"]] == [' "', ",", "g", "u", "ests"]
