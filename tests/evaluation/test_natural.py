@@ -362,7 +362,7 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(tiny: Path) -> None
 def test_constrained_answers_have_no_call_that_is_unreadable_or_not_offered(
     runs_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = ("toolbox-11", "toolbox-17", "toolbox-23", "toolbox-33", "toolbox-53")  # lost by the released model
+    ids = ("toolbox-11", "toolbox-47", "unfitting-08")  # the last two are lost by the released model
     read = natural.read_requests
     monkeypatch.setattr(natural, "read_requests", lambda **how: [p for p in read(**how) if p.id in ids])
     lost = {}
@@ -374,7 +374,7 @@ def test_constrained_answers_have_no_call_that_is_unreadable_or_not_offered(
             r.get("constrained", False) == (constrain == "true") for r in rows
         )
         lost[constrain] = sum(r["verdict"] in (natural.NOT_OFFERED, "unreadable call") for r in rows)
-    assert lost["false"] >= 3 and lost["true"] == 0
+    assert lost["false"] >= 1 and lost["true"] == 0
 
 
 def test_metrics_and_tables_follow_the_rows() -> None:
