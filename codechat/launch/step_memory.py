@@ -26,7 +26,7 @@ from codechat.core.errors import RunError
 from codechat.distributed import dist, gradient_sums, hardware, sharding
 from codechat.launch.memory_tape import CATEGORIES, Tape
 from codechat.launch.planner import Peaks, Step
-from codechat.models import head, optim
+from codechat.models import head, layers, optim
 from codechat.models.gpt import GPT
 
 
@@ -173,9 +173,11 @@ def _update(model: GPT, optimizers: list[torch.optim.Optimizer]) -> None:
 
 @contextmanager
 def _as_on_a_gpu(dtype: str, gpu_bytes: int) -> Iterator[None]:
-    """The numeric types and the output head's chunks of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon iterates twice: further iterations hold what
-    the second one does."""
+    """The numeric types, the norms and the output head's chunks of a GPU with so much memory (0: a CPU's), whatever this machine has. Muon iterates twice: further
+    iterations hold what the second one does."""
+    written_out = layers.written_out
     with (
+        mock.patch.object(layers, "written_out", lambda x: not gpu_bytes and written_out(x)),
         mock.patch.object(head, "BLOCK_BYTES", sys.maxsize),
         mock.patch.object(head, "_budget", lambda _, fixed, share: max(fixed, int(share * gpu_bytes))),
         mock.patch.dict(os.environ, CODECHAT_DTYPE=dtype),

@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`RMSNorm` with a weight that broadcasts over x (..., D)."""
     wide = x.float()
-    if _written_out(x):
+    if written_out(x):
         return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
     scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * scale * weight).to(x.dtype)
@@ -43,10 +43,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2 (Primer, arXiv:2109.08668)."""
-    return _SquaredReLU.apply(x) if _written_out(x) else torch.relu(x).square()
+    return _SquaredReLU.apply(x) if written_out(x) else torch.relu(x).square()
 
 
-def _written_out(x: Tensor) -> bool:
+def written_out(x: Tensor) -> bool:
+    """Whether slopes of our own are taken: on a CPU, where autograd would keep and pass over more."""
     return packed_attention.dense(x.device) and x.requires_grad and not torch.compiler.is_compiling()
 
 
