@@ -65,12 +65,10 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor | None, None]:
         normed, scale, weight = ctx.saved_tensors
-        both = up * normed
-        shared = (
-            (both * weight).mean(-1, keepdim=True) if weight.ndim > 1 else (both @ weight)[..., None] / up.shape[-1]
-        )
-        dx = (up * weight).addcmul_(normed, shared, value=-1).mul_(scale)
-        return dx, both.sum_to_size(weight.shape) if ctx.needs_input_grad[1] else None, None
+        both, gain = up * normed, weight.to(up.dtype)  # sharded weights come in bfloat16
+        shared = (both * gain).mean(-1, keepdim=True) if weight.ndim > 1 else (both @ gain)[..., None] / up.shape[-1]
+        dx = (up * gain).addcmul_(normed, shared, value=-1).mul_(scale)
+        return dx, both.sum_to_size(weight.shape).to(weight.dtype) if ctx.needs_input_grad[1] else None, None
 
 
 class _SquaredReLU(torch.autograd.Function):

@@ -43,6 +43,13 @@ def test_rms_norm_of_frozen_weights_has_a_slope_for_its_input_alone() -> None:
     assert frozen.grad is None and (x.grad * x).sum(-1).abs().max() < 1e-4, "a norm does not see how long x is"
 
 
+def test_a_weight_in_bfloat16_as_shards_are_gathered_has_its_slope() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    w = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
+    layers.rms_norm(x, w, 1e-5).square().sum().backward()
+    assert w.grad.dtype == torch.bfloat16 and x.grad.dtype == torch.float32 and w.grad.abs().min() > 0
+
+
 def test_squared_relu_is_bit_for_bit_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)).requires_grad_()
     up = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
