@@ -125,7 +125,7 @@ def test_orthogonalise_levels_singular_values_and_keeps_the_vectors(shape: tuple
     torch.testing.assert_close(levelled, torch.diag_embed(values), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(24, 24), (40, 24), (16, 48), (96, 16)])
+@pytest.mark.parametrize("shape", [(24, 24), (40, 24), (48, 192), (384, 96)])
 def test_orthogonalise_takes_the_five_steps_of_newton_and_schulz(shape: tuple[int, int]) -> None:
     """In double precision on the matrix itself, whichever way they are taken; its singular values span five powers of ten."""
     rng = torch.Generator().manual_seed(1)
@@ -134,7 +134,7 @@ def test_orthogonalise_takes_the_five_steps_of_newton_and_schulz(shape: tuple[in
     x = g.double() / g.double().norm(dim=(-2, -1), keepdim=True)
     for _ in range(5):
         x = 3.4445 * x - 4.7750 * x @ x.mT @ x + 2.0315 * x @ x.mT @ x @ x.mT @ x
-    torch.testing.assert_close(orthogonalise(g).double(), x, atol=1e-3, rtol=0)
+    assert (orthogonalise(g) - x).norm() < 1.2e-5 * x.norm()  # all five steps on one Gram matrix: 1e-4
 
 
 def test_a_muon_step_is_the_orthogonalised_gradient_at_the_rate_of_its_shape() -> None:
