@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from codechat.core.config import plain
 from codechat.core.errors import ConfigError, RunError
-from codechat.distributed import desync
+from codechat.distributed import desync, hardware
 
 TIMEOUT_S = 600.0  # longest that a rank waits for another
 
@@ -107,6 +107,8 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
     if where.type == "cuda":
         _check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         torch.cuda.set_device(where)
+    else:
+        hardware.keep_freed_memory()
     joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
     with nullcontext() if joins else _group(where, settings, timeout_s):
         yield World(rank(), world_size(), int(os.environ.get("LOCAL_RANK", "0")), where)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from codechat.text.call_grammar import CallGrammar, GrammarState
 
 CACHE_BYTES = 2**30  # on a CPU, memory of keys, values and logits that the default batch size aims at
+CPU_PREFILL = 1024  # prompt tokens that a CPU runs at once
 COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache costs less than idle rows
 
 StopReason = Literal["stop", "length", "context", "turns"]
@@ -388,22 +389,32 @@ def _run_behind(
 
 
 def _run_beginnings(model: GPT, names: list[tuple[int, ...]], room: int) -> _Prefix:
-    """Keys, values and last states of these beginnings, with room for more tokens; on a GPU a few at a time."""
+    """Keys, values and last states of these beginnings, with room for more tokens. A few at a time, each few no wider than its longest: neighbours
+    are of like length, so little is padding, and what a block passes on stays in a CPU's caches."""
     device = model.wte.weight.device
     ids, lengths = pad_right(names, device)
     mixed = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
     P, S = ids.shape
     cache = new_cache(model.cfg, P, S + room, device, dtype)
-    at_once = P if packed_attention.dense(device) else max(1, sampling_memory.PREFILL_TOKENS // S)
-    if at_once >= P:
-        return _Prefix(names, cache, last_real(model.hidden(ids, cache=cache, n_new=lengths), lengths))
     last = []
-    for at in range(0, P, at_once):
-        some, n = slice(at, at + at_once), lengths[at : at + at_once]
-        last.append(last_real(model.hidden(ids[some], cache=cache.part(at, at + at_once), n_new=n), n))
+    for start, stop in _few_tokens(
+        list(map(len, names)), CPU_PREFILL if device.type == "cpu" else sampling_memory.PREFILL_TOKENS
+    ):
+        n, width = lengths[start:stop], max(map(len, names[start:stop]))
+        last.append(last_real(model.hidden(ids[start:stop, :width], cache=cache.part(start, stop), n_new=n), n))
     cache.advance(S, lengths)
     return _Prefix(names, cache, torch.cat(last))
+
+
+def _few_tokens(lengths: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """(first, behind last) of neighbouring rows that, padded to the longest of them, hold at most so many tokens; at least one row."""
+    start = 0
+    for i in range(1, len(lengths)):
+        if (i + 1 - start) * max(lengths[start : i + 1]) > most:
+            yield start, i
+            start = i
+    yield start, len(lengths)
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -35,12 +35,14 @@ Span = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """Queries at .. end, places in the flat rows (B T); they see the spans `before`, and from `start` on those up to themselves."""
+    """Queries at .. end, places in the flat rows (B T); they see the spans `before`, and from `start` on those up to themselves, of which `hides`
+    (queries, queries) takes those of other branches; none = no other branch is here."""
 
     before: tuple[Span, ...]
     start: int
     at: int
     end: int
+    hides: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,8 @@ class Documents:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Of at most QUERIES queries each. Neighbouring padding counts as a document: nothing reads what it sees."""
+        """Of at most QUERIES queries each; neighbouring branches share one while they fit. Neighbouring padding counts as a document: nothing reads
+        what it sees."""
         docs, T = self.docs, self.docs.shape[1]
         branches = torch.zeros_like(docs) if self.branches is None else self.branches
         first = torch.ones_like(docs, dtype=torch.bool)
@@ -74,14 +77,29 @@ class Documents:
         kinds = zip((starts // T).tolist(), docs.flatten()[starts].tolist(), branches.flatten()[starts].tolist())
         found: list[Piece] = []
         runs: list[tuple[int, int, int]] = []  # branch, start, end of the document so far
-        document = None
+        document, shares = None, False  # shares: the last piece holds whole branches of this document
         for (row, doc, branch), (start, end) in zip(kinds, pairwise([*starts.tolist(), docs.numel()])):
             if (row, doc) != document:
-                document, runs = (row, doc), []
+                document, runs, shares = (row, doc), [], False
+            whole = branch > 0 and all(b != branch for b, _, _ in runs)
             runs.append((branch, start, end))
+            if shares and whole and end - found[-1].at <= QUERIES:
+                found[-1] = self._sharing(found[-1], end)
+                continue
             *before, (own, _) = _joined([(s, e) for b, s, e in runs if b in (0, branch)])
             found += [Piece(tuple(before), own, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)]
+            shares = whole and end - start <= QUERIES
         return found
+
+    def _sharing(self, piece: Piece, end: int) -> Piece:
+        """The piece with the next branch, which ends at `end`."""
+        branch = self.branches.flatten()[piece.at : end]
+        return piece._replace(end=end, hides=(branch[:, None] != branch).logical_or_(_later(len(branch))))
+
+
+def _later(n: int) -> Tensor:
+    """Bool (n, n): true where a key is behind the query."""
+    return torch.ones(n, n, dtype=torch.bool).triu_(1)
 
 
 def _joined(spans: list[Span]) -> list[Span]:
@@ -176,13 +194,13 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
         found, weights = v.new_empty(*q.shape[:2], v.shape[2]), []
-        later = torch.ones(QUERIES, QUERIES, dtype=torch.bool, device=q.device).triu_(1)
+        later = _later(QUERIES)
         for piece in pieces:
             n = piece.end - piece.at
             scores = (
                 _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT
             )  # (H, queries, keys), of which the queries are the last
-            scores[..., -n:].masked_fill_(later[:n, :n], -torch.inf)
+            scores[..., -n:].masked_fill_(later[:n, :n] if piece.hides is None else piece.hides, -torch.inf)
             weights.append(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
             found[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))
         ctx.save_for_backward(q, k, v, found, *weights)

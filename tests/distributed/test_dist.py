@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,27 @@ def test_one_process_needs_no_group() -> None:
         assert dist.any(True) and not dist.any(False) and dist.all(True) and not dist.all(False)
         assert dist.broadcast_object("x") == "x" and dist.gather_objects("x") == ["x"]
         dist.barrier()
+
+
+FAULTS = """
+import resource, sys, torch
+from codechat.distributed import dist
+def fresh():  # page faults of the second of two large tensors
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(50_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+plain = fresh()
+with dist.session():
+    print(plain, fresh())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators decide for themselves")
+def test_a_session_keeps_freed_memory_for_the_next_tensors() -> None:
+    out = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=300, check=True).stdout
+    plain, kept = map(int, out.split())
+    assert kept < plain / 10  # 48,829 pages of 4 KiB where none is kept
 
 
 TWO = """

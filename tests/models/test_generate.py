@@ -359,6 +359,21 @@ def test_each_prompt_runs_once_and_finished_rows_leave() -> None:
     assert len(shapes) == max(len(c.ids) for c in out)
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+def test_prompts_run_a_few_at_a_time_no_wider_than_their_longest(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One completion each, whose cache decoding goes on with, or several, which share their prompt's."""
+    model, shapes = random_model(), []
+    prompts = [[1 + i % 7] * n for i, n in enumerate((3, 20, 4, 5, 19, 2))]
+    how = dict(max_new_tokens=12, seed=0, samples_per_prompt=samples)
+    whole = sample(model, prompts, **how)
+    model.blocks[0].register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape[:2])))
+    monkeypatch.setattr(generate, "CPU_PREFILL", 21)
+    parts = sample(model, prompts, **how)
+    assert shapes[:4] == [(4, 5), (1, 19), (1, 20), (6 * samples, 1)]  # in the order of their lengths
+    assert [c.ids for c in parts] == [c.ids for c in whole]
+    torch.testing.assert_close([c.logprobs for c in parts], [c.logprobs for c in whole], atol=1e-5, rtol=0)
+
+
 def test_stream_yields_what_sample_returns() -> None:
     model, how = random_model(), dict(max_new_tokens=20, seed=4, stop=STOPS, top_k=20)
     for prompt in PROMPTS:

@@ -278,9 +278,8 @@ def test_attention_by_documents_is_attention_under_their_mask(
     q = torch.randn(2, 6, T, 8, generator=rng, dtype=torch.float64).requires_grad_()
     k, v = (torch.randn(2, 6 // groups, T, w, generator=rng, dtype=torch.float64).requires_grad_() for w in (8, width))
     seen = packed_attention.Documents(docs)
-    assert seen.pieces[:3] == [((), 0, 0, 16), ((), 0, 16, 32), ((), 0, 32, 37)] and len(seen.pieces) == 11 + (
-        padding > 0
-    )
+    assert seen.pieces[:3] == [((), 0, 0, 16, None), ((), 0, 16, 32, None), ((), 0, 32, 37, None)]
+    assert len(seen.pieces) == 11 + (padding > 0)
     real = (docs >= 0)[:, None, :, None]
     found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
     assert found.shape == (2, 6, T, width)
@@ -291,17 +290,28 @@ def test_attention_by_documents_is_attention_under_their_mask(
 
 
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of two documents in a row, with branches that come back after others: the same as their mask, with gradients."""
+    """Pieces of three documents in a row, with branches that come back after others, and short ones that share a piece: the same as their mask, with
+    gradients."""
     monkeypatch.setattr(packed_attention, "QUERIES", 8)
     rng = torch.Generator().manual_seed(0)
-    docs = torch.tensor([[0] * 24 + [1] * 14 + [-1] * 2])
+    docs = torch.tensor([[0] * 24 + [1] * 14 + [2] * 16 + [-1] * 2])
     branches = torch.tensor(
-        [[0] * 5 + [1] * 10 + [2] * 3 + [1] * 2 + [0] * 2 + [2] * 2 + [0] * 3 + [1] * 5 + [2] * 6 + [0] * 2]
-    )
+        [
+            [0] * 5 + [1] * 10 + [2] * 3 + [1] * 2 + [0] * 2 + [2] * 2
+            + [0] * 3 + [1] * 5 + [2] * 6
+            + [0] * 4 + [1] * 3 + [2] * 4 + [3] * 2 + [4] * 1 + [3] * 2
+            + [0] * 2
+        ]
+    )  # fmt: skip
     seen = packed_attention.Documents(docs, branches)
-    assert seen.pieces[:4] == [((), 0, 0, 5), ((), 0, 5, 13), ((), 0, 13, 15), (((0, 5),), 15, 15, 18)]
-    assert seen.pieces[4:7] == [(((0, 15),), 18, 18, 20), (((0, 5),), 20, 20, 22), (((0, 5), (15, 18)), 20, 22, 24)]
-    q, k, v = (torch.randn(1, 2, 40, 8, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(3))
+    spans = [piece[:4] for piece in seen.pieces]
+    assert spans[:4] == [((), 0, 0, 5), ((), 0, 5, 13), ((), 0, 13, 15), (((0, 5),), 15, 15, 18)]
+    assert spans[4:7] == [(((0, 15),), 18, 18, 20), (((0, 5),), 20, 20, 22), (((0, 5), (15, 18)), 20, 22, 24)]
+    assert spans[10:14] == [((), 38, 38, 42), ((), 38, 42, 49), (((38, 42),), 49, 49, 52), (((38, 42), (49, 51)), 52, 52, 54)]  # fmt: skip
+    first, second = seen.pieces[11].hides, seen.pieces[12].hides
+    assert second.tolist() == [[False, True, True], [False, False, True], [True, True, False]]
+    assert (~first).sum() == 3 * 4 / 2 + 4 * 5 / 2 and not first[3, 3] and first[3, 2]
+    q, k, v = (torch.randn(1, 2, 56, 8, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(3))
     real = (docs >= 0)[:, None, :, None]
     found, want = (packed_attention.attend(q, k, v, mask, causal=True) for mask in (seen, seen.mask))
     torch.testing.assert_close(found * real, want * real, atol=1e-6, rtol=1e-6)  # the softmax is float32
