@@ -43,7 +43,7 @@ class PretrainConfig(SupervisedSettings):
     weight_decay: float = default(0.1)
     warmup_steps: int = default(20)
     eval_tokens: int = opt(65536, "validation tokens per evaluation", least=1)
-    compile: bool | None = opt(None, "torch.compile the step; none = where it pays")
+    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +99,7 @@ def train(cfg: PretrainConfig) -> Run:
         if last:
             loader.load_state(last.extra["loader"])
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        loss_of = training.compiled(cfg, model, tokens_per_step)
+        loss_of = training.compiled(cfg, model)
 
         def validate() -> dict[str, float]:
             with distributed.sharding.whole(model) as reader:

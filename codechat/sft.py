@@ -52,7 +52,7 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     eval_examples: int = opt(64, "held-out conversations per domain", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
-    compile: bool | None = opt(None, "torch.compile the step; none = where it pays", late=True)
+    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16", late=True)
     eval_task: str | None = opt(
         None,
         "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no",
@@ -146,7 +146,7 @@ def train(cfg: SFTConfig) -> Run:
             loader.load_state(last.extra["loader"])
             start, supervised, history = last.step, last.extra["supervised"], last.extra["history"]
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        loss_of = training.compiled(cfg, model, tokens_per_step)
+        loss_of = training.compiled(cfg, model)
 
         def save(step: int, wait: bool) -> None:
             extra = dict(loader=loader.state(), supervised=supervised, history=history)

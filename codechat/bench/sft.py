@@ -69,7 +69,7 @@ def contestants(cfg: SFTBench) -> list[measure.Contestant]:
     device, dtype = dist.device(), dist.compute_dtype()
     tokens = sum(int((b.docs >= 0).sum()) for b in made)
     flops = shape.flops_per_token(tokens // sum(int(b.docs[:, :].max(1).values.add(1).sum()) for b in made))
-    compiled = hardware.compiles(None, device, dtype, float("inf"))
+    compiled = hardware.compiles(None, device, dtype)
 
     def codechat(compile: bool) -> Callable[[], None]:
         model = GPT(shape).to(device)

@@ -32,7 +32,7 @@ def config_from(plain: dict[str, Any]) -> TrainBench:
 def builders(cfg: TrainBench) -> dict[str, Callable[[], measure.Contestant]]:
     """{name: builder}: codechat in its default mode first, then in the other mode, then each peer in each mode."""
     device, dtype = dist.device(), dist.compute_dtype()
-    compiled = hardware.compiles(None, device, dtype, float("inf"))
+    compiled = hardware.compiles(None, device, dtype)
 
     def codechat(name: str, compile: bool) -> measure.Contestant:
         model = GPT(cfg.model).to(device)

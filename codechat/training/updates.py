@@ -28,10 +28,9 @@ def set_rate(cfg: Any, optimizers: Iterable[torch.optim.Optimizer], step: int, m
     return cfg.lr * scale
 
 
-def compiled(cfg: Any, model: GPT, tokens_per_step: int) -> Callable[..., Tensor]:
-    """`model.loss`, compiled where --compile says so or where it pays over the whole run. tokens_per_step: of all ranks."""
-    flops = cfg.max_steps * tokens_per_step / dist.world_size() * cfg.model.flops_per_token(cfg.length)
-    return hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype(), flops)
+def compiled(cfg: Any, model: GPT) -> Callable[..., Tensor]:
+    """`model.loss`, compiled where --compile says so or where it pays."""
+    return hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
 
 
 def backward(loss: Tensor, model: nn.Module, last: bool) -> None:

@@ -120,6 +120,11 @@ def test_on_a_gpu_blocks_are_compiled_and_on_a_cpu_the_whole_loss(monkeypatch: p
     seen.clear()
     hardware.maybe_compile(model.loss, True, torch.device("cpu"), torch.bfloat16)
     assert seen == [model.loss]
+    seen.clear()
+    hardware.maybe_compile(model.loss, None, torch.device("cpu"), torch.float32)
+    assert not seen  # it pays in bfloat16 only
+    hardware.maybe_compile(model.loss, None, torch.device("cpu"), torch.bfloat16)
+    assert seen == [model.loss]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
