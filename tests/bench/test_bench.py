@@ -125,9 +125,9 @@ def test_training_steps_with_memory_end_to_end(in_folder: Path, capsys: pytest.C
     words = "--device-batch-size 2 --seq-len 16 --vs plain --modes eager --rounds 2".split()
     bench.main(["train", *TINY, *words, "--json", str(out)])
     figures = json.loads(out.read_text())
-    assert [t["name"] for t in figures["timings"]] == ["codechat", "codechat, eager", "plain, eager"]
+    assert [t["name"] for t in figures["timings"]] == ["codechat", "plain, eager"]  # float32 runs eagerly as it is
     assert all(t["rate"] > 0 and t["rounds"] == 2 for t in figures["timings"])
-    assert all(m["peak"] > m["before"] > 0 for m in figures["memory"].values()) and len(figures["memory"]) == 3
+    assert all(m["peak"] > m["before"] > 0 for m in figures["memory"].values()) and len(figures["memory"]) == 2
     assert figures["machine"]["cores"] and figures["config"]["device_batch_size"] == 2
     assert "plain, eager" in capsys.readouterr().out
 
