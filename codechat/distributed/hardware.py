@@ -25,7 +25,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 @cache
 def keep_freed_memory() -> None:
     """From now on this process keeps the memory of freed tensors for the next ones. glibc gives large blocks back to the kernel, which then clears
-    every page of the next one: 5 to 15 % of pretraining and sampling on a CPU. Elsewhere than on glibc nothing is done."""
+    every page of the next one: up to 15 % of pretraining and sampling on a CPU. Elsewhere than on glibc nothing is done."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
