@@ -39,10 +39,13 @@ from codechat.core.errors import MissingFile
 from codechat.data import conversations
 from codechat.data.prefetch import Prefetched
 from codechat.distributed import dist, hardware, sharding
+from codechat.inference import batching
 from codechat.models import fp8, generate, optim, packed_attention, sampling_memory
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
+from codechat.models.loading import LoadedModel
 from codechat.runs import checkpoint, paths
+from codechat.text import tokenizer
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -627,6 +630,12 @@ def step_sampling(out: Result) -> None:
         out.check(
             "static shapes draw the same tokens as rows one at a time", "equal" if same else "differ", "equal", same
         )
+        served = []
+        for graph in (False, True):
+            with _engine(model, 2, graph=graph) as engine:
+                served.append(_served(engine, prompts, 40))
+        same = served[0] == served[1]
+        out.check("the server's rows draw the same tokens with static shapes", "equal" if same else "differ", "equal", same)  # fmt: skip
         out.not_run.append(
             f"tokens per second of d12 and 2b, with and without graphs, beside transformers and vLLM: {NO_GPU}"
         )
@@ -652,11 +661,40 @@ def step_sampling(out: Result) -> None:
             plain = _sampled(model, rows, 128, 64, graph=False)
             out.figures[f"{name}/{rows}/plain"] = plain
             out.measured(f"{name}: {rows} rows, one operator at a time, tokens/s", f"{plain:,.0f}")
+            if rows in (16, 128):
+                _serving(out, name, model, rows)
         del model
         free()
         _peer_sampling(out, name, cfg, 16)
         free()
         _vllm_sampling(out, name, cfg, 128)
+
+
+def _engine(model: GPT, rows: int, **how: Any) -> batching.Engine:
+    """What `codechat serve` samples with."""
+    loaded = LoadedModel(model, tokenizer.load("bytes"), "reserved", {"run": "random"}, Path())
+    return batching.Engine(loaded, max_rows=rows, **how)
+
+
+def _served(engine: batching.Engine, prompts: list[list[int]], new: int) -> list[list[int]]:
+    """One completion of each prompt, all at once."""
+    jobs = engine.submit(
+        [batching.Request(prompt=p, max_new_tokens=new, draws=generate.row_key(0, i, 0)) for i, p in enumerate(prompts)]
+    )
+    for job in jobs:
+        job.wait()
+    return [job.ids for job in jobs]
+
+
+def _serving(out: Result, name: str, model: GPT, rows: int) -> None:
+    """The engine of `codechat serve`, which asks for every token: measured behind its start."""
+    prompts = random_ids(model.cfg, rows, 128).tolist()
+    with _engine(model, rows) as engine:
+        _served(engine, prompts, 256)
+        rate = rows * 256 / seconds(lambda: _served(engine, prompts, 256))
+    out.figures[f"{name}/{rows}/engine"] = rate
+    share = rate / out.figures[f"{name}/{rows}/graph"]
+    out.measured(f"{name}: {rows} rows, the server's engine, tokens/s; of sampling's", f"{rate:,.0f}; {share:.0%}")
 
 
 def _vllm_sampling(out: Result, name: str, cfg: GPTConfig, rows: int) -> None:

@@ -78,6 +78,7 @@ def race(
         raise RunError(
             "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
         )
+    hardware.keep_freed_memory(dist.device())  # as our loops do; peers gain by it too
     most = rounds or ROUNDS
     peak = peak_flops if isinstance(peak_flops, float | int) else 0.0
     bar = tqdm(total=(1 + most) * len(contestants), unit="turn", leave=False, delay=BAR_AFTER_S)
@@ -98,7 +99,7 @@ def race(
     for contestant, times, first in zip(contestants, seconds, warm_up):
         rates = [contestant.units / s for s in times]
         rate = statistics.median(rates)
-        flops = contestant.flops() if callable(contestant.flops) else contestant.flops
+        flops = float(contestant.flops() if callable(contestant.flops) else contestant.flops)
         mfu = rate * flops / peak if flops and peak else None
         ratio = statistics.median(a / b for a, b in zip(own, rates))
         disturbed = mfu is not None and mfu > 1
@@ -171,6 +172,7 @@ def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, flo
 def _measure_here(module: str, config: str, name: str) -> None:
     import importlib
 
+    hardware.keep_freed_memory(dist.device())
     part = importlib.import_module(module)
     contestant = part.builders(part.config_from(json.loads(config)))[name]()
     before = _peak_so_far()

@@ -107,8 +107,7 @@ def session(settings: Any = None, *, timeout_s: float = TIMEOUT_S) -> Iterator[W
     if where.type == "cuda":
         _check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         torch.cuda.set_device(where)
-    else:
-        hardware.keep_freed_memory()
+    hardware.keep_freed_memory(where)
     joins = _grouped() or int(os.environ.get("WORLD_SIZE", "1")) == 1
     with nullcontext() if joins else _group(where, settings, timeout_s):
         yield World(rank(), world_size(), int(os.environ.get("LOCAL_RANK", "0")), where)

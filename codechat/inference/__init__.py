@@ -24,6 +24,7 @@ __getattr__, __dir__, __all__ = attach(
         "serve",
         "server_metrics",
         "slot_cache",
+        "slot_graph",
         "tools_command",
         "weight_update",
     ],

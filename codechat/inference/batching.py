@@ -5,7 +5,7 @@
         job.wait(); job.ids
 
 The engine's own thread holds the model. In every round it removes cancelled and late rows, runs the prompts of requests that wait for a free slot
-(a prompt that several requests share runs once), samples their first token, then one token for every row.
+(a prompt that several requests share runs once), samples their first token, then one token for every row, on a GPU as one graph.
 
 `update_weights` waits until the running rows have ended and admits no other, then changes all weights between two tokens. So no completion is
 sampled from two versions, and each job names its version.
@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
@@ -34,6 +35,8 @@ from torch import Tensor
 from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
 from codechat.inference.slot_cache import SlotCache
+from codechat.inference.slot_graph import SlotGraph
+from codechat.models import generate
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
 from codechat.models.grammar_masks import apply_grammars, take_allowed
 from codechat.models.kv_cache import new_cache
@@ -120,7 +123,7 @@ class Engine:
     """Samples tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait.
 
     A context manager; leaving it ends running requests as "closed". observe: called with the number of rows after every token, by
-    the engine's thread."""
+    the engine's thread. graph: decode with static shapes (`slot_graph`); none = on a GPU."""
 
     def __init__(
         self,
@@ -129,11 +132,13 @@ class Engine:
         max_rows: int = 16,
         max_waiting: int = 64,
         observe: Callable[[int], None] = lambda rows: None,
+        graph: bool | None = None,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("max_waiting", max_waiting)):
             if value < 1:
                 raise ConfigError(f"{name} {value}; it must be at least 1")
-        self.model, self.max_rows, self.max_waiting, self.observe = loaded.model, max_rows, max_waiting, observe
+        self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
+        self.observe, self.graph = observe, graph
         self.version = fingerprint(loaded.meta)  # of the weights
         self.rows: list[Job] = []  # as they lie in the cache
         self._joining: list[Job] = []  # out of the queue, their prompts not yet run
@@ -230,14 +235,21 @@ class Engine:
 
     def _run(self) -> None:
         device = self.model.wte.weight.device
+        on_gpu = device.type == "cuda"
         try:
-            with torch.no_grad():
-                self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
+            # streams and graphs are of the thread's own device
+            with torch.no_grad(), torch.cuda.device(device) if on_gpu else nullcontext():
+                static = generate.static(device, self.graph)
+                self._cache = SlotCache(
+                    self.model.cfg, self.max_rows, device, dist.compute_dtype(device), static=static
+                )
                 while not self._closing:
                     # both keep casts and copies of the weights: an update must leave them first
-                    with dist.autocast(device), self.model.decoding() as self._logits_of:
+                    with dist.autocast(device), generate.reading(self.model, self.graph) as self._reader:
+                        self._step = self._decoder()
                         while self._has_work():
                             self._round()
+                    del self._step, self._reader  # a copy of the weights, before the next one is made
                     self._apply_update()
         except BaseException as error:  # a defect, or no memory left: every request ends, and stderr gets the traceback
             self.failure = error
@@ -253,6 +265,19 @@ class Engine:
             for job in left:
                 if job.end is None:
                     self._finish(job, "closed")
+
+    def _decoder(self) -> Callable[[Sequence[int]], Tensor]:
+        """What makes a token with these weights."""
+        if not self._reader.graph:
+            return self._one_token
+        made = SlotGraph(self._reader.model, self._cache, self._reader.compiled)
+        made.warm_up()
+        return made
+
+    def _one_token(self, last: Sequence[int]) -> Tensor:
+        """States (B, D) behind each row's last token, as `SlotGraph` returns them."""
+        ids = torch.tensor(last, device=self.model.wte.weight.device)
+        return self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0]
 
     def _has_work(self) -> bool:
         """Wait for a request; false where the engine is to end, or where no row delays a weight update any more."""
@@ -278,8 +303,7 @@ class Engine:
         if self._joining:
             self._prefill(self._joining)
         if self.rows:
-            last = torch.tensor([job.ids[-1] for job in self.rows], device=self.model.wte.weight.device)
-            self._draw(self.rows, self.model.hidden(last[:, None], cache=self._cache)[:, 0])
+            self._draw(self.rows, self._step([job.ids[-1] for job in self.rows]))
         self.observe(len(self.rows))
 
     def _admit(self, now: float) -> list[Job]:
@@ -311,7 +335,7 @@ class Engine:
         owner = [place.setdefault(tuple(job.request.prompt), len(place)) for job in jobs]
         ids, lengths = pad_right(list(place), device)
         cache = new_cache(self.model.cfg, len(place), ids.shape[1], device, self._cache.kept[0].dtype)
-        last = last_real(self.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
+        last = last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
         for job, row in zip(jobs, owner):
             self._cache.join(cache, row, len(job.request.prompt))
             job.version = self.version
@@ -321,7 +345,7 @@ class Engine:
 
     def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
         """One token for each job from its last state (B, D); finished rows leave."""
-        logits = self._logits_of(hidden).float()
+        logits = self._reader.logits_of(hidden).float()
         logits[:, self.model.cfg.n_ids :] = -math.inf
         for row, job in enumerate(jobs):
             if job.request.banned:

@@ -137,7 +137,9 @@ def serve(cfg: ServeConfig, *, ready: Ready | None = None) -> None:
         path, meaning = runs.paths.chosen_checkpoint(cfg.ckpt)
         if meaning:
             print(f"[{meaning}]", flush=True)
-        answer(cfg, models.loading.load_model(path, distributed.dist.device()), sock, ready, meaning)
+        device = distributed.dist.device()
+        distributed.hardware.keep_freed_memory(device)
+        answer(cfg, models.loading.load_model(path, device), sock, ready, meaning)
 
 
 def name_of(loaded: LoadedModel, ckpt: str) -> str:

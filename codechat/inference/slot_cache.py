@@ -10,11 +10,14 @@ Shapes: B rows in use, S cached tokens, H heads, K key-value heads, E head width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from codechat.models.config import GPTConfig
 from codechat.models.kv_cache import KVCache, attend_cached, new_cache, partial_attention
+from codechat.models.sampling_memory import COLUMNS, bucket
 
 
 class SlotCache:
@@ -23,9 +26,18 @@ class SlotCache:
     empty = False  # rows join with their prompts
 
     def __init__(
-        self, cfg: GPTConfig, slots: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        cfg: GPTConfig,
+        slots: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        static: bool = False,
     ) -> None:
-        made = new_cache(cfg, slots, cfg.block_size, device, dtype)
+        """static: with room for what `slot_graph` reads: whole buckets of slots, and more columns than a block."""
+        made = new_cache(
+            cfg, bucket(slots) if static else slots, cfg.block_size + (COLUMNS if static else 0), device, dtype
+        )
         # (depth, slots, K, S, E) each; a latent is key and value in one (`kv_cache.LatentCache`)
         self.kept = [made.k] if cfg.attention == "mla" else [made.k, made.v]
         self.lengths: list[
@@ -66,16 +78,23 @@ class SlotCache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Store k and v (B, K, 1, E) of one token per row; return the attention (B, H, 1, E) of q over its row. Of a latent only k is stored,
         v being its first columns."""
-        B, end, rows = len(q), max(self.lengths) + 1, torch.arange(len(q), device=q.device)
-        for kept, new in zip(self.kept, (k, v)):
-            kept[layer, rows, :, self.columns] = new[:, :, 0].to(kept.dtype)
-        keys, *values = (kept[layer, :B, :, :end].to(q.dtype) for kept in self.kept)
-        if values:
-            return attend_cached(q, keys, values[0], mask)
+        end = max(self.lengths) + 1
+        keys, values = store([kept[layer, : len(q), :, :end] for kept in self.kept], self.columns, k, v)
+        if len(self.kept) == 2:
+            return attend_cached(q, keys.to(q.dtype), values.to(q.dtype), mask)
         queries = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H, W): all heads read the same keys
-        y, _ = partial_attention(queries, keys, keys[..., : v.shape[-1]], mask)
+        y, _ = partial_attention(queries, keys.to(q.dtype), values.to(q.dtype), mask)
         return y.reshape(*q.shape[:3], -1)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count the stored token of every row."""
         self.lengths = [n + new for n in self.lengths]
+
+
+def store(kept: Sequence[Tensor], columns: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Write k and v (B, K, 1, E) of one token per row into its column (B,) of each of `kept` (B, K, S, E); returns keys and values. A latent, kept
+    alone, is both: its first columns are the value."""
+    rows = torch.arange(len(k), device=k.device)
+    for mine, new in zip(kept, (k, v)):
+        mine[rows, :, columns] = new[:, :, 0].to(mine.dtype)
+    return kept[0], kept[1] if len(kept) == 2 else kept[0][..., : v.shape[-1]]

@@ -6,7 +6,7 @@ keys and values are those of `KVCache`, read once for all rows of a prompt; own 
 
 A block is compiled once for all layers, sizes of batches and lengths (symbolic shapes). On a CPU the same regions run one after another.
 
-Left out: streams of single tokens and rows that join (`inference.batching`), prompts of different lengths behind a shared beginning, which are
+Left out: streams of single tokens and rows that join (`inference.slot_graph`), prompts of different lengths behind a shared beginning, which are
 prefilled before.
 
 Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value heads, E head width.
@@ -15,8 +15,8 @@ Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,6 +35,11 @@ CHUNK = 16  # tokens between two questions to the device
 NARROWEST = 64  # own columns that the first steps read
 COMPILE_FROM = 1 << 14  # new tokens from which compiling, some tens of seconds in a process, pays
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
+
+
+def width(columns: int, room: int) -> int:
+    """Columns that a step reads of a buffer of `room`: a power of two, never all of them, whose strides would be compiled apart."""
+    return min(max(NARROWEST, 1 << (columns - 1).bit_length()), room - 1)
 
 
 class Layer:
@@ -105,18 +110,24 @@ def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Te
     slots.logprobs.index_copy_(1, slots.t, logprobs[:, None])
     slots.done.logical_or_(hit | (slots.budget == slots.t + 1))
     # a finished row may stand behind the model's block, where there is no position
-    positions = (slots.base + slots.t).clamp(max=model.cfg.block_size - 1)[:, None]  # (B, 1)
-    x = model.wte(ids[:, None])
-    if model.wpe is not None:
-        x = x + model.wpe(positions)
-    x = residual(model.cfg, x)
+    positions = (slots.base + slots.t).clamp(max=model.cfg.block_size - 1)
     columns = torch.arange(slots.own_real.shape[3], device=ids.device)
     mask = slots.own_real & (columns <= slots.column)  # (B, 1, 1, O)
-    rope = rope_table(model.cfg, 1, positions, x.device, x.dtype) if model.cfg.pos == "rope" else (None, None)
-    return x, *rope, mask
+    return *embed(model, ids, positions), mask
 
 
-def _block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor, layer: Layer) -> Tensor:
+def embed(model: GPT, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of one token per row, ids and positions (B,): the residual stream (B, 1, D), and cosines and sines of rotary positions."""
+    x = model.wte(ids[:, None])
+    if model.wpe is not None:
+        x = x + model.wpe(positions[:, None])
+    x = residual(model.cfg, x)
+    rope = rope_table(model.cfg, 1, positions[:, None], x.device, x.dtype) if model.cfg.pos == "rope" else (None, None)
+    return x, *rope
+
+
+def run_block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor, layer: Any) -> Tensor:
+    """One block over one token per row; layer: its keys and values, with a method `attend` as that of `Layer`."""
     return block(x, None if cos is None else (cos, sin), mask, (layer, 0))
 
 
@@ -127,10 +138,47 @@ def _advance(norm: Any, x: Tensor, slots: Slots) -> None:
 
 
 @cache
-def _compiled(backend: str) -> tuple[Callable[..., Any], ...]:
-    """The three regions, compiled once per process for all sizes."""
-    how = dict(fullgraph=True, dynamic=True, backend=backend)
-    return tuple(torch.compile(f, **how) for f in (_sample, _block, _advance))
+def compiled_region(region: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """A region, compiled once per process for all sizes."""
+    return torch.compile(region, fullgraph=True, dynamic=True, backend=backend)
+
+
+@contextmanager
+def compiling(compiled: str | None) -> Iterator[None]:
+    """While regions run: as many sizes as there are, and sizes that happen to be equal are not taken for one."""
+    with ExitStack() as stack:
+        if compiled is not None:
+            stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+            stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
+        yield
+
+
+class Replay:
+    """A step whose tensors stay where they are. On a GPU it is captured the third time, and replayed as one graph from then on."""
+
+    def __init__(self, step: Callable[[], None], on_gpu: bool, pool: Any = None) -> None:
+        """pool: memory that graphs which never run at the same time share."""
+        self.step, self.on_gpu, self.pool = step, on_gpu, pool
+        self.seen = 0
+        self.graph: Any = None
+
+    def __call__(self) -> None:
+        if not self.on_gpu:
+            self.step()
+        elif self.seen < WARM_UP:
+            self.seen += 1
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.step()
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            if self.graph is None:
+                self.graph = torch.cuda.CUDAGraph()
+                # a checkpoint may be written meanwhile
+                with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
+                    self.step()
+            self.graph.replay()
 
 
 class Decoder:
@@ -156,7 +204,9 @@ class Decoder:
         compiled: str | None = None,
     ) -> None:
         self.model, self.head, self.how = model, head, how
-        self.regions = (_sample, _block, _advance) if compiled is None else _compiled(compiled)
+        self.compiled = compiled
+        regions = (_sample, run_block, _advance)
+        self.regions = regions if compiled is None else tuple(compiled_region(f, compiled) for f in regions)
         self.count, self.most, self.extent = len(budgets), max(budgets), tails.extent if tails else 0
         self.steps = self.waits = 0  # tokens so far; questions to the device
         self._open(prefix, owner, tails, last, budgets, keys, stops)
@@ -222,10 +272,7 @@ class Decoder:
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""
-        wide = NARROWEST
-        while wide < columns:
-            wide *= 2
-        wide = min(wide, self.room - 1)  # never the whole buffer: its strides would differ, and be compiled apart
+        wide = width(columns, self.room)
         if wide == self.slots.own_real.shape[3]:
             return False
         B = len(self.owner)
@@ -272,17 +319,14 @@ class Decoder:
 
     def run(self) -> list[tuple[list[int], list[float], bool]]:
         """(ids, log-probabilities, whether a stop sequence ended it) of each row."""
-        with ExitStack() as stack:
-            if self.regions[0] is not _sample:
-                stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
-                stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
-            replay = None
+        with compiling(self.compiled):
+            replay = Replay(self.step, self.owner.is_cuda)
             while self.steps < self.most:
                 todo = min(CHUNK, self.most - self.steps)
                 if self._narrow(self.extent + self.steps + todo):
-                    replay = None
+                    replay = Replay(self.step, self.owner.is_cuda)
                 for _ in range(todo):
-                    replay = self._step(replay)
+                    replay()
                 self.steps += todo
                 self.waits += 1
                 live = (~self.slots.done).nonzero()[:, 0]  # waits for the device
@@ -293,24 +337,3 @@ class Decoder:
                     self._compact(live)
         self._flush(torch.arange(len(self.owner), device=self.owner.device))
         return self.out
-
-    def _step(self, replay: Any) -> Any:
-        """A step; on a GPU, from the third one on with the same shapes, as one captured graph."""
-        if not self.owner.is_cuda:
-            self.step()
-            return None
-        if isinstance(replay, torch.cuda.CUDAGraph):
-            replay.replay()
-            return replay
-        if (seen := replay or 0) < WARM_UP:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self.step()
-            torch.cuda.current_stream().wait_stream(side)
-            return seen + 1
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a checkpoint may be written meanwhile
-            self.step()
-        graph.replay()
-        return graph

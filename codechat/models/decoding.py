@@ -2,7 +2,7 @@
 
 A product of few rows waits for the weight to arrive from memory. A weight is stored as (out, in); torch's CPU library packs it again in every such
 product, and a copy as (in, out) in the compute dtype needs no packing. While `prepared` is open, each linear layer of the blocks reads such a
-copy. A large float32 output head on a CPU is packed once by oneDNN instead, which is a third faster than the transposed copy.
+copy. A float32 output head on a CPU is packed once by oneDNN instead, which is up to a third faster than the transposed copy, for any number of rows.
 
 A GPU reads weights as they are stored: there a copy is made only where the dtype differs (`prepared`, and `reader` as a model of its own).
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 
 FEW_ROWS = 48  # on a CPU only inputs of this many rows or fewer are faster with a copy
-PACKED_HEAD = 1 << 22  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
+PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN; smaller ones gain nothing
 
 
 @contextmanager
@@ -39,11 +39,11 @@ def prepared(blocks: nn.Module, head: Callable[[], Tensor]) -> Iterator[Callable
     most_rows = FEW_ROWS if kind == "cpu" else 1 << 30
     layers = [m for m in blocks.modules() if isinstance(m, nn.Linear)]
     with torch.no_grad():
-        few_rows = _head(weight, dtype)
+        logits_of = _head(weight, dtype, most_rows)
         for layer in layers:
             layer.forward = _forward(layer, dtype, most_rows)  # hides the method of the class
     try:
-        yield lambda hidden: few_rows(hidden) if len(hidden) <= most_rows else F.linear(hidden, head())
+        yield logits_of
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
@@ -64,8 +64,8 @@ def _forward(layer: nn.Linear, dtype: torch.dtype, most_rows: int) -> Callable[[
     return forward
 
 
-def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """x (B, D) -> x @ weight.T (B, V) for few rows."""
+def _head(weight: Tensor, dtype: torch.dtype, most_rows: int) -> Callable[[Tensor], Tensor]:
+    """x (B, D) -> x @ weight.T (B, V)."""
     if weight.device.type != "cpu":
         copy = weight.to(dtype)
         return lambda x: F.linear(x, copy)
@@ -76,7 +76,7 @@ def _head(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         )  # private, but torch's own compiler calls these two
         return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     transposed = _transposed(weight, dtype)
-    return lambda x: x @ transposed
+    return lambda x: x @ transposed if len(x) <= most_rows else F.linear(x, weight)
 
 
 @torch.no_grad()

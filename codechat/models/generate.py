@@ -125,7 +125,7 @@ def sample(
         return [Completion([], [], "context") for _ in row_keys]
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
-    with _reading(model, graph if grammars is None else False, len(row_keys) * max(budgets)) as reader:
+    with reading(model, graph if grammars is None else False, len(row_keys) * max(budgets)) as reader:
         past: _Prefix | None = None
         for start in range(0, len(order), width):
             rows = order[start : start + width]
@@ -165,7 +165,7 @@ def stream(
     if not budget:
         return
     batch = _Batch([prompt], [len(prompt)], [budget], row_keys, None if grammar is None else [grammar.begin()])
-    with _reading(model, False, budget) as reader:
+    with reading(model, False, budget) as reader:
         cache, last, _ = _prefill(reader.model, batch, budget)
         for step in _steps(reader, cache, last, batch, how, stops):
             yield int(step.ids), float(step.logprobs)
@@ -196,7 +196,7 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class Reader:
     """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; how (`decode_graph.Decoder`), or none for one row at a time."""
 
     model: GPT
@@ -206,19 +206,23 @@ class _Reader:
     compiled: str | None = None
 
 
+def static(device: torch.device, graph: bool | None) -> bool:
+    """Whether to decode with static shapes; graph: none = on a GPU."""
+    return not packed_attention.dense(device) if graph is None else graph
+
+
 @contextmanager
-def _reading(model: GPT, graph: bool | None, new_tokens: int) -> Iterator[_Reader]:
-    """The reader of these weights, copied once for all batches; they must not change meanwhile."""
+def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Iterator[Reader]:
+    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU. new_tokens: so many are
+    to come, for which a GPU compiles or not."""
     device = model.wte.weight.device
-    dense = packed_attention.dense(device)
-    graph = not dense if graph is None else graph
-    if dense and not graph:
+    if packed_attention.dense(device) and not graph:
         with model.decoding() as logits_of:
-            yield _Reader(model, logits_of, model.head_weight())
+            yield Reader(model, logits_of, model.head_weight())
         return
     copy, head = decoding.reader(model)
     compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
-    yield _Reader(copy, lambda hidden: F.linear(hidden, head), head, graph, compiled)
+    yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static(device, graph), compiled)
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ class _Prefix:
 
 
 def _complete(
-    reader: _Reader,
+    reader: Reader,
     batch: _Batch,
     how: Truncation,
     stops: list[list[int]],
@@ -261,7 +265,7 @@ def _complete(
 
 
 def _decoder(
-    reader: _Reader,
+    reader: Reader,
     batch: _Batch,
     how: Truncation,
     stops: list[list[int]],
@@ -281,7 +285,7 @@ def _decoder(
 
 
 def _run(
-    reader: _Reader, batch: _Batch, cache: KVCache | SharedCache, last: Tensor, how: Truncation, stops: list[list[int]]
+    reader: Reader, batch: _Batch, cache: KVCache | SharedCache, last: Tensor, how: Truncation, stops: list[list[int]]
 ) -> list[tuple[list[int], list[float], bool]]:
     """(ids, log-probabilities, whether a stop sequence ended it) of each row, by `_steps`."""
     device, B, T = last.device, len(batch.prompts), max(batch.budgets)
@@ -301,7 +305,7 @@ def _run(
 
 
 def _steps(
-    reader: _Reader,
+    reader: Reader,
     cache: KVCache | SharedCache,
     hidden: Tensor,
     batch: _Batch,

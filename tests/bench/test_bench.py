@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,13 @@ def test_contestants_take_turns_and_ratios_are_of_the_first() -> None:
     assert fast.ratio == 1.0 and 2.0 < slow.ratio < 4.0
     assert fast.slowest <= fast.rate <= fast.fastest <= 2.0 / 0.02
     assert fast.mfu == pytest.approx(fast.rate * 50 / 1e4)
+
+
+def test_figures_of_any_kind_of_number_are_written() -> None:
+    """FLOPs read from a table are numpy's, whose comparisons json does not write."""
+    made = measure.Contestant("a", lambda: time.sleep(0.01), units=2.0, flops=lambda: np.float64(50.0))
+    (row,) = json.loads(json.dumps(measure.rows(measure.race([made], rounds=1, peak_flops=1e4))))
+    assert 0 < row["mfu"] < 1 and row["disturbed"] is False
 
 
 def test_a_ratio_survives_a_machine_that_slows_down() -> None:

@@ -6,15 +6,18 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from codechat.core.errors import ConfigError, RunError
 from codechat.inference.batching import Engine, Job, Overloaded, Request
-from codechat.models import generate
+from codechat.inference.slot_graph import SlotGraph
+from codechat.models import decode_graph, decoding, generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Truncation, row_key
 from codechat.models.gpt import GPT
@@ -79,7 +82,10 @@ def alone(model: GPT, request: Request, seed: int) -> generate.Completion:
 
 
 @pytest.mark.parametrize("options", ARCHITECTURES, ids=str)
-def test_tokens_are_those_of_sample_whatever_the_company(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", ["cpu", "static", "static, as on a GPU"])
+def test_tokens_are_those_of_sample_whatever_the_company(
+    options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, rng = loaded(**options), torch.Generator().manual_seed(5)
     requests = []
     for seed in range(12):
@@ -94,7 +100,9 @@ def test_tokens_are_those_of_sample_whatever_the_company(options: dict[str, Any]
             )
         )
     expected = [alone(model.model, request, seed) for seed, request in enumerate(requests)]
-    with Engine(model, max_rows=5) as engine:
+    if how == "static, as on a GPU":
+        monkeypatch.setattr(packed_attention, "DENSE", ())
+    with Engine(model, max_rows=5, graph=None if how != "static" else True) as engine:
         jobs: list[Job] = []
         for request in requests:  # one by one, so that they join a batch on its way
             jobs += engine.submit([request])
@@ -104,6 +112,40 @@ def test_tokens_are_those_of_sample_whatever_the_company(options: dict[str, Any]
         assert (job.ids, job.end) == (right.ids, right.stop)
         torch.testing.assert_close(torch.tensor(job.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
     assert {job.end for job in jobs} == {"stop", "length", "context"}, "the example must hold every way to end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_three_graphs_serve_every_number_of_rows_and_columns(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows join and leave, 1 to 12 of them, of 1 to 140 tokens; a weight update in between compiles nothing again."""
+    model = loaded(depth=4, block_size=160)
+
+    @contextmanager
+    def reading(gpt: GPT, graph: bool | None, new_tokens: float = 0) -> Iterator[generate.Reader]:
+        copy, head = decoding.reader(gpt)
+        yield generate.Reader(copy, lambda h: torch.nn.functional.linear(h, head), head, True, backend)
+
+    requests = [asked([1 + s, 2, *range(7 * s)], n=20 + 10 * (s % 5), seed=s) for s in range(12)]
+    want = [alone(model.model, request, seed) for seed, request in enumerate(requests)]
+    monkeypatch.setattr(generate, "reading", reading)
+    decode_graph.compiled_region.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+    sizes: set[tuple[int, int]] = set()
+    step = SlotGraph._of
+    monkeypatch.setattr(SlotGraph, "_of", lambda self, *size: (sizes.add(size), step(self, *size))[1])
+    with Engine(model, max_rows=12, graph=True) as engine:
+        first, *rest = requests
+        jobs = engine.submit([first])
+        jobs[0].wait(120)
+        engine.update_weights(model.model.state_dict(), "again", 60)
+        for request in rest:
+            jobs += engine.submit([request])
+            time.sleep(0.01)
+        finished(jobs)
+    assert [job.ids for job in jobs] == [c.ids for c in want]
+    assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
+    assert len(sizes) >= 4, sizes
 
 
 def test_rows_join_a_running_batch_and_leave_before_others() -> None:

@@ -119,14 +119,14 @@ def test_each_prompt_runs_once_however_many_batches(
 @contextmanager
 def compiled(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     @contextmanager
-    def reading(model: GPT, graph: bool | None, _: int) -> Iterator[generate._Reader]:
+    def reading(model: GPT, graph: bool | None, _: int) -> Iterator[generate.Reader]:
         copy, head = decoding.reader(model)
-        yield generate._Reader(copy, lambda h: torch.nn.functional.linear(h, head), head, True, backend)
+        yield generate.Reader(copy, lambda h: torch.nn.functional.linear(h, head), head, True, backend)
 
-    decode_graph._compiled.cache_clear()
+    decode_graph.compiled_region.cache_clear()
     torch._dynamo.reset()
     with monkeypatch.context() as patched:
-        patched.setattr(generate, "_reading", reading)
+        patched.setattr(generate, "reading", reading)
         yield
 
 
@@ -189,7 +189,7 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
     with FakeTensorMode(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model = GPT(cfg)
         with Tape() as tape:
-            with generate._reading(model, True, 0) as reader:
+            with generate.reading(model, True, 0) as reader:
                 made, _ = generate._decoder(reader, batch, generate.Truncation(), [[1]])
                 made._narrow(256)
                 made.step()
