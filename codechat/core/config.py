@@ -181,13 +181,17 @@ def fields_of(cls: type) -> dict[str, Field]:
     return out
 
 
-def leaves_of(cls: type, prefix: str = "") -> dict[str, Field]:
-    """Every settable key, dotted; the key of a nested config is followed by those below it."""
+def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field]:
+    """Every settable key, dotted; the key of a nested config is followed by those below it. usual: an instance whose values are the defaults,
+    as those of a nested config are."""
     out = {}
     for f in fields_of(cls).values():
+        if usual is not None:
+            f = f._replace(default=getattr(usual, f.name))
         out[prefix + f.name] = f
         if f.nested:
-            out |= leaves_of(f.nested, f"{prefix}{f.name}.")
+            below = f.default if isinstance(f.default, f.nested) else None
+            out |= leaves_of(f.nested, f"{prefix}{f.name}.", below)
     return out
 
 

@@ -70,6 +70,12 @@ class Loop:
     model: Model = opt(Model(), "architecture")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    model: Model = opt(Model(depth=8), "what is inside")
+    maybe: Model | None = opt(None, "nothing by default")
+
+
 PRESETS = {"quick": {"lr": 1.0, "model": {"n_head": 4}}, "slow": {"model.depth": 2, "steps": 100}}
 
 
@@ -403,6 +409,12 @@ def test_every_group_checks_its_own_fields() -> None:
 def test_a_new_default_needs_a_field_to_inherit() -> None:
     with pytest.raises(TypeError, match="lrr"):
         describe(declared(bases=(OptimizerSettings,), lrr=default(1)))
+
+
+def test_help_gives_the_defaults_of_the_nested_value_not_of_its_class() -> None:
+    found = {row.name: row.default for row in describe(Outer)}
+    assert (found["model.depth"], found["maybe.depth"]) == (8, Model().depth)
+    assert "(default 8)" in format_help(Outer) and parse(Outer, []).model.depth == 8
 
 
 def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
