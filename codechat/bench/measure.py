@@ -151,7 +151,7 @@ def _seconds(contestant: Contestant) -> float:
     began = time.perf_counter()
     contestant.run()
     _wait()
-    return contestant.seconds() if contestant.seconds else time.perf_counter() - began
+    return float(contestant.seconds()) if contestant.seconds else time.perf_counter() - began
 
 
 def _wait() -> None:

@@ -52,8 +52,9 @@ def test_contestants_take_turns_and_ratios_are_of_the_first() -> None:
 
 
 def test_figures_of_any_kind_of_number_are_written() -> None:
-    """FLOPs read from a table are numpy's, whose comparisons json does not write."""
-    made = measure.Contestant("a", lambda: time.sleep(0.01), units=2.0, flops=lambda: np.float64(50.0))
+    """FLOPs and seconds read from a table are numpy's, whose comparisons json does not write."""
+    read = dict(flops=lambda: np.float64(50.0), seconds=lambda: np.float64(0.02))
+    made = measure.Contestant("a", lambda: None, units=2.0, **read)
     (row,) = json.loads(json.dumps(measure.rows(measure.race([made], rounds=1, peak_flops=1e4))))
     assert 0 < row["mfu"] < 1 and row["disturbed"] is False
 
