@@ -1,7 +1,7 @@
 """Interleaved timing: contestants take turns, so that noise of the machine affects all of them.
 
 `race` runs every contestant once as a warm-up (shown separately, because it includes compilation), then `rounds` times
-in turn; by default up to ROUNDS times, and no new round after LIMIT_S. A rate is the median over rounds. A ratio to the
+in turn; by default up to ROUNDS times, and no round that would end after LIMIT_S. A rate is the median over rounds. A ratio to the
 first contestant is the median of the rounds' ratios, so that a slow minute of the machine cancels out. The peak that an MFU
 is a share of is the best of trials between the rounds, for the same reason; a share above 1 is shown as "disturbed".
 `peak_memory` runs one contestant alone in a new process.
@@ -32,7 +32,7 @@ from codechat.distributed import dist, hardware
 
 MEMORY_STEPS = 2
 BAR_AFTER_S = 3.0  # a race that takes longer shows a bar
-ROUNDS, LIMIT_S = 5, 240.0  # with the memory of each contestant and the like, a bench ends within five minutes
+ROUNDS, LIMIT_S = 5, 240.0  # so that a bench ends within five minutes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def race(
 ) -> list[Timing]:
     """Timings in the given order; the first contestant is the baseline of all ratios. RunError without contestants.
 
-    rounds: none = up to ROUNDS, until limit_s (default LIMIT_S) is over. peak_flops: a function is asked before each round, and its best
+    rounds: none = up to ROUNDS, those that end within limit_s (default LIMIT_S). peak_flops: a function is asked before each round, and its best
     answer counts."""
     if not contestants:
         raise RunError(
@@ -109,16 +109,19 @@ def race(
 
 
 def _until(most: int, limit_s: float, all_of_them: bool) -> Iterator[int]:
-    """0, 1, ... below `most`; the first two always, and after limit_s no further one unless all are asked for."""
-    began = time.perf_counter()
+    """0, 1, ... below `most`; the first two always, and no further one that would end after limit_s, unless all are asked for. It is taken to be as
+    long as the one before."""
+    began = turned = time.perf_counter()
     for turn in range(most):
-        if turn > 1 and not all_of_them and time.perf_counter() - began > limit_s:
+        now = time.perf_counter()
+        if turn > 1 and not all_of_them and 2 * now - turned - began > limit_s:
             return
+        turned = now
         yield turn
 
 
 def turns(rounds: int | None, unit: str) -> Iterator[int]:
-    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up to ROUNDS until LIMIT_S is over."""
+    """Numbers of the rounds of a bench that is no `race`, behind a bar: `rounds` of them, or up to ROUNDS within LIMIT_S."""
     most = rounds or ROUNDS
     return iter(tqdm(_until(most, LIMIT_S, rounds is not None), total=most, unit=unit, leave=False))
 

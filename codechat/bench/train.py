@@ -7,6 +7,7 @@ codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --checkpoi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -84,11 +85,12 @@ def _loss_of(model: Any, peer: str, mode: str) -> Callable[[Tensor, Tensor], Ten
 
 def bench(cfg: TrainBench) -> dict[str, Any]:
     """Print the table; returns the figures."""
-    peak = measure.Peak()
-    timings = measure.race([build() for build in builders(cfg).values()], cfg.rounds, peak)
+    began, made = time.perf_counter(), builders(cfg)
     plain = config.to_dict(replace(cfg, memory=False, json=None))
-    alone = tqdm(timings if cfg.memory else [], desc="peak memory, each alone", leave=False, delay=measure.BAR_AFTER_S)
-    memory = {t.name: measure.peak_memory(__name__, plain, t.name) for t in alone}
+    alone = tqdm(made if cfg.memory else [], desc="peak memory, each alone", leave=False, delay=measure.BAR_AFTER_S)
+    memory = {name: measure.peak_memory(__name__, plain, name) for name in alone}
+    left, peak = measure.LIMIT_S - (time.perf_counter() - began), measure.Peak()
+    timings = measure.race([build() for build in made.values()], cfg.rounds, peak, left)
     shown = {
         name: f"{m['peak'] / 2**30:.2f} GiB, {(m['peak'] - m['before']) / 2**30:.2f} of the step"
         for name, m in memory.items()

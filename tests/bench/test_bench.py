@@ -75,10 +75,16 @@ def test_the_peak_is_the_best_between_the_rounds_and_a_share_above_it_is_disturb
     assert found.mfu is None and found.disturbed and measure.rows([found])[0]["disturbed"]
 
 
-def test_by_default_no_round_begins_after_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_by_default_no_round_would_end_after_the_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 0.0, 10.0, 16.0, 22.0))  # began; then the start of each: a warm-up of 10 s, rounds of 6
+    with monkeypatch.context() as patched:
+        patched.setattr(measure.time, "perf_counter", lambda: next(clock))
+        assert list(measure._until(6, 27.0, False)) == [0, 1, 2], "the third round would end at 28"
     order: list[str] = []
     (found,) = measure.race([sleeper("slow", 0.05, order)], rounds=None, limit_s=0.12)
-    assert found.rounds in (1, 2) and len(order) == 1 + found.rounds
+    assert found.rounds == 1 and len(order) == 1 + found.rounds
     measure.show("a bench", "tokens", [found])
     assert f"{found.rounds} round" in capsys.readouterr().out
     for rounds, made in ((None, measure.ROUNDS), (7, 7)):
