@@ -318,7 +318,7 @@ def test_what_needs_a_gpu_is_named(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(gpu_steps.CUDA, reason="on a GPU the command itself is run")
-@pytest.mark.parametrize("number, checks", [(1, 3), (2, 5), (3, 4), (4, 9), (6, 2), (7, 1), (8, 2), (9, 10)])
+@pytest.mark.parametrize("number, checks", [(1, 3), (2, 5), (3, 4), (4, 9), (6, 2), (7, 2), (8, 2), (9, 10)])
 def test_a_cpu_proves_what_it_can(number: int, checks: int, tmp_path: Path) -> None:
     found = proved(number, tmp_path)
     assert len(found["checks"]) == checks and all(check["ok"] for check in found["checks"]), found["checks"]
