@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from codechat.models.config import GPTConfig
-from codechat.models.kv_cache import KVCache, attend_cached, new_cache, partial_attention
+from codechat.models.kv_cache import KVCache, attend_cached, attend_grouped, new_cache
 from codechat.models.sampling_memory import COLUMNS, bucket
 
 
@@ -80,11 +80,8 @@ class SlotCache:
         v being its first columns."""
         end = max(self.lengths) + 1
         keys, values = store([kept[layer, : len(q), :, :end] for kept in self.kept], self.columns, k, v)
-        if len(self.kept) == 2:
-            return attend_cached(q, keys.to(q.dtype), values.to(q.dtype), mask)
-        queries = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H, W): all heads read the same keys
-        y, _ = partial_attention(queries, keys.to(q.dtype), values.to(q.dtype), mask)
-        return y.reshape(*q.shape[:3], -1)
+        attend = attend_cached if len(self.kept) == 2 else attend_grouped  # torch's kernels want values as wide as keys
+        return attend(q, keys.to(q.dtype), values.to(q.dtype), mask)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count the stored token of every row."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from codechat.inference.slot_cache import SlotCache, store
 from codechat.models import decode_graph
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import partial_attention
+from codechat.models.kv_cache import attend_grouped
 from codechat.models.sampling_memory import bucket
 
 
@@ -35,9 +35,9 @@ class Layer:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `SlotCache.attend`, under a mask (B, 1, 1, S)."""
         keys, values = store(self.kept, self.columns, k, v)
-        rows = (q * q.shape[3] ** -0.5).to(keys.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])  # (B, K, H/K, E)
-        y, _ = partial_attention(rows, keys, values, mask)
-        return y.to(q.dtype).reshape(*q.shape[:3], -1)
+        return attend_grouped(q.to(keys.dtype), keys, values, mask).to(
+            q.dtype
+        )  # the cache is not copied to another dtype
 
 
 def _embed(model: GPT, ids: Tensor, columns: Tensor, places: Tensor) -> tuple[Tensor | None, ...]:
@@ -91,15 +91,16 @@ class SlotGraph:
         return self.steps[size]
 
     def _of(self, slots: int, width: int) -> Callable[[], None]:
-        embed, run_block, close = self.regions
+        """A step over the first slots and columns. It holds no reference to this object: in a circle the weights would wait for the collector."""
+        model, (embed, run_block, close) = self.model, self.regions
         ids, columns, hidden = (x[:slots] for x in (self.ids, self.columns, self.hidden))
         kept = [[x[n, :slots, :, :width] for x in self.cache.kept] for n in range(self.model.cfg.depth)]
         layers, places = [Layer(x, columns) for x in kept], torch.arange(width, device=self.device)
 
         def step() -> None:
-            x, *where = embed(self.model, ids, columns, places)
-            for block, layer in zip(self.model.blocks, layers):
+            x, *where = embed(model, ids, columns, places)
+            for block, layer in zip(model.blocks, layers):
                 x = run_block(block, x, *where, layer)
-            close(self.model.norm, x, hidden)
+            close(model.norm, x, hidden)
 
         return step

@@ -240,11 +240,8 @@ class LatentCache(KVCache):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As KVCache's, of q (B, H, T, W) and k (B, 1, T, W): (B, H, T, latent width). v is k's first columns."""
-        keys, heads = self.store(layer, k).to(q.dtype), q.shape[1]
-        rows = (q * q.shape[3] ** -0.5).flatten(1, 2)[:, None]  # (B, 1, H T, W): all heads share the keys
-        visible = None if mask is None else mask.repeat(1, 1, heads, 1)
-        y, _ = partial_attention(rows, keys, keys[..., : v.shape[-1]], visible)
-        return y.reshape(*q.shape[:3], -1)
+        keys = self.store(layer, k).to(q.dtype)
+        return attend_grouped(q, keys, keys[..., : v.shape[-1]], mask)
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
         depth, _, _, _, W = self.k.shape
@@ -286,9 +283,17 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causa
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1]
         )
+    return attend_grouped(q, k, v, mask)
+
+
+def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W) by products, the queries of one key head side by side; mask
+    (B|1, 1, T, S). Latents are one key head, whose values are narrower than its keys."""
     rows = (q * q.shape[3] ** -0.5).reshape(len(q), k.shape[1], -1, q.shape[3])  # (B, K, H/K x T, E)
-    y, _ = partial_attention(rows, k, v, mask.repeat(1, 1, q.shape[1] // k.shape[1], 1))
-    return y.reshape(q.shape)
+    if mask is not None and q.shape[2] > 1:
+        mask = mask.repeat(1, 1, q.shape[1] // k.shape[1], 1)
+    y, _ = partial_attention(rows, k, v, mask)
+    return y.reshape(*q.shape[:3], -1)
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

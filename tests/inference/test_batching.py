@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -258,6 +260,32 @@ def test_other_weights_come_in_between_requests_and_all_at_once() -> None:
         right = alone(new.model, late, 2)
         assert (waiting.ids, waiting.version) == (right.ids, "new")
         torch.testing.assert_close(torch.tensor(waiting.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4)
+
+
+def test_the_copy_of_the_old_weights_is_gone_before_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the collector's help: on a GPU two copies may not fit."""
+    copies: list[weakref.ref[GPT]] = []
+    alive: list[int] = []
+    reader = decoding.reader
+
+    def noted(model: GPT) -> tuple[GPT, torch.Tensor]:
+        alive.append(sum(copy() is not None for copy in copies))
+        made = reader(model)
+        copies.append(weakref.ref(made[0]))
+        return made
+
+    monkeypatch.setattr(decoding, "reader", noted)
+    model = loaded()
+    gc.disable()
+    try:
+        with Engine(model, graph=True) as engine:
+            for version in ("1", "2"):
+                finished(engine.submit([asked([1, 2, 3], n=4)]))
+                engine.update_weights(other_weights(model.model), version, 60)
+            finished(engine.submit([asked([1, 2, 3], n=4)]))
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0]
 
 
 def test_weights_that_cannot_come_in_change_nothing() -> None:
