@@ -28,10 +28,10 @@ def test_one_process_needs_no_group() -> None:
 
 
 FAULTS = """
-import resource, sys, torch
+import resource, torch
 from codechat.distributed import dist
-def fresh():  # page faults of the second of two large tensors
-    for _ in range(2):
+def fresh():  # page faults of the last of five large tensors; a small block that lands behind the first one can cost the second its place, no later one
+    for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(50_000_000)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
