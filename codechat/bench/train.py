@@ -2,7 +2,7 @@
 
 codechat bench train                        codechat, transformers' Arcee and GPT-2, a plain GPT; eager and compiled
 codechat bench train --vs plain --rounds 3
-codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --checkpoint-blocks     one step of 2b on a GPU
+codechat bench train --preset 2b --device-batch-size 4 --seq-len 2048 --model.checkpoint-blocks     one step of 2b on a GPU
 """
 
 from __future__ import annotations
