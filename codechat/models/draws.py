@@ -20,6 +20,9 @@ from torch import Tensor
 from codechat.core.errors import ConfigError
 
 BLOCK = 64  # our padded vocabulary is a multiple of it
+COLDEST = torch.finfo(
+    torch.float32
+).tiny  # of temperatures above 0: a smaller one may be 0 in float32, and 0 / 0 is NaN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Truncation:
         No ids: K = V, nothing was cut or sorted."""
         if self.temperature != 1:
             # the largest becomes 0 first: a tiny temperature would make it infinite, and inf - inf is NaN
-            logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(self.temperature)
+            logits = logits.sub_(logits.amax(-1, keepdim=True)).div_(max(self.temperature, COLDEST))
         if self.top_k is None and (self.top_p is None or self.top_p == 1):
             return logits, None
         best, ids = logits.topk(min(self.top_k or logits.shape[1], logits.shape[1]))  # (B, K), largest first

@@ -19,7 +19,7 @@ order than the schema's.
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -33,6 +33,7 @@ from codechat.text.tokenizer import Tokenizer
 Schema = dict[str, Any]
 LARGEST_NUMBER = 10**15  # of numbers without bounds in the schema: json readers reject 1e999 and very long digits
 LONGEST_CLOSING = 512  # tokens of the shortest way to end a call
+REPEATS = 2  # of a place in that way, before a way out of a repetition is looked for; a list of so many elements is just written
 CANONICAL = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # of `format_call`
 BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 # where a schema says nothing; llguidance's own "any" has numbers that no reader takes
@@ -95,7 +96,9 @@ class CallGrammar:
         if problem := self._start.get_error():
             raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
         if required and self.shortest is None:
-            raise ConfigError("no call of these functions can be written in this vocabulary; set --constrain off")
+            raise ConfigError(
+                f"no call of these functions was found that this vocabulary can write in {LONGEST_CLOSING} tokens; anchor patterns (^, $), or set --constrain off"
+            )
         # ids that a call may still need whatever was sampled: names and values that are fixed stand in the schemas
         self.near_end = max(len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools)
 
@@ -124,6 +127,7 @@ class GrammarState:
     def __init__(self, grammar: CallGrammar, matcher: Any) -> None:
         self.grammar, self.matcher, self.ended = grammar, matcher, False
         self._closing: deque[int] = deque()  # ids that must come next
+        self._endless = False  # no way to end was found once; looking again at each token would hold up all other rows
 
     @property
     def inside(self) -> bool:
@@ -150,10 +154,13 @@ class GrammarState:
             return token
         inside = self.inside
         self._step(token)
-        if inside and room < self.grammar.near_end and not self._can_end_within(room):
+        if inside and room < self.grammar.near_end and not self._endless and not self._can_end_within(room):
             self.matcher.rollback(1)
-            self._closing.extend(_closing(self.matcher, self.grammar.vocabulary) or ())
-            return self.take(token, room)
+            if closing := _closing(self.matcher, self.grammar.vocabulary):
+                self._closing.extend(closing)
+                return self.take(token, room)
+            self._step(token)
+            self._endless = True
         return token
 
     def _can_end_within(self, room: int) -> bool:
@@ -302,8 +309,11 @@ def _allowed(matcher: Any, vocabulary: _Vocabulary) -> np.ndarray:
 
 def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
     """A short way from a state to where the answer may end, not always the shortest; none where none was found."""
-    probe, ids = matcher.deep_copy(), []
+    probe, ids, seen, tried, counted = matcher.deep_copy(), [], Counter(), set(), 0
     while not probe.is_accepting():
+        if any(b'"' in vocabulary.tokens[i] for i in ids[counted:]):  # the next string begins at the same places
+            seen, tried = Counter(), set()
+        counted = len(ids)
         if forced := probe.compute_ff_tokens():
             ids += forced
             if not probe.consume_tokens(forced):
@@ -313,10 +323,35 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
         known = np.flatnonzero(allowed)
         if len(ids) >= LONGEST_CLOSING or not len(known):
             return None
-        first = next((i for i in vocabulary.closers if allowed[i]), None)
-        # among what is forced, the longest piece leaves the fewest to write
-        token = int(known[vocabulary.lengths[known].argmax()]) if first is None else first
+        place = allowed.tobytes()
+        seen[place] += 1
+        token = next((i for i in vocabulary.closers if allowed[i]), None)
+        if seen[place] > REPEATS:
+            left = [i for i in known[vocabulary.lengths[known] == 1].tolist() if (place, i) not in tried]
+            way = _way_out(probe, left, vocabulary, place, seen)
+            token = token if way is None else way
+        if token is None:  # among what is forced, the longest piece leaves the fewest to write
+            token = int(known[vocabulary.lengths[known].argmax()])
         if not probe.consume_token(token):
             return None
         ids.append(token)
+        tried.add((place, token))
     return ids
+
+
+def _way_out(
+    matcher: Any, ids: list[int], vocabulary: _Vocabulary, place: bytes, seen: Mapping[bytes, int]
+) -> int | None:
+    """The id that leaves a repetition, as the "@" of an address does, whose letters never end: the first one after which other ids may come than at any
+    place before, else other ones than here; none where there is none."""
+    found = None
+    for token in ids:
+        probe = matcher.deep_copy()
+        if not probe.consume_token(token):
+            continue
+        after = _allowed(probe, vocabulary).tobytes()
+        if probe.is_accepting() or after not in seen:
+            return token
+        if found is None and after != place:
+            found = token
+    return found

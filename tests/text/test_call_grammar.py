@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,46 @@ def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str,
         assert all(fits(value, properties[name]) for name, value in first.arguments.items())
         seen.add(first.name)
     assert len(seen) >= 3
+
+
+ENDLESS = {  # strings that go on for ever if the next token is always one that may be repeated
+    "^[a-z]+_[a-z]+$": {},
+    r"^\d+\.\d+$": {},
+    "^[A-Z]+!$": {},
+    "^(ab)+c+[0-9]{3,}x$": {},
+    r"^[^@ ]+@[^@ ]+$": {"format": "email"},
+    r"^\w[\w+.-]*:": {"format": "uri"},
+    "^P": {"format": "duration"},
+}
+
+
+@pytest.mark.parametrize("pattern", ENDLESS)
+def test_a_call_ends_in_time_where_a_string_must_leave_a_repetition(pattern: str) -> None:
+    tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
+    text = {"type": "string", **(ENDLESS[pattern] or {"pattern": pattern})}
+    several = {"type": "array", "items": text, "minItems": 3}
+    for value, least in ((text, 1), (several, 3)):
+        properties = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+        grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], required=True, strict=True)
+        for room in (grammar.shortest, grammar.shortest + 5, 80):
+            call = chat.parse_calls(chat.completion_text(wander(grammar, room, rng)[0], tok, "reserved"))[0]
+            found = call.arguments["x"] if least > 1 else [call.arguments["x"]]
+            assert len(found) >= least and all(re.search(pattern, one) for one in found)
+
+
+def test_a_call_whose_end_is_not_found_goes_on_as_it_is_sampled() -> None:
+    tok, rng = tokenizer.load("gpt2:4096"), np.random.default_rng(0)
+    properties = {"type": "object", "properties": {"x": {"type": "string", "pattern": r"\.txt$"}}, "required": ["x"]}
+    grammar = call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], strict=True)
+    state, begun = (
+        grammar.begin(),
+        [*chat.call_beginning(tok, "reserved"), *tok.encode(' {"name": "f", "arguments": {"x": "')],
+    )
+    for room in range(60, -1, -1):
+        token = begun.pop(0) if begun else int(rng.choice(np.flatnonzero(state.mask(room))))
+        assert state.take(token, room) == token
+    with pytest.raises(ConfigError):
+        call_grammar(tok, "reserved", [{"name": "f", "parameters": properties}], required=True)
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
