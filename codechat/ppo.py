@@ -86,8 +86,12 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 
 def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor, ref: Tensor | None) -> Tensor:
     """(N, C) reward of each token: `paid` (P, G) at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
-    ends, last = (distributed.dist.send(x.view(-1, 1), old.device) for x in (batch.lengths() - 1, paid))  # (N, 1)
-    rewards = old.new_zeros(old.shape).scatter_(1, ends, last)
+    rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
+    rows, ends, last = (
+        distributed.dist.send(x, old.device) for x in (rows, batch.lengths()[rows] - 1, paid.flatten()[rows])
+    )
+    rewards = old.new_zeros(old.shape)
+    rewards[rows, ends] = last.to(rewards.dtype)
     return rewards if ref is None else rewards - cfg.kl_coef * rl.losses.kl_estimate(old, ref, cfg.kl_kind)
 
 

@@ -97,8 +97,11 @@ class _Sums:
 
 
 def begin(model: nn.Module, beside: bool | None = None) -> None:
-    """Let the next backward pass add the gradients of all ranks. beside: None = on a GPU; on a CPU both would share the cores."""
-    if dist.world_size() > 1 and (dist.device().type == "cuda" if beside is None else beside):
+    """Let the next backward pass add the gradients of all ranks. beside: None = on a GPU; on a CPU both would share the cores.
+
+    Nothing where gradients are off: the hooks of a pass that never goes back would add those of the one after it a second time."""
+    asked = dist.device().type == "cuda" if beside is None else beside
+    if asked and dist.world_size() > 1 and torch.is_grad_enabled():
         _running[id(model)] = _Sums(model)
 
 

@@ -65,7 +65,7 @@ def estimate_gae(
     on = mask.bool()
     rewards, values = (torch.where(on, x, torch.zeros_like(x)) for x in (rewards, values))
     advantages = torch.zeros_like(rewards)
-    running = following = torch.zeros_like(rewards[:, 0])
+    running = following = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
         now = on[:, t]
         running = torch.where(now, rewards[:, t] + gamma * following - values[:, t] + gamma * lam * running, running)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +56,9 @@ class Meter:
         for name, given in unread:
             value = next(values) if isinstance(given, Tensor) else float(given)
             if name in self.maxima:
-                self.maxima[name] = max(self.maxima[name], value)
+                self.maxima[name] = float(
+                    np.maximum(self.maxima[name], value)
+                )  # NaN where either is; `max` may drop it
             elif name == "policy_loss":
                 self.policy_loss += value
             else:

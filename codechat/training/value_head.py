@@ -60,7 +60,7 @@ def _sums(*tensors: Tensor) -> list[float]:
 def explained_variance(returns: Tensor, values: Tensor) -> float:
     """Share of the variance of the returns that the values predict, over all ranks; 0 where they do not vary. A collective."""
     n, r1, r2, unexplained = _sums(returns, returns**2, (returns - values) ** 2)
-    variance = r2 - r1**2 / n
+    variance = r2 - r1**2 / max(1, n)  # all completions may be empty
     return 1 - unexplained / variance if variance > 0 else 0.0
 
 
@@ -68,4 +68,5 @@ def whiten(advantage: Tensor, written: Tensor) -> Tensor:
     """Advantages (N, C) with mean 0 and standard deviation 1 over the tokens of all ranks that the policy wrote, here `written` of (N C). A collective."""
     own = advantage.flatten()[written]
     n, s1, s2 = _sums(own, own**2)
+    n = max(1, n)  # all completions may be empty
     return (advantage - s1 / n) / (math.sqrt(max(0.0, s2 / n - (s1 / n) ** 2)) + 1e-8)

@@ -143,6 +143,8 @@ def trained(beside):
     model.unused = torch.nn.Parameter(torch.ones(5))  # its bucket is complete only at the end
     optimizers, early = optim.build(model, lr=1e-2, optimizer="muon"), []
     for step in range(3):
+        with torch.no_grad():  # PPO's values: a pass that never goes back
+            gradient_sums.begin(model, beside=beside)
         passes = 2 - dist.rank() * step  # of the second rank 2, 1 and none
         for micro in range(passes):
             seed = 100 * step + 10 * micro + dist.rank()

@@ -23,8 +23,11 @@ from raising import raising
 from codechat import expert_iteration, ppo, reinforce
 from codechat.core import config
 from codechat.core.errors import UserError
+from codechat.models.generate import Completion
+from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint
-from codechat.tasks import toy
+from codechat.tasks import base, toy
+from codechat.text import chat, tokenizer
 
 LOOPS: dict[str, tuple[ModuleType, type]] = {
     "ppo": (ppo, ppo.PPOConfig),
@@ -61,6 +64,29 @@ def lift_toy(loop: str, home: Path, seed: int) -> list[Claim]:
 @pytest.mark.parametrize("loop", ["reinforce", *LOOPS])
 def test_it_lifts_the_toy_task_with_its_defaults(loop: str, home: Path) -> None:
     hold(lift_toy(loop, home, seed=0))
+
+
+@pytest.mark.parametrize("loop", ["reinforce", "ppo"])
+def test_prompts_that_fill_the_block_leave_empty_completions_and_go_on(loop: str, home: Path) -> None:
+    full = len(
+        chat.prompt(toy.ToyTask().prompt(toy.ToyTask().problems("train")[0]), tokenizer.load("bytes"), "reserved")
+    )
+    cfg = settings(loop, max_steps=2, **MORE.get(loop, {}))
+    train = LOOPS.get(loop, (reinforce,))[0].train
+    rows = train(replace(cfg, model=replace(cfg.model, block_size=full))).metrics()
+    assert len(rows) == 2 and (rows["completion_tokens_mean"] == 0).all()
+
+
+def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty() -> None:
+    rewards, lengths = torch.tensor([[0.0, 1.0], [0.5, 0.25]]), (1, 0, 3, 4)
+    said = [Completion([0] * n, [-1.0] * n, "stop" if n else "context") for n in lengths]
+    problems, scores = (
+        toy.ToyTask().problems("train")[:2],
+        [base.Score(r, "", {}, False) for r in rewards.flatten().tolist()],
+    )
+    batch = RolloutBatch(problems, [[1], [1]], said, [""] * 4, scores, rewards, 2)
+    found = ppo.token_rewards(settings("ppo"), batch, batch.rewards, batch.logprobs(), None)
+    assert found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.25]]
 
 
 @pytest.mark.parametrize("loop", LOOPS)

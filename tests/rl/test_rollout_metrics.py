@@ -12,6 +12,7 @@ from codechat.models.generate import Completion
 from codechat.rl.rollout import RolloutBatch
 from codechat.rl.rollout_metrics import RankMetrics, combine_ranks, rank_metrics, rollout_metrics
 from codechat.tasks.base import Problem, Score
+from codechat.training import Meter
 
 TIERS = ("none", "some", "all")
 
@@ -104,3 +105,12 @@ def test_a_loops_own_values_are_combined_by_their_rule() -> None:
         BATCH, TIERS, means=dict(a=1.0), sums=dict(b=2.0), maxima=dict(c=3.0), ratios=dict(d=(6.0, 4.0))
     )
     assert [found[name] for name in "abcd"] == [1.0, 2.0, 3.0, 1.5] and "reward_mean" in found
+
+
+@pytest.mark.parametrize("values", [(math.nan, 0.5), (0.5, math.nan), (math.nan, 0.5, math.nan, 0.25)])
+def test_a_nan_among_maxima_is_not_lost(values: tuple[float, ...]) -> None:
+    meter = Meter(ratios=True)
+    for value in values:
+        meter.add(ratio_max=value, logprob_mismatch=torch.tensor(value))
+        meter.read()
+    assert math.isnan(meter.maxima["ratio_max"]) and math.isnan(meter.maxima["logprob_mismatch"])
