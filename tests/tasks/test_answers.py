@@ -49,6 +49,15 @@ HUGE = ["9**9**9**9", "((9^64)^64)^64", "(" * 100 + "1" + ")" * 100, "\\frac" * 
         "((1,2)," * 60 + "1" + ")" * 60, "__import__('os').abort()"]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "text", ["sqrt", "sin", "cos", "tan", "ln", "log", "exp", "tan.", "2 sin", "log + 1", "(sqrt, 1)"]
+)
+def test_a_function_without_an_argument_equals_only_its_own_spelling(text: str) -> None:
+    for other in ("5", "cos x", "(5, 1)"):
+        assert not equivalent(text, other) and not equivalent(other, text)
+    assert equivalent(text, f" {text} ")
+
+
 @pytest.mark.parametrize("text", HUGE, ids=range(len(HUGE)))
 def test_no_text_takes_long_or_raises(text: str) -> None:
     begun = time.process_time()

@@ -224,12 +224,16 @@ def compile_expression(text: str) -> ast.expr:
 
 
 def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
-    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS, ZeroDivisionError as in
-    Python."""
+    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS and for a function without
+    an argument, ZeroDivisionError as in Python."""
     if isinstance(tree, ast.Constant):
         return _bounded(Fraction(tree.value))
+    if isinstance(tree, ast.Name) and tree.id == "pi":
+        return complex(math.pi)
     if isinstance(tree, ast.Name):
-        return complex(math.pi) if tree.id == "pi" else point[0] + Fraction(ord(tree.id), point[1])
+        if len(tree.id) > 1:
+            raise Unreadable(f"{tree.id} without an argument")
+        return point[0] + Fraction(ord(tree.id), point[1])
     if isinstance(tree, ast.UnaryOp):
         value = value_at(tree.operand, point)
         return -value if isinstance(tree.op, ast.USub) else value
