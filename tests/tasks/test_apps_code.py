@@ -136,3 +136,15 @@ def test_a_tool_that_is_not_offered_fails_even_when_code_bypasses_the_stub() -> 
     source = f"app = [v for k, v in vars(apis).items()][0]\nprint(app._call({name!r}, {{'title': 'x', 'text': 'y', 'path': 'z'}}))"
     told, _, _ = world.step({"role": "assistant", "content": code.as_block(source)})
     assert "there is no function" in told[0]["content"] and world.state_diff() == []
+
+
+def test_arguments_without_names_fail_in_the_program_and_score_nothing() -> None:
+    problem = TASK.problems("train", 1)[0]
+    name = problem.meta["tools"][0]
+    for arguments in ("5", "None", "['id']", "'x'"):
+        world = TASK.environment()
+        world.reset(problem, 0)
+        source = f"print(apis.{name.partition('_')[0]}._call({name!r}, {arguments}))"
+        told, reward, _ = world.step({"role": "assistant", "content": code.as_block(source)})
+        assert "[False, " in told[0]["content"]
+        assert reward == 0 and world.state_diff() == []
