@@ -57,6 +57,16 @@ def test_a_program_that_hangs_or_leaves_is_ended_and_the_next_one_runs() -> None
     assert errand("print('here')")[0] == "here\n"
 
 
+def test_a_program_whose_answer_raised_leaves_nothing_to_the_next_one() -> None:
+    def raises(name: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+        raise KeyError(name)
+
+    for answer in (raises, lambda name, arguments: (True, {1, 2})):  # the second: a result that is no JSON
+        with pytest.raises((KeyError, TypeError)):
+            bridge.run("apis.notes.no()", {"notes_no": []}, answer)
+        assert errand("print('here')") == ("here\n", "", [])
+
+
 def test_only_data_leaves_the_sandbox() -> None:
     assert "TypeError" in errand("apis.notes.add(title=lambda: 1, text=print)")[1]
     assert errand("apis.notes.add(title={'a': [1, None]}, text=2.5)")[2] == [
