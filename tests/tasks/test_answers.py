@@ -91,6 +91,31 @@ def test_answers_are_found_where_a_text_states_them() -> None:
 
 
 @pytest.mark.parametrize(
+    "text, letter",
+    [
+        ("The answer is a mammal, so (B).", None),
+        ("The answer is (a mammal).", None),
+        ("The answer: a 3-legged stool", None),
+        ("The answer is B. This answer is a surprise.", "B"),
+        ("The answer is a mammal.\nC", "C"),
+        ("The answer is a.", "A"),
+        ("the answer is a", "A"),
+        ("answer: a, a mammal", "A"),
+        ("The answer is (a) a mammal.", "A"),
+        ("The answer is a because it is a mammal.", "A"),
+        ("Answer a is right.", "A"),
+        ("I answer a question.", None),
+        ("The answer is a\nIt is a mammal.", "A"),
+        ("The answer is A mammal.", "A"),
+        ("THE ANSWER IS A MAMMAL", "A"),
+        ("The answer is b mammal.", "B"),
+    ],
+)
+def test_an_article_is_no_choice(text: str, letter: str | None) -> None:
+    assert choice_letter(text) == letter
+
+
+@pytest.mark.parametrize(
     "text, gold",
     [
         ("a\n#### 72", "72"),
