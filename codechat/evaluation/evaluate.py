@@ -112,7 +112,8 @@ def evaluate_task(
         n=n,
         temperature=temperature,
         pass_at=passes,
-        reward=results.mean_over(counted, [r.reward_mean for r in counted], seed),
+        # Where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare.
+        reward=results.mean_over(counted, [r.reward_mean for r in counted], seed, max(1.0, task.max_reward)),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
         truncated_frac=sum(r["stop"] in models.generate.CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],

@@ -172,11 +172,15 @@ class TaskResult:
         return f"{passes} ({self.counts()}, 95 % intervals over {drawn})"
 
 
-def mean_over(problems: Sequence[ProblemResult], values: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of a value of each problem; the interval draws clusters where problems have some, such as tools, else problems."""
+def mean_over(
+    problems: Sequence[ProblemResult], values: Sequence[float], seed: int = 0, largest: float = 1.0
+) -> Interval:
+    """The mean of a value of each problem; the interval draws clusters where problems have some, such as tools, else problems. largest: the
+    largest possible value, for values that are all equal (`bootstrap_interval`); the smallest is 0."""
+    bounds = (0.0, largest)
     if not any(p.cluster for p in problems):
-        return bootstrap_interval(values, seed=seed)
-    return hierarchical_interval([values], clusters=[p.cluster or p.id for p in problems], seed=seed, bounds=(0.0, 1.0))
+        return bootstrap_interval(values, seed=seed, bounds=bounds)
+    return hierarchical_interval([values], clusters=[p.cluster or p.id for p in problems], seed=seed, bounds=bounds)
 
 
 def _pass_at_1(problems: Sequence[ProblemResult], seed: int = 0) -> Interval:

@@ -4,7 +4,8 @@ A corpus is decoded shard by shard, conversations, preferences and problems are 
 the run's seed. A source that cannot be found is reported in `missing`, and so is one that an older lineage does not name well enough: a check that
 read nothing, or something else, proves nothing.
 
-Left out: data that a lineage does not name (imported weights carry no record of theirs), and what a policy sampled itself.
+Left out: data that a lineage does not name (imported weights carry no record of theirs), conversations of token ids (`{input_ids, labels}`, whose
+tokenizer no row names: they are in `missing`), and what a policy sampled itself.
 """
 
 from __future__ import annotations
@@ -93,14 +94,20 @@ def _conversation_texts(directory: Path) -> Iterator[tuple[str, bool]]:
     files = sorted([*directory.glob("*.train.jsonl"), *directory.glob("train.jsonl")])
     if not files:
         raise UserError(f"{directory} holds no training files any more")
+    tokenized = []
     for file in files:
         for _, row in read_jsonl(file):
+            if {"input_ids", "labels"} <= row.keys() and file.name not in tokenized:
+                tokenized.append(file.name)
             if "gold" not in row:  # the directory also holds problems; SFT does not read them
                 yield from (
                     (m["content"], True)
                     for m in row.get("messages") or row.get("conversations") or ()
                     if m["role"] != "system"
                 )
+    if tokenized:  # the rows do not name their tokenizer
+        names = ", ".join(tokenized)
+        raise UserError(f"{names}: rows are token ids; messages are required; search their texts (other rows were)")
 
 
 def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:

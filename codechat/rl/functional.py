@@ -249,7 +249,7 @@ def iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> DataLoa
 
 
 def parse_mmlu_response(mmlu_example: Mapping[str, Any], model_output: str) -> str | None:
-    """The letter A to D after "answer is" (or "answer:"), else a letter alone on the first or last line; None where there is none."""
+    """The letter A to D after "answer is" (or "answer:"), no article, else a letter alone on the first or last line; None where there is none."""
     return answers.choice_letter(model_output)
 
 

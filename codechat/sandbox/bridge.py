@@ -3,7 +3,7 @@
     output, problem = run("print(apis.notes.list())", {"notes_list": []}, lambda name, arguments: (True, ["a", "b"]))
 
 The program runs in the sandbox. A call leaves it as a tool's name and plain arguments. One judge per thread stays for
-the next program; a judge that hangs or loses the protocol is ended.
+the next program; a judge that hangs, loses the protocol or gets no answer is ended.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def run(
     except (TimeoutError, wire.WireError) as error:
         close()
         return "", f"the sandbox was lost ({error or 'time is up'})"
+    except BaseException:  # of `answer`: the judge waits for one and would take the next program for it
+        judge.interrupt()  # it reads no request to end, so `close` need not wait for it
+        close()
+        raise
     if "error" in found:
         close()
         raise layers.SandboxUnavailable(f"isolation was lost: {found['error']}; see `codechat sandbox check`")

@@ -194,6 +194,19 @@ def test_prompts_and_both_completions_of_preferences_are_searched(row: dict, way
     assert not searched([lower], **entry).how
 
 
+def test_conversations_of_token_ids_are_reported_as_not_searched(tmp_path: Path) -> None:
+    ids = tokenizer.load("bytes").encode(REQUEST)
+    (tmp_path / "ids.train.jsonl").write_text(json.dumps(dict(input_ids=ids, labels=ids)) + "\n")
+    entry = dict(kind="sft", data_dir=str(tmp_path))
+    alone = searched([PROBLEM], **entry)
+    messages = [{"role": "user", "content": REQUEST}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "talk.train.jsonl").write_text(json.dumps(dict(messages=messages)) + "\n")
+    beside = searched([PROBLEM], **entry)  # what is text is searched nevertheless
+    assert not alone.how and beside.how == {"leaked": ("prompt",)}
+    for report in (alone, beside):
+        assert not report.read and len(report.missing) == 1 and "ids.train.jsonl" in report.missing[0]
+
+
 def test_pairs_sampled_on_a_task_are_searched_where_its_problems_lie(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": REQUEST}]
     row = {"id": "a", "messages": messages, "gold": {"name": "f", "arguments": {}}, "split": "train"}

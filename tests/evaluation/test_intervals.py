@@ -112,3 +112,15 @@ def test_headlines_and_differences_draw_tools_too() -> None:
     ]
     headline = results.mean_over(problems, [float(p.c) for p in problems])
     assert half(headline) == pytest.approx(half(bootstrap_interval(before)) * np.sqrt(30), rel=0.15)
+
+
+@pytest.mark.parametrize("cluster", ["", "tool"])
+def test_the_mean_of_equal_values_has_the_range_of_the_task(cluster: str) -> None:
+    problems = [
+        results.ProblemResult(f"p{i}", 1, 1, 4.0, Counter(), cluster=cluster and f"tool {i % 25}") for i in range(50)
+    ]
+    share = wilson_interval(0, 25 if cluster else 50).hi
+    best, worst = (results.mean_over(problems, [v] * 50, largest=4.0) for v in (4.0, 0.0))
+    assert (best.lo, best.hi) == (4 - share * 4, 4) and (worst.lo, worst.hi) == (0, share * 4)
+    mixed = [i % 3 / 2 for i in range(50)]  # bounds play no part where values differ
+    assert results.mean_over(problems, mixed, 3) == results.mean_over(problems, mixed, 3, largest=4.0)

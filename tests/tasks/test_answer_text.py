@@ -108,3 +108,14 @@ def test_hostile_texts_are_read_quickly(text: str) -> None:
     start = time.process_time()
     assert isinstance(extract(text, ["f"], "def f(a):\n"), str)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "value", ["1" + "+1" * 600, "-" * 600 + "1", "a" + ".b" * 600, "f" + "()" * 600, "0x" + "f" * 6000]
+)
+def test_an_earlier_definition_is_kept_where_python_cannot_write_it(value: str) -> None:
+    last = "def f(x):\n    return x"
+    assert extract(f"```python\nK = {value}; print(K)\n```\n```python\n{last}\n```", ["f"]) == f"K = {value}\n{last}"
+    helper = f"def g():\n    return {value}"
+    code = extract(f"```python\n@cache\n{helper}\n```\n```python\n{last}\n```", ["f"])
+    assert code == f"@(cache)\n{helper}\n{last}" and ast.parse(code)

@@ -49,6 +49,15 @@ HUGE = ["9**9**9**9", "((9^64)^64)^64", "(" * 100 + "1" + ")" * 100, "\\frac" * 
         "((1,2)," * 60 + "1" + ")" * 60, "__import__('os').abort()"]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "text", ["sqrt", "sin", "cos", "tan", "ln", "log", "exp", "tan.", "2 sin", "log + 1", "(sqrt, 1)"]
+)
+def test_a_function_without_an_argument_equals_only_its_own_spelling(text: str) -> None:
+    for other in ("5", "cos x", "(5, 1)"):
+        assert not equivalent(text, other) and not equivalent(other, text)
+    assert equivalent(text, f" {text} ")
+
+
 @pytest.mark.parametrize("text", HUGE, ids=range(len(HUGE)))
 def test_no_text_takes_long_or_raises(text: str) -> None:
     begun = time.process_time()
@@ -79,6 +88,31 @@ def test_answers_are_found_where_a_text_states_them() -> None:
         and choice_letter("C") == "C"
         and choice_letter("A dog. A cat.") is None
     )
+
+
+@pytest.mark.parametrize(
+    "text, letter",
+    [
+        ("The answer is a mammal, so (B).", None),
+        ("The answer is (a mammal).", None),
+        ("The answer: a 3-legged stool", None),
+        ("The answer is B. This answer is a surprise.", "B"),
+        ("The answer is a mammal.\nC", "C"),
+        ("The answer is a.", "A"),
+        ("the answer is a", "A"),
+        ("answer: a, a mammal", "A"),
+        ("The answer is (a) a mammal.", "A"),
+        ("The answer is a because it is a mammal.", "A"),
+        ("Answer a is right.", "A"),
+        ("I answer a question.", None),
+        ("The answer is a\nIt is a mammal.", "A"),
+        ("The answer is A mammal.", "A"),
+        ("THE ANSWER IS A MAMMAL", "A"),
+        ("The answer is b mammal.", "B"),
+    ],
+)
+def test_an_article_is_no_choice(text: str, letter: str | None) -> None:
+    assert choice_letter(text) == letter
 
 
 @pytest.mark.parametrize(

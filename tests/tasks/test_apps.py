@@ -113,7 +113,7 @@ SHOWN: list[tuple[str, dict[str, Any], Any]] = [
     ("files_size", {"path": "a/b.txt"}, 5),
     ("files_count", {}, 1),
 ]
-REJECTED: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
+REJECTED: list[tuple[str, Any, tuple[object, ...]]] = [
     ("notes_read", {"id": 99}, (99, "notes")),
     ("notes_read", {}, ("id",)),
     ("notes_read", {"id": "40"}, ("id", "integer")),
@@ -123,6 +123,11 @@ REJECTED: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
     ("notes_read", {"id": 40, "self": 1}, ("'self'",)),
     ("notes_add", {"title": "x" * 3000, "text": ""}, ("title", 3000, 2000)),
     ("notes_add", {"title": "\ud800", "text": ""}, ("title",)),
+    ("notes_read", 40, ("int", "object")),
+    ("notes_read", None, ("NoneType", "object")),
+    ("notes_read", ["id"], ("list", "object")),
+    ("notes_read", "id", ("str", "object")),
+    ("shop_checkout", [], ("list", "object")),
     ("notes_fly", {}, ("'notes_fly'",)),
     ("notes__find", {"query": ""}, ("'notes__find'",)),
     ("mail_move", {"id": 20, "folder": "nowhere"}, ("folder", "inbox", "trash")),
@@ -175,7 +180,7 @@ def test_reading_changes_nothing(desk: Desk, name: str, arguments: dict[str, Any
 
 @pytest.mark.parametrize(("name", "arguments", "named"), REJECTED, ids=[f"{r[0]}-{i}" for i, r in enumerate(REJECTED)])
 def test_an_invalid_call_names_what_is_wrong_and_changes_nothing(
-    desk: Desk, name: str, arguments: dict[str, Any], named: tuple[object, ...]
+    desk: Desk, name: str, arguments: Any, named: tuple[object, ...]
 ) -> None:
     with raising(AppError, *named):
         desk.call(name, arguments)

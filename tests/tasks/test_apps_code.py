@@ -57,6 +57,16 @@ def test_a_program_that_hangs_or_leaves_is_ended_and_the_next_one_runs() -> None
     assert errand("print('here')")[0] == "here\n"
 
 
+def test_a_program_whose_answer_raised_leaves_nothing_to_the_next_one() -> None:
+    def raises(name: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+        raise KeyError(name)
+
+    for answer in (raises, lambda name, arguments: (True, {1, 2})):  # the second: a result that is no JSON
+        with pytest.raises((KeyError, TypeError)):
+            bridge.run("apis.notes.no()", {"notes_no": []}, answer)
+        assert errand("print('here')") == ("here\n", "", [])
+
+
 def test_only_data_leaves_the_sandbox() -> None:
     assert "TypeError" in errand("apis.notes.add(title=lambda: 1, text=print)")[1]
     assert errand("apis.notes.add(title={'a': [1, None]}, text=2.5)")[2] == [
@@ -136,3 +146,15 @@ def test_a_tool_that_is_not_offered_fails_even_when_code_bypasses_the_stub() -> 
     source = f"app = [v for k, v in vars(apis).items()][0]\nprint(app._call({name!r}, {{'title': 'x', 'text': 'y', 'path': 'z'}}))"
     told, _, _ = world.step({"role": "assistant", "content": code.as_block(source)})
     assert "there is no function" in told[0]["content"] and world.state_diff() == []
+
+
+def test_arguments_without_names_fail_in_the_program_and_score_nothing() -> None:
+    problem = TASK.problems("train", 1)[0]
+    name = problem.meta["tools"][0]
+    for arguments in ("5", "None", "['id']", "'x'"):
+        world = TASK.environment()
+        world.reset(problem, 0)
+        source = f"print(apis.{name.partition('_')[0]}._call({name!r}, {arguments}))"
+        told, reward, _ = world.step({"role": "assistant", "content": code.as_block(source)})
+        assert "[False, " in told[0]["content"]
+        assert reward == 0 and world.state_diff() == []

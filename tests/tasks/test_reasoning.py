@@ -14,6 +14,7 @@ from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data import command
+from codechat.evaluation.intervals import wilson_interval
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
@@ -409,20 +410,24 @@ def test_an_evaluation_keeps_every_example_and_counts_truncations(
     )
 
 
-def test_terms_are_logged_separately_and_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def metrics_of(texts: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The evaluation of a model that answers one problem with each of these texts; every gold answer is 7."""
     from codechat.evaluation import evaluate
     from codechat.models import generate
     from codechat.models.generate import Completion
 
-    tok, task = tokenizer.load("bytes"), tasks.load("reasoning")
-    texts = iter([GOOD, GOOD.replace("7", "8"), "7", GOOD + " tail"])
+    tok, task, answers = tokenizer.load("bytes"), tasks.load(name), iter(texts)
     monkeypatch.setattr(
         generate, "sample", lambda model, prompts, **more: [Completion([], [], "stop") for _ in prompts]
     )
-    monkeypatch.setattr("codechat.text.chat.completion_text", lambda *_: next(texts))
+    monkeypatch.setattr("codechat.text.chat.completion_text", lambda *_: next(answers))
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=400, vocab_size=tok.n_vocab))
-    problems = [p for p in task.problems("test", 200) if p.gold["answer"] == "7"][:4]
-    row = evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1).row()
+    problems = [p for p in task.problems("test", 200) if p.gold["answer"] == "7"][: len(texts)]
+    return evaluate.evaluate_task(model, tok, "reserved", task, problems, n=1).row()
+
+
+def test_terms_are_logged_separately_and_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = metrics_of([GOOD, GOOD.replace("7", "8"), "7", GOOD + " tail"], "reasoning", monkeypatch)
     assert row["reward_mean"] == pytest.approx(sum(v for k, v in row.items() if k.startswith("reward/")))
     assert (row["exact_match"], row["format_rate"], row["tier/neither"], row["reward/correctness"]) == (
         0.5,
@@ -430,6 +435,17 @@ def test_terms_are_logged_separately_and_add_up(home: Path, monkeypatch: pytest.
         0.25,
         1.0,
     )
+
+
+@pytest.mark.parametrize("name, most", [("reasoning", 4), ("reasoning:template=question_only", 1)])
+def test_equal_rewards_have_an_interval_within_the_range_of_their_grader(
+    name: str, most: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = wilson_interval(0, 4).hi  # of all problems, at most so many have another reward
+    for text, reward in (("nothing", 0), (GOOD if most == 4 else "The answer is 7.", most)):
+        row = metrics_of([text] * 4, name, monkeypatch)
+        found = [row["reward_mean"], row["reward_mean/lo"], row["reward_mean/hi"]]
+        assert found == [reward, reward - share * reward, reward + share * (most - reward)]
 
 
 def test_gsm8k_under_another_name_with_other_columns(tmp_path, monkeypatch):

@@ -89,6 +89,8 @@ class Desk:
 
 def check(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """AppError where the arguments do not match the schema."""
+    if not isinstance(arguments, Mapping):  # code can reach the tools past their signatures, with any value
+        raise AppError(f"the arguments are of type {type(arguments).__name__}; required: an object of names and values")
     properties = parameters["properties"]
     for name in parameters["required"]:
         if name not in arguments:

@@ -89,8 +89,18 @@ def _joined(blocks: list[str], names: set[str]) -> str:
     if not good or not defining:
         return max(good or blocks, key=len, default="")
     *before, last = good[: defining[-1] + 1]
-    kept = [ast.unparse(n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITIONS)]
+    kept = [_source(b, n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITIONS)]
     return "\n".join([*kept, last])
+
+
+def _source(block: str, node: ast.stmt) -> str:
+    """A statement of a block as Python writes it. As the block spells it where Python cannot write it: nested too deep,
+    an integer of too many digits."""
+    try:
+        return ast.unparse(node)
+    except (RecursionError, ValueError):
+        decorators = [f"@({ast.get_source_segment(block, d)})" for d in getattr(node, "decorator_list", ())]
+        return "\n".join([*decorators, ast.get_source_segment(block, node) or ""])
 
 
 def _unfenced(text: str, body_is_code: bool) -> str:

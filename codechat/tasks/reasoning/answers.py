@@ -24,6 +24,9 @@ from fractions import Fraction
 MAX_CHARS, MAX_BITS, MAX_EXPONENT = 200, 8192, 64
 TOLERANCE = 1e-9
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+# "a mammal" is no choice, "a because ..." is one: no such word follows an article. A capital A is always the letter.
+_ARTICLE = r"(?-i:a)[ \t]+(?!(?:is|because|since|as|and|or|but)\b)\w"
+_CHOICE = re.compile(rf"answer(?:\s+is)?\s*:?\s*\(?(?!{_ARTICLE})([ABCD])\b(?!')", re.I)
 _LAST = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")  # the minus in 48-24 is not a sign
 # One letter after a space is a unit, not a variable.
 _UNITS = frozenset("m g s h l L N J W V A K C F".split())
@@ -60,8 +63,9 @@ def last_number(text: str) -> str | None:
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter A to D after "answer is" (or "answer:"), else a letter alone on the first or last line, or None."""
-    if found := re.findall(r"answer(?:\s+is)?\s*:?\s*\(?([ABCD])\b(?!')", text, re.I):
+    """The letter A to D after "answer is" (or "answer:"), in either case but no article ("answer is a mammal"), else a
+    letter alone on the first or last line, or None."""
+    if found := _CHOICE.findall(text):
         return found[-1].upper()
     lines = [line.strip(" .()*") for line in text.strip().splitlines()]
     return next((line for line in (*lines[:1], *lines[-1:]) if line in {"A", "B", "C", "D"}), None)
@@ -224,12 +228,16 @@ def compile_expression(text: str) -> ast.expr:
 
 
 def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
-    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS, ZeroDivisionError as in
-    Python."""
+    """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS and for a function without
+    an argument, ZeroDivisionError as in Python."""
     if isinstance(tree, ast.Constant):
         return _bounded(Fraction(tree.value))
+    if isinstance(tree, ast.Name) and tree.id == "pi":
+        return complex(math.pi)
     if isinstance(tree, ast.Name):
-        return complex(math.pi) if tree.id == "pi" else point[0] + Fraction(ord(tree.id), point[1])
+        if len(tree.id) > 1:
+            raise Unreadable(f"{tree.id} without an argument")
+        return point[0] + Fraction(ord(tree.id), point[1])
     if isinstance(tree, ast.UnaryOp):
         value = value_at(tree.operand, point)
         return -value if isinstance(tree.op, ast.USub) else value
