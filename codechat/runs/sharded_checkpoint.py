@@ -162,7 +162,10 @@ class Shards(Mapping[str, Tensor]):
 
 
 def restore_optimizers(saved: Shards, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Read the optimizer states of each parameter, by its name. ValueError where a parameter has none."""
+    """Read the optimizer states of each parameter, by its name. Before the first update there are none, as in optimizers that are new. ValueError where
+    a parameter has none and others have."""
+    if not len(saved):
+        return
     names, targets = parameter_names(model, optimizers), {}
     for optimizer in optimizers:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
