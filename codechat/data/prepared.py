@@ -1,6 +1,7 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands may write into one directory; each replaces its own files and its own entries of the manifest. The manifest is written last, so
+Several commands may write into one directory; each replaces its own files and its own entries of the manifest, which notes the command of every
+file. A file that a command wrote before and does not write again is removed, since training reads all files. The manifest is written last, so
 it names only files that are there.
 """
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import ConfigError, DataError
+from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations, corpus, sources
 from codechat.data.sources import Ledger
 from codechat.data.synthetic import SPLITS as SPLITS
@@ -59,13 +61,17 @@ def write(
     entries of the manifest."""
     path = out / corpus.MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
-    styled = described if getattr(cfg, "tools_style", None) == "described" else dict
+    style, command = getattr(cfg, "tools_style", "compact"), _command(cfg)
+    styled = described if style == "described" else dict
     files = {name: list(map(styled, rows)) for name, rows in files.items() if rows}
     out.mkdir(parents=True, exist_ok=True)
+    earlier = _forget(manifest, command)
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace").decode())  # no lone surrogates
-        manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text)}
+        manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text), "command": command}
+    for name in earlier - manifest["files"].keys():
+        (out / name).unlink(missing_ok=True)
     tok = tokenizer.load(cfg.tokenizer)
     preview((row for rows in files.values() for row in rows), getattr(cfg, "preview", 0), tok)
     counted = _supervised(files, tok)
@@ -79,6 +85,22 @@ def write(
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
+
+
+def _command(cfg: Any) -> str:
+    """The command that settings belong to, such as "data calls"."""
+    kind = type(cfg).__name__
+    return next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
+
+
+def _forget(manifest: dict[str, Any], command: str) -> set[str]:
+    """Take the files of a command, with their domains, out of the manifest; their names. Of a file of an older manifest the command is unknown,
+    so it stays."""
+    names = {name for name, entry in manifest["files"].items() if entry.get("command") == command}
+    for name in names:
+        del manifest["files"][name]
+        manifest["domains"].pop(name.partition(".")[0], None)
+    return names
 
 
 def tools_style(directory: Path | str) -> str:

@@ -117,6 +117,29 @@ def test_preparing_again_gives_the_same_bytes(prepared, tmp_path):
         assert file.read_bytes() == (prepared / file.name).read_bytes()
 
 
+def test_a_command_removes_its_files_that_it_does_not_write_again(tmp_path):
+    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
+    run("calls", tmp_path, *flags, "--copies", 5, "--lookups", 5)
+    run("sft", tmp_path, "--max-examples", 5)
+    (tmp_path / "own.train.jsonl").write_text((tmp_path / "copy.train.jsonl").read_text())
+    run("calls", tmp_path, *flags, "--copies", 0)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    left = {path.name for path in tmp_path.glob("*.jsonl")}
+    assert not {name for name in left if name.startswith(("copy", "lookup"))}
+    assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(manifest["domains"])
+
+
+def test_files_of_a_manifest_without_commands_stay(tmp_path):
+    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
+    run("calls", tmp_path, *flags, "--copies", 5)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for entry in manifest["files"].values():
+        entry.pop("command", None)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    run("calls", tmp_path, *flags, "--copies", 0)
+    assert (tmp_path / "copy.train.jsonl").exists()
+
+
 def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):
     run("corpus", tmp_path, "--max-tokens", "300000")
     manifest = corpus.read_manifest(tmp_path)
