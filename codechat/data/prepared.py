@@ -69,7 +69,8 @@ def write(
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace").decode())  # no lone surrogates
-        manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text), "command": command}
+        fact = {"rows": len(rows), "sha256": sources.digest(text), "command": command}
+        manifest["files"][f"{name}.jsonl"] = fact | ({} if style == "compact" else {"tools_style": style})
     for name in earlier - manifest["files"].keys():
         (out / name).unlink(missing_ok=True)
     tok = tokenizer.load(cfg.tokenizer)
@@ -77,8 +78,7 @@ def write(
     counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
-    if getattr(cfg, "tools_style", "compact") != "compact":
-        manifest["tools_style"] = cfg.tools_style
+    _note_style(manifest, style)
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
@@ -101,6 +101,19 @@ def _forget(manifest: dict[str, Any], command: str) -> set[str]:
         del manifest["files"][name]
         manifest["domains"].pop(name.partition(".")[0], None)
     return names
+
+
+def _note_style(manifest: dict[str, Any], style: str) -> None:
+    """Set the manifest's `tools_style` to the style that its files have, that of the rows just written first; none where all are compact. Files of
+    an older manifest do not say their style: what it said stays."""
+    entries = manifest["files"].values()
+    before = manifest.pop("tools_style", "compact")
+    known = {entry["tools_style"] for entry in entries if "tools_style" in entry}
+    if any("command" not in entry for entry in entries):
+        known.add(before)
+    known.discard("compact")
+    if known:
+        manifest["tools_style"] = next(found for found in (style, before, min(known)) if found in known)
 
 
 def tools_style(directory: Path | str) -> str:

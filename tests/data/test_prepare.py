@@ -16,7 +16,7 @@ import pytest
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data import command, conversations, corpus, glaive, public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS
+from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
@@ -127,6 +127,23 @@ def test_a_command_removes_its_files_that_it_does_not_write_again(tmp_path):
     left = {path.name for path in tmp_path.glob("*.jsonl")}
     assert not {name for name in left if name.startswith(("copy", "lookup"))}
     assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(manifest["domains"])
+
+
+def test_the_style_of_a_directory_is_that_of_the_files_it_holds(tmp_path):
+    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0, "--copies", 0)
+    run("calls", tmp_path, *flags, "--tools-style", "described")
+    run("sft", tmp_path, "--max-examples", 5)
+    assert tools_style(tmp_path) == "described"
+    run("calls", tmp_path, *flags)
+    assert tools_style(tmp_path) == "compact"
+    assert "tools_style" not in json.loads((tmp_path / "manifest.json").read_text())
+
+
+def test_a_manifest_without_commands_keeps_its_style(tmp_path):
+    old = {"domains": {}, "files": {"own.train.jsonl": {"rows": 1}}, "sources": {}, "tools_style": "described"}
+    (tmp_path / "manifest.json").write_text(json.dumps(old))
+    run("sft", tmp_path, "--max-examples", 5)
+    assert tools_style(tmp_path) == "described"
 
 
 def test_files_of_a_manifest_without_commands_stay(tmp_path):
