@@ -64,6 +64,7 @@ _OTHER_CODE = re.compile(
     r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
     re.MULTILINE,
 )
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # a domain names a file: no folder, and no dot, which ends the domain
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 
@@ -181,7 +182,7 @@ def _of_messages(row: Row, messages: list[dict[str, str]]) -> Row | str:
     tools = _offers_tools(messages)
     calls = tools or any(chat.CALL_TAG in answer for answer in answers)
     named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
-    domain = DOMAINS.get(named, named) or ("calls" if calls else domain_of(answers[0]))
+    domain = _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named)) or ("calls" if calls else domain_of(answers[0]))
     meta = {"tools_present": tools, "split": split_of(digest(split_key({"messages": messages})))}
     return conversation(turns[0]["content"], "\n".join(answers), domain, **meta) | {"messages": messages}
 

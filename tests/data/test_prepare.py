@@ -270,6 +270,21 @@ def test_the_domain_follows_from_the_answer(answer, domain):
     assert public_rows.domain_of(answer) == domain
 
 
+@pytest.mark.parametrize(
+    ("named", "domain"),
+    [("ai2/oasst1", "ai2_oasst1"), ("../escaped", "___escaped"), ("airoboros2.2", "airoboros2_2"), ("own-1", "own-1")],
+)
+def test_the_domain_that_a_row_names_is_a_file_in_the_directory(tmp_path, named, domain):
+    turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day to you."}]
+    path = write(tmp_path / "rows.jsonl", [{"messages": turns, "source": named}])
+    run("sft", tmp_path / "a" / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
+    (file,) = (file for file in tmp_path.rglob("*.jsonl") if file != path)
+    assert file.parent == tmp_path / "a" / "out" and file.name.partition(".")[0] == domain
+    assert rows_of(file)[0]["domain"] == domain
+    manifest = json.loads((tmp_path / "a" / "out" / "manifest.json").read_text())
+    assert set(manifest["domains"]) == ({domain} if ".train." in file.name else set())
+
+
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
     rows = [{**ALPACA, "instruction": f"Task {i}."} for i in range(18)] + [{**ALPACA, "output": ""}] * 2
     path = write(tmp_path / "alpaca.jsonl", rows)
