@@ -75,7 +75,7 @@ def evaluation_set(row: Row) -> str | None:
         return "the Berkeley Function Calling Leaderboard"
     if name.startswith("HumanEval/"):
         return "HumanEval"
-    if {"task_id", "code", "test_list"} <= keys and row["task_id"] in MBPP_HELD_OUT:
+    if {"task_id", "code", "test_list"} <= keys and whole_number(row["task_id"]) in MBPP_HELD_OUT:
         return "the test and validation splits of MBPP"
     if {"question", "choices", "answer"} <= keys:
         return "MMLU"
@@ -84,6 +84,11 @@ def evaluation_set(row: Row) -> str | None:
     if {"query", "response"} <= keys and _GSM8K_ANSWER.search(str(row["response"])):
         return GSM8K
     return None
+
+
+def whole_number(value: Any) -> Any:
+    """The number that a text of digits writes, as some files hold their numbers; any other value as it is."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:

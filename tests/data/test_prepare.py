@@ -336,6 +336,8 @@ BENCHMARKS = [
     ("calls", {"id": "live_simple_3", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
     ("sft", {"id": "simple_python_0", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
     ("sft", {"task_id": 11, "text": "t", "code": "c", "test_list": []}, "MBPP"),
+    ("sft", {"task_id": "11", "text": "t", "code": "c", "test_list": []}, "MBPP"),
+    ("code", {"task_id": "600", "text": "t", "code": "c", "test_list": []}, "MBPP"),
     ("corpus", {"task_id": 600, "text": "t", "code": "c", "test_list": []}, "MBPP"),
     ("corpus", {"task_id": "HumanEval/0", "prompt": "t", "code": "c"}, "HumanEval"),
     ("sft", {"question": "q", "subject": "s", "choices": ["a"], "answer": 0}, "MMLU"),

@@ -113,6 +113,14 @@ def test_only_mbpps_prompt_split_is_for_sft(tmp_path: Path) -> None:
             prepare(tmp_path, mbpp(number))
 
 
+def test_the_number_of_an_mbpp_row_may_be_text(tmp_path: Path) -> None:
+    made, counts = prepare(tmp_path, mbpp(2) | {"task_id": "2"}, mbpp(700) | {"task_id": "700"})
+    assert len(made) == 1 and counts["skipped"] == {"for_rl": 1}
+    for name in ("975", "two"):
+        with raising(DataError, repr(name), "1 to 974"):
+            prepare(tmp_path, mbpp(2) | {"task_id": name})
+
+
 def test_humaneval_never_becomes_training_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="HumanEval"):
         prepare(tmp_path, {"task_id": "HumanEval/0", "content": ADD})
