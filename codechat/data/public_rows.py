@@ -255,12 +255,13 @@ def _call_messages(row: Row, where: str, tools_style: str) -> list[dict[str, str
 
 
 def request_of(row: Row) -> str:
-    """What comes before the answer to predict: rows that share it are in the same split."""
+    """What comes before the answer to predict, with the tools on offer: rows that share it are in the same split."""
     return repr(row["messages"][: _answer_at(row["messages"])])
 
 
 def split_key(row: Row) -> str:
-    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its answers."""
+    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its answers, so the same
+    question with another answer may be in another split."""
     answers = "\n".join(m["content"] for m in row["messages"] if m["role"] == "assistant")
     return request_of(row) if chat.CALL_TAG in answers or _offers_tools(row["messages"]) else answers
 
