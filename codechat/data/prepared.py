@@ -1,8 +1,8 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
 Several commands may write into one directory; each replaces its own files and its own entries of the manifest, which notes the command of every
-file. A file that a command wrote before and does not write again is removed, since training reads all files. The manifest is written last, so
-it names only files that are there.
+file. A file of another command is never replaced. A file that a command wrote before and does not write again is removed, since training reads
+all files. The manifest is written last, so it names only files that are there.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def write(
     style, command = getattr(cfg, "tools_style", "compact"), _command(cfg)
     styled = described if style == "described" else dict
     files = {name: list(map(styled, rows)) for name, rows in files.items() if rows}
+    _require_own(out, files, manifest, command)
     out.mkdir(parents=True, exist_ok=True)
     earlier = _forget(manifest, command)
     for name, rows in files.items():
@@ -91,6 +92,15 @@ def _command(cfg: Any) -> str:
     """The command that settings belong to, such as "data calls"."""
     kind = type(cfg).__name__
     return next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
+
+
+def _require_own(out: Path, names: Iterable[str], manifest: dict[str, Any], command: str) -> None:
+    """DataError where another command wrote a file of one of these names: it would lose its rows and keep the rest of its files."""
+    for name in (f"{name}.jsonl" for name in names):
+        owner = manifest["files"].get(name, {}).get("command", command)
+        if owner != command:
+            found = f"{out / name} was written by codechat {owner}, and codechat {command} has rows for a file of that name"
+            raise DataError(f"{found}; each needs files of its own; choose another --out")
 
 
 def _forget(manifest: dict[str, Any], command: str) -> set[str]:

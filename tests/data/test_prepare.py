@@ -129,6 +129,17 @@ def test_a_command_removes_its_files_that_it_does_not_write_again(tmp_path):
     assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(manifest["domains"])
 
 
+def test_a_file_of_another_command_is_not_replaced(tmp_path):
+    run("calls", tmp_path / "out", "--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    call = chat.format_call("mix", {"a": "red"})
+    rows = [[("user", f"Mix {n}."), ("assistant", call), ("assistant", f"Done {n}.")] for n in range(60)]
+    turns = [{"messages": [{"role": role, "content": text} for role, text in row]} for row in rows]
+    with pytest.raises(DataError, match=r"calls.train.jsonl.*codechat data calls.*codechat data sft.*--out"):
+        run("sft", tmp_path / "out", "--source", write(tmp_path / "rows.jsonl", turns))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_the_style_of_a_directory_is_that_of_the_files_it_holds(tmp_path):
     flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0, "--copies", 0)
     run("calls", tmp_path, *flags, "--tools-style", "described")
