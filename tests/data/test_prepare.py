@@ -464,7 +464,9 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
             ConfigError,
             "neutral-share 0.9.*negatives-share 0.3",
         ),
-        (["corpus", "--val-share", "2"], ConfigError, "val-share.* 2"),
+        (["corpus", "--val-share", "2"], ConfigError, "is 2.*val-share"),
+        (["corpus", "--val-share", "0", "--max-tokens", "100"], ConfigError, "is 0.*above 0.*val-share"),
+        (["corpus", "--val-share", "1", "--max-tokens", "100"], ConfigError, "is 1.*below 1.*val-share"),
         (
             ["corpus", "--source", "nowhere"],
             MissingFile,
