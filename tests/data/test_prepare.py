@@ -411,6 +411,8 @@ def test_glaive_rows_that_cannot_be_read_have_a_reason():
     assert isinstance(glaive.conversation(glaive_row(f"Sure. {called}\n{called} \n")), list)
     assert glaive.conversation({**good, "chat": "nothing"}) == "no_turns"
     assert glaive.conversation({**good, "chat": "USER: hi"}) == "no_assistant"
+    assert glaive.conversation({**good, "chat": None}) == "no_turns"
+    assert glaive.conversation({**good, "system": None}) == glaive.conversation({"chat": good["chat"]}) == "unreadable_tools"
     no_tools = {**good, "system": "SYSTEM: You have no access to external functions.\n\n\n"}
     assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
 
