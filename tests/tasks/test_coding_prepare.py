@@ -126,6 +126,24 @@ def test_humaneval_never_becomes_training_data(tmp_path: Path) -> None:
         prepare(tmp_path, {"task_id": "HumanEval/0", "content": ADD})
 
 
+def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
+    good = {"instruction": "Add two numbers.", "input": None, "output": ADD}
+    rows = [
+        good | {"instruction": 5},
+        good | {"input": ["x"]},
+        good | {"output": ["x"]},
+        {"content": 5},
+        {"problem-description": "Add.", "input-specification": 5, "code": ADD},
+        {"problem-description": "Add.", "code": 5},
+        mbpp(2) | {"text": 5},
+        mbpp(2) | {"test_list": None},
+        mbpp(2) | {"test_list": [5]},
+        mbpp(2) | {"code": None},
+    ]
+    made, counts = prepare(tmp_path, good, *rows, words=("--max-lost", "1"))
+    assert len(made) == 1 and counts["dropped"] == {"no_request": 6, "no_answer": 4} and not counts["skipped"]
+
+
 def test_many_lost_rows_and_unknown_columns_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no_answer"):
         prepare(tmp_path, {"instruction": "a", "output": ADD}, {"instruction": "a", "output": ""})
