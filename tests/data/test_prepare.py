@@ -309,6 +309,14 @@ def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_not
     assert manifest["sources"]["alpaca.jsonl"] == {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
 
 
+def test_a_damaged_archive_is_a_user_error(tmp_path):
+    packed = bytearray(gzip.compress(json.dumps(ALPACA).encode()))
+    packed[10] = 0b111  # after the header of ten bytes: a kind of block that does not exist
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"a.jsonl.gz.*damaged.*fetch it again"):
+        list(sources.local_rows(tmp_path))
+
+
 def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write(json.dumps(ALPACA) + "\n")
