@@ -47,7 +47,11 @@ def reasons(names: Iterable[str], cfg: Any) -> dict[str, float]:
 
 
 def require_kind(out: Path, kind: str) -> None:
-    """DataError where a directory holds a corpus and should hold conversations, or the other way round: each has its own manifest."""
+    """DataError where a directory holds a corpus and should hold conversations, or the other way round: each has its own manifest. Also
+    where `out` or a folder above it is a file."""
+    found = next((place for place in (out, *out.parents) if place.exists()), None)
+    if found is not None and not found.is_dir():
+        raise DataError(f"{found} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
     path = out / corpus.MANIFEST
     if path.exists() and ("domains" in config.read_json(path)) != (kind == "conversations"):
         other = "a corpus" if kind == "conversations" else "conversations"

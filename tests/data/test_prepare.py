@@ -464,6 +464,16 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
         run("corpus", prepared, "--max-tokens", "20000")
 
 
+@pytest.mark.parametrize("kind", ["corpus", "sft", "calls", "micro"])
+def test_a_file_in_the_place_of_the_directory_is_a_user_error(tmp_path, kind):
+    file = tmp_path / "out"
+    file.write_text("mine")
+    for out in (file, file / "below"):
+        with pytest.raises(DataError, match=r"out is a file.*--out"):
+            run(kind, out)
+    assert file.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
