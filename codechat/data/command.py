@@ -16,7 +16,8 @@ Sources: `embedded` needs no network; `hub` streams github-code-clean, python_co
 CodeAlpaca, or glaive-function-calling-v2; a path is read by its columns. Each command prints how many rows
 it kept, skipped by a rule, and lost, with reasons; above a loss of --max-lost it stops and writes nothing.
 
-sft, calls, code, micro, apps, reasoning, repair and appworld may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json.
+sft, calls, code, micro, apps, reasoning, repair and appworld may share a directory: each writes DOMAIN.SPLIT.jsonl and its own entries of manifest.json,
+and removes those that it wrote before and does not write again. A file of another command is an error.
 """
 
 from __future__ import annotations

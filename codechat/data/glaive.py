@@ -59,13 +59,16 @@ def tools(system: str) -> list[dict[str, Any]]:
 
 def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
     """Messages with the tools listed in `tools_style` (see `chat.tools_prompt`) and every call in canonical form; or a reason of `REASONS`."""
-    messages = turns(row["chat"])
+    chat_cell, system_cell = row.get("chat"), row.get("system")
+    messages = turns(chat_cell) if isinstance(chat_cell, str) else []
     if not messages:
         return "no_turns"
     if not any(m["role"] == "assistant" for m in messages):
         return "no_assistant"
+    if not isinstance(system_cell, str):
+        return "unreadable_tools"
     try:
-        offered = tools(row["system"])
+        offered = tools(system_cell)
         listed = chat.tools_prompt(offered, tools_style) if offered else ""
     except ValueError:  # not JSON, or a DataError: a schema that cannot be listed
         return "unreadable_tools"
@@ -77,7 +80,7 @@ def conversation(row: Row, tools_style: str = "compact") -> list[Message] | str:
             if content is None:
                 return "unreadable_call"
             message["content"] = content
-    system = listed or row["system"].removeprefix("SYSTEM:").strip()
+    system = listed or system_cell.removeprefix("SYSTEM:").strip()
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 

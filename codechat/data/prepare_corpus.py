@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from codechat.core.config import opt
+from codechat.core.errors import ConfigError
 from codechat.data import corpus, public_rows, sources
 from codechat.data.prepared import check_shares, print_ledgers, reasons, require_kind
 from codechat.data.sources import Document, Ledger
@@ -34,7 +35,10 @@ class CorpusConfig:
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
 
     def __post_init__(self) -> None:
-        check_shares(self, "val_share", "max_lost")
+        check_shares(self, "max_lost")
+        if not 0 < self.val_share < 1:  # training and validation both need a part
+            required = "it must be a share above 0 and below 1"
+            raise ConfigError(f"val_share is {self.val_share}; {required}; correct --val-share")
 
 
 def prepare_corpus(cfg: CorpusConfig) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A prepared directory of conversations: its files, its manifest, and the printed tables of what was kept and dropped.
 
-Several commands may write into one directory; each replaces its own files and its own entries of the manifest. The manifest is written last, so
-it names only files that are there.
+Several commands may write into one directory; each replaces its own files and its own entries of the manifest, which notes the command of every
+file. A file of another command is never replaced. A file that a command wrote before and does not write again is removed, since training reads
+all files. The manifest is written last, so it names only files that are there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.table import Table
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.errors import ConfigError, DataError
+from codechat.core.registry import PREPARATIONS
 from codechat.data import conversations, corpus, sources
 from codechat.data.sources import Ledger
 from codechat.data.synthetic import SPLITS as SPLITS
@@ -45,7 +47,11 @@ def reasons(names: Iterable[str], cfg: Any) -> dict[str, float]:
 
 
 def require_kind(out: Path, kind: str) -> None:
-    """DataError where a directory holds a corpus and should hold conversations, or the other way round: each has its own manifest."""
+    """DataError where a directory holds a corpus and should hold conversations, or the other way round: each has its own manifest. Also
+    where `out` or a folder above it is a file."""
+    found = next((place for place in (out, *out.parents) if place.exists()), None)
+    if found is not None and not found.is_dir():
+        raise DataError(f"{found} is a file; --out {out} must be a directory, or not exist yet; choose another --out")
     path = out / corpus.MANIFEST
     if path.exists() and ("domains" in config.read_json(path)) != (kind == "conversations"):
         other = "a corpus" if kind == "conversations" else "conversations"
@@ -59,26 +65,69 @@ def write(
     entries of the manifest."""
     path = out / corpus.MANIFEST
     manifest = config.read_json(path) if path.exists() else {"domains": {}, "files": {}, "sources": {}}
-    styled = described if getattr(cfg, "tools_style", None) == "described" else dict
+    style, command = getattr(cfg, "tools_style", "compact"), _command(cfg)
+    styled = described if style == "described" else dict
     files = {name: list(map(styled, rows)) for name, rows in files.items() if rows}
+    _require_own(out, files, manifest, command)
     out.mkdir(parents=True, exist_ok=True)
+    earlier = _forget(manifest, command)
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(out / f"{name}.jsonl", text.encode("utf-8", "replace").decode())  # no lone surrogates
-        manifest["files"][f"{name}.jsonl"] = {"rows": len(rows), "sha256": sources.digest(text)}
+        fact = {"rows": len(rows), "sha256": sources.digest(text), "command": command}
+        manifest["files"][f"{name}.jsonl"] = fact | ({} if style == "compact" else {"tools_style": style})
+    for name in earlier - manifest["files"].keys():
+        (out / name).unlink(missing_ok=True)
     tok = tokenizer.load(cfg.tokenizer)
     preview((row for rows in files.values() for row in rows), getattr(cfg, "preview", 0), tok)
     counted = _supervised(files, tok)
     manifest["domains"] |= counted
     manifest |= measured
-    if getattr(cfg, "tools_style", "compact") != "compact":
-        manifest["tools_style"] = cfg.tools_style
+    _note_style(manifest, style)
     for ledger in ledgers:
         counts = {"kept": ledger.kept, "dropped": dict(ledger.lost), "skipped": dict(ledger.skipped)}
         manifest["sources"][ledger.source] = counts
     write_atomic(path, json.dumps(manifest, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     print_files(manifest["files"], counted, cfg.tokenizer)
     return manifest
+
+
+def _command(cfg: Any) -> str:
+    """The command that settings belong to, such as "data calls"."""
+    kind = type(cfg).__name__
+    return next((entry.command for entry in PREPARATIONS.values() if entry.config == kind), kind)
+
+
+def _require_own(out: Path, names: Iterable[str], manifest: dict[str, Any], command: str) -> None:
+    """DataError where another command wrote a file of one of these names: it would lose its rows and keep the rest of its files."""
+    for name in (f"{name}.jsonl" for name in names):
+        owner = manifest["files"].get(name, {}).get("command", command)
+        if owner != command:
+            found = f"{out / name} was written by codechat {owner}, and codechat {command} has rows for a file of that name"
+            raise DataError(f"{found}; each needs files of its own; choose another --out")
+
+
+def _forget(manifest: dict[str, Any], command: str) -> set[str]:
+    """Take the files of a command, with their domains, out of the manifest; their names. Of a file of an older manifest the command is unknown,
+    so it stays."""
+    names = {name for name, entry in manifest["files"].items() if entry.get("command") == command}
+    for name in names:
+        del manifest["files"][name]
+        manifest["domains"].pop(name.partition(".")[0], None)
+    return names
+
+
+def _note_style(manifest: dict[str, Any], style: str) -> None:
+    """Set the manifest's `tools_style` to the style that its files have, that of the rows just written first; none where all are compact. Files of
+    an older manifest do not say their style: what it said stays."""
+    entries = manifest["files"].values()
+    before = manifest.pop("tools_style", "compact")
+    known = {entry["tools_style"] for entry in entries if "tools_style" in entry}
+    if any("command" not in entry for entry in entries):
+        known.add(before)
+    known.discard("compact")
+    if known:
+        manifest["tools_style"] = next(found for found in (style, before, min(known)) if found in known)
 
 
 def tools_style(directory: Path | str) -> str:

@@ -64,6 +64,7 @@ _OTHER_CODE = re.compile(
     r"[;{}]\s*$|^\s*(#!|#include|function |public |SELECT |<\w+|var |const |let |echo |\$ )|</\w+>",
     re.MULTILINE,
 )
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")  # a domain names a file: no folder, and no dot, which ends the domain
 _FENCE = re.compile(r"```(?:python|py)?\n(.*?)```", re.DOTALL)
 
 
@@ -74,7 +75,7 @@ def evaluation_set(row: Row) -> str | None:
         return "the Berkeley Function Calling Leaderboard"
     if name.startswith("HumanEval/"):
         return "HumanEval"
-    if {"task_id", "code", "test_list"} <= keys and row["task_id"] in MBPP_HELD_OUT:
+    if {"task_id", "code", "test_list"} <= keys and whole_number(row["task_id"]) in MBPP_HELD_OUT:
         return "the test and validation splits of MBPP"
     if {"question", "choices", "answer"} <= keys:
         return "MMLU"
@@ -83,6 +84,11 @@ def evaluation_set(row: Row) -> str | None:
     if {"query", "response"} <= keys and _GSM8K_ANSWER.search(str(row["response"])):
         return GSM8K
     return None
+
+
+def whole_number(value: Any) -> Any:
+    """The number that a text of digits writes, as some files hold their numbers; any other value as it is."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def reject_benchmark_rows(rows: Iterable[Row], origin: str) -> Iterator[Row]:
@@ -181,7 +187,7 @@ def _of_messages(row: Row, messages: list[dict[str, str]]) -> Row | str:
     tools = _offers_tools(messages)
     calls = tools or any(chat.CALL_TAG in answer for answer in answers)
     named = next((value for key in ("domain", "source") if isinstance(value := row.get(key), str) and value), "")
-    domain = DOMAINS.get(named, named) or ("calls" if calls else domain_of(answers[0]))
+    domain = _NOT_IN_A_NAME.sub("_", DOMAINS.get(named, named)) or ("calls" if calls else domain_of(answers[0]))
     meta = {"tools_present": tools, "split": split_of(digest(split_key({"messages": messages})))}
     return conversation(turns[0]["content"], "\n".join(answers), domain, **meta) | {"messages": messages}
 
@@ -249,12 +255,13 @@ def _call_messages(row: Row, where: str, tools_style: str) -> list[dict[str, str
 
 
 def request_of(row: Row) -> str:
-    """What comes before the answer to predict: rows that share it are in the same split."""
+    """What comes before the answer to predict, with the tools on offer: rows that share it are in the same split."""
     return repr(row["messages"][: _answer_at(row["messages"])])
 
 
 def split_key(row: Row) -> str:
-    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its answers."""
+    """What decides the split of a conversation: the request where tools are in play, since calls repeat, else its answers, so the same
+    question with another answer may be in another split."""
     answers = "\n".join(m["content"] for m in row["messages"] if m["role"] == "assistant")
     return request_of(row) if chat.CALL_TAG in answers or _offers_tools(row["messages"]) else answers
 

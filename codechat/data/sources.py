@@ -20,6 +20,7 @@ import sysconfig
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,7 +216,7 @@ def text_rule(text: str) -> str | None:
 
 
 def open_text(path: Path) -> Iterator[str]:
-    """Lines of a text file, plain or .gz. Raises MissingFile, DataError (not UTF-8, truncated archive)."""
+    """Lines of a text file, plain or .gz. Raises MissingFile, DataError (not UTF-8, truncated or damaged archive)."""
     if not path.exists():
         raise MissingFile(f"{path} does not exist; check --source")
     opener = gzip.open if path.suffix == ".gz" else open
@@ -224,8 +225,8 @@ def open_text(path: Path) -> Iterator[str]:
             yield from lines
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is a truncated or foreign archive ({error}); fetch it again") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is a truncated, damaged or foreign archive ({error}); fetch it again") from None
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

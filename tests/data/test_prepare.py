@@ -16,7 +16,7 @@ import pytest
 
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data import command, conversations, corpus, glaive, public_rows, sources, synthetic
-from codechat.data.prepared import SPLITS
+from codechat.data.prepared import SPLITS, tools_style
 from codechat.data.sources import Ledger
 from codechat.evaluation.behaviour_probes import CELLS, cell_of
 from codechat.text import chat, tokenizer
@@ -115,6 +115,57 @@ def test_preparing_again_gives_the_same_bytes(prepared, tmp_path):
     run("sft", tmp_path / "x", "--max-examples", 400)
     for file in [*(tmp_path / "x").glob("*.jsonl"), tmp_path / "x" / "manifest.json"]:
         assert file.read_bytes() == (prepared / file.name).read_bytes()
+
+
+def test_a_command_removes_its_files_that_it_does_not_write_again(tmp_path):
+    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
+    run("calls", tmp_path, *flags, "--copies", 5, "--lookups", 5)
+    run("sft", tmp_path, "--max-examples", 5)
+    (tmp_path / "own.train.jsonl").write_text((tmp_path / "copy.train.jsonl").read_text())
+    run("calls", tmp_path, *flags, "--copies", 0)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    left = {path.name for path in tmp_path.glob("*.jsonl")}
+    assert not {name for name in left if name.startswith(("copy", "lookup"))}
+    assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(manifest["domains"])
+
+
+def test_a_file_of_another_command_is_not_replaced(tmp_path):
+    run("calls", tmp_path / "out", "--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    call = chat.format_call("mix", {"a": "red"})
+    rows = [[("user", f"Mix {n}."), ("assistant", call), ("assistant", f"Done {n}.")] for n in range(60)]
+    turns = [{"messages": [{"role": role, "content": text} for role, text in row]} for row in rows]
+    with pytest.raises(DataError, match=r"calls.train.jsonl.*codechat data calls.*codechat data sft.*--out"):
+        run("sft", tmp_path / "out", "--source", write(tmp_path / "rows.jsonl", turns))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_the_style_of_a_directory_is_that_of_the_files_it_holds(tmp_path):
+    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0, "--copies", 0)
+    run("calls", tmp_path, *flags, "--tools-style", "described")
+    run("sft", tmp_path, "--max-examples", 5)
+    assert tools_style(tmp_path) == "described"
+    run("calls", tmp_path, *flags)
+    assert tools_style(tmp_path) == "compact"
+    assert "tools_style" not in json.loads((tmp_path / "manifest.json").read_text())
+
+
+def test_a_manifest_without_commands_keeps_its_style(tmp_path):
+    old = {"domains": {}, "files": {"own.train.jsonl": {"rows": 1}}, "sources": {}, "tools_style": "described"}
+    (tmp_path / "manifest.json").write_text(json.dumps(old))
+    run("sft", tmp_path, "--max-examples", 5)
+    assert tools_style(tmp_path) == "described"
+
+
+def test_files_of_a_manifest_without_commands_stay(tmp_path):
+    flags = ("--max-examples", 5, "--problems", 5, "--eval-examples", 5, "--probes", 0)
+    run("calls", tmp_path, *flags, "--copies", 5)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for entry in manifest["files"].values():
+        entry.pop("command", None)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    run("calls", tmp_path, *flags, "--copies", 0)
+    assert (tmp_path / "copy.train.jsonl").exists()
 
 
 def test_an_embedded_corpus_is_made_within_its_limit_and_excludes_this_project(tmp_path, capsys):
@@ -230,6 +281,21 @@ def test_the_domain_follows_from_the_answer(answer, domain):
     assert public_rows.domain_of(answer) == domain
 
 
+@pytest.mark.parametrize(
+    ("named", "domain"),
+    [("ai2/oasst1", "ai2_oasst1"), ("../escaped", "___escaped"), ("airoboros2.2", "airoboros2_2"), ("own-1", "own-1")],
+)
+def test_the_domain_that_a_row_names_is_a_file_in_the_directory(tmp_path, named, domain):
+    turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day to you."}]
+    path = write(tmp_path / "rows.jsonl", [{"messages": turns, "source": named}])
+    run("sft", tmp_path / "a" / "out", "--source", path, "--neutral-share", 0, "--negatives-share", 0)
+    (file,) = (file for file in tmp_path.rglob("*.jsonl") if file != path)
+    assert file.parent == tmp_path / "a" / "out" and file.name.partition(".")[0] == domain
+    assert rows_of(file)[0]["domain"] == domain
+    manifest = json.loads((tmp_path / "a" / "out" / "manifest.json").read_text())
+    assert set(manifest["domains"]) == ({domain} if ".train." in file.name else set())
+
+
 def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_nothing(tmp_path, capsys):
     rows = [{**ALPACA, "instruction": f"Task {i}."} for i in range(18)] + [{**ALPACA, "output": ""}] * 2
     path = write(tmp_path / "alpaca.jsonl", rows)
@@ -241,6 +307,14 @@ def test_a_loss_above_its_share_stops_the_source_prints_the_table_and_writes_not
     run("sft", tmp_path / "out", "--source", path, "--max-lost", 0.2)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["sources"]["alpaca.jsonl"] == {"kept": 18, "dropped": {"no_answer": 2}, "skipped": {}}
+
+
+def test_a_damaged_archive_is_a_user_error(tmp_path):
+    packed = bytearray(gzip.compress(json.dumps(ALPACA).encode()))
+    packed[10] = 0b111  # after the header of ten bytes: a kind of block that does not exist
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"a.jsonl.gz.*damaged.*fetch it again"):
+        list(sources.local_rows(tmp_path))
 
 
 def test_jsonl_gz_and_a_directory_of_files_are_read(tmp_path):
@@ -281,6 +355,8 @@ BENCHMARKS = [
     ("calls", {"id": "live_simple_3", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
     ("sft", {"id": "simple_python_0", "question": "[]", "functions": "[]", "ground_truth": "[]"}, "Berkeley"),
     ("sft", {"task_id": 11, "text": "t", "code": "c", "test_list": []}, "MBPP"),
+    ("sft", {"task_id": "11", "text": "t", "code": "c", "test_list": []}, "MBPP"),
+    ("code", {"task_id": "600", "text": "t", "code": "c", "test_list": []}, "MBPP"),
     ("corpus", {"task_id": 600, "text": "t", "code": "c", "test_list": []}, "MBPP"),
     ("corpus", {"task_id": "HumanEval/0", "prompt": "t", "code": "c"}, "HumanEval"),
     ("sft", {"question": "q", "subject": "s", "choices": ["a"], "answer": 0}, "MMLU"),
@@ -343,6 +419,8 @@ def test_glaive_rows_that_cannot_be_read_have_a_reason():
     assert isinstance(glaive.conversation(glaive_row(f"Sure. {called}\n{called} \n")), list)
     assert glaive.conversation({**good, "chat": "nothing"}) == "no_turns"
     assert glaive.conversation({**good, "chat": "USER: hi"}) == "no_assistant"
+    assert glaive.conversation({**good, "chat": None}) == "no_turns"
+    assert glaive.conversation({**good, "system": None}) == glaive.conversation({"chat": good["chat"]}) == "unreadable_tools"
     no_tools = {**good, "system": "SYSTEM: You have no access to external functions.\n\n\n"}
     assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
 
@@ -386,6 +464,16 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
         run("corpus", prepared, "--max-tokens", "20000")
 
 
+@pytest.mark.parametrize("kind", ["corpus", "sft", "calls", "micro"])
+def test_a_file_in_the_place_of_the_directory_is_a_user_error(tmp_path, kind):
+    file = tmp_path / "out"
+    file.write_text("mine")
+    for out in (file, file / "below"):
+        with pytest.raises(DataError, match=r"out is a file.*--out"):
+            run(kind, out)
+    assert file.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
@@ -396,7 +484,9 @@ def test_a_corpus_and_conversations_do_not_overwrite_each_other(tmp_path, prepar
             ConfigError,
             "neutral-share 0.9.*negatives-share 0.3",
         ),
-        (["corpus", "--val-share", "2"], ConfigError, "val-share.* 2"),
+        (["corpus", "--val-share", "2"], ConfigError, "is 2.*val-share"),
+        (["corpus", "--val-share", "0", "--max-tokens", "100"], ConfigError, "is 0.*above 0.*val-share"),
+        (["corpus", "--val-share", "1", "--max-tokens", "100"], ConfigError, "is 1.*below 1.*val-share"),
         (
             ["corpus", "--source", "nowhere"],
             MissingFile,

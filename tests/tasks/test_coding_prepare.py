@@ -113,9 +113,35 @@ def test_only_mbpps_prompt_split_is_for_sft(tmp_path: Path) -> None:
             prepare(tmp_path, mbpp(number))
 
 
+def test_the_number_of_an_mbpp_row_may_be_text(tmp_path: Path) -> None:
+    made, counts = prepare(tmp_path, mbpp(2) | {"task_id": "2"}, mbpp(700) | {"task_id": "700"})
+    assert len(made) == 1 and counts["skipped"] == {"for_rl": 1}
+    for name in ("975", "two"):
+        with raising(DataError, repr(name), "1 to 974"):
+            prepare(tmp_path, mbpp(2) | {"task_id": name})
+
+
 def test_humaneval_never_becomes_training_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="HumanEval"):
         prepare(tmp_path, {"task_id": "HumanEval/0", "content": ADD})
+
+
+def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
+    good = {"instruction": "Add two numbers.", "input": None, "output": ADD}
+    rows = [
+        good | {"instruction": 5},
+        good | {"input": ["x"]},
+        good | {"output": ["x"]},
+        {"content": 5},
+        {"problem-description": "Add.", "input-specification": 5, "code": ADD},
+        {"problem-description": "Add.", "code": 5},
+        mbpp(2) | {"text": 5},
+        mbpp(2) | {"test_list": None},
+        mbpp(2) | {"test_list": [5]},
+        mbpp(2) | {"code": None},
+    ]
+    made, counts = prepare(tmp_path, good, *rows, words=("--max-lost", "1"))
+    assert len(made) == 1 and counts["dropped"] == {"no_request": 6, "no_answer": 4} and not counts["skipped"]
 
 
 def test_many_lost_rows_and_unknown_columns_are_user_errors(tmp_path: Path) -> None:

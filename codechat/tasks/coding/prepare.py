@@ -158,7 +158,8 @@ def _rule(row: Row, cfg: CodeConfig, tok: tokenizer.Tokenizer) -> str | None:
 def program_of(row: Row, cfg: CodeConfig) -> Row | str:
     """A conversation of request and program, a rule that skips the row, or one of REASONS."""
     columns = {"test_list": _from_mbpp, "problem-description": _from_codeforces, "content": _from_stack}
-    found = next((make for column, make in columns.items() if column in row), _from_alpaca)(row, cfg)
+    make = next((make for column, make in columns.items() if column in row), _from_alpaca)
+    found = _no_text(row, *TEXT_COLUMNS[make]) or make(row, cfg)
     if isinstance(found, str):
         return found
     request, code = (part.replace("\r\n", "\n").strip() for part in found)
@@ -167,10 +168,22 @@ def program_of(row: Row, cfg: CodeConfig) -> Row | str:
     return synthetic.row(request, code, DOMAIN, asked="code")
 
 
+def _no_text(row: Row, asked: Iterable[str], answered: Iterable[str]) -> str | None:
+    """The reason of REASONS where a column of the request or of the answer holds something that is no text; None where all do, or hold nothing."""
+    for reason, columns in zip(REASONS, (asked, answered), strict=True):
+        if any(not isinstance(row.get(column) or "", str) for column in columns):
+            return reason
+    return None
+
+
 def _from_mbpp(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
     if mbpp_split(row["task_id"]) != "prompt":
         return "for_rl"  # evaluation rows were rejected before
-    return mbpp_request(row), row["code"]
+    tests = row["test_list"]
+    shown = isinstance(tests, list) and all(isinstance(test, str) for test in tests)
+    if not shown or not (row.get("text") or row.get("prompt")):
+        return "no_request"
+    return mbpp_request(row), row["code"] or ""
 
 
 def _from_codeforces(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
@@ -205,6 +218,15 @@ def _from_alpaca(row: Row, cfg: CodeConfig) -> tuple[str, str] | str:
     if answer.strip() and (not code or synthetic.parsed(code) is None):
         return "no_python"
     return request, code
+
+
+# for each layout the columns of the request and of the answer
+TEXT_COLUMNS = {
+    _from_mbpp: (("text", "prompt"), ("code",)),
+    _from_codeforces: (("problem-description", "input-specification", "output-specification"), ("code",)),
+    _from_stack: ((), ("content",)),
+    _from_alpaca: (("instruction", "input"), ("output",)),
+}
 
 
 # ---- code questions and plain chat

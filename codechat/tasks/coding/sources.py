@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.data.public_rows import whole_number
 from codechat.data.sources import hub_rows, local_rows, require_columns
 from codechat.sandbox import entry_points_of
 from codechat.tasks.base import SPLITS, Problem, problem_of
@@ -105,12 +106,12 @@ def _problems(name: str, rows: Iterable[Row], origin: str) -> list[Problem]:
     return found
 
 
-def mbpp_split(task_id: int) -> str:
-    """The split of a task_id. ValueError for a number that MBPP does not have."""
+def mbpp_split(task_id: Any) -> str:
+    """The split of a task_id. DataError for a number that MBPP does not have."""
     for split, numbers in MBPP_SPLITS.items():
-        if task_id in numbers:
+        if whole_number(task_id) in numbers:
             return split
-    raise ValueError(f"task_id {task_id} is not one of MBPP's (1 to 974)")
+    raise DataError(f"task_id {task_id!r} is not one of MBPP's; required is a number from 1 to 974; correct the row")
 
 
 def _mbpp(row: Row) -> Problem:
