@@ -571,6 +571,35 @@ def test_real_rows_are_scored_in_a_copy_of_the_checkout(
     assert run_git(repo, "rev-parse", "HEAD").strip() == checkout["base_commit"]
 
 
+@pytest.mark.parametrize("path", ["./tests/test_cart.py", "tests//test_cart.py", "tests/./test_cart.py"])
+def test_another_spelling_of_a_test_file_is_the_same_file(checkout: dict[str, Any], tmp_path: Path, path: str) -> None:
+    task = real(tmp_path, checkout)
+    (problem,) = task.problems("test")
+    cheat = "import shop.cart\nshop.cart.total = lambda xs: 3 if xs else 0\n\n\ndef test_count():"
+    score = task.score(problem, block(path, "def test_count():", cheat))
+    assert (score.tier, score.reward) == ("tampers", 0.0)
+    assert task.score(problem, block("./shop/cart.py", "    return sum(xs) + 1", "    return sum(xs)")).correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        block("shop/", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),  # a folder
+        block("shop/cart.py/x.py", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),  # below a file
+        block("shop/cart.py", "    return len(xs)", "    return len(xs)  # \ud800"),  # half a character
+        block("shop/\ud800.py", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),
+        block(".git/config", "[core]", "[core"),  # no git command would run after it
+        block("tests/more", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),  # the test patch has a folder of this name
+    ],
+)
+def test_an_edit_that_cannot_be_written_is_unapplied(checkout: dict[str, Any], tmp_path: Path, text: str) -> None:
+    more = "diff --git a/tests/more/a.txt b/tests/more/a.txt\nnew file mode 100644\n--- /dev/null\n+++ b/tests/more/a.txt\n@@ -0,0 +1 @@\n+a\n"
+    task = real(tmp_path, checkout | {"test_patch": checkout["test_patch"] + more})
+    (problem,) = task.problems("test")
+    score = task.score(problem, text)
+    assert (score.tier, score.reward) == ("unapplied", 0.05) and score.parts["reason"]
+
+
 def test_a_run_that_hangs_ends(checkout: dict[str, Any], tmp_path: Path) -> None:
     task = real(tmp_path, checkout, timeout_s=3.0)
     (problem,) = task.problems("test")
