@@ -211,6 +211,14 @@ def test_the_rungs_in_their_order() -> None:
     )
 
 
+@pytest.mark.parametrize("sign", ["é", "\U0001f600", "\\U0001f600", "'\"\\", "\ud800"], ids=ascii)
+def test_a_repair_with_an_unusual_character_is_a_repair(sign: str) -> None:
+    """Except for half a character, which no Python file can hold."""
+    problem = PROBLEMS[0]
+    score = EDITS.score(problem, fixed(problem, replace=f"{problem.gold['fix']['replace']}  # {sign}"))
+    assert score.tier == ("applied" if sign == "\ud800" else "resolved"), score.parts
+
+
 def test_counts_become_rewards() -> None:
     assert scoring.of_counts(0, 3, 4, 4).reward == pytest.approx(0.15)
     assert scoring.of_counts(1, 2, 4, 4) == scoring.Score(
