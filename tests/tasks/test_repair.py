@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,39 @@ def test_repeated_lines_need_a_line_number() -> None:
 )
 def test_text_without_an_edit_has_no_changes(text: str) -> None:
     assert parse(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 150_000,
+        "\t x" * 50_000,
+        "a\n<<<<< SEARCH\n" * 6000 + "=====\n" * 6000,
+        "a\n<<<<< SEARCH\n=====\n" * 6000,
+        "a\n```\n<<<<< SEARCH\n" * 6000,
+    ],
+    ids=["blanks", "blanks and text", "nothing replaced", "dividers", "fences"],
+)
+def test_a_long_text_without_an_edit_is_read_at_once(text: str) -> None:
+    """Each takes seconds to hours where a line is read again for each line before it."""
+    before = time.process_time()
+    assert parse(text) == []
+    assert time.process_time() - before < 5
+
+
+def test_a_block_takes_the_nearest_lines_that_fit() -> None:
+    text = (
+        "<<<<<<< SEARCH\n"  # the first line: no path above it, so it is read as one
+        "<<<<<<< SEARCH\na\n=======\nb\n=======\n<<<<<<< SEARCH\n>>>>> REPLACE x.py\n"
+        "<<<<<<< SEARCH\n=======\n>>>>>>> REPLACE\n"  # the end of a block is no path
+        "y.py\n```\n<<<<< SEARCH \n========= \n>>>>>>>>>> REPLACE\n>>>>>>>>> REPLACE\n"
+        "```py\n<<<<< SEARCH\nc\n=====\n>>>>> REPLACE"
+    )
+    assert parse(text) == [
+        Change("<<<<<<< SEARCH", ("a",), ("b", "=======", "<<<<<<< SEARCH")),
+        Change("y.py", None, (">>>>>>>>>> REPLACE",)),
+        Change("py", ("c",), ()),
+    ]
 
 
 # ---------------------------------------------------------------- generated repositories
