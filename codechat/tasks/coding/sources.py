@@ -54,7 +54,9 @@ class np:
     @staticmethod
     def allclose(a, b, rtol=1e-5, atol=1e-8):
         if isinstance(b, (list, tuple)):
-            return len(a) == len(b) and all(np.allclose(x, y, rtol, atol) for x, y in zip(a, b))
+            # The pairs count too: a program's object may claim a length and give no items.
+            same = len(a) == len(b) == len(pairs := [*zip(a, b)])
+            return same and all(np.allclose(x, y, rtol, atol) for x, y in pairs)
         return a == b or abs(a - b) <= atol + rtol * abs(b)
 """
 

@@ -23,10 +23,8 @@ from typing import NamedTuple
 
 Files = Mapping[str, str]
 LONGEST = 200_000  # characters of a completion that are read
-_BLOCK = re.compile(
-    r"^[ \t]*(?P<path>[^\n]*\S)[ \t]*\n(?:```\w*\n)?<{5,9} SEARCH[ \t]*\n(?P<old>(?:.*\n)*?)={5,9}[ \t]*\n(?P<new>(?:.*\n)*?)>{5,9} REPLACE",
-    re.MULTILINE,
-)
+_FENCE, _SEARCH, _DIVIDER = (re.compile(line + r"\Z") for line in (r"```\w*", r"<{5,9} SEARCH[ \t]*", r"={5,9}[ \t]*"))
+_REPLACE = re.compile(r">{5,9} REPLACE")  # more may follow in its line
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 # What decides which tests run and how: not the policy's to change.
 _SETTINGS = frozenset(
@@ -49,14 +47,44 @@ class Change(NamedTuple):
 
 def parse(text: str) -> list[Change]:
     """The changes of a completion, in order; empty where it holds none that can be read."""
-    text = text[:LONGEST].replace("\r\n", "\n") + "\n"
-    found = [_of_block(match) for match in _BLOCK.finditer(text)]
-    return found or list(_of_diff(text.split("\n")))
+    lines = (text[:LONGEST].replace("\r\n", "\n") + "\n").split("\n")
+    return list(_of_blocks(lines)) or list(_of_diff(lines))
 
 
-def _of_block(match: re.Match[str]) -> Change:
-    path = match["path"].strip().strip("`*#: ").removeprefix("File").strip("`: ")
-    old, new = match["old"].splitlines(), match["new"].splitlines()
+def _of_blocks(lines: Sequence[str]) -> Iterator[Change]:
+    """Changes of search/replace blocks. Where one has no end, no later one has: the time is linear in the text."""
+    free = 0  # the first line behind the last block
+    for at, line in enumerate(lines):
+        if at <= free or not _SEARCH.match(line) or not (path := _path_above(lines, at, free)):
+            continue
+        middle = _next(lines, _DIVIDER, at + 1)
+        end = _next(lines, _REPLACE, middle + 1)
+        if end == len(lines):
+            return
+        yield _of_block(path, lines[at + 1 : middle], lines[middle + 1 : end])
+        free = end + 1
+
+
+def _path_above(lines: Sequence[str], at: int, free: int) -> str:
+    """The line with the path of a block whose SEARCH is at `at`, not before `free`; "" without one. A code fence may stand between."""
+    if at - 2 >= free and _FENCE.match(lines[at - 1]) and _has_path(lines[at - 2]):
+        return lines[at - 2]
+    return lines[at - 1] if _has_path(lines[at - 1]) else ""
+
+
+def _has_path(line: str) -> bool:
+    shown = line.rstrip(" \t")
+    return bool(shown) and not shown[-1].isspace()
+
+
+def _next(lines: Sequence[str], wanted: re.Pattern[str], at: int) -> int:
+    """The first line from `at` that begins as wanted; len(lines) without one."""
+    return next((place for place in range(at, len(lines)) if wanted.match(lines[place])), len(lines))
+
+
+def _of_block(path: str, before: Sequence[str], after: Sequence[str]) -> Change:
+    path = path.strip().strip("`*#: ").removeprefix("File").strip("`: ")
+    old, new = _text(before).splitlines(), _text(after).splitlines()  # these also end at a form feed
     return Change(path, tuple(old) if old else None, tuple(new))
 
 

@@ -16,7 +16,6 @@ into the sandboxed process of the program, so what they patch, exit from or over
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from codechat.sandbox import Program
@@ -67,7 +66,8 @@ def program(problem: Problem, files: Mapping[str, str], timeout_s: float) -> Pro
     """The repository with the problem's tests, those that fail first."""
     gold = problem.gold
     sources = {path: text for path, text in files.items() if path.endswith(".py") and not edits.is_protected(path)}
-    code = f"{_LOADER}\n\nload({json.dumps(sources)}, {json.dumps(gold['imports'])})\n"
+    # ascii, not JSON, whose two escapes of one emoji are two half characters in Python
+    code = f"{_LOADER}\n\nload({ascii(sources)}, {ascii(dict(gold['imports']))})\n"
     tests = [gold["tests"][name] for name in (*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"])]
     return Program(code=code, tests=tests, entry_points=(), timeout_s=timeout_s)
 

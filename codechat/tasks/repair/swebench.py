@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from codechat.core.errors import ConfigError, DataError, MissingFile
@@ -99,19 +99,20 @@ class SweBenchTask:
         row, changes = problem.gold, edits.parse(completion)
         if not changes:
             return scoring.unscored("none", "no edit can be read")
-        if touched := sorted({change.path for change in changes} & protected(row) or _settings(row, changes)):
+        if touched := sorted(_paths(changes) & protected(row) or _settings(row, changes)):
             return scoring.unscored("tampers", f"tests are not to be edited: {', '.join(touched)[:200]}")
         checkout = checkouts.require(self.folder, row["instance_id"])
         with checkouts.copied(checkout, row["base_commit"]) as tree:
+            # Before the answer's edits, so that only a checkout that is wrong can make it fail.
+            checkouts.git(tree, "apply", "--whitespace=nowarn", "-", stdin=row["test_patch"])
             try:
                 before = _read_files(tree, changes)
                 after = edits.applied(before, changes)
-            except (edits.EditError, OSError, UnicodeDecodeError) as error:
+                if after == before:
+                    return scoring.unscored("unapplied", "nothing changes")
+                _write_files(tree, before, after)
+            except (ValueError, OSError) as error:  # ValueError: also text that is no UTF-8
                 return scoring.unscored("unapplied", str(error)[:300])
-            if after == before:
-                return scoring.unscored("unapplied", "nothing changes")
-            _write_files(tree, before, after)
-            checkouts.git(tree, "apply", "--whitespace=nowarn", "-", stdin=row["test_patch"])
             ids = [*row["FAIL_TO_PASS"], *row["PASS_TO_PASS"]]
             passed, output = checkouts.run_pytest(
                 tree, checkouts.interpreter(checkout, self.python), ids, self.timeout_s
@@ -150,13 +151,17 @@ def _list_of(value: Any) -> list[str] | None:
 
 def protected(row: Mapping[str, Any]) -> set[str]:
     """Files of the test patch."""
-    return {change.path for change in edits.parse(row["test_patch"])}
+    return _paths(edits.parse(row["test_patch"]))
+
+
+def _paths(changes: Sequence[edits.Change]) -> set[str]:
+    """The files that the changes name, each in one spelling: ./a//b is a/b."""
+    return {str(PurePosixPath(change.path)) for change in changes}
 
 
 def _settings(row: Mapping[str, Any], changes: Sequence[edits.Change]) -> set[str]:
     """Files that decide how tests run, but for those that the reference patch edits too. A folder called test may hold source."""
-    own = {change.path for change in edits.parse(row["patch"])}
-    return {change.path for change in changes if edits.is_setting(change.path)} - own
+    return {path for path in _paths(changes) if edits.is_setting(path)} - _paths(edits.parse(row["patch"]))
 
 
 def _read_files(tree: Path, changes: Sequence[edits.Change]) -> dict[str, str]:
@@ -166,6 +171,8 @@ def _read_files(tree: Path, changes: Sequence[edits.Change]) -> dict[str, str]:
         place = tree / path
         if not place.resolve().is_relative_to(tree.resolve()):
             raise edits.EditError(f"{path} leaves the repository")
+        if ".git" in place.parts[len(tree.parts) :]:
+            raise edits.EditError(f"{path} is git's own")
         if place.is_file():
             found[path] = place.read_text(encoding="utf-8")
     return found
