@@ -103,7 +103,9 @@ def _require_own(out: Path, names: Iterable[str], manifest: dict[str, Any], comm
     for name in (f"{name}.jsonl" for name in names):
         owner = manifest["files"].get(name, {}).get("command", command)
         if owner != command:
-            found = f"{out / name} was written by codechat {owner}, and codechat {command} has rows for a file of that name"
+            found = (
+                f"{out / name} was written by codechat {owner}, and codechat {command} has rows for a file of that name"
+            )
             raise DataError(f"{found}; each needs files of its own; choose another --out")
 
 

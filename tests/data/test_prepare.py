@@ -126,7 +126,9 @@ def test_a_command_removes_its_files_that_it_does_not_write_again(tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     left = {path.name for path in tmp_path.glob("*.jsonl")}
     assert not {name for name in left if name.startswith(("copy", "lookup"))}
-    assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(manifest["domains"])
+    assert left == manifest["files"].keys() | {"own.train.jsonl"} and {"code", "chat", "calls"} == set(
+        manifest["domains"]
+    )
 
 
 def test_a_file_of_another_command_is_not_replaced(tmp_path):
@@ -420,7 +422,11 @@ def test_glaive_rows_that_cannot_be_read_have_a_reason():
     assert glaive.conversation({**good, "chat": "nothing"}) == "no_turns"
     assert glaive.conversation({**good, "chat": "USER: hi"}) == "no_assistant"
     assert glaive.conversation({**good, "chat": None}) == "no_turns"
-    assert glaive.conversation({**good, "system": None}) == glaive.conversation({"chat": good["chat"]}) == "unreadable_tools"
+    assert (
+        glaive.conversation({**good, "system": None})
+        == glaive.conversation({"chat": good["chat"]})
+        == "unreadable_tools"
+    )
     no_tools = {**good, "system": "SYSTEM: You have no access to external functions.\n\n\n"}
     assert glaive.conversation(no_tools)[0]["content"] == "You have no access to external functions."
 
