@@ -385,6 +385,8 @@ def resolve(
     table, found, flat = presets or {}, read_json(file) if file else {}, {}
     records = "preset" in fields_of(cls)
     preset = preset or found.get("preset")
+    if not isinstance(preset, str | None):
+        raise ConfigError(f"{file} has preset {preset!r}; required is the name of one, or none")
     if not records:
         found.pop("preset", None)
     if preset and table:

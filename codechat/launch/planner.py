@@ -131,9 +131,9 @@ class PlanConfig:
     def __post_init__(self) -> None:
         gpu_specs.find(self.gpu)
         counts = ("group_size", "prompt_tokens", "max_new_tokens", "row_tokens", "rows")
-        for name in ("gpus", "device_batch_size", "grad_accum", "max_steps", *counts):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("gpus", "device_batch_size", "grad_accum", "max_steps", "seq_len", "shard_over", *counts):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
         if not 0 < self.share <= 1:
             raise ConfigError(f"mfu {self.mfu}; a share of the peak lies above 0 and is at most 1, such as {MFU}")
         if (self.seq_len or 1) > self.model.block_size and self.loop == "pretrain":

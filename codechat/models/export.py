@@ -85,6 +85,14 @@ def write(cfg: ExportConfig) -> str:
     return f"{cfg.out}: {made}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
 
 
+def _is_export(out: Path) -> bool:
+    """Whether a directory with a config.json holds an export of either format: no metrics, and no checkpoint but released ones."""
+    steps = runs.paths.checkpoint_paths(out).values()
+    return not (out / "metrics.jsonl").exists() and all(
+        (step / runs.checkpoint.RELEASED_WEIGHTS).is_file() for step in steps
+    )
+
+
 @contextmanager
 def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """A directory to fill, which becomes `out` when the context closes. On any error it is removed and an earlier `out` stays as it was."""
@@ -94,6 +102,8 @@ def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
     there = out.is_dir() and any(out.iterdir())
     if there and not (out / "config.json").is_file():
         raise ConfigError(f"--out {out} holds other files; a free name is required; choose another")
+    if there and not _is_export(out):
+        raise ConfigError(f"--out {out} holds a run, which an export would delete; choose another name")
     if there and not overwrite:
         raise ConfigError(f"--out {out} exists; set --overwrite to replace it, or choose another name")
     fresh, former = (out.with_name(f".{out.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))

@@ -314,8 +314,12 @@ def _check_supported(config: Mapping[str, Any], family: Family) -> None:
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """rope_theta and rope_scaling as transformers 4 writes them, or rope_parameters as 5 does."""
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = found.get("rope_type", found.get("type", "default"))
-    theta = {"rope_theta": float(found.get("rope_theta", config.get("rope_theta", 10000.0)))}
+    base = found.get("rope_theta", config.get("rope_theta", 10000.0)) if isinstance(found, dict) else None
+    if not isinstance(base, int | float):
+        raise ConfigError(
+            f"config.json has positions {found!r} and rope_theta {base!r}; required are an object and a number; use the file that came with the weights"
+        )
+    kind, theta = found.get("rope_type", found.get("type", "default")), {"rope_theta": float(base)}
     if kind == "default" and found.get("partial_rotary_factor", 1.0) == 1.0:
         return theta
     if kind != "llama3":

@@ -193,6 +193,21 @@ def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Pat
     return directory
 
 
+def _peft_scale(directory: Path) -> float:
+    """What the product of an adapter's factors is multiplied by. CheckpointError for what would need another computation than that."""
+    path = directory / "adapter_config.json"
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        rank, alpha = int(about["r"]), float(about["lora_alpha"])
+        unknown = {key: about[key] for key in ("use_dora", "alpha_pattern", "rank_pattern") if about.get(key)}
+        scale = alpha / (rank**0.5 if about.get("use_rslora") else rank)  # arXiv:2312.03732
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{path} is no description of an adapter with r and lora_alpha ({error!r})") from None
+    if unknown:
+        raise CheckpointError(f"{path} sets {unknown}; required is one rank and one alpha, without DoRA")
+    return scale
+
+
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
@@ -203,13 +218,19 @@ def load_peft(model: GPT, directory: str | Path) -> GPT:
     directory = Path(directory)
     if not (directory / "adapter_config.json").is_file():
         raise MissingFile(f"{directory} holds no adapter_config.json; give a directory that peft or save_peft wrote")
-    about = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    scale = _peft_scale(directory)
     places = {
         "base_model.model." + theirs.removesuffix(".weight"): (ours, start, stop)
         for theirs, ours, start, stop in hf_format.pieces(model.cfg)
     }
-    state, scale = model.state_dict(), about["lora_alpha"] / about["r"]
+    state = model.state_dict()
+    if not (directory / "adapter_model.safetensors").is_file():
+        raise MissingFile(f"{directory} holds no adapter_model.safetensors; save the adapter in that format")
     with safe_open(directory / "adapter_model.safetensors", "pt") as file, torch.no_grad():
+        if foreign := [n for n in file.keys() if not n.endswith((".lora_A.weight", ".lora_B.weight"))]:
+            raise CheckpointError(
+                f"{directory} holds {foreign[0]}; required are factors of matrices alone, lora_A and lora_B"
+            )
         names = [n.removesuffix(".lora_A.weight") for n in file.keys() if n.endswith(".lora_A.weight")]
 
         def factors(name: str) -> tuple[Tensor, Tensor]:

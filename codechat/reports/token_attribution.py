@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from codechat import models, rl, runs  # loading, losses and checkpoint import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data.conversations import domain_files
 from codechat.runs import paths
 from codechat.text import chat
@@ -164,6 +164,8 @@ def read_messages(cfg: XRayConfig) -> list[dict[str, str]]:
         found = json.loads(text)
     except (FileNotFoundError, IsADirectoryError):
         raise MissingFile(f"{path} is not a file; pass a json file to --messages or a jsonl file to --data") from None
+    except UserError:
+        raise
     except ValueError as error:  # bad json and bad utf-8
         where = f"{path} row {cfg.row}" if cfg.data else str(path)
         raise DataError(f"{where} is not json in UTF-8 ({error})") from None

@@ -65,7 +65,7 @@ def show_run(ref: str) -> None:
     parent = env.get("parent") or {}
     about = {
         "run": run.name, "directory": run.path, "kind": status["kind"], "status": status["status"],
-        "reason": status.get("reason"), "started": status["started"], "ended": status.get("ended"),
+        "reason": status.get("reason"), "started": status.get("started"), "ended": status.get("ended"),
         "parent": parent.get("ref"), "commit": env.get("commit"),
         "checkpoints": ", ".join(map(str, run.checkpoints())), **status.get("summary", {}),
     }  # fmt: skip

@@ -177,7 +177,7 @@ def chosen_checkpoint(ref: str | Path) -> tuple[Path, str]:
     steps = checkpoint_paths(run_path) if is_run(run_path) else {}
     if place not in (run_path, run_path / "checkpoints") or len(steps) < 2:
         return path, ""
-    name, best, latest = name_of(run_path), pointed_step(run_path, "best"), pointed_step(run_path, "latest")
+    name, best, latest = name_of(run_path), pointed_step(run_path, "best"), latest_step(run_path)
     if best not in steps:
         return path, f"{name} = step {latest} (the latest; no evaluation chose one)"
     return steps[best], f"{name} = step {best} (@best, which evaluation chose; the latest is step {latest})"

@@ -110,6 +110,13 @@ def test_precedence_defaults_preset_file_flags(tmp_path: Path) -> None:
     assert words(f"--config {file}") == Loop(steps=7, model=Model(depth=2)), "a file names its own preset"
 
 
+@pytest.mark.parametrize("preset", [5, ["nano"], {}])
+def test_a_preset_in_a_file_is_a_name(tmp_path: Path, preset: object) -> None:
+    (tmp_path / "c.json").write_text(json.dumps({"preset": preset}))
+    with pytest.raises(ConfigError, match="preset"):
+        resolve(Loop, file=tmp_path / "c.json", presets=PRESETS)
+
+
 def test_a_nested_config_given_whole_yields_to_keys_below_it() -> None:
     assert from_dict(Loop, {"model.n_head": 3, "model": Model(depth=6)}).model == Model(depth=6, n_head=3)
 

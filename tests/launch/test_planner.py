@@ -394,6 +394,7 @@ def test_a_replica_is_kept_where_it_fits_as_the_loops_decide() -> None:
     [
         (dict(gpu="a900"), "a100-40gb"), (dict(gpu="a800"), "'a800-80gb'"), (dict(gpus=0), "gpus is 0"), (dict(mfu=1.4), "mfu 1.4"),
         (dict(gpus=12, shard=True), "shard_over 8 .* 12"), (dict(seq_len=4096), "block_size"), (dict(device_batch_size=0), "device_batch_size is 0"),
+        (dict(seq_len=-5), "seq_len is -5"), (dict(shard=True, shard_over=-2), "shard_over is -2"),
     ],
 )  # fmt: skip
 def test_impossible_plans_are_rejected(changed: dict, named: str) -> None:

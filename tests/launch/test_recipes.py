@@ -191,6 +191,21 @@ def _trained(stages: dict[str, Any]) -> list[Any]:
     return [stages[name] for name in ("pretrain", "base", "words", "lookups", "phrases", "sft")]
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"sft": '])
+def test_a_ledger_that_cannot_be_read_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stages.json").write_text(text)
+    with pytest.raises(RunError, match="stages.json"):
+        runner.Ledger.read(tmp_path / "stages.json")
+
+
+def test_the_table_goes_without_the_result_of_a_run_that_was_deleted() -> None:
+    bound = runner.bound_stages("nano", runner.RecipeConfig())
+    for b in bound:
+        runner.Ledger.read(paths.runs_dir() / "nano" / "stages.json").put(b.name, {"hash": "", "seconds": 1.0})
+    table = runner.results_table("nano", "nano", bound)
+    assert list(table.columns[1].cells) == ["1"] * len(bound) and not any(table.columns[2].cells)
+
+
 def test_two_seeds_side_by_side_lose_no_entry(tmp_path: Path) -> None:
     one, other = (runner.Ledger.read(tmp_path / "stages.json") for _ in range(2))
     one.put("sft", {"hash": "a"})

@@ -422,6 +422,15 @@ def test_what_is_not_an_export_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--out"):
         exported(tmp_path, out=tmp_path / "file")
+    saved(name="other")
+    other = Run.open("other").path
+    before = sorted(other.rglob("*"))
+    for form in ("huggingface", "run"):
+        with pytest.raises(ConfigError, match="--out .* a run"):
+            exported(tmp_path, out=other, format=form, overwrite=True)
+    assert sorted(other.rglob("*")) == before
+    for form in ("run", "huggingface", "run"):  # what an export made is replaced, whatever its format
+        exported(tmp_path, out=tmp_path / "again", format=form, overwrite=True)
 
 
 # ---------------------------------------------------------------- import: logits
@@ -705,6 +714,8 @@ def test_tags_of_an_imported_model(transformers: Any, tmp_path: Path) -> None:
         (dict(quantization_config={"bits": 4}), "quantization_config"),
         (dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "yarn"),
         (dict(rope_parameters={"rope_type": "llama3", "factor": 4.0}), "llama3"),
+        (dict(rope_parameters=None, rope_scaling="linear"), "linear"),
+        (dict(rope_parameters=None, rope_theta=None), "rope_theta None"),
         (dict(num_hidden_layers=None), "TypeError"),
         (dict(vocab_size=300), "400 .* 0 .* 300 "),
         (dict(num_hidden_layers=3), r"layers\.2\."),

@@ -139,6 +139,36 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
 
 
 @torch.no_grad()
+def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
+    lora.save_peft(moved(lora.attach(made(), 4, 6.0, ("qkv",))), tmp_path)
+    path, name = tmp_path / "adapter_config.json", "blocks.0.attn.qkv.weight"
+    about, before = json.loads(path.read_text()), made().state_dict()[name]
+
+    def change(**settings: object) -> torch.Tensor:
+        path.write_text(json.dumps(about | settings))
+        return lora.load_peft(made(), tmp_path).state_dict()[name] - before
+
+    plain = change()
+    assert plain.abs().max() > 0
+    torch.testing.assert_close(change(use_rslora=True), 2 * plain)  # alpha / sqrt(4) for alpha / 4
+    for settings in (dict(use_dora=True), dict(alpha_pattern={"q_proj": 8}), dict(r=0), dict(lora_alpha=None)):
+        with pytest.raises(CheckpointError):
+            change(**settings)
+    for text in ("{}", "[]", "{"):
+        path.write_text(text)
+        with pytest.raises(CheckpointError):
+            lora.load_peft(made(), tmp_path)
+    path.write_text(json.dumps(about))
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    save_file(tensors | {"base_model.model.lm_head.bias": torch.ones(3)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="lm_head.bias"):
+        lora.load_peft(made(), tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(MissingFile):
+        lora.load_peft(made(), tmp_path)
+
+
+@torch.no_grad()
 def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
     """The exported gate projection repeats the up projection, so both need the adapter, and reading them adds it once."""
     shape = replace(SHAPE, mlp="relu2", qk_norm=True)

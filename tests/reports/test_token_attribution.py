@@ -304,8 +304,9 @@ def test_settings_that_do_not_go_together(files: Path) -> None:
         main([*messages, "--gradient"])
     with pytest.raises(ConfigError, match="--messages .*--data"):
         main([])
-    with pytest.raises(DataError, match="2 rows.*row 2"):
+    with pytest.raises(DataError, match="2 rows.*row 2") as found:
         main(["--tokenizer", "bytes", "--data", str(files / "rows.jsonl"), "--row", "2"])
+    assert "json in UTF-8" not in str(found.value)
 
 
 def test_an_xray_is_what_a_notebook_shows(tok: tokenizer.Tokenizer) -> None:

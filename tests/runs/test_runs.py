@@ -70,6 +70,12 @@ def test_show_has_settings_last_values_with_units_and_evaluations(run: Run, caps
     assert out == said(capsys, "show", str(run.path))[1]
 
 
+@pytest.mark.parametrize("name", ["released/mini", "released/nano"])
+def test_a_released_run_is_shown(run: Run, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, _ = said(capsys, "show", name)
+    assert code == 0 and "finished" in out and "started" not in out
+
+
 def test_compare_names_only_what_differs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = said(capsys, "compare", "nano/rl", "nano/rl-b")
     assert "lr" in out and "0.25" in out and "depth" not in out

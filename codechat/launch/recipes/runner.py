@@ -44,7 +44,7 @@ from rich.table import Table
 
 from codechat import reports  # its pages and pandas: when a recipe has ended
 from codechat.core import config
-from codechat.core.atomic_files import write_atomic
+from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.labs import defects
@@ -120,7 +120,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
-        return cls(path, json.loads(path.read_text()) if path.exists() else {})
+        return cls(path, read_json(path) if path.exists() else {})
 
     def put(self, name: str, row: dict[str, Any]) -> None:
         self.rows = self.read(self.path).rows | {name: row}  # another seed may run beside this one
@@ -351,7 +351,8 @@ def results_table(name: str, prefix: str, bound: list[Bound]) -> Table:
     table = Table("stage", "seconds", "result", title=f"recipe {name}")
     for b in bound:
         row = ledger.rows.get(b.name, {})
-        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", b.stage.result(b.cfg) if row else "")
+        made = bool(row) and b.stage.made(b.cfg)  # its run may be deleted since
+        table.add_row(b.name, f"{row['seconds']:.0f}" if row else "", b.stage.result(b.cfg) if made else "")
     return table
 
 
