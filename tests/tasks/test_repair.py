@@ -65,6 +65,7 @@ I think this is it.
         block("./shop/cart.py", "        n += x", "        n += 2 * x").replace("\n", "\r\n"),
         DIFF,
         DIFF.replace("@@ -2,4 +2,4 @@", "@@ -40,9 +40,9 @@"),  # wrong numbers, right lines
+        DIFF.replace("@@ -2,4 +2,4 @@", f"@@ -{'9' * 5000},4 +2,4 @@"),  # more digits than Python reads
         DIFF.partition("```diff\n")[2].partition("```")[0],
     ],
 )

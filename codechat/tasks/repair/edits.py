@@ -104,7 +104,7 @@ def _of_diff(lines: Sequence[str]) -> Iterator[Change]:
                 at += 1
             while body and not body[-1]:  # an empty line behind a hunk is not part of it
                 body.pop()
-            yield _of_hunk(before, after, int(head[1]), body)
+            yield _of_hunk(before, after, int(head[1][:9]), body)  # Python reads no number of thousands of digits
 
 
 def _in_hunk(lines: Sequence[str], at: int) -> bool:
