@@ -164,7 +164,7 @@ def train(cfg: PPOConfig) -> Run:
                 lr = training.set_rate(cfg, optimizers, step)
                 grad_norm = 0.0
                 parts = training.minibatches(batch, cfg.minibatches)
-                live = rl.rollout_metrics.rank_metrics(batch, task.tiers, paid).sums["effective_groups"]
+                live = rl.rollout_metrics.live_groups(paid)
                 counts = training.totals([[part.n_tokens, live] for _, part in parts])
                 for update in range(cfg.inner_epochs * cfg.minibatches):
                     (groups, part), (n_tokens, n_live) = parts[update % len(parts)], counts[update % len(parts)]

@@ -235,10 +235,7 @@ def train(cfg: PreferenceConfig) -> Run:
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
         model = training.build_model(cfg, parent)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
-        if pairs.group_size == 1 and cfg.loss != "kto":
-            raise ConfigError(
-                f"--loss {cfg.loss} needs pairs; {cfg.data_dir} holds single completions with a label; set --loss kto"
-            )
+        check_pairs(cfg, train=pairs, select=held_out)
         judge = Judge(cfg, model, pairs, held_out)
         models.lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         training.compile_on_gpu(model)
@@ -257,7 +254,7 @@ def train(cfg: PreferenceConfig) -> Run:
                 for i in range(0, len(at), B):
                     meter.add(**judge(held_out, list(at[i : i + B]), learns=False)[1])
                 meter.read()
-                means = pair_means(meter.sums, pairs.group_size)
+                means = pair_means(meter.sums, held_out.group_size)
                 row |= {f"heldout_{name}": value for name, value in means.items()}
             return row | (training.evaluate_policy(cfg, model, tok, task, problems) if task else {})
 
@@ -314,6 +311,16 @@ def read_or_sample(
         return pairs, read(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)
     except MissingFile:
         return pairs, None
+
+
+def check_pairs(cfg: PreferenceConfig, **splits: RolloutBatch | None) -> None:
+    """ConfigError where a split holds single completions and the loss is one of pairs."""
+    for split, batch in splits.items():
+        if batch is not None and batch.group_size == 1 and cfg.loss != "kto":
+            raise ConfigError(
+                f"--loss {cfg.loss} needs pairs; preferences.{split}.jsonl in {cfg.data_dir} holds single completions "
+                "with a label; set --loss kto, or write pairs"
+            )
 
 
 def place(i: int, size: int, seed: int) -> int:

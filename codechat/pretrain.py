@@ -108,6 +108,7 @@ def train(cfg: PretrainConfig) -> Run:
                 )
 
         def save(step: int, wait: bool) -> None:
+            training.check_before_save(step, nats)
             extra = dict(tags="reserved", loader=loader.state())
             training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
 

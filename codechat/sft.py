@@ -149,6 +149,7 @@ def train(cfg: SFTConfig) -> Run:
         loss_of = training.compiled(cfg, model)
 
         def save(step: int, wait: bool) -> None:
+            training.check_before_save(step, nats)
             extra = dict(loader=loader.state(), supervised=supervised, history=history)
             training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
 

@@ -37,13 +37,15 @@ class RankMetrics(NamedTuple):
 
     means: over equally many items on each rank, so the mean over ranks is the mean over all items. sums: added. maxima: the largest, NaN if
     any is. ratios: (sum, count), the sum of sums over the sum of counts, which is at least 1. stds: (mean, variance) of equally many
-    items on each rank; the standard deviation over all items."""
+    items on each rank; the standard deviation over all items. ends: least and greatest reward where groups have one completion, which
+    are judged as one group of all ranks."""
 
     means: Values = {}
     sums: Values = {}
     maxima: Values = {}
     ratios: Pairs = {}
     stds: Pairs = {}
+    ends: tuple[float, ...] = ()
 
 
 def rollout_metrics(
@@ -63,13 +65,14 @@ def rollout_metrics(
     means, sums, maxima, ratios: the loop's own values, see `RankMetrics`."""
     own = rank_metrics(batch, tiers, rewards)
     added = RankMetrics(
-        {**own.means, **means}, {**own.sums, **sums}, {**maxima}, {**own.ratios, **ratios}, {**own.stds}
+        {**own.means, **means}, {**own.sums, **sums}, {**maxima}, {**own.ratios, **ratios}, {**own.stds}, own.ends
     )
     return combine_ranks(dist.all_gather_objects(added))
 
 
 def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | None = None) -> RankMetrics:
-    """The metrics of this rank's batch. Groups of one completion are judged as one group of all of them."""
+    """The metrics of this rank's batch. Groups of one completion are judged as one group of all of them: of all ranks' once they
+    are combined."""
     rewards = batch.rewards if rewards is None else rewards  # (P, G)
     equal = zero_variance(rewards if rewards.shape[1] > 1 else rewards.T)
     logged = batch.rewards.double()
@@ -86,7 +89,26 @@ def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | No
         sums=dict(effective_groups=float((~equal).sum())),
         ratios=dict(entropy=(nats, batch.n_tokens)),
         stds=dict(reward_std=(float(logged.mean()), float(logged.var(correction=0)))),
+        ends=ends_of_lone(rewards),
     )
+
+
+def live_groups(rewards: Tensor) -> float:
+    """How many of this rank's groups (P, G) have rewards that differ. Groups of one completion are one group of all ranks, which then counts on
+    each; a collective there."""
+    if rewards.shape[1] > 1:
+        return float((~zero_variance(rewards)).sum())
+    return lone_differ(dist.all_gather_objects(ends_of_lone(rewards)))
+
+
+def ends_of_lone(rewards: Tensor) -> tuple[float, ...]:
+    """Least and greatest reward where groups have one completion; nothing elsewhere."""
+    return () if rewards.shape[1] > 1 else (float(rewards.min()), float(rewards.max()))
+
+
+def lone_differ(ends: Sequence[tuple[float, ...]]) -> float:
+    """1 if the rewards of all ranks' lone completions differ, else 0."""
+    return float(~zero_variance(torch.tensor(ends, dtype=torch.float64).view(1, -1)))
 
 
 def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:
@@ -108,4 +130,7 @@ def combine_ranks(ranks: Sequence[RankMetrics]) -> dict[str, float]:
         centres, variances = zip(*(r.stds[name] for r in ranks))
         between = mean([m * m for m in centres]) - mean(centres) * mean(centres)
         row[name] = math.sqrt(mean(variances) + max(0.0, between))
+    if first.ends:
+        live = lone_differ([r.ends for r in ranks])
+        row |= dict(effective_groups=live, frac_zero_std_groups=1.0 - live)
     return row

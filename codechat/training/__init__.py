@@ -34,7 +34,7 @@ __getattr__, __dir__, __all__ = attach(
         ],
         "sampling": ["RolloutSampler", "step_seed"],
         "cadence": ["evaluate_policy", "turn"],
-        "continuation": ["open_run", "save", "running", "log_step", "log_supervised", "stop"],
+        "continuation": ["open_run", "save", "running", "log_step", "check_before_save", "log_supervised", "stop"],
         "updates": [
             "set_rate",
             "backward",

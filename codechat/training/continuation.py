@@ -87,6 +87,13 @@ def log_step(
     return dead
 
 
+def check_before_save(step: int, nats: Tensor) -> None:
+    """RunError where the loss of the step that a checkpoint follows is not finite: most steps are not logged, and the new checkpoint would
+    take the place of a good one. nats: as in `log_supervised`. A collective."""
+    ((loss,),) = totals([[float(nats)]])
+    check_finite(step, loss=loss)
+
+
 def log_supervised(
     run: Run, bar: tqdm, cfg: Any, step: int, nats: Tensor, pace: Pace, tokens_per_step: int, **row: float
 ) -> None:

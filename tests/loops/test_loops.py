@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,12 +19,13 @@ from learning import Claim, above, below, hold, lesson
 from raising import raising
 
 from codechat import pretrain, reinforce, sft
-from codechat.core.errors import UserError
+from codechat.core.errors import RunError, UserError
 from codechat.data import command, corpus
 from codechat.evaluation import domain_loss
+from codechat.models import head
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.runs import paths, run
+from codechat.runs import checkpoint, paths, run
 from codechat.tasks import toy
 from codechat.text import tokenizer
 
@@ -243,6 +245,28 @@ def test_a_rise_alone_is_not_why_a_run_was_interrupted(conversations: str, monke
     monkeypatch.setattr(domain_loss, "held_out_losses", measured)
     found = sft.train(sft_config(conversations, eval_every=2, max_steps=50, run_name="rise"))
     assert found.status["status"] == "stopped" and "heldout_loss" not in found.status["reason"]
+
+
+@pytest.mark.parametrize("loop", ["pretrain", "sft"])
+def test_a_loss_that_is_not_finite_is_never_saved(
+    loop: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the step before a save is not logged: the good checkpoints are those that are kept."""
+    own, calls = head.cross_entropy, iter(range(100))
+
+    def cross_entropy(*given: object) -> torch.Tensor:
+        return own(*given) * (math.nan if torch.is_grad_enabled() and next(calls) >= 6 else 1.0)
+
+    monkeypatch.setattr(head, "cross_entropy", cross_entropy)
+    how = dict(run_name="nan", eval_every=0, save_every=2, log_every=100, device_batch_size=1, max_steps=20)
+    with raising(RunError, "loss is nan", "step 8", "--lr"):
+        if loop == "sft":
+            sft.train(sft_config(request.getfixturevalue("conversations"), **how))
+        else:
+            pretrain.train(pretrain_config(request.getfixturevalue("text_corpus"), **how))
+    assert (kept := run.Run.open("nan").checkpoints())[-1] == 6
+    for step in kept:
+        assert all(x.isfinite().all() for x in checkpoint.load(f"nan@{step}").model_state.values())
 
 
 def test_mix_must_be_shares() -> None:

@@ -165,6 +165,10 @@ def write(home: Path, rows: list[dict], split: str = "train") -> str:
     return str(folder)
 
 
+def write_held_out(folder: str, rows: list[dict]) -> None:
+    (Path(folder) / "preferences.select.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
 def read(folder: str, split: str = "train") -> Any:
     return preference_data.read_preferences(folder, split, tokenizer.load("bytes"), "reserved", 64)
 
@@ -280,6 +284,25 @@ def test_kto_learns_from_single_completions_and_pairs_need_pairs(home: Path) -> 
     hold(kto_on_singles(home, seed=0))
     with raising(ConfigError, "dpo", "--loss kto"):
         preference.train(settings(write(home, SINGLES), run_name="refused"))
+    assert not run.exists("refused")
+
+
+def test_held_out_singles_are_averaged_as_the_same_pairs_are(home: Path) -> None:
+    """Whatever form the training file has: each label's rewards over its own held-out completions."""
+    folder, found = write(home, PAIRS), []
+    for name, rows in (("pairs", PAIRS), ("singles", SINGLES)):
+        write_held_out(folder, rows)
+        how = dict(run_name=name, loss="kto", lr=1e-2, max_steps=2, eval_every=0, eval_examples=24)
+        found.append(preference.train(settings(folder, **how)).evals().iloc[-1])
+    for name in ("heldout_chosen_reward", "heldout_rejected_reward", "heldout_preference_margin"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-3) and abs(found[0][name]) > 1e-4
+
+
+def test_held_out_preferences_must_be_pairs_where_the_loss_is_of_pairs(home: Path) -> None:
+    folder = write(home, PAIRS)
+    write_held_out(folder, SINGLES)
+    with raising(ConfigError, "dpo", "preferences.select.jsonl", "--loss kto"):
+        preference.train(settings(folder, run_name="refused"))
     assert not run.exists("refused")
 
 

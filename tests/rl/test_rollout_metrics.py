@@ -7,10 +7,18 @@ import math
 import pytest
 import torch
 
+from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.models.generate import Completion
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import RankMetrics, combine_ranks, rank_metrics, rollout_metrics
+from codechat.rl.rollout_metrics import (
+    RankMetrics,
+    combine_ranks,
+    ends_of_lone,
+    live_groups,
+    rank_metrics,
+    rollout_metrics,
+)
 from codechat.tasks.base import Problem, Score
 from codechat.training import Meter
 
@@ -92,6 +100,21 @@ def test_other_rewards_decide_which_groups_differ_and_nothing_else() -> None:
 def test_groups_of_one_are_judged_together(rewards: list[list[float]], live: float) -> None:
     found = rollout_metrics(batch_of(rewards), TIERS)
     assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
+
+
+@pytest.mark.parametrize("rewards, live", [([[1.0], [1.0], [0.0], [0.0]], 1.0), ([[1.0]] * 4, 0.0)])
+def test_groups_of_one_are_judged_together_over_ranks(
+    rewards: list[list[float]], live: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each rank's own rewards agree, or it has a single one."""
+    for parts in ([[0, 1], [2, 3]], [[0], [1], [2], [3]]):
+        ranks = [batch_of(rewards).take(groups) for groups in parts]
+        found = combine_ranks([rank_metrics(batch, TIERS) for batch in ranks])
+        assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
+        ends = [ends_of_lone(batch.rewards) for batch in ranks]
+        monkeypatch.setattr(dist, "all_gather_objects", lambda own, ends=ends: ends)
+        assert live_groups(ranks[0].rewards) == live
+    assert live_groups(BATCH.rewards) == 2.0, "larger groups are each rank's own"
 
 
 def test_a_loops_own_values_are_combined_by_their_rule() -> None:
