@@ -576,12 +576,12 @@ def test_a_run_means_the_checkpoint_that_evaluation_chose(said, root: Path) -> N
     assert step_of("tiny/sft") == (60, ""), "a run with one checkpoint needs no words"
     code, _, err = said("chat", "--ckpt", "tiny/two", "--user", "x", "--max-new-tokens", "1")
     assert code == 0 and meaning in err
+    assert LocalModel(ChatSettings(ckpt="tiny/two")).loaded.meta["step"] == 40
     for step in (20, 80):
         checkpoint.save(run.path, step, model=new_model(seed=step), meta=meta, keep_last=0)
     for gone in (40, 80):  # by hand: `best` and `latest` go on naming them
         shutil.rmtree(run.path / "checkpoints" / f"step_{gone:06d}")
     assert step_of("tiny/two")[0] == 60 and "step 60" in step_of("tiny/two")[1]
-    assert LocalModel(ChatSettings(ckpt="tiny/two")).loaded.meta["step"] == 40
 
 
 def test_a_system_text_comes_before_the_functions(root: Path) -> None:
