@@ -43,6 +43,15 @@ from codechat.text.tool_functions import executors_of, load_executors
 Schema = dict[str, Any]
 Function = Callable[..., Any]
 LONGEST_RESULT = 1000  # characters of a result that the model may read
+KINDS: dict[str, Any] = {  # types of JSON schema
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": int | float,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +107,9 @@ class Toolkit:
             return _as_json("error", f"this call cannot be read ({call.form})")
         if call.name not in self.names:
             return _as_json("error", f"there is no function {call.name[:60]!r}")
+        schema = next(schema for schema in self.schemas if schema["name"] == call.name)
+        if problem := _misfit(call.arguments, schema.get("parameters") or {}):
+            return _as_json("error", problem)
         try:
             text = _as_json("result", self.functions[call.name](**call.arguments))
         except (Exception, SystemExit) as error:  # a user's function may raise anything
@@ -105,6 +117,30 @@ class Toolkit:
         if len(text) > LONGEST_RESULT:
             return _as_json("error", f"the result has {len(text)} characters; at most {LONGEST_RESULT} can be read")
         return text
+
+
+def _misfit(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+    """The first argument that is none of its enumeration or of another type than its schema has, in words; empty where all fit. What is missing or too
+    many the function says itself."""
+    for name, value in arguments.items():
+        about = (parameters.get("properties") or {}).get(name)
+        about = about if isinstance(about, Mapping) else {}
+        choices, kinds = about.get("enum"), about.get("type")
+        if isinstance(choices, list) and value not in choices:
+            return f"{name} is {json.dumps(value)[:60]}; required is one of {json.dumps(choices)[:200]}"
+        kinds = kinds if isinstance(kinds, list) else [kinds] if kinds in KINDS else []
+        if kinds and not any(_is(value, kind) for kind in kinds):
+            return f"{name} is {json.dumps(value)[:60]}; required is {' or '.join(map(str, kinds))}"
+    return ""
+
+
+def _is(value: Any, kind: str) -> bool:
+    """Whether a value has a type of JSON schema, by which 2.0 is an integer and true no number."""
+    if isinstance(value, bool) and kind in KINDS:
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, KINDS.get(kind, object))
 
 
 def _as_json(key: str, value: Any) -> str:

@@ -90,7 +90,8 @@ class CallGrammar:
             raise ConfigError("no functions are offered, so no call is possible; offer one")
         self.vocabulary, self.required = _vocabulary(tokenizer, tags), required
         nothing = [{"name": chat.NOTHING}] if declines and not required else []
-        calls = {"anyOf": [_call_schema(tool, strict) for tool in [*tools, *nothing]], "x-guidance": CANONICAL}
+        each = [_call_schema(tool, strict, f"#/anyOf/{i}") for i, tool in enumerate([*tools, *nothing])]
+        calls = {"anyOf": each, "x-guidance": CANONICAL}
         grammar = _lark(self.vocabulary, json.dumps(calls, ensure_ascii=False), required, one_call)
         self._start = llguidance.LLMatcher(self.vocabulary.table, grammar, log_level=0)
         if problem := self._start.get_error():
@@ -196,8 +197,8 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
     return "\n".join(lines)
 
 
-def _call_schema(tool: Mapping[str, Any], strict: bool) -> Schema:
-    """{"name": this name, "arguments": an object of its parameters}."""
+def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:
+    """{"name": this name, "arguments": an object of its parameters}. place: pointer to where it will stand, which pointers within it begin with."""
     parameters = _bounded({"type": "object", "properties": {}, **(tool.get("parameters") or {})})
     if problem := _problem(parameters):
         if strict:
@@ -207,10 +208,25 @@ def _call_schema(tool: Mapping[str, Any], strict: bool) -> Schema:
         parameters = _bounded({"type": "object"})
     return {
         "type": "object",
-        "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
+        "properties": {
+            "name": {"const": tool["name"]},
+            "arguments": _moved(parameters, f"{place}/properties/arguments"),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its own pointers ("#/$defs/Item") as they are where it stands in a larger one."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: _moved(value, place) for key, value in schema.items()}
+    if isinstance(found := schema.get("$ref"), str) and found.startswith("#"):
+        out["$ref"] = place + found[1:]
+    return out
 
 
 def _bounded(schema: Any) -> Any:

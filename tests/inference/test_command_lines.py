@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -370,6 +370,28 @@ def respond(kit: Toolkit, name: str | None, arguments: object, form: str = "obje
 
 def kit_of(**functions: object) -> Toolkit:
     return Toolkit([{"name": name} for name in functions], functions)
+
+
+def test_arguments_that_the_schema_does_not_allow_never_reach_a_function() -> None:
+    ran = []
+
+    def remove(path: Literal["tmp.txt", "tmp.log"], times: int = 1, share: float = 1.0, dry: bool = False) -> str:
+        """Remove a file."""
+        ran.append((path, times, share, dry))
+        return "removed"
+
+    kit = tools_command.gather(ToolsConfig(ckpt="", constrain="off"), functions=[remove])
+    for bad in (
+        {"path": "/etc/passwd"},
+        {"path": ["tmp.txt"]},
+        *({"path": "tmp.txt", "times": x} for x in ({"a": 1}, "2", True, 1.5, None)),
+    ):
+        assert "required is" in respond(kit, "remove", bad)["error"]
+    for bad in ({"share": True}, {"share": "1"}, {"dry": 1}):
+        assert "required is" in respond(kit, "remove", {"path": "tmp.txt", **bad})["error"]
+    assert not ran
+    good = {"path": "tmp.log", "times": 2.0, "share": 1, "dry": True}
+    assert respond(kit, "remove", good) == {"result": "removed"} and ran == [("tmp.log", 2, 1, True)]
 
 
 def test_every_failure_of_a_call_is_text_for_the_model() -> None:

@@ -574,6 +574,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 3}}}]}, "tools"),
+    (
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "parameters": {"properties": {"x": {}}, "required": True}},
+                }
+            ]
+        },
+        "tools",
+    ),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "cube"}}}, "tool_choice"),

@@ -67,6 +67,49 @@ def test_a_required_call_is_readable_offered_and_of_the_schemas_types(spec: str,
     assert len(seen) >= 3
 
 
+ITEM = {
+    "type": "object",
+    "properties": {
+        "colour": {"$ref": "#/$defs/Colour"},
+        "inner": {"anyOf": [{"$ref": "#/$defs/Item"}, {"type": "null"}]},
+    },
+    "required": ["colour", "inner"],
+}
+NESTED = {  # as pydantic writes models within models
+    "name": "paint",
+    "parameters": {
+        "type": "object",
+        "$defs": {"Colour": {"enum": ["red", "blue"]}, "Item": ITEM},
+        "properties": {"item": {"$ref": "#/$defs/Item"}},
+        "required": ["item"],
+    },
+}
+
+
+def test_definitions_of_several_functions_are_followed() -> None:
+    other = {
+        "type": "object",
+        "$defs": {"Colour": {"enum": [1, 2]}},
+        "properties": {"x": {"$ref": "#/$defs/Colour"}},
+        "required": ["x"],
+    }
+    tok, rng, seen = tokenizer.load("gpt2:4096"), np.random.default_rng(0), set()
+    grammar = call_grammar(
+        tok, "reserved", [NESTED, {"name": "other", "parameters": other}], required=True, strict=True
+    )
+    for _ in range(30):
+        call = chat.parse_calls(chat.completion_text(wander(grammar, 120, rng)[0], tok, "reserved"))[0]
+        seen.add(call.name)
+        if call.name == "other":
+            assert call.arguments["x"] in (1, 2)
+        else:
+            item = call.arguments["item"]
+            while item is not None:
+                assert item["colour"] in ("red", "blue")
+                item = item["inner"]
+    assert seen == {"paint", "other"}
+
+
 ENDLESS = {  # strings that go on for ever if the next token is always one that may be repeated
     "^[a-z]+_[a-z]+$": {},
     r"^\d+\.\d+$": {},
