@@ -14,7 +14,7 @@ from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
 from codechat.evaluation import diagnose
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import rollout_metrics
+from codechat.rl.rollout_metrics import Pairs, rollout_metrics
 from codechat.tasks.base import Task
 
 RATIOS = ("clipped_low", "clipped_high", "kl_old")
@@ -67,9 +67,16 @@ class Meter:
         self.add(logprob_mismatch=torch.where(on, logprobs.detach() - sampled, 0.0).abs().max())
 
     def row(
-        self, cfg: Any, batch: RolloutBatch, task: Task, rewards: Tensor | None = None, **means: float
+        self,
+        cfg: Any,
+        batch: RolloutBatch,
+        task: Task,
+        rewards: Tensor | None = None,
+        *,
+        ratios: Pairs = {},
+        **means: float,
     ) -> dict[str, float]:
-        """The step's metrics over all ranks; rewards and means as `rollout_metrics` takes them. A collective."""
+        """The step's metrics over all ranks; rewards, ratios and means as `rollout_metrics` takes them. A collective."""
         differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
         (changed,) = self.read(differ)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
@@ -82,7 +89,7 @@ class Meter:
             means={**means, "mfu": mfu},
             sums={"policy_loss": self.policy_loss},
             maxima=self.maxima,
-            ratios={name: (value, tokens) for name, value in self.sums.items() if name != "tokens"},
+            ratios={**ratios, **{name: (value, tokens) for name, value in self.sums.items() if name != "tokens"}},
         )
         row["weights_changed_bf16"] = diagnose.share_of_all(changed, n_weights, self.model)
         if "kl_old" in row:
