@@ -278,6 +278,7 @@ def train(cfg: GRPOConfig) -> Run:
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
                     grad_norm = training.apply_gradients(cfg, optimizers, model)
+                    meter.updates += 1
 
                 # log
                 off_policy = (

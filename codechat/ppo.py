@@ -195,6 +195,7 @@ def train(cfg: PPOConfig) -> Run:
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
                     grad_norm = training.apply_gradients(cfg, optimizers, model, head)
+                    meter.updates += 1
 
                 # log
                 of_tokens = dict(adv_abs_mean=(adv_abs_mean * len(written), len(written)))

@@ -27,7 +27,8 @@ class Meter:
         """sums: what `add` will be given, beside tokens; ratios: the loop clips ratios. Every rank logs the same names, also where it had nothing to do."""
         self.sums: Counter[str] = Counter(dict.fromkeys(("tokens", *sums, *(RATIOS if ratios else ())), 0.0))
         self.maxima = {"logprob_mismatch": 0.0} | ({"ratio_max": 0.0} if ratios else {})
-        self.policy_loss = 0.0  # of the step: microbatches add up, each divided by the counts of the whole step
+        self.policy_loss = 0.0  # microbatches add up, each divided by the counts of its whole update
+        self.updates = 0  # counted by loops that make several in a step: what is logged is their mean loss
         self.unread: list[tuple[str, Tensor | float]] = []  # what `read` will note, in order
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
@@ -87,7 +88,7 @@ class Meter:
             task.tiers,
             rewards=rewards,
             means={**means, "mfu": mfu},
-            sums={"policy_loss": self.policy_loss},
+            sums={"policy_loss": self.policy_loss / max(1, self.updates)},
             maxima=self.maxima,
             ratios={**ratios, **{name: (value, tokens) for name, value in self.sums.items() if name != "tokens"}},
         )

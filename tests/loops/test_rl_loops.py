@@ -250,6 +250,22 @@ def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
         assert row[name] == pytest.approx((total + 5.0 * long * count) / (count + long * count)) and count > 8
 
 
+@pytest.mark.parametrize("loop", ["ppo", "grpo", "expert"])
+def test_the_logged_policy_loss_is_that_of_one_update(loop: str, home: Path) -> None:
+    """At a rate of 0 all updates have the same loss, so their number changes nothing but the order of the sum."""
+    module, cls = LOOPS.get(loop, (grpo, grpo.GRPOConfig))
+    still = dict(max_steps=1, save_every=0, diagnose_groups=0, lr=0.0)
+    if loop == "ppo":
+        still |= dict(value_lr=0.0)
+    found = []
+    for epochs in (1, 3):
+        how = still | dict(run_name=f"{loop}-{epochs}", inner_epochs=epochs, minibatches=1)
+        cfg = config.resolve(cls, "toy", overrides=how, presets=module.RUN_PRESETS)
+        found.append(module.train(cfg).metrics()["policy_loss"].iloc[0])
+    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-9)
+    assert loop == "grpo" or abs(found[0]) > 1e-3, "advantages of a group sum to 0, and so does the loss of GRPO"
+
+
 @pytest.mark.slow
 def test_two_ranks_learn_what_one_does(home: Path) -> None:
     """torchrun with two gloo ranks against one process with the same global batch, for both loops in one process group."""
