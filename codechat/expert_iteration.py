@@ -127,6 +127,7 @@ def train(cfg: ExpertConfig) -> Run:
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, mask)
                     grad_norm = training.apply_gradients(cfg, optimizers, model)
+                    meter.updates += 1
 
                 # log
                 row = meter.row(cfg, batch, task, kept_frac=kept.float().mean(), **engine.metrics(step))

@@ -278,15 +278,16 @@ def train(cfg: GRPOConfig) -> Run:
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
                     grad_norm = training.apply_gradients(cfg, optimizers, model)
+                    meter.updates += 1
 
                 # log
                 off_policy = (
-                    {k: float(v) / max(1, batch.n_tokens) for k, v in off_policy.items()}
+                    {k: (float(v), batch.n_tokens) for k, v in off_policy.items()}
                     if cfg.old_logprobs == "trainer"
                     else {}
                 )
                 row = meter.row(
-                    cfg, batch, task, adv_abs_mean=advantage.abs().mean(), **off_policy, **engine.metrics(step)
+                    cfg, batch, task, ratios=off_policy, adv_abs_mean=advantage.abs().mean(), **engine.metrics(step)
                 )
                 row |= dict(
                     lr=lr,

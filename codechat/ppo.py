@@ -199,9 +199,11 @@ def train(cfg: PPOConfig) -> Run:
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
                     grad_norm = training.apply_gradients(cfg, optimizers, model, head)
+                    meter.updates += 1
 
                 # log
-                row = meter.row(cfg, batch, task, paid, adv_abs_mean=adv_abs_mean, **engine.metrics(step))
+                of_tokens = dict(adv_abs_mean=(adv_abs_mean * len(written), len(written)))
+                row = meter.row(cfg, batch, task, paid, ratios=of_tokens, **engine.metrics(step))
                 row |= dict(
                     lr=lr, grad_norm=grad_norm, explained_variance=explained, **meter.rates(sum(n for n, _ in counts))
                 )

@@ -124,7 +124,8 @@ def _misfit(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     many the function says itself."""
     for name, value in arguments.items():
         about = (parameters.get("properties") or {}).get(name)
-        about = about if isinstance(about, Mapping) else {}
+        if not isinstance(about, Mapping) or value is None and name not in (parameters.get("required") or ()):
+            continue  # `None` of an optional parameter; its schema leaves it out (`text.tool_functions`)
         choices, kinds = about.get("enum"), about.get("type")
         if isinstance(choices, list) and value not in choices:
             return f"{name} is {json.dumps(value)[:60]}; required is one of {json.dumps(choices)[:200]}"

@@ -15,7 +15,7 @@ from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
 from codechat.evaluation import diagnose
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import rollout_metrics
+from codechat.rl.rollout_metrics import Pairs, rollout_metrics
 from codechat.tasks.base import Task
 
 RATIOS = ("clipped_low", "clipped_high", "kl_old")
@@ -28,7 +28,8 @@ class Meter:
         """sums: what `add` will be given, beside tokens; ratios: the loop clips ratios. Every rank logs the same names, also where it had nothing to do."""
         self.sums: Counter[str] = Counter(dict.fromkeys(("tokens", *sums, *(RATIOS if ratios else ())), 0.0))
         self.maxima = {"logprob_mismatch": 0.0} | ({"ratio_max": 0.0} if ratios else {})
-        self.policy_loss = 0.0  # of the step: microbatches add up, each divided by the counts of the whole step
+        self.policy_loss = 0.0  # microbatches add up, each divided by the counts of its whole update
+        self.updates = 0  # counted by loops that make several in a step: what is logged is their mean loss
         self.unread: list[tuple[str, Tensor | float]] = []  # what `read` will note, in order
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
@@ -70,9 +71,16 @@ class Meter:
         self.add(logprob_mismatch=torch.where(on, logprobs.detach() - sampled, 0.0).abs().max())
 
     def row(
-        self, cfg: Any, batch: RolloutBatch, task: Task, rewards: Tensor | None = None, **means: float
+        self,
+        cfg: Any,
+        batch: RolloutBatch,
+        task: Task,
+        rewards: Tensor | None = None,
+        *,
+        ratios: Pairs = {},
+        **means: float,
     ) -> dict[str, float]:
-        """The step's metrics over all ranks; rewards and means as `rollout_metrics` takes them. A collective."""
+        """The step's metrics over all ranks; rewards, ratios and means as `rollout_metrics` takes them. A collective."""
         differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
         (changed,) = self.read(differ)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
@@ -83,9 +91,9 @@ class Meter:
             task.tiers,
             rewards=rewards,
             means={**means, "mfu": mfu},
-            sums={"policy_loss": self.policy_loss},
+            sums={"policy_loss": self.policy_loss / max(1, self.updates)},
             maxima=self.maxima,
-            ratios={name: (value, tokens) for name, value in self.sums.items() if name != "tokens"},
+            ratios={**ratios, **{name: (value, tokens) for name, value in self.sums.items() if name != "tokens"}},
         )
         row["weights_changed_bf16"] = diagnose.share_of_all(changed, n_weights, self.model)
         if "kl_old" in row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +20,13 @@ from contracts import (
 from learning import Claim, above, below, hold, lesson
 from raising import raising
 
-from codechat import expert_iteration, ppo, reinforce
+from codechat import expert_iteration, grpo, ppo, reinforce
 from codechat.core import config
 from codechat.core.errors import UserError
 from codechat.models.generate import Completion
+from codechat.rl import rollout_metrics
 from codechat.rl.rollout import RolloutBatch
+from codechat.rl.rollout_metrics import RankMetrics
 from codechat.runs import checkpoint
 from codechat.tasks import base, toy
 from codechat.text import chat, tokenizer
@@ -243,6 +245,51 @@ def test_one_completion_per_problem_is_enough_where_no_group_is_needed(loop: str
         LOOPS[loop][0].train(settings(loop, run_name="one", group_size=1, max_steps=2, **more)).status["status"]
         == "finished"
     )
+
+
+@pytest.mark.parametrize("loop", ["ppo", "grpo"])
+def test_what_is_a_mean_over_tokens_counts_the_tokens_of_each_rank(
+    loop: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank with longer completions has more of the tokens: the mean of the ranks' means would be another number."""
+    long, seen = 3.0, []
+
+    def with_a_rank_of_longer_completions(own: RankMetrics) -> list[RankMetrics]:
+        other = {name: (5.0 * long * count, long * count) for name, (_, count) in own.ratios.items()}
+        seen.append(own)
+        return [own, own._replace(means=dict.fromkeys(own.means, 5.0), ratios=other)]
+
+    monkeypatch.setattr(rollout_metrics, "dist", SimpleNamespace(all_gather_objects=with_a_rank_of_longer_completions))
+    if loop == "ppo":
+        cfg, names = settings("ppo", run_name=loop, max_steps=1), ("adv_abs_mean",)
+    else:
+        cfg = config.resolve(
+            grpo.GRPOConfig,
+            "toy",
+            overrides=dict(run_name=loop, max_steps=1, diagnose_groups=0, old_logprobs="trainer", importance_cap=1.0),
+            presets=grpo.RUN_PRESETS,
+        )
+        names = ("mismatch_kl", "importance_capped")
+    row = (ppo if loop == "ppo" else grpo).train(cfg).metrics().iloc[0]
+    for name in names:
+        total, count = seen[-1].ratios[name]
+        assert row[name] == pytest.approx((total + 5.0 * long * count) / (count + long * count)) and count > 8
+
+
+@pytest.mark.parametrize("loop", ["ppo", "grpo", "expert"])
+def test_the_logged_policy_loss_is_that_of_one_update(loop: str, home: Path) -> None:
+    """At a rate of 0 all updates have the same loss, so their number changes nothing but the order of the sum."""
+    module, cls = LOOPS.get(loop, (grpo, grpo.GRPOConfig))
+    still = dict(max_steps=1, save_every=0, diagnose_groups=0, lr=0.0)
+    if loop == "ppo":
+        still |= dict(value_lr=0.0)
+    found = []
+    for epochs in (1, 3):
+        how = still | dict(run_name=f"{loop}-{epochs}", inner_epochs=epochs, minibatches=1)
+        cfg = config.resolve(cls, "toy", overrides=how, presets=module.RUN_PRESETS)
+        found.append(module.train(cfg).metrics()["policy_loss"].iloc[0])
+    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-9)
+    assert loop == "grpo" or abs(found[0]) > 1e-3, "advantages of a group sum to 0, and so does the loss of GRPO"
 
 
 @pytest.mark.slow
