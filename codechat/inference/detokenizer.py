@@ -90,8 +90,8 @@ class Detokenizer:
         """What may follow without being shown as text; "" stands for nothing."""
         found = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
         if self.tags is not None and not self.raw:
-            closing = chat.stop_sequences(self.tokenizer, self.tags)[0]
-            found.append("\n" + chat.decode(closing, self.tokenizer))
+            closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
+            found += ["\n" + closing, closing]  # a model may leave out the line end
         return found
 
 

@@ -203,6 +203,15 @@ def test_what_a_stream_has_said_stays_true(content: str, more: dict[str, Any]) -
     assert before
 
 
+@pytest.mark.parametrize("tags", chat.MODES)
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_a_stream_says_nothing_of_the_end_of_an_answer(tags: str, end: str) -> None:
+    reading = Detokenizer(TOK, tags)
+    ids = [*TOK.encode("abc" + end), *chat.stop_sequences(TOK, tags)[0]]
+    whole = reading.split(ids).text
+    assert whole.strip() == "abc" and all(whole.startswith(reading.growing(ids[:k])) for k in range(len(ids) + 1))
+
+
 def test_a_stop_string_is_seen_however_tokens_cut_it() -> None:
     reading = Detokenizer(TOK, "reserved", stops=("x = 12",))
     for ids in (TOK.encode("a x = 12 b"), [i for c in "a x = 12 b" for i in TOK.encode(c)]):
