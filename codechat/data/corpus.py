@@ -90,7 +90,8 @@ def write_corpus(
             ledger.keep()
             if progress:
                 progress(len(ids))
-            if tally.reached(max_tokens, max_bytes) and writers["val"].files:
+            held_out = writers["val"].files or not (val_every or val_share)
+            if tally.reached(max_tokens, max_bytes) and held_out:
                 break
         ledger.check()
         manifest = _manifest(tokenizer, [f for w in writers.values() for f in w.close()], tally, ledger)
@@ -423,11 +424,17 @@ class WindowLoader:
         start = number - (int(self.ends[shard - 1]) if shard else 0)
         return self.corpus.shards[shard][start : start + self.T + 1]
 
-    def state(self) -> dict[str, int]:
-        return {"windows": self.windows, "seed": self.seed}
+    def state(self) -> dict[str, Any]:
+        return {"windows": self.windows, "seed": self.seed, "corpus": self.corpus.manifest.get("hash")}
 
-    def load_state(self, state: dict[str, int]) -> None:
-        """Continue where `state()` was taken, with any number of ranks. Raises DataError for another seed."""
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue where `state()` was taken, with any number of ranks. Raises DataError for another seed and for another corpus, which may lie in the same
+        directory; older states do not name theirs."""
+        saved, found = state.get("corpus"), self.corpus.manifest.get("hash")
+        if saved is not None and saved != found:
+            raise DataError(
+                f"the run has learned from corpus {saved[:12]}, and its directory holds {str(found)[:12]}; prepare the former again, or start another run"
+            )
         if state["seed"] != self.seed:
             saved = f"the position in the data was saved with seed {state['seed']}"
             raise DataError(f"{saved}; this run has {self.seed}; resume with --seed {state['seed']}")

@@ -36,8 +36,8 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         check_shares(self, "max_lost")
-        if not 0 < self.val_share < 1:  # training and validation both need a part
-            required = "it must be a share above 0 and below 1"
+        if not 0 <= self.val_share < 1:  # training needs a part
+            required = "it must be a share from 0 on and below 1"
             raise ConfigError(f"val_share is {self.val_share}; {required}; correct --val-share")
 
 

@@ -71,7 +71,7 @@ def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     if preferences:
         yield from _preference_texts(directory)
     elif entry.get("kind") == "pretrain":
-        yield from ((text, False) for text in _corpus_texts(directory))
+        yield from ((text, False) for text in _corpus_texts(directory, entry.get("data")))
     else:
         yield from _conversation_texts(directory)
 
@@ -81,8 +81,10 @@ def _directory(name: str) -> Path:
     return path if path.is_absolute() or path.exists() else ROOT / path
 
 
-def _corpus_texts(directory: Path) -> Iterator[str]:
+def _corpus_texts(directory: Path, recorded: str | None) -> Iterator[str]:
     opened = corpus.open_corpus(directory, "train")
+    if recorded not in (None, opened.manifest.get("hash")):
+        raise UserError(f"{directory} holds another corpus than the one that was trained on")
     state = opened.manifest.get("tokenizer_state")
     known = tokenizer.from_dict(state) if state else tokenizer.load(opened.manifest["tokenizer"])
     for shard in opened.shards:

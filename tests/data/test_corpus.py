@@ -158,6 +158,29 @@ def test_state_resumes_exactly_and_refuses_another_seed(tmp_path):
         other.load_state(state)
 
 
+def test_without_a_held_out_share_a_limit_ends_the_reading(tmp_path):
+    drawn = []
+
+    def documents():
+        for i in range(300_000):
+            drawn.append(i)
+            yield f"document {i} of many" * 20
+
+    manifest = corpus.write_corpus(documents(), tmp_path, BYTES, val_share=0, max_tokens=2_000)
+    assert len(drawn) < 100_000 and corpus.open_corpus(tmp_path, "train").n_tokens >= 2_000
+    assert all(file["split"] == "train" for file in manifest["files"])
+
+
+def test_a_position_belongs_to_its_corpus(tmp_path):
+    write(tmp_path)
+    state = corpus.WindowLoader(tmp_path, "train", 4, 16).state()
+    corpus.write_corpus([f"{i} other text" for i in range(300)], tmp_path, BYTES)
+    other = corpus.WindowLoader(tmp_path, "train", 4, 16)
+    with pytest.raises(DataError, match="corpus"):
+        other.load_state(state)
+    other.load_state({k: v for k, v in state.items() if k != "corpus"})  # of an older checkpoint
+
+
 def test_every_start_is_drawn_about_equally_often(tmp_path):
     corpus.write_corpus(["a" * 40, "b" * 60, "c" * 30], tmp_path, BYTES, shard_tokens=50)
     loader = corpus.WindowLoader(tmp_path, "train", 1000, 8, seed=5)

@@ -491,7 +491,6 @@ def test_a_file_in_the_place_of_the_directory_is_a_user_error(tmp_path, kind):
             "neutral-share 0.9.*negatives-share 0.3",
         ),
         (["corpus", "--val-share", "2"], ConfigError, "is 2.*val-share"),
-        (["corpus", "--val-share", "0", "--max-tokens", "100"], ConfigError, "is 0.*above 0.*val-share"),
         (["corpus", "--val-share", "1", "--max-tokens", "100"], ConfigError, "is 1.*below 1.*val-share"),
         (
             ["corpus", "--source", "nowhere"],

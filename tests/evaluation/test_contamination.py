@@ -154,6 +154,17 @@ def test_a_lineage_is_searched_through_its_manifests(trained: Path) -> None:
     assert all(words in str(report) for words in ("1 of 1", "program 1", "gone"))
 
 
+@pytest.mark.parametrize("recorded", [None, "its own", "another"])
+def test_a_corpus_that_was_prepared_anew_is_not_the_one_that_was_trained_on(
+    trained: Path, recorded: str | None
+) -> None:
+    own = json.loads((paths.ROOT / "corpus" / "manifest.json").read_text())["hash"]
+    entry = {"run": "p", "kind": "pretrain", "data_dir": "corpus"}
+    entry |= {} if recorded is None else {"data": own if recorded == "its own" else "0" * 64}
+    report = contamination.check([PROBLEM], [entry])
+    assert bool(report.missing) == (recorded == "another") and bool(report.read) != bool(report.missing)
+
+
 def searched(problems: list[Problem], **entry: object) -> contamination.Report:
     return contamination.check(problems, [{"run": "r", **entry}])
 
