@@ -201,7 +201,7 @@ class QualityBench:
     max_bytes: int = opt(30_000_000, "text to prepare", least=1)
     tokenizer: str = opt("python:4096", "tokenizer of codechat")
     peer_tokenizer: str = opt("gpt2:4096", "tokenizer of the peer")
-    seconds: float = opt(100.0, "training time of each contestant", least=1)
+    seconds: float = opt(100.0, "training time of each contestant", least=0.1)
     evaluations: int = opt(4, "evaluations of each contestant, evenly spaced, the last at the end", least=1)
     eval_tokens: int = opt(200_000, "held-out tokens per evaluation", least=1)
     vs: tuple[Literal["plain"], ...] = opt(("plain",), "peers")
