@@ -57,9 +57,8 @@ class Meter:
         for name, given in unread:
             value = next(values) if isinstance(given, Tensor) else float(given)
             if name in self.maxima:
-                self.maxima[name] = float(
-                    np.maximum(self.maxima[name], value)
-                )  # NaN where either is; `max` may drop it
+                # NaN where either is, which `max` may drop
+                self.maxima[name] = float(np.maximum(self.maxima[name], value))
             elif name == "policy_loss":
                 self.policy_loss += value
             else:
