@@ -47,7 +47,7 @@ import torch
 
 # %%
 from codechat import GPT, GPTConfig, checkpoint, lora, paths, run, sft, tokenizer
-from codechat.models import export, import_weights, safetensors_files
+from codechat.models import export, hf_format, import_weights
 from codechat.models.loading import load_model
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -85,7 +85,7 @@ about = json.loads((folder / "hf" / "config.json").read_text())
 print({key: about[key] for key in ("architectures", "hidden_act", "hidden_size", "num_key_value_heads", "tie_word_embeddings")})
 
 # %%
-with safetensors_files.Weights(folder / "hf") as weights:
+with hf_format.Weights(folder / "hf") as weights:
     print(*[name for name in weights if "layers.0" in name or "layers" not in name], sep="\n")
 
 # %% [markdown]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from codechat.labs import chars
-from codechat.models import generate, hf_format, safetensors_files
+from codechat.models import generate, hf_format
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.tasks import chars as text_task
@@ -70,8 +70,8 @@ def export(model: GPT, directory: Path) -> Path:
     family = hf_format.family_of(model.cfg)
     found = hf_format.to_hf(model.cfg, family, dtype="float32", bos_id=0, eos_ids=[0])
     (directory / "config.json").write_text(json.dumps(found))
-    entries = hf_format.entries(model.cfg, model.state_dict(), family)
-    safetensors_files.write(directory / "model.safetensors", entries, "float32")
+    tensors = hf_format.tensors(model.cfg, model.state_dict(), family)
+    hf_format.save(directory / "model.safetensors", tensors, "float32")
     return directory
 
 
@@ -91,8 +91,8 @@ def test_bfloat16_weights_are_read(programs: Path, tmp_path: Path) -> None:
         for p in model.parameters():
             p.copy_((p + torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3).bfloat16())
     directory, family = export(model, tmp_path / "hf"), hf_format.family_of(SMALL)
-    entries = hf_format.entries(model.cfg, model.state_dict(), family)
-    safetensors_files.write(directory / "model.safetensors", entries, "bfloat16")
+    tensors = hf_format.tensors(model.cfg, model.state_dict(), family)
+    hf_format.save(directory / "model.safetensors", tensors, "bfloat16")
     (done,) = generate.sample(model, [[7, 8]], max_new_tokens=20, temperature=0)
     found = run(programs / "generate", directory, 20, "7,8", "--ids", SMALL.n_ids).splitlines()[0]
     assert list(map(int, found.split())) == list(done.ids)
@@ -118,7 +118,7 @@ def test_training_has_the_losses_of_the_python_loop(
     assert speed.endswith("tokens/s")
     text = text_task.load(str(source), "chars")
     shape = dataclasses.replace(cfg.shape, vocab_size=text.tokenizer.n_vocab)
-    with safetensors_files.Weights(tmp_path / "out") as weights:
+    with hf_format.Weights(tmp_path / "out") as weights:
         model = hf_format.read_model(shape, weights)
     windows = text.val_windows(71, 70, 20)
     assert model.loss(windows[:, :-1], windows[:, 1:]).item() < expected[0] - 1

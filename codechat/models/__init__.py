@@ -7,7 +7,7 @@ from codechat.core.lazy import attach
 
 MODULES = """
     config decoding export fp8 generate gpt head hf_format hf_tokenizer import_weights kv_cache
-    latent_attention layers live_weights loading lora lora_settings optim original_checkpoint release safetensors_files
+    latent_attention layers live_weights loading lora optim
 """
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "3b": dict(depth=32, n_embd=3072, n_head=24, block_size=2048),
     "8b": dict(depth=40, n_embd=4096, n_head=32, block_size=2048),
 }
+
+
+LORA_TARGETS = ("qkv", "out", "gate", "up", "down")
+LORA_ALPHA, LORA_CHOSEN = 16.0, ("qkv", "out")
+
+
+def check_lora(rank: int, alpha: float, targets: Sequence[str]) -> None:
+    """ConfigError for settings that no adapter can have; rank 0 means no adapters."""
+    if rank < 0 or (rank and (alpha <= 0 or not targets)) or set(targets) - set(LORA_TARGETS):
+        got = f"lora_rank {rank}, lora_alpha {alpha}, lora_targets {' '.join(targets) or 'none'}"
+        raise ConfigError(
+            f"{got}; required a rank of at least 0, an alpha above 0, targets among {' '.join(LORA_TARGETS)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

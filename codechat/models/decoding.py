@@ -81,17 +81,15 @@ def _head(weight: Tensor, dtype: torch.dtype, most_rows: int) -> Callable[[Tenso
 
 @torch.no_grad()
 def reader(model: M) -> tuple[M, Tensor]:
-    """A plain model in evaluation mode that computes what `model` does in this autocast, and its head (V, D): block matrices and head in the
-    dtype of compute, the rest shared; adapters are merged. A weight that has this dtype is not copied."""
-    from codechat.models import lora  # it imports the model, which imports this module
-
-    plain, kind = lora.merged(model), model.wte.weight.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else plain.wte.weight.dtype
+    """A copy of a plain model in evaluation mode that computes the same in this autocast, and its head (V, D): block matrices and head in the dtype
+    of compute, the rest shared. A weight that has this dtype is not copied."""
+    kind = model.wte.weight.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.wte.weight.dtype
     with torch.device("meta"):
-        copy = type(plain)(plain.cfg)
-    state = {n: p.to(dtype) if p.ndim == 2 and n.startswith("blocks.") else p for n, p in plain.named_parameters()}
+        copy = type(model)(model.cfg)
+    state = {n: p.to(dtype) if p.ndim == 2 and n.startswith("blocks.") else p for n, p in model.named_parameters()}
     copy.load_state_dict(state, assign=True)
-    return copy.requires_grad_(False).eval(), plain.head_weight().detach().to(dtype)
+    return copy.requires_grad_(False).eval(), model.head_weight().detach().to(dtype)
 
 
 def _transposed(weight: Tensor, dtype: torch.dtype) -> Tensor:

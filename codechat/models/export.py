@@ -1,11 +1,8 @@
 """`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, and mostly llama.cpp too.
 
     codechat export --ckpt nano/rl --out nano-rl-hf
-    codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away (`release`)
+    codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
-
-Files: config.json, model.safetensors (one file, bfloat16 or float32), tokenizer.json, tokenizer_config.json, chat_template.jinja,
-generation_config.json. The checkpoint is memory-mapped; one tensor at a time is converted and written. The directory appears only when it is whole.
 
 Squared ReLU with norms on queries and keys (preset nano) becomes Qwen3 with hidden_act relu, whose gate projection repeats the up projection: the
 same function exactly, in an MLP half as large again. vLLM's own Qwen3 takes silu only; its transformers backend computes it:
@@ -13,19 +10,18 @@ same function exactly, in an MLP half as large again. vLLM's own Qwen3 takes sil
     vllm serve nano-rl-hf --model-impl transformers
 
 llama.cpp's converter makes GGUF of Arcee, Llama, Qwen2 and Qwen3 with silu. It ignores hidden_act: do not convert one with relu, its answers would be
-wrong without an error. The converter recognises pre-tokenisers by their output: it accepts the whole GPT-2 vocabulary and those of imported models,
-and rejects gpt2:N, chars and bytes:
+wrong without an error. It accepts the whole GPT-2 vocabulary and those of imported models, and rejects gpt2:N, chars and bytes:
 
     git clone https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
     python llama.cpp/convert_hf_to_gguf.py my-model-hf --outfile my-model.gguf --outtype bf16
     llama-cli -m my-model.gguf --jinja
 
-Left out: uploading (huggingface-cli upload does that), shards, quantisation.
+A run of --format run has config.json, status.json, env.json without what names its machine, and the weights without optimizer states. Every command
+takes it; training can begin from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -33,14 +29,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from codechat import models, runs  # hf_format, loading and checkpoint import torch: only when a checkpoint is written
 from codechat.core import config
-from codechat.core.atomic_files import write_json
+from codechat.core.atomic_files import file_record, read_json, write_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, RunError, UserError
+from codechat.runs import paths
 from codechat.text.imported_tokenizer import ImportedTokenizer
+
+OF_THE_MACHINE = {
+    "argv",
+    "cwd",
+    "host",
+    "launch",
+    "parent",
+    "resumed",
+}  # entries of env.json that tell a reader nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,55 +62,76 @@ class ExportConfig:
 
 
 def export(cfg: ExportConfig) -> Path:
-    """Write the directory and say so; returns its path."""
+    """Write the directory and print what it holds; returns its path."""
     print(write(cfg))
     return cfg.out
 
 
 def write(cfg: ExportConfig) -> str:
-    """Write the directory; returns a line that says what it holds. ConfigError, before anything is written, where no Hugging Face class fits."""
+    """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits."""
     with fresh_directory(cfg.out, overwrite=cfg.overwrite) as folder:
-        if cfg.format == "run":
-            return f"{cfg.out}: {models.release.write(cfg.ckpt, folder, cfg.dtype)}"
-        ckpt = runs.checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
-        shape, tokenizer, tags = models.loading.describe(ckpt.path, ckpt.meta)
-        eos = models.hf_tokenizer.end_ids(tokenizer, tags)
-        imported = isinstance(tokenizer, ImportedTokenizer)
-        family = models.hf_format.family_of(shape, imported=imported)
-        about = models.hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
-        texts = models.hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
-        write_json(folder / "config.json", about)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        tensors = list(models.hf_format.entries(shape, ckpt.model_state, family))
-        size = models.safetensors_files.write(folder / models.safetensors_files.ONE_FILE, tensors, cfg.dtype)
-    made = f"{about['architectures'][0]} with {about['hidden_act']}, {sum(math.prod(t.shape) for t in tensors):,} parameters"
-    if about["hidden_act"] == "relu":
-        made += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
-    return f"{cfg.out}: {made}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+        return f"{cfg.out}: {(_write_run if cfg.format == 'run' else _write_hf)(cfg, folder)}"
+
+
+def _write_hf(cfg: ExportConfig, folder: Path) -> str:
+    from codechat.models import hf_format, hf_tokenizer, loading  # these import torch, which --help does not need
+    from codechat.runs import checkpoint
+
+    ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
+    shape, tokenizer, tags = loading.describe(ckpt.path, ckpt.meta)
+    family = hf_format.family_of(shape, imported=isinstance(tokenizer, ImportedTokenizer))
+    eos = hf_tokenizer.end_ids(tokenizer, tags)
+    about = hf_format.to_hf(shape, family, dtype=cfg.dtype, bos_id=tokenizer.eot_id, eos_ids=eos)
+    texts = hf_tokenizer.files(tokenizer, tags, block_size=shape.block_size, rows=shape.padded_vocab)
+    write_json(folder / "config.json", about)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    tensors = hf_format.tensors(shape, ckpt.model_state, family)
+    size = hf_format.save(folder / hf_format.ONE_FILE, tensors, cfg.dtype)
+    count = sum(t.numel() for t in tensors.values())
+    line = f"{family.architecture} with {family.act}, {count:,} parameters"
+    if family.act == "relu":
+        line += f" ({shape.n_params:,} here; the gate projection repeats the up projection; not for llama.cpp)"
+    return f"{line}, {size / 2**20:.1f} MiB of {cfg.dtype}, from {ckpt.path}"
+
+
+def _write_run(cfg: ExportConfig, folder: Path) -> str:
+    from codechat.models import hf_format
+    from codechat.runs import checkpoint
+
+    ckpt = checkpoint.load(cfg.ckpt, optimizer=False, mmap=True)
+    run = ckpt.path.parent.parent
+    if not paths.is_run(run):
+        raise RunError(f"{ckpt.path} is part of no run; --format run needs config.json and status.json two folders up")
+    weights = folder / "checkpoints" / ckpt.path.name / checkpoint.RELEASED_WEIGHTS
+    weights.parent.mkdir(parents=True)
+    size = hf_format.save(weights, ckpt.model_state, cfg.dtype)
+    changed = {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
+    checkpoint.write_meta(weights.with_name("meta.json"), ckpt.meta | changed)
+    env, status = read_json(run / "env.json"), read_json(run / "status.json")
+    env = {key: value for key, value in env.items() if key not in OF_THE_MACHINE}
+    env["hardware"] = {key: value for key, value in env.get("hardware", {}).items() if key != "system"}
+    state: dict[str, Any] = {"status": "finished", "reason": None, "summary": {}, "pid": None}
+    write_json(folder / "config.json", read_json(run / "config.json"))
+    write_json(folder / "env.json", env)
+    write_json(folder / "status.json", {"kind": status.get("kind"), "ended": status.get("ended"), **state})
+    count = sum(v.numel() for v in ckpt.model_state.values())
+    return f"{size / 2**20:.1f} MiB of {cfg.dtype}, {count:,} parameters, from {os.path.relpath(ckpt.path)}"
 
 
 def _is_export(out: Path) -> bool:
-    """Whether a directory with a config.json holds an export of either format: no metrics, and no checkpoint but released ones."""
-    steps = runs.paths.checkpoint_paths(out).values()
-    return not (out / "metrics.jsonl").exists() and all(
-        (step / runs.checkpoint.RELEASED_WEIGHTS).is_file() for step in steps
-    )
+    """Whether a directory holds an export of either format: config.json, no metrics, and no checkpoint but released ones."""
+    released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
+    return (out / "config.json").is_file() and not (out / "metrics.jsonl").exists() and released
 
 
 @contextmanager
 def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """A directory to fill, which becomes `out` when the context closes. On any error it is removed and an earlier `out` stays as it was."""
     out = out.resolve()
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; a free name is required; choose another")
-    there = out.is_dir() and any(out.iterdir())
-    if there and not (out / "config.json").is_file():
-        raise ConfigError(f"--out {out} holds other files; a free name is required; choose another")
-    if there and not _is_export(out):
-        raise ConfigError(f"--out {out} holds a run, which an export would delete; choose another name")
-    if there and not overwrite:
-        raise ConfigError(f"--out {out} exists; set --overwrite to replace it, or choose another name")
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (overwrite and _is_export(out))):
+        remedy = "set --overwrite or choose another name" if out.is_dir() and _is_export(out) else "choose another name"
+        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export; {remedy}")
     fresh, former = (out.with_name(f".{out.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
     try:
         fresh.mkdir(parents=True)
@@ -113,7 +139,7 @@ def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
         if out.exists():
             os.rename(out, former)
         os.rename(fresh, out)
-    except BaseException as error:  # an interrupt too must leave nothing half made; raised again
+    except BaseException as error:  # also an interrupt leaves nothing half written
         shutil.rmtree(fresh, ignore_errors=True)
         if former.exists() and not out.exists():
             os.rename(former, out)
@@ -128,9 +154,3 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     export(config.parse(ExportConfig, words, prog="codechat export", epilog=__doc__))
     return 0
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

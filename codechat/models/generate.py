@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codechat.core.errors import ConfigError
-from codechat.models import decode_graph, decoding, packed_attention, sampling_memory
+from codechat.models import decode_graph, decoding, lora, packed_attention, sampling_memory
 from codechat.models.draws import Truncation, draw, row_key, uniform
 from codechat.models.gpt import GPT
 from codechat.models.grammar_masks import apply_grammars, stopped_by, take_allowed
@@ -220,7 +220,7 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
         with model.decoding() as logits_of:
             yield Reader(model, logits_of, model.head_weight())
         return
-    copy, head = decoding.reader(model)
+    copy, head = decoding.reader(lora.merged(model))
     compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
     yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static(device, graph), compiled)
 

@@ -1,44 +1,41 @@
-"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, and which of its tensors is which of ours.
+"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, its tensors; and the original system's .pt files.
 
     Arcee    squared ReLU (our default)
-    Llama    swiglu
+    Llama    swiglu; with qkv_bias attention_bias, where the output projection's bias is zero
     Qwen2    swiglu, qkv_bias, with an imported tokenizer
-    Llama    swiglu, qkv_bias, with a tokenizer of ours: attention_bias, and the output projection's bias is zero
-    Qwen3    swiglu, qk_norm
-    Qwen3    squared ReLU, qk_norm (preset nano): hidden_act relu, and the gate projection repeats the up projection
+    Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up projection
 
-The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; its MLP is half as large again. Import drops the second copy.
-A directory of model_type qwen2 gets Qwen's own splitting of texts from transformers' AutoTokenizer, whatever its tokenizer.json says. So a model
-with our tokenizer is written as Llama, which computes the same.
+The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy. transformers' AutoTokenizer splits texts in Qwen's way
+wherever model_type is qwen2, so biases with a tokenizer of ours are written as Llama, which computes the same.
 
-All have rotary positions (Llama 3.1's scaling included); heads may be grouped and the output head tied. A `Piece` is a range of rows of one of
-our tensors: export reads it and import fills it, so the two agree. Two pieces of the same rows are copies, and import requires them to be equal.
-transformers is never imported: a directory is json and safetensors.
-
-Left out: other classes, and settings that these do not have (learned positions, GELU, sliding windows, biases elsewhere, quantised weights);
-an error names them. llama.cpp quantises and writes GGUF: `codechat export --help` has the commands.
+A `Piece` is a range of rows of one of our tensors: export reads it and import fills it, so the two agree. transformers is never imported.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.models.safetensors_files import Entry, Weights
+
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class Family(NamedTuple):
-    """A class of transformers with one activation: the options of GPTConfig that make it, and the epsilon that it takes where config.json has none.
+    """A class of transformers with one activation: the options of GPTConfig that make it, and its default epsilon.
 
-    The first entry of a class has the activation that the class takes where config.json has none."""
+    The first entry of a class has the class's default activation."""
 
     model_type: str
     architecture: str
@@ -70,32 +67,24 @@ ROPE_KEYS = {
     "high_freq_factor": "rope_high",
     "original_max_position_embeddings": "rope_block",
 }
-# Buffers that older files hold, and the copy of a tied head.
-IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # buffers of older files, and the copy of a tied head
 OUT_BIAS = "self_attn.o_proj.bias"
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
-    """The entry of FAMILIES that computes what cfg describes. imported: its tokenizer is not one of ours. ConfigError names the fields for which
-    there is none."""
+    """The entry of FAMILIES that computes what cfg describes; imported: the tokenizer is not one of ours. ConfigError names what does not fit."""
     wrong = {k: (getattr(cfg, k), v) for k, v in REQUIRED.items() if getattr(cfg, k) != v}
     if cfg.mlp == "gelu":
         wrong["mlp"] = ("gelu", "relu2 or swiglu")
     elif cfg.qkv_bias and (cfg.mlp != "swiglu" or cfg.qk_norm):
         wrong["qkv_bias"] = (True, f"False with mlp {cfg.mlp} and qk_norm {cfg.qk_norm}")
+    elif not cfg.qk_norm and cfg.n_embd % cfg.n_head:
+        wrong["n_embd"] = (cfg.n_embd, f"a multiple of n_head {cfg.n_head}")
     if wrong:
-        raise ConfigError(
-            "no Hugging Face class computes "
-            + ", ".join(f"model.{k} {found}; required is {required}" for k, (found, required) in wrong.items())
-            + "; train such a model, or use this one through --ckpt"
-        )
+        words = ", ".join(f"model.{k} {value}; required is {required}" for k, (value, required) in wrong.items())
+        raise ConfigError(f"no Hugging Face class computes {words}; train such a model, or use this one through --ckpt")
     fitting = [f for f in FAMILIES if all(getattr(cfg, k) == v for k, v in f.options.items())]
-    found = fitting[-1 if imported else 0]
-    if found.model_type in ("arcee", "llama") and cfg.n_embd % cfg.n_head:
-        raise ConfigError(
-            f"model.n_embd {cfg.n_embd}; {found.architecture} requires a multiple of n_head {cfg.n_head}; train such a model"
-        )
-    return found
+    return fitting[-1 if imported else 0]
 
 
 # ---------------------------------------------------------------- tensors
@@ -108,10 +97,6 @@ class Piece(NamedTuple):
     ours: str
     start: int = 0
     stop: int | None = None
-
-    def rows(self, shape: torch.Size) -> int:
-        """How many rows of our tensor, which has this shape, it is."""
-        return len(range(*slice(self.start, self.stop).indices(shape[0])))
 
 
 def pieces(cfg: GPTConfig) -> Iterator[Piece]:
@@ -140,57 +125,104 @@ def _block(cfg: GPTConfig, theirs: str, ours: str) -> Iterator[Piece]:
             yield Piece(f"{theirs}mlp.{name}_proj.weight", f"{ours}mlp.{source}.weight")
 
 
-def entries(cfg: GPTConfig, state: Mapping[str, Tensor], family: Family) -> Iterator[Entry]:
-    """What `safetensors_files.write` takes: each tensor under their name, cut out of ours when its turn comes."""
-    with torch.device("meta"):
-        shapes = {name: p.shape for name, p in GPT(cfg).named_parameters()}  # `state` would read every tensor
-    for p in pieces(cfg):
-        shape = (p.rows(shapes[p.ours]), *shapes[p.ours][1:])
-        yield Entry(p.theirs, shape, lambda p=p: state[p.ours][p.start : p.stop])
+def tensors(cfg: GPTConfig, state: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Our weights under their names; views of ours."""
+    out = {p.theirs: state[p.ours][p.start : p.stop] for p in pieces(cfg)}
     for layer in range(cfg.depth if family.attention_bias else 0):
-        yield Entry(f"model.layers.{layer}.{OUT_BIAS}", (cfg.n_embd,), lambda: torch.zeros(cfg.n_embd))
+        out[f"model.layers.{layer}.{OUT_BIAS}"] = torch.zeros(cfg.n_embd)
+    return out
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) -> int:
+    """Write a safetensors file; returns its bytes. dtype: "float32" or "bfloat16", or none = that of each tensor."""
+    kind = getattr(torch, dtype) if dtype else None
+    # a copy: the format refuses tensors that share memory
+    copies = {name: t.detach().to("cpu", kind or t.dtype, copy=True).contiguous() for name, t in tensors.items()}
+    try:
+        save_file(copies, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
+    return path.stat().st_size
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a directory by name, in one safetensors file or shards, each read when it is accessed. `with Weights(directory) as weights`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = {name: file for file in map(_opened, _shards(directory)) for name in file.keys()}
+        self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.clear()
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError:
+        raise MissingFile(f"{path} is missing; `codechat download` fetches the rest") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no whole safetensors file ({error}); download it again") from None
+
+
+def _shards(directory: Path) -> list[Path]:
+    if (directory / ONE_FILE).is_file():
+        return [directory / ONE_FILE]
+    if not (directory / INDEX).is_file():
+        raise MissingFile(f"{directory} holds neither {ONE_FILE} nor {INDEX}; give a directory with safetensors")
+    names = sorted(set(read_json_object(directory / INDEX).get("weight_map", {}).values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise CheckpointError(f"{directory / INDEX} names {outside[0]!r}; shards must be files of the same directory")
+    return [directory / name for name in names]
 
 
 @torch.no_grad()
 def read_model(
     cfg: GPTConfig, weights: Mapping[str, Tensor], places: Iterable[Piece] | None = None, source: str = "config.json"
 ) -> GPT:
-    """A model of cfg in float32 whose `places` (default: `pieces`) are these weights and whose other rows are zero; it reads one tensor at a time.
+    """A float32 model of cfg whose `places` (default: `pieces`) are these weights and whose other rows are zero; one tensor is read at a time.
 
-    CheckpointError names what does not fit, and copies of the same rows that differ; source: where cfg was read."""
+    CheckpointError for what does not fit, and for copies of the same rows that differ; source: where cfg was read."""
     places = list(pieces(cfg) if places is None else places)
     with torch.device("meta"):
         model = GPT(cfg)
-    ours = {name: p.shape for name, p in model.named_parameters()}
-    found = weights.shapes if isinstance(weights, Weights) else {name: tuple(t.shape) for name, t in weights.items()}
-    expected = {p.theirs: (p.rows(ours[p.ours]), *ours[p.ours][1:]) for p in places}
-    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    foreign = [
-        name
-        for name in found.keys() - expected.keys()
-        if not (name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not weights[name].any()))
-    ]
-    problems += [f"{name} is not part of the architecture" for name in foreign]
-    wrong = [name for name in expected.keys() & found.keys() if found[name] != expected[name]]
-    problems += [f"{name} is {found[name]}, required is {expected[name]}" for name in wrong]
+    rows = {p: dict(model.named_parameters())[p.ours][p.start : p.stop] for p in places}
+    expected = {p.theirs: tuple(rows[p].shape) for p in places}
+    given = weights.shapes if isinstance(weights, Weights) else {name: tuple(t.shape) for name, t in weights.items()}
+    problems = [f"{name} is missing" for name in expected.keys() - given.keys()]
+    for name, shape in given.items():
+        harmless = name.endswith(IGNORED) or (name.endswith(OUT_BIAS) and cfg.qkv_bias and not weights[name].any())
+        if name not in expected and not harmless:
+            problems.append(f"{name} is not part of the architecture")
+        elif shape != expected.get(name, shape):
+            problems.append(f"{name} is {shape}, required is {expected[name]}")
     if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        shown = "; ".join(sorted(problems)[:3]) + more
+        shown = "; ".join(sorted(problems)[:3]) + (f" and {len(problems) - 3} more" if len(problems) > 3 else "")
         raise CheckpointError(f"the weights do not fit {source}: {shown}; use the files of one model")
     model.to_empty(device="cpu")
     parameters = dict(model.named_parameters())
     for p in parameters.values():
         p.zero_()
-    read: dict[Piece, Piece] = {}
+    first: dict[Piece, str] = {}  # the name under which each range of rows was read first
     for p in places:
         rows, tensor = parameters[p.ours][p.start : p.stop], weights[p.theirs]
-        first = read.setdefault(p._replace(theirs=""), p)
-        if first is p:
+        if (other := first.setdefault(p._replace(theirs=""), p.theirs)) == p.theirs:
             rows.copy_(tensor)
         elif not torch.equal(rows, tensor.to(rows)):
             raise CheckpointError(
-                f"{p.theirs} differs from {first.theirs} by up to {float((rows - tensor).abs().max()):.3g}; "
-                "required are equal weights: only then is a gated ReLU our squared ReLU; choose another model"
+                f"{p.theirs} and {other} differ; only a gated ReLU with equal projections is our squared ReLU; choose another model"
             )
     return model.eval()
 
@@ -229,38 +261,35 @@ def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: l
     }
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a directory."""
-    path = directory / "config.json"
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A json file of a downloaded directory."""
     if not path.is_file():
-        raise MissingFile(f"{directory} holds no config.json; `codechat download MODEL` fetches a directory that does")
+        raise MissingFile(f"{path} is missing; `codechat download MODEL` fetches a directory that has it")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not json ({error}); download it again") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds a {type(found).__name__}; an object is required; download it again")
-    return found
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}; an object is required; download it again")
+    return value
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
     """The GPTConfig of a config.json. vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding.
 
-    ConfigError names a class or a setting that our model does not have."""
+    ConfigError for a class or a setting that our model does not have."""
     family = _family_in(config)
-    _check_supported(config, family)
     try:
         rows, heads, width = (int(config[key]) for key in ("vocab_size", "num_attention_heads", "hidden_size"))
-        hidden, depth, block = (
-            int(config[key]) for key in ("intermediate_size", "num_hidden_layers", "max_position_embeddings")
-        )
+        hidden, depth = int(config["intermediate_size"]), int(config["num_hidden_layers"])
+        block, positions = int(config["max_position_embeddings"]), _rope(config)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"config.json lacks a number ({error!r}); use the file that came with the weights") from None
     if vocab_size + n_tags > rows:
         raise ConfigError(
-            f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows; use this model's tokenizer"
+            f"the tokenizer has {vocab_size} ids and {n_tags} tags, the embedding {rows} rows; use its own"
         )
-    head_dim = config.get("head_dim") or (128 if config["model_type"] == "qwen3" else width // heads)
+    head_dim = config.get("head_dim") or (128 if family.model_type == "qwen3" else width // heads)
     kv_heads = config.get("num_key_value_heads") or heads
     return GPTConfig(
         depth=depth,
@@ -276,59 +305,101 @@ def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> G
         norm_eps=config.get("rms_norm_eps", family.eps),
         tied=config.get("tie_word_embeddings", False),
         **family.options,
-        **_rope(config),
+        **positions,
     )
 
 
 def _family_in(config: Mapping[str, Any]) -> Family:
-    """The entry of a config.json's class and activation; ConfigError names what has none."""
-    kind = config.get("model_type")
-    own = [family for family in FAMILIES if family.model_type == kind]
-    if not own:
-        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-        raise ConfigError(f"config.json has model_type {kind!r}; required is one of {known}; choose another model")
-    act = config.get("hidden_act", own[0].act)
-    for family in own:
-        if family.act == act and family.attention_bias == bool(config.get("attention_bias")):
-            return family
-    if any(family.act == act for family in own):
-        raise ConfigError(
-            f"config.json sets attention_bias={config.get('attention_bias')}; our {own[0].architecture} with {act} has no such "
-            "setting; choose another model"
-        )
-    known = " or ".join(family.act for family in own)
-    raise ConfigError(f"config.json has hidden_act={act}; {own[0].architecture} requires {known}; choose another model")
-
-
-def _check_supported(config: Mapping[str, Any], family: Family) -> None:
-    unsupported = {key: config[key] for key, harmless in UNSUPPORTED.items() if config.get(key) not in harmless}
+    """The entry of a config.json's class, activation and biases; ConfigError names what has none."""
+    families = [family for family in FAMILIES if family.model_type == config.get("model_type")]
+    default = families[0].act if families else "silu"
+    key = config.get("hidden_act", default), bool(config.get("attention_bias"))
+    unsupported = {name: config[name] for name, harmless in UNSUPPORTED.items() if config.get(name) not in harmless}
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
         unsupported["layer_types"] = sorted(set(config["layer_types"]))
-    if unsupported:
-        shown = ", ".join(f"{key}={str(value)[:60]}" for key, value in unsupported.items())
-        raise ConfigError(
-            f"config.json sets {shown}; our {family.architecture} has no such setting; choose another model"
-        )
+    positions = _positions(config)
+    kind = positions.get("rope_type", positions.get("type", "default"))
+    if kind not in ("default", "llama3") or positions.get("partial_rotary_factor", 1.0) != 1.0:
+        unsupported["positions"] = positions
+    family = next((f for f in families if (f.act, f.attention_bias) == key), None)
+    if family is None or unsupported:
+        known = ", ".join(dict.fromkeys(f"{f.model_type} with {f.act}" for f in FAMILIES))
+        given = dict(zip(("model_type", "hidden_act", "attention_bias"), (config.get("model_type"), *key)))
+        shown = ", ".join(f"{name}={str(value)[:60]}" for name, value in (unsupported or given).items())
+        raise ConfigError(f"config.json has {shown}; required is one of {known}; choose another model")
+    return family
+
+
+def _positions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_scaling as transformers 4 writes it, or rope_parameters as 5 does."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return given if isinstance(given, dict) else {"rope_type": given}
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta and rope_scaling as transformers 4 writes them, or rope_parameters as 5 does."""
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    base = found.get("rope_theta", config.get("rope_theta", 10000.0)) if isinstance(found, dict) else None
-    if not isinstance(base, int | float):
-        raise ConfigError(
-            f"config.json has positions {found!r} and rope_theta {base!r}; required are an object and a number; use the file that came with the weights"
-        )
-    kind, theta = found.get("rope_type", found.get("type", "default")), {"rope_theta": float(base)}
-    if kind == "default" and found.get("partial_rotary_factor", 1.0) == 1.0:
+    """Our settings for the positions of a config.json."""
+    given = _positions(config)
+    theta = {"rope_theta": float(given.get("rope_theta", config.get("rope_theta", 10000.0)))}
+    if given.get("rope_type", given.get("type", "default")) == "default":
         return theta
-    if kind != "llama3":
-        raise ConfigError(
-            f"config.json has positions {found}; required is rope_type default or llama3; choose another model"
-        )
+    return theta | {ours: type(getattr(GPTConfig, ours))(given[theirs]) for theirs, ours in ROPE_KEYS.items()}
+
+
+# ---------------------------------------------------------------- the original system's .pt files
+
+KEYS = ("vocab_size", "depth", "n_embd", "n_head", "block_size")
+PREFIX = re.compile(r"^(_orig_mod\.|module\.|transformer\.)+")
+NAME = re.compile(r"(?:(?:blocks|h)\.(\d+)\.)?(.+)\.weight")
+# theirs -> ours; every second line has GPT-2's spelling
+OURS = dict(tok_emb="wte", pos_emb="wpe", ln_f="norm", head="head", ln1="attn_norm", ln2="mlp_norm")
+OURS |= dict(wte="wte", wpe="wpe", lm_head="head", ln_1="attn_norm", ln_2="mlp_norm")
+OURS |= {"attn.qkv": "attn.qkv", "attn.proj": "attn.out", "mlp.fc": "mlp.up", "mlp.proj": "mlp.down"}
+OURS |= {"attn.c_attn": "attn.qkv", "attn.c_proj": "attn.out", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+
+
+def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
+    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step. n_vocab: ids of its tokenizer.
+
+    The file is read without executing code in it. The embedding gets zero rows up to a multiple of 64."""
+    if not path.is_file():
+        raise MissingFile(f"no file {path}; give the original's .pt file, or the directory of a Hugging Face model")
     try:
-        return theta | {ours: type(getattr(GPTConfig, ours))(found[theirs]) for theirs, ours in ROPE_KEYS.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"config.json has rope_type llama3 and lacks a number ({error!r}); use the file that came with the weights"
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        cfg = {key: int(saved["cfg"][key]) for key in KEYS}
+        state, step = dict(saved["model"]), int(saved.get("step") or 0)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        needed = (
+            f"required is {{'model': state, 'cfg': {{{', '.join(KEYS)}}}, 'step': int}} of tensors and plain values"
+        )
+        raise CheckpointError(
+            f"{path} is no checkpoint of the original system ({str(error)[:200]}); {needed}"
         ) from None
+    rows = cfg.pop("vocab_size")
+    if rows < n_vocab:
+        raise ConfigError(f"{path} has {rows} embedding rows, the tokenizer {n_vocab} ids; set its own by --tokenizer")
+    shape = GPTConfig(
+        **cfg,
+        vocab_size=n_vocab,
+        n_tags=0,
+        rows=rows if rows > n_vocab else None,
+        mlp="gelu",
+        pos="learned",
+        norm_eps=torch.finfo(torch.float32).eps,  # of nn.RMSNorm(width), in whatever dtype it runs
+    )
+    with torch.device("meta"):
+        ours = [name for name, _ in GPT(shape).named_parameters()]
+    places = [Piece(name, name, 0, rows if name == "wte.weight" else None) for name in ours]
+    return read_model(shape, _renamed(state, path), places, f"the cfg of {path}"), step
+
+
+def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    out: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        match = NAME.fullmatch(PREFIX.sub("", name))
+        if not match or match[2] not in OURS:
+            raise CheckpointError(f"{path} holds {name}; required are the names of codechat.models.hf_format.OURS")
+        out[(f"blocks.{match[1]}." if match[1] else "") + OURS[match[2]] + ".weight"] = tensor
+    head = out.pop("head.weight", None)
+    if head is not None and not torch.equal(head, out["wte.weight"]):
+        raise CheckpointError(f"{path}: head and embedding differ; the original's are one tensor")
+    return out

@@ -6,15 +6,11 @@
     codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
     codechat import old/latest.pt --run-name old
 
-Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the original system's .pt files
-(learned positions, GELU; `original_checkpoint` lists their names). Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are
-equal, as `codechat export` writes them. Weights become float32, one tensor at a time. An imported model keeps its own tokenizer and chat template
-("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding rows of the embedding for
-them, which SFT must then teach. --tags raw is for base models: prompts are plain text without turns, and an answer ends with the end of text.
-
-Everything is read before the run is made, so an error leaves no run behind.
-
-Left out: PyTorch .bin files (they execute code), quantised weights, tokenizer.model without tokenizer.json.
+Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the original system's .pt files.
+Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as `codechat export` writes them. Weights become float32. An
+imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags text, our tags are plain text. --tags
+reserved takes six unused padding rows of the embedding for them, which SFT must then teach. --tags raw is for base models: prompts are plain text
+without turns, and an answer ends with the end of text.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import models, runs  # most of their modules import torch: only when weights are read
 from codechat.core import config
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, MissingFile
@@ -52,40 +47,41 @@ class ImportConfig:
 
 
 def import_model(cfg: ImportConfig) -> Run:
-    """The finished run, whose one checkpoint holds the weights. Raises UserError before anything is written."""
+    """The finished run, whose one checkpoint holds the weights. Everything is read before the run is made."""
+    from codechat.runs import checkpoint, run  # these import torch, which --help does not need
+
     if not cfg.source.exists():
-        raise MissingFile(
-            f"no {cfg.source}; give a directory or a .pt file; `codechat download MODEL` fetches a directory"
-        )
+        raise MissingFile(f"no {cfg.source}; give a directory or a .pt file; `codechat download MODEL` fetches one")
     model, tok, tags, step = _directory(cfg) if cfg.source.is_dir() else _file(cfg)
     origin = {"run": cfg.run_name, "kind": "import", "source": cfg.source.resolve().name}
-    run = runs.run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite)
-    with run:
-        path = runs.checkpoint.save(
-            run.path, step, model=model, meta={"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
-        )
-    print(
-        f"run {run.name}: {model.cfg.n_params:,} parameters, block {model.cfg.block_size}, tokenizer {tok.spec}, tags {tags}; {path}"
-    )
-    return run
+    meta = {"tokenizer": tok.to_dict(), "tags": tags, "lineage": [origin]}
+    with run.Run.create(cfg.run_name, cfg, kind="import", overwrite=cfg.overwrite) as made:
+        path = checkpoint.save(made.path, step, model=model, meta=meta)
+    size = f"{model.cfg.n_params:,} parameters, block {model.cfg.block_size}"
+    print(f"run {made.name}: {size}, tokenizer {tok.spec}, tags {tags}; {path}")
+    return made
 
 
 def _directory(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
-    found = models.hf_format.read_config(cfg.source)
+    from codechat.models import hf_format
+
+    about = hf_format.read_json_object(cfg.source / "config.json")
     tok = tokenizer.load(cfg.tokenizer or f"hf:{cfg.source}")
     tags = cfg.tags or ("template" if getattr(tok, "template", None) else "text")
     if tags == chat.TEMPLATE:
         chat.stop_sequences(tok, tags)  # a template that cannot be masked fails here rather than in training
-    shape = models.hf_format.from_hf(found, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
-    with models.safetensors_files.Weights(cfg.source) as weights:
-        return models.hf_format.read_model(shape, weights), tok, tags, 0
+    shape = hf_format.from_hf(about, vocab_size=tok.n_vocab, n_tags=chat.N_TAGS if tags == "reserved" else 0)
+    with hf_format.Weights(cfg.source) as weights:
+        return hf_format.read_model(shape, weights), tok, tags, 0
 
 
 def _file(cfg: ImportConfig) -> tuple[GPT, Any, str, int]:
+    from codechat.models import hf_format
+
     if cfg.tags not in (None, "text", chat.RAW):
         raise ConfigError(f"--tags {cfg.tags} with a .pt file; required is text or raw; leave --tags out")
     tok = tokenizer.load(cfg.tokenizer or "gpt2")
-    model, step = models.original_checkpoint.read(cfg.source, tok.n_vocab)
+    model, step = hf_format.read_original(cfg.source, tok.n_vocab)
     return model, tok, cfg.tags or "text", step
 
 
@@ -94,9 +90,3 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     import_model(config.parse(ImportConfig, words, prog="codechat import", epilog=__doc__))
     return 0
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)

@@ -2,11 +2,8 @@
 
     h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
-`attach` adds the adapters, after which only A and B are trained. A checkpoint holds the merged model, W + (alpha / rank) B A, which loads like any
-other, and also A and B, so a run resumes bitwise. `save_peft` writes adapter_config.json and adapter_model.safetensors for the `peft` package: our
-fused query-key-value matrix becomes three adapters that share A.
-
-Left out: sharded weights, dropout on the adapters, adapters of embeddings and head, quantised base weights. Frozen weights stay float32.
+After `attach` only A and B are trained. A checkpoint holds the merged model, W + (alpha / rank) B A, which loads like any other, and also A and B, so
+a run resumes bitwise. `save_peft` writes PEFT's files; our fused query-key-value matrix becomes three adapters that share A.
 """
 
 from __future__ import annotations
@@ -17,37 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.distributed import sharding
-from codechat.models import hf_format, safetensors_files
-from codechat.models.config import GPTConfig
+from codechat.models import hf_format
+from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, GPTConfig, check_lora
 from codechat.models.gpt import GPT
-from codechat.models.lora_settings import ALPHA, CHOSEN, RANK, TARGETS, check
 from codechat.runs import checkpoint
 
-__all__ = [
-    "ALPHA",
-    "CHOSEN",
-    "RANK",
-    "TARGETS",
-    "LoRALinear",
-    "adapted",
-    "adapters",
-    "attach",
-    "check",
-    "load",
-    "load_peft",
-    "merged",
-    "of_checkpoint",
-    "save_peft",
-]
-
-
 WITHOUT = "train with --lora-rank 8, or export the whole model with codechat export"
+ADAPTER, ABOUT = "adapter_model.safetensors", "adapter_config.json"
 
 
 class LoRALinear(nn.Module):
@@ -70,9 +50,11 @@ class LoRALinear(nn.Module):
         return self.base.weight + self.scale * self.b @ self.a
 
 
-def attach(model: GPT, rank: int, alpha: float = ALPHA, targets: Sequence[str] = CHOSEN, seed: int = 0) -> GPT:
+def attach(
+    model: GPT, rank: int, alpha: float = LORA_ALPHA, targets: Sequence[str] = LORA_CHOSEN, seed: int = 0
+) -> GPT:
     """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 changes nothing."""
-    check(rank, alpha, targets)
+    check_lora(rank, alpha, targets)
     if not rank:
         return model
     if sharding.is_sharded(model):
@@ -98,22 +80,19 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def merged(model: GPT) -> GPT:
-    """The same function as a plain GPT, which shares every weight without an adapter; the model itself where it has no adapters."""
+    """The same function as a plain GPT, which shares every weight without an adapter; the model itself where it has none."""
     layers = dict(adapted(model))
     if not layers:
         return model
-    state = {
-        name.replace(".base.", "."): p for name, p in model.state_dict().items() if not name.endswith((".a", ".b"))
-    }
-    state |= {f"{name}.weight": layer.merged() for name, layer in layers.items()}
+    base = {n.replace(".base.", "."): p for n, p in model.state_dict().items() if not n.endswith((".a", ".b"))}
     with torch.device("meta"):
         plain = GPT(model.cfg)
-    plain.load_state_dict(state, assign=True)
+    plain.load_state_dict(base | {f"{name}.weight": layer.merged() for name, layer in layers.items()}, assign=True)
     return plain.requires_grad_(False)
 
 
 def adapters(model: GPT) -> dict[str, Tensor]:
-    """A and B of every adapter, by name, for a checkpoint. Empty without adapters."""
+    """Copies of A and B of every adapter, by name, for a checkpoint; empty without adapters."""
     return {name: tensor.clone() for name, tensor in _live(model).items()}  # training may continue while it is written
 
 
@@ -124,37 +103,34 @@ def _live(model: GPT) -> dict[str, Tensor]:
 @torch.no_grad()
 def load(model: GPT, saved: Mapping[str, Tensor]) -> None:
     """Restore `adapters`. CheckpointError where they are not those of this model."""
-    own = _live(model)
-    wrong = own.keys() ^ saved.keys() or {n for n in own if own[n].shape != saved[n].shape}
-    if wrong:
+    live = _live(model)
+    if wrong := live.keys() ^ saved.keys() or {n for n in live if live[n].shape != saved[n].shape}:
         raise CheckpointError(
-            f"the checkpoint's adapter {min(wrong)} does not fit; set its --lora-rank and --lora-targets"
+            f"the checkpoint's adapter {min(wrong)} does not fit; set its --lora-rank, --lora-targets"
         )
-    for name, tensor in own.items():
+    for name, tensor in live.items():
         tensor.copy_(saved[name])
 
 
 # ---------------------------------------------------------------- PEFT's files
 
 
-def _pieces(model: GPT) -> Iterator[tuple[str, LoRALinear, int, int | None]]:
-    """PEFT's name of each adapter, the layer, and the rows of B that are its own."""
-    layers = dict(adapted(model))
-    for theirs, ours, start, stop in hf_format.pieces(model.cfg):
-        if (layer := layers.get(ours.removesuffix(".weight"))) is not None and ours.endswith(".weight"):
-            yield "base_model.model." + theirs.removesuffix(".weight"), layer, start, stop
+def _places(cfg: GPTConfig) -> dict[str, hf_format.Piece]:
+    """PEFT's name of each matrix, and the rows of ours that it is."""
+    matrices = (p for p in hf_format.pieces(cfg) if p.ours.endswith(".weight"))
+    return {"base_model.model." + p.theirs.removesuffix(".weight"): p for p in matrices}
 
 
 def of_checkpoint(ref: str | Path) -> GPT:
     """The adapters that a run trained, on a model without other weights, for `save_peft`. CheckpointError where it trained none."""
-    found = checkpoint.load(ref, optimizer=False, mmap=True)
-    saved = found.extra.get("lora", {})
+    ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
+    saved = ckpt.extra.get("lora", {})
     if not saved:
-        raise CheckpointError(f"{found.path} holds no adapters; {WITHOUT}")
+        raise CheckpointError(f"{ckpt.path} holds no adapters; {WITHOUT}")
     rank = next(t.shape[0] for n, t in saved.items() if n.endswith(".a"))
-    alpha = read_json(found.path.parent.parent / "config.json")["lora_alpha"]
+    alpha = read_json(ckpt.path.parent.parent / "config.json")["lora_alpha"]
     with torch.device("meta"):
-        model = GPT(config.from_dict(GPTConfig, found.meta["model_config"]))
+        model = GPT(config.from_dict(GPTConfig, ckpt.meta["model_config"]))
     attach(model, rank, alpha, sorted({n.split(".")[-2] for n in saved}))
     for name, layer in adapted(model):
         layer.a, layer.b = (nn.Parameter(saved[f"{name}.{part}"]) for part in "ab")
@@ -162,40 +138,38 @@ def of_checkpoint(ref: str | Path) -> GPT:
 
 
 def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Path:
-    """Write the adapters as PEFT reads them (`PeftModel.from_pretrained(exported base, directory)`). `base`: the exported base model's name.
-
-    ConfigError for a model without adapters."""
-    directory, pieces = Path(directory), list(_pieces(model))
-    if not pieces:
+    """Write the adapters as PEFT reads them (`PeftModel.from_pretrained(exported base, directory)`). base: name of the exported base model."""
+    directory, layers = Path(directory), dict(adapted(model))
+    places = {n: p for n, p in _places(model.cfg).items() if p.ours.removesuffix(".weight") in layers}
+    if not places:
         raise ConfigError(f"the model has no adapters; {WITHOUT}")
     directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    for name, layer, start, stop in pieces:
-        tensors |= {f"{name}.lora_A.weight": layer.a, f"{name}.lora_B.weight": layer.b[start:stop]}
-    entries = [safetensors_files.Entry(name, tuple(t.shape), lambda t=t: t) for name, t in tensors.items()]
-    part = directory / "adapter_model.safetensors.tmp"
-    safetensors_files.write(part, entries, "float32")
-    part.replace(directory / "adapter_model.safetensors")
-    rank = pieces[0][1].a.shape[0]
+    for name, place in places.items():
+        layer = layers[place.ours.removesuffix(".weight")]
+        tensors |= {f"{name}.lora_A.weight": layer.a, f"{name}.lora_B.weight": layer.b[place.start : place.stop]}
+    hf_format.save(directory / f"{ADAPTER}.tmp", tensors, "float32")
+    (directory / f"{ADAPTER}.tmp").replace(directory / ADAPTER)
+    rank = layer.a.shape[0]
     about: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
-        "lora_alpha": pieces[0][1].scale * rank,
+        "lora_alpha": layer.scale * rank,
         "lora_dropout": 0.0,
-        "target_modules": sorted({name.rpartition(".")[2] for name, *_ in pieces}),
+        "target_modules": sorted({name.rpartition(".")[2] for name in places}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "base_model_name_or_path": base,
     }
-    write_atomic(directory / "adapter_config.json", json.dumps(about, indent=2) + "\n")
+    write_atomic(directory / ABOUT, json.dumps(about, indent=2) + "\n")
     return directory
 
 
 def _peft_scale(directory: Path) -> float:
-    """What the product of an adapter's factors is multiplied by. CheckpointError for what would need another computation than that."""
-    path = directory / "adapter_config.json"
+    """What the product of an adapter's factors is multiplied by. CheckpointError for what is not such a product."""
+    path = directory / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         rank, alpha = int(about["r"]), float(about["lora_alpha"])
@@ -208,47 +182,35 @@ def _peft_scale(directory: Path) -> float:
     return scale
 
 
+@torch.no_grad()
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
-    Raises MissingFile, and CheckpointError for an adapter that fits no matrix of the model. Copies of one matrix (the gate projection that
-    repeats the up projection) need the same adapter."""
-    from safetensors import safe_open
-
+    CheckpointError for an adapter that fits no matrix. Copies of one matrix (the gate projection that repeats the up projection) need equal
+    adapters."""
     directory = Path(directory)
-    if not (directory / "adapter_config.json").is_file():
-        raise MissingFile(f"{directory} holds no adapter_config.json; give a directory that peft or save_peft wrote")
-    scale = _peft_scale(directory)
-    places = {
-        "base_model.model." + theirs.removesuffix(".weight"): (ours, start, stop)
-        for theirs, ours, start, stop in hf_format.pieces(model.cfg)
-    }
-    state = model.state_dict()
-    if not (directory / "adapter_model.safetensors").is_file():
-        raise MissingFile(f"{directory} holds no adapter_model.safetensors; save the adapter in that format")
-    with safe_open(directory / "adapter_model.safetensors", "pt") as file, torch.no_grad():
-        if foreign := [n for n in file.keys() if not n.endswith((".lora_A.weight", ".lora_B.weight"))]:
-            raise CheckpointError(
-                f"{directory} holds {foreign[0]}; required are factors of matrices alone, lora_A and lora_B"
-            )
-        names = [n.removesuffix(".lora_A.weight") for n in file.keys() if n.endswith(".lora_A.weight")]
-
-        def factors(name: str) -> tuple[Tensor, Tensor]:
-            return tuple(file.get_tensor(f"{name}.lora_{part}.weight").float() for part in "AB")
-
-        for name in names:
-            (a, b), (ours, start, stop) = factors(name), places.get(name, ("", 0, None))
-            if not ours or (rows := state[ours][start:stop]).shape != (len(b), a.shape[1]):
-                size = f"of shape {len(b)} x {a.shape[1]}"
-                raise CheckpointError(f"{directory}: adapter {name} {size} fits no matrix; use its own base model")
-            first, *others = (n for n, place in places.items() if place == (ours, start, stop))
-            if name != first and first in names:
-                continue
-            for other in others:
-                if not {first, other} <= {*names} or not all(map(torch.equal, factors(first), factors(other))):
-                    raise CheckpointError(
-                        f"{directory}: adapters of {first} and {other} are not equal; required is the same adapter for both, which hold "
-                        "one matrix of ours; train it here with --lora-rank"
-                    )
+    if missing := [name for name in (ABOUT, ADAPTER) if not (directory / name).is_file()]:
+        raise MissingFile(f"{directory} holds no {missing[0]}; give a directory that peft or save_peft wrote")
+    scale, places, state = _peft_scale(directory), _places(model.cfg), model.state_dict()
+    with safe_open(directory / ADAPTER, "pt") as file:
+        tensors = {name: file.get_tensor(name).float() for name in file.keys()}
+    names = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}
+    if foreign := tensors.keys() - {f"{name}.lora_{part}.weight" for name in names for part in "AB"}:
+        raise CheckpointError(f"{directory} holds {min(foreign)}; required are pairs of factors, lora_A and lora_B")
+    for name in sorted(names):
+        a, b = (tensors[f"{name}.lora_{part}.weight"] for part in "AB")
+        place = places.get(name)
+        if not place or (rows := state[place.ours][place.start : place.stop]).shape != (len(b), a.shape[1]):
+            size = f"of shape {len(b)} x {a.shape[1]}"
+            raise CheckpointError(f"{directory}: adapter {name} {size} fits no matrix; use its own base model")
+        first, *others = (n for n, p in places.items() if p[1:] == place[1:])
+        for other in others:
+            pairs = [(tensors.get(f"{n}.lora_{part}.weight") for n in (first, other)) for part in "AB"]
+            if not all(x is not None and y is not None and torch.equal(x, y) for x, y in pairs):
+                both = f"{first} and {other}"
+                raise CheckpointError(
+                    f"{directory}: the adapters of {both} differ, which are one matrix here; train it here"
+                )
+        if name == first:
             rows += (scale * b @ a).to(rows.device)
     return model

@@ -4,7 +4,7 @@
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
                             meta.json  shapes, tokenizer, tags, lineage, sizes and hashes
-    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.release`)
+    checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.export`)
     checkpoints/latest, best           text: the name of a step
 
 A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read
@@ -298,7 +298,7 @@ def _read_file(path: Path, mmap: bool = False) -> Any:
 
 
 def _read_released(path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint without optimizer states (`models.release`), as float32, which training goes on from."""
+    """The weights of a checkpoint without optimizer states (`models.export`), as float32, which training goes on from."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

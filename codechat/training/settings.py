@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from codechat.core.config import Settings, default, opt
 from codechat.core.errors import ConfigError
-from codechat.models import lora_settings
-from codechat.models.config import PRESETS, GPTConfig
+from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, check_lora
 from codechat.rl import engine_settings
 from codechat.tasks import NAMES, hashed, name_of
 
@@ -175,17 +174,13 @@ class RolloutEngineSettings(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LoRASettings(Settings):
-    lora_rank: int = opt(
-        lora_settings.RANK, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True, least=0
-    )
-    lora_alpha: float = opt(lora_settings.ALPHA, "their scale is alpha / rank", late=True)
-    lora_targets: tuple[str, ...] = opt(
-        lora_settings.CHOSEN, f"matrices that get one: {' '.join(lora_settings.TARGETS)}", late=True
-    )
+    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True, least=0)
+    lora_alpha: float = opt(LORA_ALPHA, "their scale is alpha / rank", late=True)
+    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices that get one: {' '.join(LORA_TARGETS)}", late=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lora_settings.check(self.lora_rank, self.lora_alpha, self.lora_targets)
+        check_lora(self.lora_rank, self.lora_alpha, self.lora_targets)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, RunError
 from codechat.distributed import dist, sharding
 from codechat.evaluation import evaluate
-from codechat.models import export, loading, optim, safetensors_files
+from codechat.models import export, hf_format, loading, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths, run, sharded_checkpoint
@@ -264,7 +264,7 @@ def test_a_sharded_checkpoint_is_read_whole_exported_and_verified(home: Path, tm
     for name, tensor in ours.items():
         assert torch.allclose(tensor, theirs[name], atol=2e-5), name
     most_held(lambda: export.export(export.ExportConfig(ckpt="pretrain-two", out=tmp_path / "hf", dtype="float32")))
-    with safetensors_files.Weights(tmp_path / "hf") as weights:
+    with hf_format.Weights(tmp_path / "hf") as weights:
         assert torch.equal(weights["model.embed_tokens.weight"], theirs["wte.weight"])
     with pytest.raises(CheckpointError, match="blocks.0.attn.k_norm.weight"):
         checkpoint.restore(checkpoint.load(path), GPT(replace(TINY, qk_norm=False)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from codechat import grpo, preference, reinforce
 from codechat.core import config
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.models import export, loading, lora
-from codechat.models.config import GPTConfig
+from codechat.models.config import LORA_TARGETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
@@ -43,7 +44,7 @@ def moved(model: GPT) -> GPT:
 
 def test_it_starts_from_the_model_as_it_is_and_trains_the_adapters_only() -> None:
     before = made()(IDS)
-    model = lora.attach(made(), 3, 6.0, lora.TARGETS)
+    model = lora.attach(made(), 3, 6.0, LORA_TARGETS)
     torch.testing.assert_close(model(IDS), before)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -66,49 +67,21 @@ def test_the_formula_and_merging_by_hand() -> None:
     assert lora.merged(plain) is plain
 
 
-def test_sampling_uses_the_adapters() -> None:
-    from codechat.models import generate
-
-    model = moved(lora.attach(made(replace(SHAPE, vocab_size=250)), 4, 16.0, lora.TARGETS)).eval()
-    a, b = (generate.sample(m, [[1, 2, 3]], max_new_tokens=12, temperature=0) for m in (model, lora.merged(model)))
-    assert a[0].ids == b[0].ids
-    assert a[0].logprobs == pytest.approx(b[0].logprobs, abs=1e-4)
-
-
 def test_peft_files_hold_the_documented_names_shapes_and_settings(tmp_path: Path) -> None:
     model = moved(lora.attach(made(), 3, 6.0, ("qkv", "out", "gate")))
     lora.save_peft(model, tmp_path / "adapter", base="my-export")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    names = {
-        f"base_model.model.model.layers.{i}.{where}_proj.lora_{part}.weight"
-        for i in (0, 1)
-        for part in "AB"
-        for where in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate")
-    }
-    assert set(tensors) == names
-    stem = "base_model.model.model.layers.1.self_attn."
-    assert tensors[stem + "q_proj.lora_A.weight"].shape == (3, 32) and tensors[stem + "q_proj.lora_B.weight"].shape == (
-        32,
-        3,
-    )
-    assert tensors[stem + "k_proj.lora_B.weight"].shape == (16, 3)
+    matrices = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate")
+    stems = [f"base_model.model.model.layers.{i}.{where}_proj.lora_" for i in (0, 1) for where in matrices]
+    assert set(tensors) == {f"{stem}{part}.weight" for stem in stems for part in "AB"}
     about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert (
-        about["peft_type"] == "LORA"
-        and (about["r"], about["lora_alpha"]) == (3, 6.0)
-        and about["base_model_name_or_path"] == "my-export"
-    )
-    assert (
-        about["target_modules"] == ["gate_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
-        and about["bias"] == "none"
-        and not about["fan_in_fan_out"]
-    )
-    # what peft computes: each projection's own W + (alpha / r) B A
-    own = model.blocks[1].attn.qkv
-    q = own.base.weight[:32] + 2.0 * tensors[stem + "q_proj.lora_B.weight"] @ tensors[stem + "q_proj.lora_A.weight"]
-    v = own.base.weight[48:] + 2.0 * tensors[stem + "v_proj.lora_B.weight"] @ tensors[stem + "v_proj.lora_A.weight"]
-    torch.testing.assert_close(own.merged()[:32], q)
-    torch.testing.assert_close(own.merged()[48:], v)
+    assert about.items() >= {"peft_type": "LORA", "r": 3, "lora_alpha": 6.0, "bias": "none"}.items()
+    assert about["base_model_name_or_path"] == "my-export" and not about["fan_in_fan_out"]
+    assert about["target_modules"] == ["gate_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
+    layer = model.blocks[1].attn.qkv  # what peft computes: each projection's W + (alpha / r) B A
+    for letter, rows in (("q", slice(0, 32)), ("k", slice(32, 48)), ("v", slice(48, 64))):
+        a, b = (tensors[f"base_model.model.model.layers.1.self_attn.{letter}_proj.lora_{part}.weight"] for part in "AB")
+        torch.testing.assert_close(layer.merged()[rows], layer.base.weight[rows] + 2.0 * b @ a)
     torch.testing.assert_close(lora.load_peft(made(), tmp_path / "adapter")(IDS), model(IDS), atol=1e-5, rtol=1e-5)
 
 
@@ -118,7 +91,7 @@ def test_peft_loads_them_onto_the_exported_model(tmp_path: Path, runs_root: Path
     """transformers with the export, peft with the adapters: our logits. And back: what peft saves is what we load."""
     transformers, peft = (pytest.importorskip(name, reason="needs the test extra") for name in ("transformers", "peft"))
     shape = replace(shape, vocab_size=300)
-    targets = [t for t in lora.TARGETS if t != "gate" or shape.mlp == "swiglu"]
+    targets = [t for t in LORA_TARGETS if t != "gate" or shape.mlp == "swiglu"]
     model = moved(lora.attach(made(shape), 3, 6.0, targets)).eval()
     base = Run.create("base", {}, kind="test")
     checkpoint.save(
@@ -191,57 +164,40 @@ def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
 
 
 def test_adapters_that_do_not_fit_raise(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--lora-rank"):
+    with pytest.raises(ConfigError):
         lora.save_peft(made(), tmp_path)
-    with pytest.raises(MissingFile, match="adapter_config.json"):
+    with pytest.raises(MissingFile):
         lora.load_peft(made(), tmp_path)
     lora.save_peft(lora.attach(made(), 2), tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
-    save_file(
-        {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}, tmp_path / "adapter_model.safetensors"
-    )
-    with pytest.raises(CheckpointError, match=r"layers\.7"):
+    moved_up = {k.replace("layers.1", "layers.7"): v for k, v in tensors.items()}
+    save_file(moved_up, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError):
         lora.load_peft(made(), tmp_path)
-    with pytest.raises(CheckpointError, match="--lora-rank"):
+    with pytest.raises(CheckpointError):
         lora.load(lora.attach(made(), 4), lora.adapters(lora.attach(made(), 2)))
-    for how, message in (
-        (dict(rank=-1), "lora_rank -1"),
-        (dict(rank=2, alpha=0.0), "lora_alpha 0.0"),
-        (dict(rank=2, targets=("q",)), "lora_targets q;.*qkv out"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            lora.attach(made(), **how)
+    for settings in (dict(rank=-1), dict(rank=2, alpha=0.0), dict(rank=2, targets=("q",)), dict(rank=2, targets=())):
+        with pytest.raises(ConfigError):
+            lora.attach(made(), **settings)
 
 
-@pytest.mark.parametrize("loop", ["reinforce", "grpo", "preference"])
-def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: str, home: Path) -> None:
-    module, cls = dict(
-        reinforce=(reinforce, reinforce.ReinforceConfig),
-        grpo=(grpo, grpo.GRPOConfig),
-        preference=(preference, preference.PreferenceConfig),
-    )[loop]
-    base = dict(max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start") | (
-        dict(sample_groups=8) if loop == "preference" else dict(diagnose_groups=0)
-    )
-    started = reinforce.train(
-        config.resolve(
-            reinforce.ReinforceConfig,
-            "toy",
-            overrides=dict(max_steps=1, diagnose_groups=0, run_name="start"),
-            presets=reinforce.RUN_PRESETS,
-        )
-    )
-    whole, _ = resume_contract(module.train, config.resolve(cls, "toy", overrides=base, presets=module.RUN_PRESETS), 2)
+@pytest.mark.parametrize(
+    "loop", [pytest.param(reinforce, marks=pytest.mark.slow), grpo, pytest.param(preference, marks=pytest.mark.slow)]
+)
+def test_a_loop_with_adapters_resumes_bitwise_and_leaves_a_plain_model(loop: Any, home: Path) -> None:
+    cls = {reinforce: reinforce.ReinforceConfig, grpo: grpo.GRPOConfig, preference: preference.PreferenceConfig}[loop]
+    base = dict(max_steps=4, save_every=2, lora_rank=2, lora_targets=("qkv", "up"), init_from="start")
+    base |= dict(sample_groups=8) if loop is preference else dict(diagnose_groups=0)
+    first = dict(max_steps=1, diagnose_groups=0, run_name="start")
+    toy = config.resolve(reinforce.ReinforceConfig, "toy", overrides=first, presets=reinforce.RUN_PRESETS)
+    started = reinforce.train(toy)
+    whole, _ = resume_contract(loop.train, config.resolve(cls, "toy", overrides=base, presets=loop.RUN_PRESETS), 2)
     a, start = weights(whole), weights(started)
     changed = {n.rpartition(".weight")[0].rpartition(".")[2] for n in a if not torch.equal(a[n], start[n])}
     assert changed == {"qkv", "up"}
-    loading.load_model("whole")
     lora.save_peft(lora.of_checkpoint("whole"), home / "adapter")  # the start and the adapter are the trained model
     again = lora.load_peft(loading.load_model("start").model, home / "adapter").state_dict()
     for name, tensor in a.items():
         torch.testing.assert_close(again[name], tensor, atol=1e-6, rtol=1e-5)
-    with pytest.raises(CheckpointError, match="--lora-rank"):
+    with pytest.raises(CheckpointError):
         lora.of_checkpoint("start")
-    assert set(checkpoint.load(whole.path).extra["lora"]) == {
-        f"blocks.{i}.{m}.{p}" for i in (0, 1) for m in ("attn.qkv", "mlp.up") for p in "ab"
-    }

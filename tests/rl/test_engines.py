@@ -35,7 +35,7 @@ from codechat.core.errors import ConfigError, RunError, UserError  # noqa: E402
 from codechat.models import generate, hf_format, live_weights
 from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
-from codechat.models.safetensors_files import Weights  # noqa: E402
+from codechat.models.hf_format import Weights  # noqa: E402
 from codechat.rl import engines, losses, rollout  # noqa: E402
 from codechat.rl.engines import EngineLost  # noqa: E402
 from codechat.runs import checkpoint, run
@@ -502,7 +502,7 @@ def test_a_full_memory_leaves_the_weights_that_were_published(home: Path, monkey
     def full(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(live_weights, "write", full)
+    monkeypatch.setattr(hf_format, "save", full)
     with raising(RunError, "No space left", "step 2"):
         live_weights.publish(home / "weights/x", 2, model(2), meta)
     assert list((home / "weights/x").iterdir()) == [before] and live_weights.read(before)[1]["step"] == 1
