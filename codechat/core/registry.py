@@ -68,7 +68,7 @@ PREPARATIONS = {entry.id: entry for entry in (
     _stage("data.apps", "tasks.apps.prepare", "AppsConfig", "prepare_apps", "data", "pocket apps -> experts' episodes and problems of several turns"),
     _stage("data.code", "tasks.coding.prepare", "CodeConfig", "prepare_code", "data", "public sets of instructions and programs -> conversations, filtered"),
     _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "data", "word problems of our own, or GSM8K -> worked solutions and problems"),
-    _stage("data.micro", "tasks.micro.prepare", "MicroConfig", "prepare_micro", "data", "small code problems of our own -> worked solutions and problems with tests"),
+    _stage("data.micro", "tasks.micro", "MicroConfig", "prepare_micro", "data", "small code problems of our own -> worked solutions and problems with tests"),
     _stage("data.repair", "tasks.repair.prepare", "RepairConfig", "prepare_repair", "data", "small repositories with a bug -> expert repairs and problems"),
     _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "data", "successful episodes of AppWorld -> conversations"),
 )}  # fmt: skip

@@ -32,8 +32,8 @@ from codechat import models, rl, runs, tasks, training
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.runs import run
 from codechat.sandbox import Program
+from codechat.tasks import micro
 from codechat.tasks.coding.task import CodingTask
-from codechat.tasks.micro import task as micro
 from codechat.text import chat, tool_calls
 from codechat.text.tool_calls import ARGUMENT_KEYS, CALL_TAG, Call
 

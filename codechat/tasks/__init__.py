@@ -52,7 +52,7 @@ TASKS: dict[str, TaskEntry | Callable[..., Task]] = {
     "gsm8k": TaskEntry("reasoning.task", "Gsm8kTask", "GSM8K grade school mathematics"),
     "humaneval": TaskEntry("coding.task", "HumanEvalTask", "HumanEval programs, run against tests; evaluation only"),
     "mbpp": TaskEntry("coding.task", "MbppTask", "MBPP programs, run against tests"),
-    "micro": TaskEntry("micro.task", "MicroTask", "generated small Python functions, run against tests"),
+    "micro": TaskEntry("micro", "MicroTask", "generated small Python functions, run against tests"),
     "mmlu": TaskEntry("reasoning.task", "MmluTask", "MMLU multiple choice; evaluation only"),
     "reasoning": TaskEntry("reasoning.task", "ReasoningTask", "generated arithmetic word problems"),
     "repair": TaskEntry("repair.task", "RepairTask", "small repositories with a bug, repaired by edits or tools"),

@@ -1,29 +1,50 @@
-"""What the data preparations of the tasks share: checks of settings, and ledgers that are checked and printed."""
+"""What the tasks share in preparing data: settings of a generator, writing a directory, and reading problems back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from codechat.core.errors import ConfigError
-from codechat.data.prepared import print_ledgers
-from codechat.data.sources import Ledger
-from codechat.tasks.base import check_levels
+from codechat.core.config import opt
+from codechat.core.errors import DataError, MissingFile
+from codechat.data.prepared import print_ledgers, require_kind, write
+from codechat.data.sources import Ledger, read_jsonl
+from codechat.tasks.base import (
+    SPLITS,
+    Problem,
+    Task,
+    check_reference_solutions,
+    check_split,
+    problem_of,
+    row_of,
+    shuffled,
+)
+
+Row = dict[str, Any]
+HELD_OUT = ("select", "test")
+DEFAULT_LIMIT = 500  # generated problems of a split where no limit is set
+CHECKED = 64  # generated problems whose reference solutions are checked, per split
 
 
-def check_generated(cfg: Any, levels: Collection[int]) -> None:
-    """ConfigError for unknown levels of a generator, and for a count below 1."""
-    check_levels(cfg.levels, levels)
-    for name in ("max_examples", "problems", "eval_examples"):
-        if getattr(cfg, name) < 1:
-            raise ConfigError(f"{name} is {getattr(cfg, name)}; it must be at least 1")
+@dataclass(frozen=True, kw_only=True)
+class GeneratedConfig:
+    """Settings of a task that generates its worked examples and problems."""
+
+    out: str = opt("data/sft", "directory to write")
+    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
+    max_examples: int = opt(2000, "worked examples for training", least=1)
+    problems: int = opt(2000, "training problems", least=1)
+    eval_examples: int = opt(200, "worked examples and problems of each split but train", least=1)
+    levels: tuple[int, ...] = opt((1,), "levels of the problems; repeat one to sample it more often")
+    seed: int = opt(0, "seed of everything that is drawn")
 
 
 @contextmanager
 def checked_ledgers() -> Iterator[list[Ledger]]:
-    """A list to fill with ledgers. Each is checked at the end of the block. They are printed in any case, also after an
-    error."""
+    """A list to fill with ledgers, checked at the end of the block and printed in any case."""
     ledgers: list[Ledger] = []
     try:
         yield ledgers
@@ -31,3 +52,73 @@ def checked_ledgers() -> Iterator[list[Ledger]]:
             ledger.check()
     finally:
         print_ledgers(ledgers)
+
+
+def prepare(cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]]) -> Row:
+    """Write the files DOMAIN.SPLIT -> rows of `collect`, which fills the list of ledgers. Returns the manifest of the directory."""
+    out = Path(cfg.out)
+    require_kind(out, "conversations")
+    with checked_ledgers() as ledgers:
+        files = collect(ledgers)
+    return write(out, files, ledgers, cfg)
+
+
+def prepare_generated(
+    cfg: GeneratedConfig,
+    name: str,
+    domain: str,
+    dialogues: Callable[[str, int], Iterable[Row]],
+    problems: Callable[[str, int], list[Problem]],
+    *,
+    splits: Collection[str] = SPLITS,
+    task: Task | None = None,
+) -> Row:
+    """Write DOMAIN.SPLIT.jsonl from dialogues(split, n) and NAME.SPLIT.jsonl from problems(split, n). Returns the manifest.
+
+    task: check reference solutions with it; DataError where one does not score the maximum."""
+
+    def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
+        ledgers.append(ledger := Ledger(name))
+        counts = dict.fromkeys(HELD_OUT, cfg.eval_examples)
+        files = {
+            f"{domain}.{split}": list(ledger.counted(dialogues(split, n)))
+            for split, n in ({"train": cfg.max_examples} | counts).items()
+        }
+        for split in splits:
+            drawn = problems(split, cfg.problems if split == "train" else cfg.eval_examples)
+            if task:
+                check_reference_solutions(task, drawn[:CHECKED]).require()
+            files[f"{name}.{split}"] = [row_of(problem) for problem in drawn]
+        return files
+
+    return prepare(cfg, collect)
+
+
+def generated_or_read(
+    name: str,
+    source: str | Path | None,
+    split: str,
+    limit: int | None,
+    seed: int,
+    *,
+    generate: Callable[[str, int, int], list[Problem]],
+    gold: Collection[str],
+    meta: Collection[str] = (),
+    keep: Callable[[Problem], bool] | None = None,
+) -> list[Problem]:
+    """At most `limit` problems. source None: generate(split, n, seed). Else those of NAME.SPLIT.jsonl in the directory `source` that `keep`
+    passes, in the seed's order.
+
+    gold, meta: fields that the rows must have. MissingFile, DataError, and ConfigError for an unknown split."""
+    check_split(split)
+    if source is None:
+        return generate(split, DEFAULT_LIMIT if limit is None else limit, seed)
+    path, problems = Path(source) / f"{name}.{split}.jsonl", []
+    if not path.is_file():
+        raise MissingFile(f"{path} does not exist; write it with `codechat data {name} --out {source}`")
+    for number, row in read_jsonl(path):
+        try:
+            problems.append(problem_of(row, gold, meta))
+        except DataError as error:
+            raise DataError(f"{path}:{number}: {error} with `codechat data {name}`") from None
+    return shuffled(filter(keep, problems), limit, seed)

@@ -33,7 +33,7 @@ from codechat.runs.run import Run
 from codechat.tasks import Problem, toolbox, toy
 from codechat.tasks.coding import prepare
 from codechat.tasks.coding.task import CodingTask
-from codechat.tasks.micro.prepare import MicroConfig, prepare_micro
+from codechat.tasks.micro import MicroConfig, prepare_micro
 from codechat.text import chat, tokenizer, tool_calls
 
 ROOT = Path(__file__).resolve().parents[2]

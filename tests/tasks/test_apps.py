@@ -365,8 +365,6 @@ def test_invalid_settings_and_files_are_user_errors(tmp_path: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             make()
-    with pytest.raises(MissingFile, match="nothing"):
-        load("apps", source=str(tmp_path / "nothing"))
     with pytest.raises(MissingFile, match="apps.train.jsonl"):
         load("apps", source=str(tmp_path)).problems("train")
     (tmp_path / "apps.train.jsonl").write_text(

@@ -11,8 +11,7 @@ from codechat import tasks
 from codechat.core.errors import ConfigError
 from codechat.sandbox import SandboxUnavailable
 from codechat.tasks.base import SPLITS, Problem
-from codechat.tasks.micro import FAMILIES, LEVELS, dialogues, problems
-from codechat.tasks.micro.family import every_name
+from codechat.tasks.micro import ARGUMENTS, FAMILIES, LEVELS, NAMES, dialogues, problems
 from codechat.text import chat, tokenizer
 
 BY_NAME = {f.name: f for f in FAMILIES}
@@ -109,7 +108,7 @@ def test_tests_separate_correct_from_wrong_programs() -> None:
 
 def test_bodies_do_not_use_names_that_arguments_may_have() -> None:
     own = {"i", "v", "w", "total", "out", "best", "steps"}
-    assert not own & set(every_name())
+    assert not own & {*NAMES, *(name for names in ARGUMENTS.values() for name in names)}
 
 
 def test_unknown_levels_and_splits_are_user_errors() -> None:

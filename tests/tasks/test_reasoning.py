@@ -19,7 +19,7 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks.base import SPLITS
+from codechat.tasks.base import SPLITS, Score
 from codechat.tasks.reasoning import rewards, stories, templates
 from codechat.tasks.reasoning.rewards import GRADERS
 from codechat.text import tokenizer
@@ -27,7 +27,7 @@ from codechat.text import tokenizer
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
 
 
-def xml(text: str, gold: str | None = "7", kind: str = "number") -> rewards.Graded:
+def xml(text: str, gold: str | None = "7", kind: str = "number") -> Score:
     return rewards.grade_xml(text, gold, kind)
 
 
@@ -68,7 +68,7 @@ def test_xml_terms_by_hand(
     assert found.terms == pytest.approx(
         dict(correctness=correctness, integer=integer, strict_format=strict, soft_format=soft, tags=tags)
     )
-    assert found.reward == pytest.approx(correctness + integer + strict + soft + tags) and found.outcome == outcome
+    assert found.reward == pytest.approx(correctness + integer + strict + soft + tags) and found.tier == outcome
     assert 0 <= found.reward <= rewards.MAXIMUM["xml"] == 4.0
 
 
@@ -106,7 +106,7 @@ def test_an_unreadable_gold_answer_gives_no_reward(grading: str, gold: str | Non
         "####",
     ):
         found = GRADERS[grading](text, gold, "number")
-        assert not found.correct and found.outcome in ("neither", "format_only")
+        assert not found.correct and found.tier in ("neither", "format_only")
         assert found.reward <= rewards.MAXIMUM[grading] - 1
 
 
@@ -130,7 +130,7 @@ def test_an_unreadable_gold_answer_gives_no_reward(grading: str, gold: str | Non
 )
 def test_the_other_graders_by_hand(grading: str, text: str, reward: float, outcome: str) -> None:
     found = GRADERS[grading](text, "7", "number")
-    assert (found.reward, found.outcome) == (reward, outcome)
+    assert (found.reward, found.tier) == (reward, outcome)
 
 
 def test_letters_are_graded_as_letters() -> None:
@@ -140,6 +140,22 @@ def test_letters_are_graded_as_letters() -> None:
         and not rewards.grade_plain("The answer is A.", "B", "letter").correct
     )
     assert not rewards.grade_plain("B or not B", "", "letter").correct
+
+
+def test_the_named_functions_are_the_graders() -> None:
+    """TRL's signature: lists of conversations and of gold answers; Stanford's: a text and one or several answers."""
+    texts = [GOOD, GOOD.replace("\n7\n", "\n8\n"), "7", GOOD + " tail"]
+    given = {"prompts": [[]] * 4, "completions": [[{"role": "assistant", "content": t}] for t in texts]}
+    for name, function in rewards.XML_REWARDS.items():
+        assert function(**given, answer=["7"] * 4, question=["?"] * 4) == [xml(t).terms[name] for t in texts]
+    for text, gold, expected in (
+        ("3 + 4 </think> <answer> 7 </answer>", 7, (1, 1, 1)),
+        ("</think> <answer> 0.5 </answer>", ["3", "\\frac{1}{2}"], (1, 1, 1)),
+        ("</think> <answer> 8 </answer>", "7", (1, 0, 0)),
+        ("</think> <answer> 7", "7", (0, 0, 0)),
+    ):
+        assert tuple(rewards.r1_zero_reward_fn(text, gold).values()) == expected
+    assert rewards.question_only_reward_fn("so \\boxed{7}", "7", fast=False)["reward"] == 1
 
 
 # ---------------------------------------------------------------- templates and tasks
@@ -274,10 +290,7 @@ def test_unreadable_sources_are_user_errors(tmp_path: Path, monkeypatch: pytest.
     jsonl(tmp_path / "test.jsonl", [{"prompt": "?", "answer": "#### 1"}])
     with pytest.raises(DataError, match="question"):
         tasks.load("gsm8k", source=str(tmp_path)).problems("test")
-    jsonl(
-        tmp_path / "reasoning.train.jsonl",
-        [{"id": "a", "messages": [], "gold": {"answer": "", "steps": ""}, "split": "train"}],
-    )
+    jsonl(tmp_path / "reasoning.train.jsonl", [{"id": "a", "messages": [], "gold": {"answer": ""}, "split": "train"}])
     with pytest.raises(DataError, match="problem 'a'"):
         tasks.load("reasoning", source=str(tmp_path)).problems("train")
 

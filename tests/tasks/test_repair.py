@@ -459,8 +459,6 @@ def test_a_bad_setting_is_one_line(tmp_path: Path) -> None:
     for words in ("repair:levels=[4]", "repair:levels=[]", "repair:actions=shell", "repair:max_turns=0"):
         with pytest.raises(ConfigError):
             tasks.load(words)
-    with pytest.raises(MissingFile, match="codechat data repair"):
-        tasks.load("repair", source=str(tmp_path / "none"))
     with pytest.raises(MissingFile, match="repair.train.jsonl"):
         tasks.load("repair", source=str(tmp_path)).problems("train")
     (tmp_path / "repair.train.jsonl").write_text(

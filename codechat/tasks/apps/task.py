@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data.sources import read_jsonl
+from codechat.core.errors import ConfigError
 from codechat.tasks.apps import generator
 from codechat.tasks.apps.environment import TIERS, AppsEnvironment
-from codechat.tasks.base import Message, Problem, Score, check_split, problem_of, shuffled
-
-DEFAULT_LIMIT = 500
+from codechat.tasks.base import Message, Problem, Score
+from codechat.tasks.preparation import generated_or_read
 
 
 class AppsTask:
-    """source: "apps" generates problems; a path reads apps.SPLIT.jsonl there. levels: of the problems; a repeated level
+    """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a repeated level
     is sampled more often. apps: the apps that levels 1 and 2 use; empty = all. actions: "call" or "code". max_turns:
     most answers of an episode.
 
@@ -25,7 +23,7 @@ class AppsTask:
 
     def __init__(
         self,
-        source: str | Path = "apps",
+        source: str | Path | None = None,
         levels: Sequence[int] = generator.LEVELS,
         actions: str = "call",
         max_turns: int = 8,
@@ -35,25 +33,22 @@ class AppsTask:
             raise ConfigError(f"actions {actions!r}; required: call or code")
         if max_turns < 1:
             raise ConfigError(f"max_turns {max_turns}; it must be at least 1")
-        self.source, self.levels, self.only = str(source), tuple(levels), tuple(apps)
+        self.source, self.levels, self.only = source, tuple(levels), tuple(apps)
         self.actions, self.max_turns = actions, max_turns
-        if self.source != "apps" and not Path(self.source).is_dir():
-            raise MissingFile(
-                f"{source} is no directory; write problems with `codechat data apps --out {source}`, or leave --data-dir out"
-            )
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file."""
-        if self.source == "apps":
-            n = DEFAULT_LIMIT if limit is None else limit
-            return generator.problems(split, n, seed, self.levels, self.actions, self.only)
-        check_split(split)
-        path = Path(self.source) / f"apps.{split}.jsonl"
-        if not path.is_file():
-            raise MissingFile(f"{path} does not exist; write it with `codechat data apps --out {self.source}`")
-        rows = (_problem(row, f"{path}:{number}") for number, row in read_jsonl(path))
-        rows = (p for p in rows if p.meta["level"] in self.levels and p.meta["actions"] == self.actions)
-        return shuffled(rows, limit, seed)
+        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
+        return generated_or_read(
+            self.name,
+            self.source,
+            split,
+            limit,
+            seed,
+            generate=lambda *drawn: generator.problems(*drawn, self.levels, self.actions, self.only),
+            gold=("world", "calls", "changes"),
+            meta=("level", "tools", "actions"),
+            keep=lambda p: p.meta["level"] in self.levels and p.meta["actions"] == self.actions,
+        )
 
     def environment(self) -> AppsEnvironment:
         return AppsEnvironment(self.actions)
@@ -72,10 +67,3 @@ class AppsTask:
     def gold(self, problem: Problem) -> str:
         """The expert's calls in one answer; they do not depend on the responses in between."""
         return "\n".join(generator.gold_steps(problem))
-
-
-def _problem(row: dict[str, object], where: str) -> Problem:
-    try:
-        return problem_of(row, gold=("world", "calls", "changes"), meta=("level", "tools", "actions"))
-    except DataError as error:
-        raise DataError(f"{where}: {error} with `codechat data apps`") from None

@@ -13,10 +13,10 @@ from typing import Any
 
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data.prepared import print_ledgers, require_kind, write
 from codechat.data.sources import LARGEST_LOSS, Ledger, digest, read_jsonl
-from codechat.data.synthetic import split_of
+from codechat.data.synthetic import SPLITS, split_of
 from codechat.runs.paths import find_run
+from codechat.tasks.preparation import prepare
 
 Row = dict[str, Any]
 DOMAIN = "appworld"
@@ -41,15 +41,15 @@ class AppWorldDataConfig:
 
 def prepare_appworld(cfg: AppWorldDataConfig) -> Row:
     """Write the conversations. Returns the manifest of the directory. Raises UserError where no episode is kept."""
-    out = Path(cfg.out)
-    require_kind(out, "conversations")
-    ledger = Ledger("appworld", {"no trajectory": LARGEST_LOSS})
-    files: dict[str, list[Row]] = {f"{DOMAIN}.{split}": [] for split in ("train", "select", "test")}
-    for row in _conversations(cfg, ledger):
-        files[f"{DOMAIN}.{row['meta']['split']}"].append(row)
-    print_ledgers([ledger])
-    ledger.check()
-    return write(out, files, [ledger], cfg)
+
+    def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
+        ledgers.append(ledger := Ledger("appworld", {"no trajectory": LARGEST_LOSS}))
+        files: dict[str, list[Row]] = {f"{DOMAIN}.{split}": [] for split in SPLITS}
+        for row in _conversations(cfg, ledger):
+            files[f"{DOMAIN}.{row['meta']['split']}"].append(row)
+        return files
+
+    return prepare(cfg, collect)
 
 
 def _conversations(cfg: AppWorldDataConfig, ledger: Ledger) -> Iterator[Row]:

@@ -27,14 +27,13 @@ from tqdm import tqdm
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data import conversations, public_rows, sources, synthetic
-from codechat.data.prepared import check_shares, reasons, require_kind, write
+from codechat.data.prepared import check_shares, reasons
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.data.sources import Ledger
-from codechat.tasks import toolbox
+from codechat.tasks import preparation, toolbox
 from codechat.tasks.coding import short_requests
 from codechat.tasks.coding.answer_text import extract
 from codechat.tasks.coding.sources import mbpp_request, mbpp_split
-from codechat.tasks.preparation import checked_ledgers
 from codechat.text import chat, tokenizer
 
 Row = dict[str, Any]
@@ -82,17 +81,21 @@ def prepare_code(cfg: CodeConfig) -> Row:
 
 def _write(cfg: CodeConfig | SftConfig, read: Callable[..., Iterable[Row]]) -> Row:
     """Write the rows of `read(cfg, ledgers)` with their system prompts, a file for each domain and split."""
-    out = Path(cfg.out)
-    require_kind(out, "conversations")
-    with checked_ledgers() as ledgers:
+
+    def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
         style = getattr(cfg, "tools_style", "compact")
-        rows = [with_system(row, cfg.neutral_share, cfg.negatives_share, style) for row in read(cfg, ledgers)]
-    files = {
-        f"{domain}.{split}": found
-        for domain in sorted({r["domain"] for r in rows})
-        for split, found in synthetic.spread([r for r in rows if r["domain"] == domain], public_rows.split_key).items()
-    }
-    return write(out, files, ledgers, cfg)
+        domains: dict[str, list[Row]] = {}
+        for row in read(cfg, ledgers):
+            domains.setdefault(row["domain"], []).append(
+                with_system(row, cfg.neutral_share, cfg.negatives_share, style)
+            )
+        return {
+            f"{domain}.{split}": part
+            for domain, rows in sorted(domains.items())
+            for split, part in synthetic.spread(rows, public_rows.split_key).items()
+        }
+
+    return preparation.prepare(cfg, collect)
 
 
 def _program_rows(cfg: CodeConfig, ledgers: list[Ledger]) -> Iterator[Row]:

@@ -1,111 +1,133 @@
-"""Rewards of reasoning and answer: four graders and the terms that they add up.
+"""Rewards of reasoning and answer, under the names that their authors gave them.
 
     xml            correctness 2.0, integer 0.5, strict_format 0.5, soft_format 0.5, tags 4 x 0.125     in all 4.0
     r1_zero        1.0 where the layout <think> ... </think> <answer> ... </answer> and the answer are correct
     question_only  1.0 where the stated answer (\\boxed{}, "####", "answer is") is correct
     plain          1.0 where the last number, or the letter after "answer is", is correct
 
-Terms are never negative, and their sum is the reward. Each is logged by itself, because a policy can raise the sum by
-layout alone. Text after the closing tag costs 0.001 per character, at most the value of two tags: a correct answer with
-a long tail still scores more than a wrong one without.
+The five functions of "xml" have the names and signatures of a GRPO example on GSM8K (W. Brown, 2025), as TRL passes completions.
+`r1_zero_reward_fn` and `question_only_reward_fn` are those of Dr. GRPO and CS336. docs/tasks.md lists where the rules differ from the originals.
 
-With every grader a completion has one of four outcomes: format and answer, answer only, format only, neither. A
-completion truncated before its closing tag has no answer.
+Terms are never negative, and their sum is the reward. Text after the closing tag costs 0.001 per character, at most the value of two tags, so a
+correct answer with a long tail still scores more than a wrong one. A completion truncated before its closing tag has no answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from codechat.core.errors import ConfigError, nearest
+from codechat.tasks.base import Score
 from codechat.tasks.reasoning import answers
 
+Completions = Sequence[Sequence[Mapping[str, str]]]  # the messages of each completion
 OUTCOMES = ("neither", "format_only", "answer_only", "format_and_answer")
 FORMATTED = ("format_only", "format_and_answer")
-CORRECTNESS, KIND, STRICT, SOFT, TAG, TAIL = 2.0, 0.5, 0.5, 0.5, 0.125, 0.001
+TAG, TAIL = 0.125, 0.001
+TAGS = ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
 _INSIDE = r"(?:(?!</?(?:reasoning|answer)>).)*?"  # no tag inside a tag
 # DOTALL: reasoning may have several lines. The line end after </answer> belongs to the turn, not to the content.
 _STRICT = re.compile(rf"<reasoning>\n{_INSIDE}\n</reasoning>\n<answer>\n{_INSIDE}\n</answer>\n?", re.DOTALL)
 _SOFT = re.compile(rf"\s*<reasoning>{_INSIDE}</reasoning>\s*<answer>{_INSIDE}</answer>", re.DOTALL)
-_R1 = re.compile(
-    r"\s*(?:<think>)?(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>((?:(?!</?(?:think|answer)>).)*)</answer>",
-    re.DOTALL,
-)
-_INTEGER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)")
+_THOUGHT = r"(?:(?!</?(?:think|answer)>).)*"
+_R1 = re.compile(rf"\s*(?:<think>)?{_THOUGHT}</think>\s*<answer>({_THOUGHT})</answer>", re.DOTALL)
+_OF_KIND = {"number": re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)"), "letter": re.compile("[A-D]")}
 
 
-class Graded(NamedTuple):
-    """terms: addends of the reward, the same names for every completion. answer: the answer that was read, or None."""
-
-    terms: dict[str, float]
-    formatted: bool
-    correct: bool
-    answer: str | None
-
-    @property
-    def reward(self) -> float:
-        return sum(self.terms.values())
-
-    @property
-    def outcome(self) -> str:
-        return OUTCOMES[self.formatted + 2 * self.correct]
+# ---------------------------------------------------------------- the XML layout
 
 
-def xml_answer(text: str) -> str | None:
+def extract_xml_answer(text: str) -> str | None:
     """The text between the last <answer> and the following </answer>, or None."""
     body, closed, _ = text.rpartition("<answer>")[2].partition("</answer>")
     return body.strip() if closed and "<answer>" in text else None
 
 
-def grade_xml(text: str, gold: str | None, kind: str) -> Graded:
-    """kind "letter": a letter A to D earns the term `integer`."""
-    answer = xml_answer(text)
-    correct = _same(answer, gold, kind)
-    of_kind = answer is not None and bool((_INTEGER if kind == "number" else re.compile("[A-D]")).fullmatch(answer))
-    strict, soft = bool(_STRICT.fullmatch(text)), bool(_SOFT.match(text))
-    terms = {
-        "correctness": CORRECTNESS * correct,
-        "integer": KIND * of_kind,
-        "strict_format": STRICT * strict,
-        "soft_format": SOFT * soft,
-        "tags": _tags(text),
-    }
-    return Graded(terms, soft, correct, answer)
+def correctness_reward_func(
+    prompts: Sequence[Any], completions: Completions, answer: Sequence[str | None], kind: str = "number", **kwargs: Any
+) -> list[float]:
+    """2.0 where the answer equals the gold answer."""
+    pairs = zip(_texts(completions), answer, strict=True)
+    return [2.0 * _same(extract_xml_answer(text), gold, kind) for text, gold in pairs]
 
 
-def _tags(text: str) -> float:
+def int_reward_func(completions: Completions, kind: str = "number", **kwargs: Any) -> list[float]:
+    """0.5 where the answer is an integer; for kind "letter" a letter A to D."""
+    return [0.5 * bool(_OF_KIND[kind].fullmatch(extract_xml_answer(text) or "")) for text in _texts(completions)]
+
+
+def strict_format_reward_func(completions: Completions, **kwargs: Any) -> list[float]:
+    """0.5 for exactly the requested layout, each tag on its own line."""
+    return [0.5 * bool(_STRICT.fullmatch(text)) for text in _texts(completions)]
+
+
+def soft_format_reward_func(completions: Completions, **kwargs: Any) -> list[float]:
+    """0.5 where the text begins with both parts."""
+    return [0.5 * bool(_SOFT.match(text)) for text in _texts(completions)]
+
+
+def xmlcount_reward_func(completions: Completions, **kwargs: Any) -> list[float]:
     """0.125 for each of four tags that occurs exactly once, in its place. Text after the last tag reduces the two tags
     of the answer."""
+    return [_count_xml(text) for text in _texts(completions)]
+
+
+def _count_xml(text: str) -> float:
     tail = len(text.rpartition("\n</answer>")[2].strip()) if "\n</answer>" in text else 0
-    lost = TAIL * tail
-    found = [
-        TAG * (text.count(tag) == 1) for tag in ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
-    ]
-    return sum(found[:2]) + sum(max(0.0, share - lost) for share in found[2:])
+    tags = [TAG * (text.count(tag) == 1) for tag in TAGS]
+    return sum(tags[:2]) + sum(max(0.0, share - TAIL * tail) for share in tags[2:])
 
 
-def grade_r1_zero(text: str, gold: str | None, kind: str) -> Graded:
+def _texts(completions: Completions) -> list[str]:
+    return [completion[0]["content"] for completion in completions]
+
+
+XML_REWARDS: dict[str, Callable[..., list[float]]] = {
+    "correctness": correctness_reward_func,
+    "integer": int_reward_func,
+    "strict_format": strict_format_reward_func,
+    "soft_format": soft_format_reward_func,
+    "tags": xmlcount_reward_func,
+}
+
+
+# ---------------------------------------------------------------- graders
+
+
+def grade_xml(text: str, gold: str | None, kind: str) -> Score:
+    given = {"prompts": [""], "completions": [[{"content": text}]], "answer": [gold], "kind": kind}
+    terms = {name: function(**given)[0] for name, function in XML_REWARDS.items()}
+    return _score(terms, terms["soft_format"] > 0, terms["correctness"] > 0, extract_xml_answer(text))
+
+
+def grade_r1_zero(text: str, gold: str | None, kind: str) -> Score:
     """The prompt may have opened <think> already. Text after </answer> is allowed."""
     match = _R1.match(text)
     answer = match[1].strip() if match else None
     if answer is not None and "\\boxed" in answer:
         answer = answers.boxed(answer)
-    correct = _same(answer, gold, kind)
-    return Graded({"answer": float(correct)}, match is not None, correct, answer)
+    return _exact(answer, gold, kind, formatted=match is not None)
 
 
-def grade_question_only(text: str, gold: str | None, kind: str) -> Graded:
+def grade_question_only(text: str, gold: str | None, kind: str) -> Score:
     answer = answers.stated(text)
-    correct = _same(answer, gold, kind)
-    return Graded({"answer": float(correct)}, answer is not None, correct, answer)
+    return _exact(answer, gold, kind, formatted=answer is not None)
 
 
-def grade_plain(text: str, gold: str | None, kind: str) -> Graded:
+def grade_plain(text: str, gold: str | None, kind: str) -> Score:
     answer = answers.choice_letter(text) if kind == "letter" else answers.last_number(text)
+    return _exact(answer, gold, kind, formatted=answer is not None)
+
+
+def _exact(answer: str | None, gold: str | None, kind: str, *, formatted: bool) -> Score:
     correct = _same(answer, gold, kind)
-    return Graded({"answer": float(correct)}, answer is not None, correct, answer)
+    return _score({"answer": float(correct)}, formatted, correct, answer)
+
+
+def _score(terms: dict[str, float], formatted: bool, correct: bool, answer: str | None) -> Score:
+    return Score(sum(terms.values()), OUTCOMES[formatted + 2 * correct], {"answer": answer}, correct, terms)
 
 
 def _same(answer: str | None, gold: str | None, kind: str) -> bool:
@@ -116,27 +138,48 @@ def _same(answer: str | None, gold: str | None, kind: str) -> bool:
     return answer.strip("() .").upper() == gold.upper()
 
 
-GRADERS: dict[str, Callable[[str, str | None, str], Graded]] = {
+GRADERS: dict[str, Callable[[str, str | None, str], Score]] = {
     "xml": grade_xml,
     "r1_zero": grade_r1_zero,
     "question_only": grade_question_only,
     "plain": grade_plain,
 }
-MAXIMUM = {"xml": CORRECTNESS + KIND + STRICT + SOFT + 4 * TAG, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
+MAXIMUM = {"xml": 4.0, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
 
 
-def check(grading: str) -> None:
+def check(reward: str) -> None:
     """ConfigError for an unknown grader."""
-    if grading not in GRADERS:
-        raise ConfigError(
-            f"reward {grading!r} is unknown; required: one of {', '.join(GRADERS)}{nearest(grading, GRADERS)}"
-        )
+    if reward not in GRADERS:
+        raise ConfigError(f"reward {reward!r}; required: one of {', '.join(GRADERS)}{nearest(reward, GRADERS)}")
 
 
-def written(grading: str, steps: str, answer: str) -> str:
+def written(reward: str, steps: str, answer: str) -> str:
     """A worked solution in the grader's layout: the target of SFT and the reference solution."""
-    if grading == "xml":
+    if reward == "xml":
         return f"<reasoning>\n{steps}\n</reasoning>\n<answer>\n{answer}\n</answer>"
-    if grading == "r1_zero":
+    if reward == "r1_zero":
         return f"{steps} </think> <answer> {answer} </answer>"
     return f"{steps}\nThe answer is {answer}."
+
+
+# ---------------------------------------------------------------- Dr. GRPO's and CS336's signatures
+
+
+def r1_zero_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
+    """format_reward, answer_reward and reward, each 0 or 1. ground_truth: an answer, or a list of accepted ones."""
+    return _as_dict(grade_r1_zero, response, ground_truth)
+
+
+def question_only_reward_fn(response: str, ground_truth: Any, fast: bool = True) -> dict[str, float]:
+    """The same three numbers; the layout counts where an answer is stated."""
+    return _as_dict(grade_question_only, response, ground_truth)
+
+
+def _as_dict(grade: Callable[..., Score], response: str, ground_truth: Any) -> dict[str, float]:
+    accepted = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    best = max((grade(response, str(gold), "number") for gold in accepted), key=lambda score: score.reward)
+    return {
+        "format_reward": float(best.tier in FORMATTED),
+        "answer_reward": float(best.correct),
+        "reward": float(best.correct),
+    }

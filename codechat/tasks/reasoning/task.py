@@ -13,18 +13,16 @@ reward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from codechat.data.sources import digest
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
+from codechat.tasks.preparation import generated_or_read
 from codechat.tasks.reasoning import rewards, sources, stories, templates
-
-DEFAULT_LIMIT = 500
 
 
 class AnswerTask:
-    """One question, one answer. source: "embedded", "hub" or a path. max_reward: that of the grader (4 for xml, else
-    1)."""
+    """One question, one answer. source: "hub" or a path. max_reward: that of the grader (4 for xml, else 1)."""
 
     name: str
     kind = "number"
@@ -33,45 +31,39 @@ class AnswerTask:
     formatted = rewards.FORMATTED
     columns: Sequence[str] = ()
 
-    def __init__(self, source: str, template: str, reward: str | None) -> None:
+    def __init__(self, source: str | Path | None, template: str, reward: str | None) -> None:
         templates.check(template)
-        self.source, self.template, self.reward = str(source), template, reward or templates.GRADING[template]
+        self.source, self.template, self.reward = source, template, reward or templates.GRADING[template]
         rewards.check(self.reward)
         self.max_reward = rewards.MAXIMUM[self.reward]
         self.stop_texts = templates.STOP_TEXTS.get(template, ())
-        self._rows: dict[str, list[Problem]] = {}
+        self._problems: dict[str, list[Problem]] = {}  # of each split that was read
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
         """At most `limit` problems in the seed's order. ConfigError for a split that the task does not have."""
         check_split(split, self.splits, f"task {self.name}")
-        if split not in self._rows:
-            found = sources.read(self.name, self.source, split, self.columns)
-            self._rows[split] = [row if isinstance(row, Problem) else self._problem(*row) for row in found]
-        return shuffled(self._rows[split], limit, seed)
-
-    def _problem(self, name: str, question: str, answer: str, steps: str, split: str, meta: dict[str, Any]) -> Problem:
-        return Problem(name, [{"role": "user", "content": question}], {"answer": answer, "steps": steps}, split, meta)
+        if split not in self._problems:
+            self._problems[split] = sources.read(self.name, str(self.source), split, self.columns)
+        return shuffled(self._problems[split], limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
         return templates.messages(self.template, problem.messages[-1]["content"], self.kind)
 
     def score(self, problem: Problem, completion: str) -> Score:
-        graded = rewards.GRADERS[self.reward](completion, problem.gold["answer"], self.kind)
-        return Score(graded.reward, graded.outcome, {"answer": graded.answer}, graded.correct, graded.terms)
+        return rewards.GRADERS[self.reward](completion, problem.gold["answer"], self.kind)
 
     def gold(self, problem: Problem) -> str:
         return rewards.written(self.reward, problem.gold["steps"], problem.gold["answer"])
 
 
 class ReasoningTask(AnswerTask):
-    """Generated word problems. source: "embedded" generates any number; a path reads reasoning.SPLIT.jsonl. levels: of
-    the problems."""
+    """Generated word problems. source: None generates any number; a directory has them in reasoning.SPLIT.jsonl. levels: of the problems."""
 
     name = "reasoning"
 
     def __init__(
         self,
-        source: str = "embedded",
+        source: str | Path | None = None,
         levels: Sequence[int] = stories.LEVELS,
         template: str = "xml",
         reward: str | None = None,
@@ -80,16 +72,24 @@ class ReasoningTask(AnswerTask):
         self.levels = tuple(levels)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of a file."""
-        if self.source != "embedded":
-            return [p for p in super().problems(split, None, seed) if p.meta.get("level", 1) in self.levels][:limit]
-        check_split(split, self.splits)
-        return self.sampled(split, split, DEFAULT_LIMIT if limit is None else limit, seed)
+        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
+        return generated_or_read(
+            self.name,
+            self.source,
+            split,
+            limit,
+            seed,
+            generate=lambda split, n, seed: self.sampled(split, split, n, seed),
+            gold=sources.GOLD,
+            keep=lambda problem: problem.meta.get("level", 1) in self.levels,
+        )
 
     def sampled(self, part: str, split: str, n: int, seed: int) -> list[Problem]:
         """n problems from one part of the questions (`stories.PARTS`)."""
         return [
-            self._problem(f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, stories.about(q))
+            sources.make_problem(
+                f"reasoning-{digest(q.text)[:12]}", q.text, str(q.answer), q.steps, split, story=q.story, level=q.level
+            )
             for q in stories.questions(part, n, seed, self.levels)
         ]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from codechat.core.errors import ConfigError
 from codechat.data.sources import digest
 from codechat.tasks.base import Message, Problem, check_levels, check_split
-from codechat.tasks.micro.family import PARTS as SHARES
+from codechat.tasks.micro import PARTS as SHARES
 from codechat.tasks.repair.edits import as_block
 from codechat.tasks.repair.parts import PARTS, Part
 from codechat.text import chat

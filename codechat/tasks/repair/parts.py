@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any
 
-from codechat.tasks.micro.family import WORDS
+from codechat.tasks.micro import WORDS
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.data.sources import read_jsonl
-from codechat.tasks.base import Message, Problem, Score, check_levels, check_split, problem_of, shuffled
+from codechat.core.errors import ConfigError
+from codechat.tasks.base import Message, Problem, Score, check_levels
 from codechat.tasks.coding.task import pool_of
+from codechat.tasks.preparation import generated_or_read
 from codechat.tasks.repair import generator, scoring
 from codechat.tasks.repair.environment import RepairEnvironment
 
-DEFAULT_LIMIT = 500
-
 
 class RepairTask:
-    """source: "repair" generates problems; a path reads repair.SPLIT.jsonl there. levels: of the problems; a repeated level is sampled more often.
+    """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of the problems; a repeated level is sampled more often.
     actions: "edits" (one answer with search/replace blocks or a unified diff) or "tools" (episodes). max_turns: most answers of an episode.
     timeout_s: wall seconds of each test. isolation: see `Pool`.
 
@@ -27,7 +24,7 @@ class RepairTask:
 
     def __init__(
         self,
-        source: str | Path = "repair",
+        source: str | Path | None = None,
         levels: Sequence[int] = generator.LEVELS,
         actions: str = "edits",
         max_turns: int = 6,
@@ -39,26 +36,24 @@ class RepairTask:
             raise ConfigError(f"actions {actions!r}; required: {' or '.join(generator.ACTIONS)}")
         if max_turns < 1:
             raise ConfigError(f"max_turns {max_turns}; it must be at least 1")
-        self.source, self.levels, self.actions = str(source), tuple(levels), actions
+        self.source, self.levels, self.actions = source, tuple(levels), actions
         self.max_turns, self.timeout_s, self.isolation = max_turns, float(timeout_s), isolation
-        if self.source != "repair" and not Path(self.source).is_dir():
-            raise MissingFile(
-                f"{source} is no directory; write problems with `codechat data repair --out {source}`, or leave --data-dir out"
-            )
         if actions == "tools":  # what has environments is played as episodes
             self.environment = lambda: RepairEnvironment(self.timeout_s, self.isolation)
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file."""
-        if self.source == "repair":
-            return generator.problems(split, DEFAULT_LIMIT if limit is None else limit, seed, self.levels, self.actions)
-        check_split(split)
-        path = Path(self.source) / f"repair.{split}.jsonl"
-        if not path.is_file():
-            raise MissingFile(f"{path} does not exist; write it with `codechat data repair --out {self.source}`")
-        rows = (_problem(row, f"{path}:{number}") for number, row in read_jsonl(path))
-        rows = (p for p in rows if p.meta["level"] in self.levels and p.meta["actions"] == self.actions)
-        return shuffled(rows, limit, seed)
+        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
+        return generated_or_read(
+            self.name,
+            self.source,
+            split,
+            limit,
+            seed,
+            generate=lambda *drawn: generator.problems(*drawn, self.levels, self.actions),
+            gold=("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix"),
+            meta=("level", "actions"),
+            keep=lambda p: p.meta["level"] in self.levels and p.meta["actions"] == self.actions,
+        )
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
@@ -92,11 +87,3 @@ class RepairTask:
         world.reset(problem)
         world.step({"role": "assistant", "content": text})
         return world.score()
-
-
-def _problem(row: dict[str, Any], where: str) -> Problem:
-    try:
-        gold = ("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix")
-        return problem_of(row, gold=gold, meta=("level", "actions"))
-    except DataError as error:
-        raise DataError(f"{where}: {error} with `codechat data repair`") from None
