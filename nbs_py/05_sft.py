@@ -91,10 +91,10 @@ HTML(masked.html())
 print(masked.coloured())
 
 # %% [markdown]
-# One pass over the turns computes ids, spans and mask, so that they cannot disagree:
+# Ids, spans and mask come from one list of turns, so that they cannot disagree:
 
 # %%
-print(inspect.getsource(chat._turns))
+print(inspect.getsource(chat._rendered))
 
 # %% [markdown]
 # ## Hidden from the loss, not from the model

@@ -6,14 +6,10 @@
     token = state.take(token, room)             the id that counts
 
 The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, with arguments in the order of the
-schema. llguidance turns it into masks. It reads any vocabulary of bytes, so all our tokenizers and tag modes work, and it costs microseconds a
-token (`codechat bench constrain`).
+schema. llguidance turns it into masks for any vocabulary of bytes, in microseconds a token.
 
 A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the
 sampled id by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that needs none may still begin too late.)
-
-Left out: tokens that the grammar forces are sampled like all others, so a completion costs the same number of forward passes; keys in another
-order than the schema's.
 """
 
 from __future__ import annotations
@@ -40,14 +36,8 @@ BOUNDS = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 ANY: Schema = {"type": ["string", "number", "boolean", "null"], **BOUNDS}
 NESTED = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems")
 NAMED = ("properties", "$defs", "definitions")
-CLOSERS = (
-    b'"',
-    b"}",
-    b"]",
-    b",",
-    b"1",
-    b"0",
-)  # what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever. A string may hold the others
+# what ends a string, an object, a list, a value before another; a digit, since 0 may go on for ever
+CLOSERS = (b'"', b"}", b"]", b",", b"1", b"0")
 
 
 def call_grammar(tokenizer: Tokenizer, tags: str, tools: Sequence[Mapping[str, Any]], **how: bool) -> CallGrammar:
@@ -97,9 +87,8 @@ class CallGrammar:
         if problem := self._start.get_error():
             raise ConfigError(f"these functions have no grammar ({problem[:200]}); set --constrain off")
         if required and self.shortest is None:
-            raise ConfigError(
-                f"no call of these functions was found that this vocabulary can write in {LONGEST_CLOSING} tokens; anchor patterns (^, $), or set --constrain off"
-            )
+            needed = f"no call of these functions fits into {LONGEST_CLOSING} tokens of this vocabulary"
+            raise ConfigError(f"{needed}; anchor patterns (^, $), or set --constrain off")
         # ids that a call may still need whatever was sampled: names and values that are fixed stand in the schemas
         self.near_end = max(len(tokenizer.encode(json.dumps(tool, ensure_ascii=False))) for tool in tools)
 
@@ -202,9 +191,7 @@ def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:
     parameters = _bounded({"type": "object", "properties": {}, **(tool.get("parameters") or {})})
     if problem := _problem(parameters):
         if strict:
-            raise ConfigError(
-                f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it, or leave out strict"
-            )
+            raise ConfigError(f"the schema of {tool['name']!r} has no grammar ({problem[:200]}); simplify it")
         parameters = _bounded({"type": "object"})
     return {
         "type": "object",
@@ -224,8 +211,8 @@ def _moved(schema: Any, place: str) -> Any:
     if not isinstance(schema, dict):
         return schema
     out = {key: _moved(value, place) for key, value in schema.items()}
-    if isinstance(found := schema.get("$ref"), str) and found.startswith("#"):
-        out["$ref"] = place + found[1:]
+    if isinstance(pointer := schema.get("$ref"), str) and pointer.startswith("#"):
+        out["$ref"] = place + pointer[1:]
     return out
 
 
@@ -255,10 +242,10 @@ def _problem(schema: Schema) -> str:
     import llguidance
 
     try:
-        found = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     except (TypeError, ValueError) as error:
         return str(error)
-    return llguidance.LLMatcher.validate_grammar(found, None)
+    return llguidance.LLMatcher.validate_grammar(grammar, None)
 
 
 # ---------------------------------------------------------------- the vocabulary
@@ -289,9 +276,7 @@ class _Vocabulary:
         try:
             self.table = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
         except ValueError as error:
-            raise ConfigError(
-                f"the tokenizer {tokenizer.spec} allows no constrained calls ({error}); set --constrain off"
-            ) from None
+            raise ConfigError(f"{tokenizer.spec} allows no constrained calls ({error}); set --constrain off") from None
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Ids of a text that the grammar forces."""
@@ -358,9 +343,9 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
 def _way_out(
     matcher: Any, ids: list[int], vocabulary: _Vocabulary, place: bytes, seen: Mapping[bytes, int]
 ) -> int | None:
-    """The id that leaves a repetition, as the "@" of an address does, whose letters never end: the first one after which other ids may come than at any
-    place before, else other ones than here; none where there is none."""
-    found = None
+    """The id that leaves a repetition, as the "@" of an address does: the first one after which other ids may come than at any place before, else
+    other ones than here; none where there is none."""
+    way = None
     for token in ids:
         probe = matcher.deep_copy()
         if not probe.consume_token(token):
@@ -368,6 +353,6 @@ def _way_out(
         after = _allowed(probe, vocabulary).tobytes()
         if probe.is_accepting() or after not in seen:
             return token
-        if found is None and after != place:
-            found = token
-    return found
+        if way is None and after != place:
+            way = token
+    return way

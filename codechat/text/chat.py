@@ -1,22 +1,17 @@
-"""The protocol: messages <-> token ids, the loss mask, and where a completion ends.
+"""The chat format: messages <-> token ids, the loss mask, and where a completion ends.
 
 A message is {"role": "system" | "user" | "assistant" | "function", "content": str} and becomes
 
     {tag}\n{content}\n<|end|>\n
 
-with the tags of `TAGS`. Nothing else in the project knows this layout: fine-tuning, sampling, evaluation, command lines and exports call
-`render` and `prompt`. There are three tag modes. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn.
-"text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own chat template
-(hf_chat_template). The inline <functioncall> is a tag too, but only in assistant turns.
-
-"raw" is for base models: no turns. The tokenizer's begin-of-text token, if it has one, then the contents, with an empty line between two that
-the assistant did not write. The assistant continues that text and closes with the end-of-text token.
+with the tags of `TAGS`. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn. "text": tags are spelled in
+ordinary tokens, and content that holds one raises. "template": an imported model's own chat template (hf_chat_template). "raw", for base models: no
+turns; the begin-of-text token if there is one, then the contents, with an empty line before one that follows another person's, and the end of text
+after the assistant's. The inline <functioncall> is a tag too, in assistant turns only.
 
 Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole conversation. A stop is a
-sequence of ids, never a set of pieces: code may hold `<`, `|`, `end` and `>`.
-
-Only what the assistant writes carries loss, in all its turns: content, the line end after it and <|end|>. The grammar of calls is in tool_calls;
-its names are available here too.
+sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line end after it and <|end|>.
+The names of `tool_calls` are available here too.
 """
 
 from __future__ import annotations
@@ -29,6 +24,7 @@ from typing import NamedTuple
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.text import hf_chat_template
+from codechat.text.hf_chat_template import Turn
 from codechat.text.tokenizer import Tokenizer
 from codechat.text.tool_calls import (  # noqa: F401 (offered here too)
     CALL_TAG,
@@ -59,21 +55,14 @@ N_TAGS = len(TAGS)
 ROLES = ("system", "user", "assistant", "function")
 TAG_OF = dict(zip(ROLES, TAGS))
 END_TAG = "<|end|>"
-# What other projects call our roles, for the error message.
-_OTHER_NAMES = {
-    "tool": "function",
-    "function_response": "function",
-    "human": "user",
-    "gpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "developer": "system",
-}
+# other projects' names of our roles, for the error message
+OTHER_NAMES = dict(
+    tool="function", human="user", gpt="assistant", model="assistant", bot="assistant", developer="system"
+)
 
 
 class Span(NamedTuple):
-    """Where a turn is in the ids: [start, end) from its tag to the line end after <|end|>; its content is [body_start, body_end). An assistant
-    turn carries loss from body_start up to that last line end."""
+    """Where a turn is in the ids: [start, end), its content at [body_start, body_end)."""
 
     role: str
     start: int
@@ -94,11 +83,12 @@ class Rendered(NamedTuple):
 class _Layout:
     """The fixed ids of one tokenizer and tag mode."""
 
-    heads: dict[str, list[int]]  # role -> tag and line end
+    tags: dict[str, list[int]]
     line_end: list[int]
-    end_tag: list[int]
-    call_tag: list[int]
     forbidden: dict[str, tuple[str, ...]]  # role -> tags that its content may not hold
+
+    def head(self, role: str) -> list[int]:
+        return self.tags[TAG_OF[role]] + self.line_end
 
 
 @lru_cache(maxsize=64)
@@ -107,20 +97,14 @@ def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
         raise ConfigError(f"tags {tags!r}; required is one of {', '.join((*MODES, TEMPLATE, RAW))}")
     reserved = tags == "reserved"
     ids = {tag: [tokenizer.n_vocab + i] if reserved else tokenizer.encode(tag) for i, tag in enumerate(TAGS)}
-    line_end = tokenizer.encode("\n")
-    turn_tags = tuple(tag for tag in TAGS if tag != CALL_TAG)
-    return _Layout(
-        heads={role: ids[tag] + line_end for role, tag in TAG_OF.items()},
-        line_end=line_end,
-        end_tag=ids[END_TAG],
-        call_tag=ids[CALL_TAG],
-        forbidden={role: () if reserved else turn_tags if role == "assistant" else TAGS for role in ROLES},
-    )
+    forbidden = {
+        role: () if reserved else tuple(t for t in TAGS if t != CALL_TAG or role != "assistant") for role in ROLES
+    }
+    return _Layout(ids, tokenizer.encode("\n"), forbidden)
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
-    """A conversation to train on. Raises DataError for an unknown role, content that is no string, no message, no assistant turn, and in text
-    mode content that holds a tag; ConfigError for an unknown mode."""
+    """A conversation to train on. DataError for messages that have no rendering, or no assistant turn; ConfigError for an unknown mode."""
     rendered = _rendered(messages, tokenizer, tags)
     if not any(span.role == "assistant" for span in rendered.spans):
         roles = ", ".join(span.role for span in rendered.spans)
@@ -129,8 +113,7 @@ def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
 
 
 def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
-    """Ids up to where the assistant begins to write: the turns, its tag and a line end. Raises as `render`, except that no assistant turn is
-    needed and the last message must not be one."""
+    """Ids up to where the assistant begins to write. The last message must not be the assistant's."""
     rendered = _rendered(messages, tokenizer, tags, prompt=True)
     if rendered.spans[-1].role == "assistant":
         raise DataError("the last message has the role assistant; a prompt ends with another role; remove it")
@@ -140,16 +123,16 @@ def prompt(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reser
 def between_turns(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """Ids from after a sampled answer's closing tag to where the next answer begins, with `messages` in between.
 
-    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again. Raises as `render`."""
+    `prompt` + sampled ids + these = `prompt` of the whole conversation, so no earlier turn is tokenised again."""
     if tags == TEMPLATE:
-        ids, turns = hf_chat_template.encode(
-            [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, *messages], tokenizer, prompt=True
-        )
-        return ids[turns[1][3] :]
+        opening = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        ids, turns = hf_chat_template.encode([*opening, *messages], tokenizer, prompt=True)
+        return ids[turns[1].closed :]
+    ids, _ = _turns(messages, tokenizer, tags)
     if tags == RAW:
-        return _raw(messages, tokenizer).ids
+        return ids
     layout = _layout(tokenizer, tags)
-    return layout.line_end + _turns(messages, tokenizer, layout).ids + layout.heads["assistant"]
+    return layout.line_end + ids + layout.head("assistant")
 
 
 def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
@@ -157,27 +140,22 @@ def completion_ids(content: str, tokenizer: Tokenizer, tags: str = "reserved") -
     if tags == TEMPLATE:
         hf_chat_template.check_content(content, "assistant", tokenizer, "the completion")
         return tokenizer.encode_special(content)[0] + list(hf_chat_template.closing(tokenizer))
-    if tags == RAW:
-        return tokenizer.encode(content) + [tokenizer.eot_id]
-    layout = _layout(tokenizer, tags)
-    _check_content(content, "assistant", layout, "the completion")
-    return _body(content, "assistant", tokenizer, layout) + layout.line_end + layout.end_tag
+    ids, ((_, body, _, closed, _),) = _turns([{"role": "assistant", "content": content}], tokenizer, tags)
+    return ids[body:closed]
 
 
 def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
     """The ids of the tag with which an answer that is a call begins."""
     if tags == TEMPLATE:
         return tokenizer.encode_special(CALL_TAG)[0]
-    return tokenizer.encode(CALL_TAG) if tags == RAW else list(_layout(tokenizer, tags).call_tag)
+    return tokenizer.encode(CALL_TAG) if tags == RAW else list(_layout(tokenizer, tags).tags[CALL_TAG])
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
     """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or of the end of text."""
     if tags == TEMPLATE:
         return (hf_chat_template.closing(tokenizer),)
-    if tags == RAW:
-        return ((tokenizer.eot_id,),)
-    return (tuple(_layout(tokenizer, tags).end_tag),)
+    return ((tokenizer.eot_id,),) if tags == RAW else (tuple(_layout(tokenizer, tags).tags[END_TAG]),)
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
@@ -187,16 +165,17 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
         if token < tokenizer.n_vocab:
             run.append(token)
             continue
-        pieces += [tokenizer.decode(run), _tag_of(token - tokenizer.n_vocab, tokenizer)]
+        if token >= tokenizer.n_vocab + N_TAGS:
+            raise DataError(f"id {token}; the ids of {tokenizer.spec} and tags end at {tokenizer.n_vocab + N_TAGS - 1}")
+        pieces += [tokenizer.decode(run), TAGS[token - tokenizer.n_vocab]]
         run = []
     return "".join([*pieces, tokenizer.decode(run)])
 
 
 def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reserved") -> str:
     """Content of a sampled completion: without the closing tag and the line end before it, if there."""
-    end_tag = list(stop_sequences(tokenizer, tags)[0])
-    ids = list(map(int, ids))
-    if ids[-len(end_tag) :] != end_tag:
+    (end_tag,), ids = stop_sequences(tokenizer, tags), list(map(int, ids))
+    if tuple(ids[-len(end_tag) :]) != end_tag:
         return decode(ids, tokenizer)
     return decode(ids[: -len(end_tag)], tokenizer).removesuffix("" if tags in (TEMPLATE, RAW) else "\n")
 
@@ -207,109 +186,66 @@ def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) ->
     ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
     if not ends:
         return None
-    whole = text[: min(ends)]
     n = bisect_left(range(len(ids)), True, key=lambda last: any(s in decode(ids[: last + 1], tokenizer) for s in stops))
-    return n + 1, whole
+    return n + 1, text[: min(ends)]
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, tags: str, prompt: bool = False) -> Rendered:
+    """Ids, mask and spans in every mode."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise DataError(f"got {str(messages)[:80]!r}; required is a list of at least one message")
     if tags == TEMPLATE:
-        return _templated(messages, tokenizer, prompt)
-    if tags == RAW:
-        return _raw(messages, tokenizer, list(getattr(tokenizer, "beginning", ())))
-    layout = _layout(tokenizer, tags)
-    rendered = _turns(messages, tokenizer, layout)
-    return rendered._replace(ids=rendered.ids + layout.heads["assistant"]) if prompt else rendered
-
-
-def _templated(messages: Sequence[Message], tokenizer: Tokenizer, prompt: bool) -> Rendered:
-    for number, message in enumerate(messages):
-        _check_role(message, number)
-    hf_chat_template.closing(tokenizer)  # raises where no token ends an answer
-    ids, turns = hf_chat_template.encode(messages, tokenizer, prompt=prompt)
-    spans, loss_mask = [], [0] * len(ids)
-    for message, (start, body, body_end, closed, end) in zip(messages, turns):
-        spans.append(Span(message["role"], start, end, body, body_end))
+        _check_roles(messages)
+        hf_chat_template.closing(tokenizer)  # raises where no token ends an answer
+        ids, turns = hf_chat_template.encode(messages, tokenizer, prompt=prompt)
+    else:
+        ids, turns = _turns(messages, tokenizer, tags, getattr(tokenizer, "beginning", ()) if tags == RAW else ())
+        ids += _layout(tokenizer, tags).head("assistant") if prompt and tags != RAW else []
+    mask, spans = [0] * len(ids), []
+    for message, turn in zip(messages, turns):
+        spans.append(Span(message["role"], turn.start, turn.end, turn.body, turn.body_end))
         if message["role"] == "assistant":
-            loss_mask[body:closed] = [1] * (closed - body)
-    return Rendered(ids, loss_mask, spans)
+            mask[turn.body : turn.closed] = [1] * (turn.closed - turn.body)
+    return Rendered(ids, mask, spans)
 
 
-def _raw(messages: Sequence[Message], tokenizer: Tokenizer, beginning: Sequence[int] = ()) -> Rendered:
-    ids, loss_mask, spans, former = list(beginning), [0] * len(beginning), [], "assistant"
+def _turns(
+    messages: Sequence[Message], tokenizer: Tokenizer, tags: str, beginning: Sequence[int] = ()
+) -> tuple[list[int], list[Turn]]:
+    """The ids of messages, and where each turn is, with tags or raw."""
+    _check_roles(messages)
+    layout = None if tags == RAW else _layout(tokenizer, tags)
+    ids, turns, previous = list(beginning), [], "assistant"
     for number, message in enumerate(messages):
-        role, content = _check_role(message, number), message["content"]
-        if not isinstance(content, str):
-            raise DataError(
-                f"message {number} ({role}) has content of type {type(content).__name__}; required is a string"
-            )
-        start, mine = len(ids), role == "assistant"
-        ids += [] if mine or former == "assistant" else tokenizer.encode("\n\n")
-        body = len(ids)
-        ids += tokenizer.encode(content)
-        spans.append(Span(role, start, len(ids) + mine, body, len(ids)))
-        ids += [tokenizer.eot_id] * mine
-        loss_mask += [0] * (body - start) + [int(mine)] * (len(ids) - body)
-        former = role
-    return Rendered(ids, loss_mask, spans)
-
-
-def _turns(messages: Sequence[Message], tokenizer: Tokenizer, layout: _Layout) -> Rendered:
-    ids: list[int] = []
-    loss_mask: list[int] = []
-    spans = []
-    tail = layout.line_end + layout.end_tag + layout.line_end
-    for number, message in enumerate(messages):
-        role, content = _checked(message, number, layout)
-        body = _body(content, role, tokenizer, layout)
-        start, body_start = len(ids), len(ids) + len(layout.heads[role])
-        ids += layout.heads[role] + body + tail
-        spans.append(Span(role, start, len(ids), body_start, body_start + len(body)))
-        supervised = len(ids) - len(layout.line_end) - body_start if role == "assistant" else 0
-        loss_mask += [0] * (body_start - start) + [1] * supervised
-        loss_mask += [0] * (len(ids) - len(loss_mask))
-    return Rendered(ids, loss_mask, spans)
+        role, content, start = message["role"], message["content"], len(ids)
+        if layout is None:
+            head = [] if "assistant" in (role, previous) else tokenizer.encode("\n\n")
+            body, closing, after = tokenizer.encode(content), [tokenizer.eot_id] * (role == "assistant"), []
+        else:
+            if tag := next((tag for tag in layout.forbidden[role] if tag in content), None):
+                raise DataError(
+                    f'message {number} ({role}) holds {tag}, which forges a turn; remove it or use tags="reserved"'
+                )
+            head, body = layout.head(role), _body(content, role, tokenizer, layout)
+            closing, after = layout.line_end + layout.tags[END_TAG], layout.line_end
+        ids += head + body + closing + after
+        at = start + len(head)
+        turns.append(Turn(start, at, at + len(body), len(ids) - len(after), len(ids)))
+        previous = role
+    return ids, turns
 
 
 def _body(content: str, role: str, tokenizer: Tokenizer, layout: _Layout) -> list[int]:
     if role != "assistant" or CALL_TAG not in content:
         return tokenizer.encode(content)
     first, *rest = content.split(CALL_TAG)
-    ids = tokenizer.encode(first)
-    for piece in rest:
-        ids += layout.call_tag + tokenizer.encode(piece)
-    return ids
+    return tokenizer.encode(first) + [i for piece in rest for i in layout.tags[CALL_TAG] + tokenizer.encode(piece)]
 
 
-def _checked(message: Message, number: int, layout: _Layout) -> tuple[str, str]:
-    role, content = _check_role(message, number), message["content"]
-    _check_content(content, role, layout, f"message {number} ({role})")
-    return role, content
-
-
-def _check_role(message: Message, number: int) -> str:
-    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-        raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content")
-    role = message["role"]
-    if role not in ROLES:
-        remedy = f"rename it to {_OTHER_NAMES.get(str(role), 'one of them')}"
-        raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")
-    return role
-
-
-def _check_content(content: str, role: str, layout: _Layout, where: str) -> None:
-    if not isinstance(content, str):
-        raise DataError(f"{where} has content of type {type(content).__name__}; required is a string")
-    if tag := next((tag for tag in layout.forbidden[role] if tag in content), None):
-        raise DataError(
-            f'{where} holds the tag {tag}, which forges a turn in text mode; remove it or use tags="reserved"'
-        )
-
-
-def _tag_of(index: int, tokenizer: Tokenizer) -> str:
-    if index >= N_TAGS:
-        known = f"the ids of {tokenizer.spec} and the tags end at {tokenizer.n_vocab + N_TAGS - 1}"
-        raise DataError(f"id {tokenizer.n_vocab + index} is no token; {known}; use the tokenizer that made the ids")
-    return TAGS[index]
+def _check_roles(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise DataError(f"message {number} is {str(message)[:80]!r}; required are a role and a content, a string")
+        if (role := message.get("role")) not in ROLES:
+            remedy = f"rename it to {OTHER_NAMES.get(str(role), 'one of them')}"
+            raise DataError(f"message {number} has the role {role!r}; roles are {', '.join(ROLES)}; {remedy}")

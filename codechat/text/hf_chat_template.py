@@ -1,14 +1,11 @@
 """Conversations in the layout of an imported model: its own jinja chat template, the third mode of `chat`.
 
-A template is rendered twice: with a placeholder for each content, which shows where contents are, and with the contents themselves. Both texts
-must agree where the placeholders are filled. A template may trim contents or write them as json strings. One that changes them otherwise (drops
-the reasoning of earlier turns, joins messages) raises for that conversation, since its loss mask would be unreliable.
+A template is rendered twice: with a placeholder for each content, which shows where contents are, and with the contents. Contents may be trimmed or
+written as json strings; a template that changes them otherwise raises for that conversation, since its loss mask would be unreliable.
 
-The text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token: a policy's
-completion starts there, so prompts stay prefixes of conversations. Content that holds a special token raises, since it forges a turn; the
-assistant may write special tokens that the layout does not use. The role "function" is called "tool" there.
-
-Left out: tools and documents arguments; today's date (`strftime_now` is not defined: a prompt must not depend on the day it is made).
+The text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token, so prompts stay
+prefixes of conversations. Content that holds a special token raises, since it forges a turn; the assistant may write special tokens that the
+layout does not use. The role "function" is called "tool" there. `strftime_now` is not defined: a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ _MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
 class Turn(NamedTuple):
-    """Where a message is in the text: [start, end), its content at [body, body_end), and its closing token ends at `closed`."""
+    """Where a message is, in characters or ids: [start, end), its content at [body, body_end), and its closing token ends at `closed`."""
 
     start: int
     body: int
@@ -80,20 +77,20 @@ def _turns(pieces: list[str], tokenizer: ImportedTokenizer) -> list[Turn]:
 
 def encode(
     messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, *, prompt: bool = False
-) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Ids, and for each message its Turn in ids instead of characters."""
+) -> tuple[list[int], list[Turn]]:
+    """Ids, and the turn of each message in ids."""
     for number, message in enumerate(messages):
-        check_content(message["content"], message["role"], tokenizer, f"message {number} ({message['role']})")
+        check_content(message["content"], message["role"], tokenizer, f"message {number}")
     text, turns = lay_out(messages, tokenizer, prompt=prompt)
     mine = [t for t, message in zip(turns, messages) if message["role"] == "assistant"]
     cuts = sorted({0, len(text), *(place for t in mine for place in (t.body, t.body_end, t.closed))})
     ids: list[int] = []
     starts: list[int] = []  # the character where each id begins
     for start, stop in zip(cuts, cuts[1:]):
-        found, places = tokenizer.encode_special(text[start:stop])
-        ids += found
+        part, places = tokenizer.encode_special(text[start:stop])
+        ids += part
         starts += [start + place for place in places]
-    return ids, [tuple(bisect_left(starts, place) for place in turn) for turn in turns]
+    return ids, [Turn(*(bisect_left(starts, place) for place in turn)) for turn in turns]
 
 
 @lru_cache(maxsize=16)
@@ -101,19 +98,13 @@ def closing(tokenizer: ImportedTokenizer) -> tuple[int, ...]:
     """The ids that end what the assistant writes."""
     text, (_, turn) = lay_out([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], tokenizer)
     if turn.closed == turn.body_end:
-        raise DataError(
-            f"the chat template of {tokenizer.spec} ends an answer without special token; import with --tags text"
-        )
+        raise DataError(f"the chat template of {tokenizer.spec} ends an answer without special token; use --tags text")
     return tuple(tokenizer.encode_special(text[turn.body_end : turn.closed])[0])
 
 
-def check_content(content: Any, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
-    if not isinstance(content, str):
-        raise DataError(f"{where} has content of type {type(content).__name__}; required is a string")
-    if found := (_structural(tokenizer) if role == "assistant" else _specials(tokenizer)).search(content):
-        raise DataError(
-            f"{where} holds the special token {found[0]} of {tokenizer.spec}, which forges a turn; remove it"
-        )
+def check_content(content: str, role: str, tokenizer: ImportedTokenizer, where: str) -> None:
+    if match := (_structural(tokenizer) if role == "assistant" else _specials(tokenizer)).search(content):
+        raise DataError(f"{where} ({role}) holds {match[0]} of {tokenizer.spec}, which forges a turn; remove it")
 
 
 @lru_cache(maxsize=16)
@@ -149,8 +140,7 @@ def _compiled(tokenizer: ImportedTokenizer) -> Any:
     try:
         return environment.from_string(text)
     except jinja2.TemplateError as error:
-        bad = f"the chat template of {tokenizer.spec} is no valid jinja ({error})"
-        raise DataError(f"{bad}; import with --tags text") from None
+        raise DataError(f"the chat template of {tokenizer.spec} is no jinja ({error}); use --tags text") from None
 
 
 def _raise(message: str) -> None:
@@ -160,9 +150,7 @@ def _raise(message: str) -> None:
 def _fill(messages: Sequence[Mapping[str, str]], tokenizer: ImportedTokenizer, prompt: bool) -> str:
     import jinja2
 
-    renamed = [
-        {**message, "role": "tool" if message["role"] == "function" else message["role"]} for message in messages
-    ]
+    renamed = [{**m, "role": "tool" if m["role"] == "function" else m["role"]} for m in messages]
     try:
         return _compiled(tokenizer).render(messages=renamed, add_generation_prompt=prompt, **tokenizer.saved["special"])
     except jinja2.TemplateError as error:

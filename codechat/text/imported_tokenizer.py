@@ -1,11 +1,8 @@
 """Tokenizers of imported models: a tokenizer.json read by the `tokenizers` package, with the model's own special tokens and chat template.
 
-The checkpoint's meta.json holds the whole file (a few megabytes), so a run needs no directory beside it.
-
-`encode` treats text as ordinary text: special tokens in it are spelled in pieces, so no document forges a turn. Added tokens that the model does
-not call special (<think>, <tool_call>) are single ids everywhere, as the model was trained. `encode_special` is for text from a chat template.
-
-Left out: tokenizer.model files of SentencePiece without a tokenizer.json; begin-of-text tokens in `encode` (`beginning` has them).
+The checkpoint's meta.json holds the whole file, so a run needs no directory beside it. `encode` treats text as ordinary text: special tokens in it
+are spelled in pieces, so no document forges a turn. Added tokens that are not special (<think>) are single ids. `encode_special` is for text from
+a chat template.
 """
 
 from __future__ import annotations
@@ -76,17 +73,13 @@ class ImportedTokenizer:
         return self._plain.encode(replace_surrogates(text), add_special_tokens=False).ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [
-            np.array(found.ids, dtype=np.uint32)
-            for found in self._plain.encode_batch(
-                [replace_surrogates(text) for text in texts], add_special_tokens=False
-            )
-        ]
+        batch = self._plain.encode_batch([replace_surrogates(text) for text in texts], add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
 
     def encode_special(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of text in which special tokens are themselves, and the character where each begins."""
-        found = self._special.encode(replace_surrogates(text), add_special_tokens=False)
-        return found.ids, [start for start, _ in found.offsets]
+        encoding = self._special.encode(replace_surrogates(text), add_special_tokens=False)
+        return encoding.ids, [start for start, _ in encoding.offsets]
 
     def decode(self, ids: Sequence[int]) -> str:
         self._check(ids)
@@ -112,8 +105,7 @@ class ImportedTokenizer:
     def _check(self, ids: Sequence[int]) -> None:
         bad = next((int(i) for i in ids if not 0 <= i < self.n_vocab), None)
         if bad is not None:
-            known = f"the vocabulary of {self.spec} is 0 to {self.n_vocab - 1}"
-            raise DataError(f"id {bad}; {known}; use the tokenizer that made the ids")
+            raise DataError(f"id {bad}; {self.spec} has 0 to {self.n_vocab - 1}; use the tokenizer that made the ids")
 
     def to_dict(self) -> dict[str, Any]:
         return self.saved
@@ -149,10 +141,10 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is not json ({error}); download it again") from None
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _content(token: Any) -> str | None:

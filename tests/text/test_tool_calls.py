@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import string
 import time
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from raising import raising
 
 from codechat.core.errors import ConfigError, DataError
 from codechat.tasks.toolbox import TOOLS
@@ -134,31 +132,19 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("text", "name", "arguments", "form"), READ)
-@pytest.mark.parametrize("before", ["", "Sure, {one} 'moment':\n"])
-@pytest.mark.parametrize("after", ["", "\n", ' I\'ll {look} "it" up.', "<|endoftext|>"])
-def test_each_form_is_read_whatever_stands_around_it(
-    text: str, name: str | None, arguments: Any, form: str, before: str, after: str
-) -> None:
-    if form == "bad_json" and after:
-        after = "\n"  # what follows an unfinished call might finish it
-    told = "" if form == "bad_json" else after.strip()
-    assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form, told)]
-
-
-def test_every_form_is_declared_and_met() -> None:
+def test_each_form_is_read_whatever_stands_around_it() -> None:
     assert {form for *_, form in READ} == set(FORMS)
-    assert set(FORMS) - set(READABLE) == {"bad_arguments", "no_name", "bad_json"}
-    assert all((name is not None and arguments is not None) == (form in READABLE) for _, name, arguments, form in READ)
-
-
-def test_no_tag_is_no_call() -> None:
+    for text, name, arguments, form in READ:
+        assert (name is not None and arguments is not None) == (form in READABLE)
+        for before, after in product(
+            ["", "Sure, {one} 'moment':\n"], ["", "\n", ' I\'ll {look} "it" up.', "<|endoftext|>"]
+        ):
+            if form == "bad_json" and after:
+                after = "\n"  # what follows an unfinished call might finish it
+            told = "" if form == "bad_json" else after.strip()
+            assert parse_calls(before + TAG + text + after) == [Call(name, arguments, form, told)], text
     for text in ("", "hello", '{"name": "f", "arguments": {}}', "functioncall> {}", "<function call> {}"):
         assert parse_calls(text) == []
-
-
-def test_the_tag_needs_no_blank() -> None:
-    assert parse_calls('<functioncall>{"name": "f"}') == [Call("f", {}, "no_arguments")]
 
 
 def test_several_calls_are_read_in_order() -> None:
@@ -166,44 +152,23 @@ def test_several_calls_are_read_in_order() -> None:
         f'First {format_call("a", {"x": 1})} then\n{TAG}oops {TAG}{{"name": "b", "arguments": \'{{}}\'}}'
         f'<functioncall>{{"name": "c"}}{format_call("d", {})}'
     )
-    assert [(c.name, c.form) for c in parse_calls(text)] == [
-        ("a", "object"),
-        (None, "bad_json"),
-        ("b", "single_quoted"),
-        ("c", "no_arguments"),
-        ("d", "object"),
-    ]
+    forms = [("a", "object"), (None, "bad_json"), ("b", "single_quoted"), ("c", "no_arguments"), ("d", "object")]
+    assert [(c.name, c.form) for c in parse_calls(text)] == forms
+    several = parse_calls(TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]')
+    assert several == [Call("a", {}, "object"), Call("b", {}, "no_arguments"), Call(None, None, "bad_json")]
 
 
-def test_a_list_holds_several_calls() -> None:
-    text = TAG + '[{"name": "a", "arguments": {}}, {"name": "b"}, 3]'
-    assert parse_calls(text) == [
-        Call("a", {}, "object"),
-        Call("b", {}, "no_arguments"),
-        Call(None, None, "bad_json"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "text, after",
-    [
-        ("", ""),
-        (" \n", ""),
-        ("}", "}"),
-        (" That is all.", "That is all."),
-        ("\n{'name': 'b'}", "{'name': 'b'}"),
-        (" then " + TAG + "{", "then"),
-    ],
-)
-def test_a_call_says_what_follows_it(text: str, after: str) -> None:
-    for call in (
+def test_a_call_says_what_follows_it() -> None:
+    calls = (
         '{"name": "a", "arguments": {"q": "<functioncall> {"}}',
         "{'name': 'a', 'arguments': {}}",
         '{"name": "a", "arguments": \'{"q": "x}"}\'}',
         '[{"name": "a"}]',
         '{"arguments": {}}',
-    ):
-        assert parse_calls(f"Yes. {TAG}{call}{text}")[0].after == after
+    )
+    for call, text in product(calls, ("", " \n", "}", " That is all.", "\n{'name': 'b'}", " then ")):
+        assert parse_calls(f"Yes. {TAG}{call}{text}")[0].after == text.strip()
+        assert parse_calls(f"{TAG}{call}{text}{TAG}{{")[0].after == text.strip()
 
 
 def test_an_unfinished_call_does_not_swallow_the_next() -> None:
@@ -228,28 +193,13 @@ def random_json(draw: random.Random, depth: int = 0) -> Any:
     kind = draw.randrange(9 if depth < 4 else 6)
     if kind < 3:
         pieces = [
-            '"',
-            "'",
-            "\\",
-            "{",
-            "}",
-            "[",
-            "]",
-            ",",
-            ":",
-            "\n",
-            "\x00",
-            "\u2028",
-            "é",
-            "🎉",
-            " ",
+            *"\"'\\{}[],:\n\x00\u2028é🎉 abcdef",
             "end",
             *chat.TAGS,
             "<|endoftext|>",
             "\\u003c",
             '{"name": "g"}',
             "'}",
-            *string.ascii_letters[:6],
         ]
         return "".join(draw.choices(pieces, k=draw.randrange(8)))
     if kind == 3:
@@ -297,8 +247,7 @@ def as_python_with_json(name: str, arguments: dict[str, Any]) -> str:
     return TAG + repr({"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)})
 
 
-@pytest.mark.parametrize("write", [as_single_quoted, as_json_string, as_python, as_python_with_json])
-def test_other_writers_are_read_alike(write: Callable[[str, dict[str, Any]], str]) -> None:
+def test_other_writers_are_read_alike() -> None:
     """All but what the form itself makes ambiguous: a tag, or a quote like the one that ends the string."""
     draw = random.Random(3)
     words = [
@@ -315,39 +264,22 @@ def test_other_writers_are_read_alike(write: Callable[[str, dict[str, Any]], str
         "é東🎉",
         "",
     ]
-    for _ in range(1000):
-        arguments = {
-            f"k{i}": draw.choice([" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True])
-            for i in range(draw.randrange(5))
-        }
-        (call,) = parse_calls(write("f", arguments))
-        assert (call.name, call.arguments) == ("f", arguments), write("f", arguments)
-        assert call.form in READABLE
+    for write in (as_single_quoted, as_json_string, as_python, as_python_with_json):
+        for _ in range(1000):
+            values = (" ".join(draw.choices(words, k=3)) + ".", draw.random(), [1, {"z": None}], True)
+            arguments = {f"k{i}": draw.choice(values) for i in range(draw.randrange(5))}
+            (call,) = parse_calls(write("f", arguments))
+            assert (call.name, call.arguments) == ("f", arguments), write("f", arguments)
+            assert call.form in READABLE
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("", {}),
-        (None, {}),
-        ("f", None),
-        ("f", [1]),
-        ("f", {"a": float("nan")}),
-        ("f", {"a": float("inf")}),
-        ("f", {"a": {1, 2}}),
-        ("f", {"a": b"x"}),
-    ],
-)
-def test_what_is_no_call_is_not_written(name: Any, arguments: Any) -> None:
-    with pytest.raises(DataError):
-        format_call(name, arguments)
-
-
-def test_circular_arguments_raise() -> None:
-    arguments: dict[str, Any] = {}
-    arguments["self"] = arguments
-    with raising(DataError, "arguments"):
-        format_call("f", arguments)
+def test_what_is_no_call_is_not_written() -> None:
+    circular: dict[str, Any] = {}
+    circular["self"] = circular
+    values = [{"a": value} for value in (float("nan"), float("inf"), {1, 2}, b"x")]
+    for name, arguments in [("", {}), (None, {}), *(("f", a) for a in (None, [1], circular, *values))]:
+        with pytest.raises(DataError):
+            format_call(name, arguments)
 
 
 # ------------------------------------------------------------------ hostile text
@@ -367,6 +299,8 @@ PIECES = [
     "name",
     '"name"',
     '"arguments"',
+]
+PIECES += [
     "'arguments': '{",
     "null",
     "None",
@@ -412,28 +346,9 @@ def test_no_text_raises() -> None:
     assert time.process_time() - started < 3
 
 
-HOSTILE = [
-    "{",
-    "[",
-    "{'",
-    '{"',
-    '{"a":',
-    "[1,",
-    "'",
-    '"',
-    "\\",
-    "\\'",
-    "' ",
-    "'{",
-    "\n",
-    " ",
-    "-",
-    "9",
-    "<functioncall>",
-    "<functioncall>{",
-    '<functioncall> {"',
-    "<functioncall> {'",
-    '<functioncall> [1,"',
+HOSTILE = ["{", "[", "{'", '{"', '{"a":', "[1,", "'", '"', "\\", "\\'", "' ", "'{", "\n", " ", "-", "9"]
+HOSTILE += ["<functioncall>", "<functioncall>{", '<functioncall> {"', "<functioncall> {'", '<functioncall> [1,"']
+HOSTILE += [
     '<functioncall> {"a": "\\',
     '<functioncall>{"name": "f", "arguments": \'{"a": "',
     "<functioncall>[{'arguments':'{",
@@ -442,18 +357,13 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "start", ["", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "']
-)
-def test_hostile_text_takes_linear_time(start: str) -> None:
-    for unit in HOSTILE:
-        text = start + unit * (100_000 // len(unit))
-        begun = time.process_time()
-        parse_calls(text)
-        assert time.process_time() - begun < 1, f"{unit!r} repeated behind {start!r}"
-
-
-def test_numbers_of_many_digits_are_no_trap() -> None:
+def test_hostile_text_takes_linear_time() -> None:
+    for start in ("", TAG, TAG + "{", TAG + "{'a': '", TAG + '{"arguments": \'{"a": ', TAG + '{"a": "'):
+        for unit in HOSTILE:
+            text = start + unit * (100_000 // len(unit))
+            begun = time.process_time()
+            parse_calls(text)
+            assert time.process_time() - begun < 1, f"{unit!r} repeated behind {start!r}"
     assert parse_calls(TAG + '{"name": "f", "arguments": {"a": ' + "9" * 50_000 + "}}")[0].form == "bad_json"
 
 
@@ -488,18 +398,22 @@ def test_compact_is_a_line_per_tool() -> None:
 @pytest.mark.parametrize("style", chat.STYLES)
 def test_the_offered_schemas_are_read_back_from_the_list(style: str) -> None:
     offered = [tool.schema for tool in TOOLS.values()] + [WEATHER]
-    read = chat.offered_schemas("Be brief.\n" + tools_prompt(offered, style))
+    text = "Be brief.\n" + tools_prompt(offered, style)
+    read = chat.offered_schemas(text)
     assert [tool["name"] for tool in read] == [tool["name"] for tool in offered]
-    for found, tool in zip(read, offered):
-        expected, got = tool["parameters"]["properties"], found["parameters"]["properties"]
-        assert list(got) == list(expected)
-        assert found["parameters"].get("required", []) == tool["parameters"].get("required", [])
-        for name, schema in expected.items():
+    assert chat.offered_names(text) == {tool["name"] for tool in offered}
+    for got, tool in zip((schema["parameters"] for schema in read), (schema["parameters"] for schema in offered)):
+        assert list(got["properties"]) == list(tool["properties"])
+        assert got.get("required", []) == tool.get("required", [])
+        for name, schema in tool["properties"].items():
             if "enum" in schema:
-                assert set(schema["enum"]) <= set(got[name]["enum"])
+                assert set(schema["enum"]) <= set(got["properties"][name]["enum"])
             else:
-                assert got[name].get("type") == schema.get("type")
+                assert got["properties"][name].get("type") == schema.get("type")
     assert chat.offered_schemas("You are a helpful assistant.") == []
+    assert tools_prompt([], style) == "You are a helpful assistant, with no access to external functions."
+    if style == "json":
+        assert read == offered and text.splitlines()[1].startswith("You are a helpful assistant with access to")
 
 
 def test_described_puts_each_name_after_its_description() -> None:
@@ -522,50 +436,16 @@ def test_calling_none_is_no_call_and_reads_as_words() -> None:
     call = chat.format_call("now", {})
     assert chat.parse_calls(chat.DECLINE) == [] and chat.in_words(chat.DECLINE) == chat.DECLINED
     assert [c.name for c in chat.parse_calls(f"{chat.DECLINE} {call}")] == ["now"]
-    for text in (
-        call,
-        f"{call} {chat.DECLINE}",
-        "",
-        "none",
-        "I call none",
-        f"{chat.CALL_TAG} none",
-        f"{chat.DECLINE} {call}",
-    ):
+    for text in (call, f"{call} {chat.DECLINE}", "", "none", f"{chat.CALL_TAG} none", f"{chat.DECLINE} {call}"):
         assert chat.in_words(text) == text
-    with pytest.raises(DataError, match="none"):
-        tools_prompt([{"name": "none", "parameters": {}}])
 
 
-def test_json_holds_the_whole_schemas() -> None:
-    text = tools_prompt([WEATHER, WEATHER], "json")
-    head, _, schemas = text.partition("\n")
-    assert head == "You are a helpful assistant with access to the following functions. Use them if required -"
-    assert [json.loads(schema) for schema in schemas.split("\n\n")] == [WEATHER, WEATHER]
-
-
-@pytest.mark.parametrize("style", chat.STYLES)
-def test_no_tools_are_said_to_be_none(style: str) -> None:
-    assert tools_prompt([], style) == "You are a helpful assistant, with no access to external functions."
-
-
-@pytest.mark.parametrize(
-    "tool",
-    [
-        {},
-        {"name": 3},
-        "f",
-        {"name": "f", "parameters": [1]},
-        {"name": "f", "parameters": {"properties": ["a"]}},
-    ],
-)
-def test_what_is_no_schema_raises(tool: Any) -> None:
-    for style in chat.STYLES:
-        with raising(DataError, "name", "parameters"):
+def test_what_is_no_schema_raises() -> None:
+    bad = [{}, {"name": 3}, "f", {"name": "f", "parameters": [1]}, {"name": "f", "parameters": {"properties": ["a"]}}]
+    for tool, style in product([*bad, {"name": "none", "parameters": {}}], chat.STYLES):
+        with pytest.raises(DataError):
             tools_prompt([tool], style)
-
-
-def test_unknown_styles_raise() -> None:
-    with raising(ConfigError, "xml", "compact", "json"):
+    with pytest.raises(ConfigError):
         tools_prompt([WEATHER], "xml")
 
 
