@@ -18,7 +18,7 @@ from typing import Any
 from codechat import __version__
 from codechat.core.command import guarded
 from codechat.core.errors import ConfigError, nearest
-from codechat.core.registry import COMMANDS, FORMER_COMMANDS
+from codechat.core.registry import COMMANDS
 
 USAGE = """\
 usage: codechat [--root DIR] COMMAND [OPTIONS]
@@ -71,10 +71,11 @@ def _dispatch(words: list[str]) -> Any:
     if words[0] == "--version":
         print(f"codechat {__version__}")
         return 0
-    name, rest = FORMER_COMMANDS.get(words[0], words[0]), words[1:]
+    name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
-    return importlib.import_module(COMMANDS[name].module).main(rest)
+    command = COMMANDS[name]
+    return getattr(importlib.import_module(command.module), getattr(command, "main", "main"))(rest)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ import pandas as pd
 # %%
 from codechat import chat, evaluate, intervals, paths, run, sft, token_view
 from codechat.core.atomic_files import read_rows
-from codechat.inference.tools_command import ToolChat, ToolsConfig
+from codechat.inference.terminal import ToolChat, ToolsConfig
 from codechat.models.loading import load_model
 from codechat.tasks import RowsTask, redteam
 from codechat.tasks.toolbox.prepare import CallsConfig, prepare_calls

@@ -18,7 +18,7 @@ from codechat.cli import guarded, main
 from codechat.core import command
 from codechat.core.command import STORAGE_ERRORS
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
-from codechat.core.registry import COMMANDS, FORMER_COMMANDS
+from codechat.core.registry import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = "run recipes data new pretrain sft reinforce grpo ppo expert preference chars diagnose passk filter evaluate natural counterfactuals appworld plan launch export-scripts xray chat tools serve sandbox runs dashboard report pages export import download bench".split()
@@ -103,16 +103,6 @@ def test_an_unknown_command_names_the_nearest(word: str, near: str, capsys: pyte
     assert main([word]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and repr(word) in err and repr(near) in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("former", FORMER_COMMANDS)
-def test_former_names_of_commands_still_work(former: str, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = []
-    for name in (former, FORMER_COMMANDS[former]):
-        with pytest.raises(SystemExit):
-            main([name, "--help"])
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] and former not in COMMANDS
 
 
 @pytest.mark.parametrize("kind", [UserError, ConfigError, DataError, MissingFile, RunError, CheckpointError])

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "codechat"
 ANYTHING = {
     "bench/gpu_steps.py": "a peer's failure costs none of our own figures",
     "training/sampling.py": "what a batch ahead raises is raised by the loop that takes the batch",
-    "inference/tools_command.py": "what a user's function raises is its answer in the conversation",
+    "inference/terminal.py": "what a user's function raises is its answer in the conversation",
     "sandbox/child.py": "what an untrusted program raises is its answer to the judge",
     "sandbox/judge.py": "whatever a test raises is the reason why it failed",
     "tasks/own.py": "what a user's reward function raises is a tier of the score",
@@ -112,7 +112,7 @@ def test_help_imports_only_what_is_quick(command: str) -> None:
 def test_chatting_imports_torch_without_its_compiler_and_sharding() -> None:
     """Together they take longer than torch."""
     heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"]
-    program = f"from codechat.inference import tools_command; from codechat.models import generate, loading; print([m for m in {heavy} if m in sys.modules])"
+    program = f"from codechat.inference import terminal; from codechat.models import generate, loading; print([m for m in {heavy} if m in sys.modules])"
     assert foreign(program)[1].strip() == "[]"
 
 

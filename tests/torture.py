@@ -402,7 +402,7 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     from codechat.core import config
     from codechat.data import conversations
     from codechat.data.prepared import Row  # noqa: F401  (the room loads before the first file is timed)
-    from codechat.inference import api_schema
+    from codechat.inference import protocol
     from codechat.sft import SFTConfig
     from codechat.tasks.funcall.staircase import score_call
     from codechat.tasks.toolbox.prepare import CallsConfig, prepare_calls
@@ -413,7 +413,7 @@ def targets(home: Path) -> Iterator[tuple[str, bytes, Callable[[Path], Any]]]:
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0.5, "tools": openai["tools"]}  # fmt: skip
     yield "conversations", (json.dumps(talk) + "\n").encode() * 3, lambda p: list(conversations.read(p))
     yield "configuration", json.dumps({"max_steps": 3, "data_dir": "x", "mix": ["calls=1"], "model": {"depth": 2}}).encode(), lambda p: config.parse(SFTConfig, ["--config", str(p)])  # fmt: skip
-    yield "request", json.dumps(request).encode(), lambda p: api_schema.ChatRequest.model_validate_json(p.read_bytes())
+    yield "request", json.dumps(request).encode(), lambda p: protocol.ChatRequest.model_validate_json(p.read_bytes())
     yield "call", talk["messages"][1]["content"].encode(), lambda p: score_call(p.read_bytes().decode("utf-8", "replace"), {"name": "add", "arguments": {"a": 1}})  # fmt: skip
     rows = (json.dumps(openai) + "\n").encode() * 2
     made = dict(out=str(home / "fuzzed"), tokenizer="bytes", probes=0, max_lost=1.0)

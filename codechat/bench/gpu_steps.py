@@ -39,7 +39,7 @@ from codechat.core.errors import MissingFile
 from codechat.data import conversations
 from codechat.data.prefetch import Prefetched
 from codechat.distributed import dist, hardware, sharding
-from codechat.inference import batching
+from codechat.inference import engine as batching
 from codechat.models import fp8, generate, optim, packed_attention, sampling_memory
 from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT

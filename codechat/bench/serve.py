@@ -29,7 +29,7 @@ from codechat.bench.settings import ServeBench
 from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.inference import serve
-from codechat.inference.batching import Engine, Request
+from codechat.inference.engine import Engine, Request
 from codechat.models import generate, loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel

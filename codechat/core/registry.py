@@ -87,10 +87,11 @@ ENTRIES = LOOPS | PREPARATIONS | STAGES
 
 
 class Command(NamedTuple):
-    """`codechat NAME`: the `main(argv)` of a module."""
+    """`codechat NAME`: a function of a module that takes the words after NAME."""
 
     module: str
     about: str
+    main: str = "main"
 
 
 def _command(id: str) -> dict[str, Entry]:
@@ -113,7 +114,6 @@ COMMANDS: dict[str, Command | Entry] = {
     "counterfactuals": Command(
         "codechat.evaluation.counterfactuals", "counterfactual evaluation: change one thing of a prompt"
     ),
-    "appworld": Command("codechat.inference.play_appworld", "AppWorld episodes, scored by its own evaluation"),
     "plan": Command("codechat.launch.planner", "memory, hours and cost of a configuration on GPUs"),
     "launch": Command("codechat.launch.launcher", "start a run on one or many GPUs, detached; follow and stop it"),
     "export-scripts": Command(
@@ -122,8 +122,8 @@ COMMANDS: dict[str, Command | Entry] = {
     "xray": Command(
         "codechat.reports.token_attribution", "colour tokens by loss mask, values or share of the gradient"
     ),
-    "chat": Command("codechat.inference.chat_command", "chat with a checkpoint"),
-    "tools": Command("codechat.inference.tools_command", "chat with a checkpoint that calls real functions"),
+    "chat": Command("codechat.inference.terminal", "chat with a checkpoint"),
+    "tools": Command("codechat.inference.terminal", "chat with a checkpoint that calls real functions", "main_tools"),
     "serve": Command("codechat.inference.serve", "OpenAI's API and a chat page over HTTP"),
     "sandbox": Command("codechat.sandbox.check", "which isolation untrusted programs get on this machine"),
     "runs": Command("codechat.runs.command", "list, show, compare and export runs"),
@@ -137,7 +137,6 @@ COMMANDS: dict[str, Command | Entry] = {
     "download": Command("codechat.data.download", "fetch a model or data set from the Hugging Face hub"),
     "bench": Command("codechat.bench", "time training, sampling, RL and data beside their peers"),
 }  # in the order of --help
-FORMER_COMMANDS = {"talk": "chat", "swaps": "counterfactuals"}  # still accepted
 
 
 def find(id: str, among: Mapping[str, Entry] = ENTRIES) -> Entry:

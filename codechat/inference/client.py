@@ -1,10 +1,6 @@
-"""The client of a server that speaks OpenAI's API: ours (`codechat serve`), or another.
+"""The client of a server that speaks OpenAI's API: `codechat serve`, or another.
 
-`RemoteModel` has the methods of `chat_command.LocalModel`, with a URL instead of a checkpoint. Function calls travel as `tool_calls` and come back
-as the text that the project's protocol has for them.
-
-Left out: what only a local model can give (the prompt as text, its length); a server rejects what is too long. The package `openai` is not
-required: it would add pydantic, httpx2 and jiter to a base installation, saves no line here, and its errors would still have to be translated.
+`RemoteModel` has the methods of `terminal.LocalModel`. Calls travel as `tool_calls` and come back as the text of the project's protocol.
 """
 
 from __future__ import annotations
@@ -44,8 +40,7 @@ def as_openai(messages: Sequence[chat.Message]) -> list[dict[str, Any]]:
 
 
 class RemoteModel:
-    """Answers of a server. settings: temperature, max_tokens and the like, sent with every request. The seed grows by one with each answer, so
-    the same request may get another answer."""
+    """Answers of a server. settings: temperature, max_tokens and the like, sent with every request. The seed grows by one with each answer."""
 
     def __init__(
         self, url: str, settings: Mapping[str, Any], *, seed: int = 0, api_key_file: Path | None = None
@@ -59,8 +54,7 @@ class RemoteModel:
     def say(
         self, messages: Sequence[chat.Message], raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Iterator[str]:
-        """Pieces of the assistant's next turn, calls as the protocol writes them. raw is ignored: tags stay with the server. tools: as in
-        LocalModel, the server holds the calls to them."""
+        """Pieces of the assistant's next turn. raw is ignored: tags stay with the server. tools: as in LocalModel."""
         strict = {"strict": True} if tools else {}
         tools = [{"type": "function", "function": {**schema, **strict}} for schema in self.tools]
         body = {"messages": as_openai(messages)} | ({"tools": tools} if tools else {})

@@ -1,7 +1,4 @@
-"""What a completion's ids say: its text as it grows, stop strings, function calls.
-
-Left out: tokens. A client that needs ids gets the sampled ids.
-"""
+"""What a completion's ids say: its text as it grows, stop strings, function calls."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Calls(NamedTuple):
 class Detokenizer:
     """How the ids of one completion become text.
 
-    tags: the protocol's mode; none = plain text without turns. stops: strings of the caller, never shown. calls: functions were offered, so calls are separated from text. raw: tags are shown."""
+    tags: the protocol's mode; none = plain text without turns. stops: never shown. calls: calls are separated from text. raw: tags are shown."""
 
     tokenizer: Tokenizer
     tags: str | None
@@ -48,8 +45,8 @@ class Detokenizer:
 
     def _until_stop(self, ids: Sequence[int]) -> str:
         text = self._decoded(ids)
-        places = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        return text[: min(places, default=len(text))]
+        starts = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        return text[: min(starts, default=len(text))]
 
     @property
     def _as_written(self) -> bool:
@@ -66,8 +63,8 @@ class Detokenizer:
     def split(self, ids: Sequence[int]) -> Calls:
         """Text and calls of a finished completion: those before the first unreadable one. Where that is the first, everything is text."""
         text = self.text(ids)
-        found = chat.parse_calls(text) if self.calls else []
-        readable = list(takewhile(lambda call: call.form in chat.READABLE, found))
+        calls = chat.parse_calls(text) if self.calls else []
+        readable = list(takewhile(lambda call: call.form in chat.READABLE, calls))
         if not readable:
             return Calls(text, [])
         return Calls(text.split(chat.CALL_TAG)[0], [(call.name, call.arguments) for call in readable])
@@ -88,22 +85,22 @@ class Detokenizer:
     @cached_property
     def endings(self) -> list[str]:
         """What may follow without being shown as text; "" stands for nothing."""
-        found = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
+        endings = ["", *self.stops, *([chat.CALL_TAG] if self.calls else [])]
         if self.tags is not None and not self.raw:
             closing = chat.decode(chat.stop_sequences(self.tokenizer, self.tags)[0], self.tokenizer)
-            found += ["\n" + closing, closing]  # a model may leave out the line end
-        return found
+            endings += ["\n" + closing, closing]  # a model may leave out the line end
+        return endings
 
 
 class StopStrings:
     """True from the token on with which one of the strings is complete, however tokens cut it."""
 
-    def __init__(self, reading: Detokenizer) -> None:
-        self.reading, self.tail = reading, b""
-        self.stops = [stop.encode() for stop in reading.stops]
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self.detokenizer, self.tail = detokenizer, b""
+        self.stops = [stop.encode() for stop in detokenizer.stops]
         self.kept = max(map(len, self.stops), default=1) - 1  # bytes that the next token may complete
 
     def __call__(self, token: int) -> bool:
-        tail = self.tail + self.reading.piece(token)
+        tail = self.tail + self.detokenizer.piece(token)
         self.tail = tail[len(tail) - min(self.kept, len(tail)) :]
         return any(stop in tail for stop in self.stops)

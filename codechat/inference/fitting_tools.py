@@ -1,8 +1,6 @@
-"""The functions of a catalogue that fit a request: BM25 (bm25s) over names, descriptions, and the arguments' names and choices.
+"""The functions of the toolbox that fit a request: BM25 over names, descriptions, and the arguments' names and choices.
 
-Functions that could serve the same request (`toolbox.FAMILIES`) are never chosen together, as in training: the correct call would be ambiguous.
-
-Left out: meaning. A request that shares no word with a function's description does not find it; offer it by name then.
+Functions that could serve the same request (`toolbox.FAMILIES`) are never offered together, as in training.
 """
 
 from __future__ import annotations
@@ -16,24 +14,21 @@ from codechat.tasks import toolbox
 
 OFFERED = 4  # as many as a training prompt offers at most
 NEAR = 0.7  # least share of the best score: others distract a small model more often than they help
-ASKING = frozenset(
-    "write show give tell make find please program function code".split()
-)  # words of a request, not of what it is about
+ASKING = frozenset("write show give tell make find please program function code".split())  # not what a request is about
 GOES_ON = re.compile(
     r"\s*(and|also|or|now|then|(what|how) about)\b", re.IGNORECASE
-)  # how a request begins that goes on with the last
-POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)  # words that need the request before
+)  # beginnings that go on with the last
+POINTS_BACK = re.compile(r"\b(it|its|them|again)\b", re.IGNORECASE)
 STEM = 5  # letters of a word that count: "squared" finds "square"
 
 
 def tools_for(request: str, before: Sequence[str] = ()) -> list[str]:
-    """Names to offer for a request: those that fit it; where none does and it goes on with the request before it ("and of 13?"), those offered
-    `before`."""
+    """Names to offer for a request: those that fit it, else those offered `before` where it goes on ("and of 13?")."""
     return fitting_tools(request) or (list(before) if _continues(request) else [])
 
 
 def goes_on(request: str) -> bool:
-    """Whether a request needs the one before it: by how it begins ("and of 13?"), a word that points back ("is it prime?"), or no word of its own."""
+    """Whether a request needs the one before it: by how it begins, a word that points back, or no word of its own."""
     return _continues(request) or bool(POINTS_BACK.search(request))
 
 

@@ -6,7 +6,7 @@ keys and values are those of `KVCache`, read once for all rows of a prompt; own 
 
 A block is compiled once for all layers, sizes of batches and lengths (symbolic shapes). On a CPU the same regions run one after another.
 
-Left out: streams of single tokens and rows that join (`inference.slot_graph`), prompts of different lengths behind a shared beginning, which are
+Left out: streams of single tokens and rows that join, prompts of different lengths behind a shared beginning, which are
 prefilled before.
 
 Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value heads, E head width.

@@ -13,7 +13,7 @@ from browser import CHROMIUM, Browser
 from server import Serving
 from test_server import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
 
-from codechat.inference import batching, chat_command
+from codechat.inference import engine, terminal
 from codechat.text import chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
@@ -135,8 +135,8 @@ def test_an_error_is_shown_and_the_text_comes_back(page: Browser) -> None:
 
 def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """At least this long per token."""
-    positions = batching.SlotCache.positions
-    patch.setattr(batching.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
+    positions = engine.SlotCache.positions
+    patch.setattr(engine.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
 
 
 def test_an_answer_is_seen_while_it_is_written(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
 
 
 def test_the_system_message_is_neutral_where_no_function_is_offered(page: Browser) -> None:
-    assert page.ask("fetch('/page/about').then(r => r.json()).then(found => found.neutral)") == chat_command.NEUTRAL
+    assert page.ask("fetch('/page/about').then(r => r.json()).then(found => found.neutral)") == terminal.NEUTRAL
     page.ask("about.neutral = 'Neutral.', offered = ['square']")
     assert page.ask("seen().map(m => m.role)") == []
     page.ask("offered = []")

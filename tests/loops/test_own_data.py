@@ -12,7 +12,7 @@ from codechat import grpo, sft, tasks
 from codechat.core.config import parse
 from codechat.core.errors import DataError
 from codechat.evaluation import natural
-from codechat.inference import api_requests, api_schema, tools_command
+from codechat.inference import protocol, terminal
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.tasks import RowsTask
@@ -55,15 +55,15 @@ def test_a_checkpoint_lists_tools_as_its_conversations_did(home: Path) -> None:
         loaded = loading.load_model(name)
         assert loaded.tools_style == style
         request = [{"role": "user", "content": "now"}]
-        ids = api_requests.prompt_of([api_schema.Message(**m) for m in request], [tool], loaded)
+        ids = protocol.prompt_of([protocol.Message(**m) for m in request], [tool], loaded)
         assert ids == chat.prompt([{"role": "system", "content": offer}, *request], loaded.tokenizer, loaded.tags)
         asked = next(p for p in natural.NaturalTask(tools_style=style).problems() if p.meta["tools"])
         assert asked.messages[0]["content"] == chat.tools_prompt([TOOLS[n].schema for n in asked.meta["tools"]], style)
     after_rl = replace(loaded, meta={"lineage": [*loading.load_model("first").meta["lineage"], {"kind": "grpo"}]})
     assert after_rl.tools_style == "described"
     (home / "tools.json").write_text(json.dumps([tool]))
-    cfg = tools_command.ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
-    assert tools_command.ToolChat(cfg).opening()[0]["content"] == described
+    cfg = terminal.ToolsConfig(ckpt="first", tools_file=home / "tools.json", run=False)
+    assert terminal.ToolChat(cfg).opening()[0]["content"] == described
 
 
 def share_of_a(completion, problem):

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_mask
 from codechat.bench import gpu_steps
 from codechat.data import conversations
 from codechat.evaluation import domain_loss
-from codechat.inference.batching import Engine, Request
+from codechat.inference.engine import Engine, Request
 from codechat.models import generate, kv_cache, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion

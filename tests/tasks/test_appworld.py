@@ -18,7 +18,6 @@ from raising import raising
 from codechat import cli, tasks
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
-from codechat.inference import play_appworld
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import rollout
@@ -443,90 +442,20 @@ def saved(name: str, block: int) -> None:
         checkpoint.save(made.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
 
 
-class Model(ThreadingHTTPServer):
-    """OpenAI's API, streamed: the answer to a conversation is the script's line for the number of its assistant turns."""
-
-    daemon_threads = True
-
-    def __init__(self, script: list[str]) -> None:
-        super().__init__(("127.0.0.1", 0), ModelHandler)
-        self.script, self.asked = script, []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class ModelHandler(Handler):
-    server: Model  # type: ignore[assignment]
-
-    def do_GET(self) -> None:
-        self.reply(200, {"data": [{"id": "scripted"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        turns = sum(m["role"] == "assistant" for m in body["messages"])
-        text = self.server.script[turns % len(self.server.script)]
-        self.reply(
-            200,
-            "".join(
-                f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n"
-                for piece in (text[:5], text[5:])
-            )
-            + "data: [DONE]\n\n",
-        )
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with Model([says(code)["content"] for code in (LOOK, COUNT, DONE)]) as server:
-        yield server
-        server.shutdown()
-
-
-def test_the_command_plays_tasks_with_a_model_server_and_their_episodes_become_conversations(
-    home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]
-) -> None:
-    verdicts = {"50e1ac9_1": evaluation(0, 1, 2), "50e1ac9_2": evaluation(1), "fac291d_1": evaluation(0, 1, 2)}
-    stub.judge = lambda s: verdicts[s.world]
-    words = [
-        "appworld",
-        "--server",
-        model.url,
-        "--world",
-        stub.url,
-        "--tasks",
-        *verdicts,
-        "--split",
-        "train",
-        "--run-name",
-        "won",
-    ]
-    assert cli.main(words) == 0
-    found, shown = Run.open("won"), capsys.readouterr().out
-    row = found.evals().iloc[0]
-    assert (
-        row["task_goal_completion"] == pytest.approx(2 / 3)
-        and row["scenario_goal_completion"] == 0.5
-        and row["n_scenarios"] == 2
-    )
-    assert (
-        row["reward_mean"] == pytest.approx(7 / 9)
-        and row["idle_mean"] == pytest.approx(1 / 3)
-        and row["stop/done"] == 1
-        and row["interactions_mean"] == 3
-    )
-    assert "task goal completion 0.667" in shown and "doing nothing passes 0.333" in shown
-    played = list(read_rows(found.path / "trajectories.jsonl"))
-    assert [m["role"] for m in played[0]["messages"]] == ["system", *["user", "assistant"] * 3, "user"]
-    assert [r["c"] for r in read_rows(found.path / "per_problem.jsonl")] == [1, 0, 1]
-    assert {r["role"] for r in model.asked[-1]["messages"]} == {"system", "user", "assistant"} and model.asked[-1][
-        "temperature"
-    ] == 0
-
-    assert cli.main(["data", "appworld", "--run-name", "won", "--out", "made", "--tokenizer", "bytes"]) == 0
+def test_successful_episodes_become_conversations(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of trajectories: those of the training split in which every check passed, up to the last answer."""
+    exchange = [m for code in (LOOK, COUNT, DONE) for m in (says(code), {"role": "user", "content": "Output: 1"})]
+    messages = [{"role": "system", "content": "A world."}, {"role": "user", "content": "Do it."}, *exchange]
+    for split in ("train", "test"):
+        rows = [
+            dict(id=id, split=split, messages=[*messages, {"role": "user", "content": id}], stop="done")
+            | dict(reward=reward, correct=reward == 1)
+            for id, reward in (("50e1ac9_1", 1.0), ("50e1ac9_2", 1 / 3), ("fac291d_1", 1.0))
+        ]
+        for row in rows:  # two episodes with other instructions
+            row["messages"][1] = {"role": "user", "content": row["id"]}
+        (home / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["data", "appworld", "--run-name", "train.jsonl", "--out", "made", "--tokenizer", "bytes"]) == 0
     rows = [r for file in (home / "made").glob("appworld.*.jsonl") for r in read_rows(file)]
     assert sorted(r["meta"]["task"] for r in rows) == ["50e1ac9_1", "fac291d_1"] and all(
         r["messages"][-1]["role"] == "assistant" for r in rows
@@ -534,48 +463,5 @@ def test_the_command_plays_tasks_with_a_model_server_and_their_episodes_become_c
     rendered = chat.render(rows[0]["messages"], tokenizer.load("bytes"))
     learnt = chat.decode([i for i, on in zip(rendered.ids, rendered.loss_mask) if on], tokenizer.load("bytes"))
     assert learnt.count("Let me see.") == 3 and "Output:" not in learnt
-    assert cli.main(words[:-3] + ["test", "--run-name", "held"]) == 0
-    assert cli.main(["data", "appworld", "--run-name", "held", "--out", "other", "--tokenizer", "bytes"]) == 2
+    assert cli.main(["data", "appworld", "--run-name", "test.jsonl", "--out", "other", "--tokenizer", "bytes"]) == 2
     assert "not of AppWorld's training split 3" in capsys.readouterr().err and not (home / "other").exists()
-
-
-def test_the_command_with_a_checkpoint_stops_where_its_block_is_full(
-    home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved("new", 1024)
-    words = ["appworld", "--ckpt", "new", "--world", stub.url, "--tasks", TASK, "--max-new-tokens", "4"]
-    assert cli.main([*words, "--max-interactions", "1"]) == 0
-    assert cli.main([*words, "--run-name", "long"]) == 0
-    ends = [next(read_rows(Run.open(name).path / "trajectories.jsonl"))["stop"] for name in ("appworld", "long")]
-    assert (
-        ends == ["interactions", "context"]
-        and "ended by done 0.00, interactions 0.00, context 1.00" in capsys.readouterr().out
-    )
-
-
-def test_a_missing_server_or_task_is_an_error_before_anything_is_written(
-    home: Path, stub: Stub, model: Model, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fine = {"--server": model.url, "--world": stub.url, "--tasks": TASK}
-    for flag, value, match in (
-        ("--world", "http://127.0.0.1:9", "http://127.0.0.1:9"),
-        ("--server", "http://127.0.0.1:9", "http://127.0.0.1:9"),
-        ("--tasks", "nowhere", "nowhere"),
-        ("--world", "x", "URL x"),
-        ("--limit", "0", "limit 0"),
-        ("--max-interactions", "0", "max-interactions 0"),
-    ):
-        assert cli.main(["appworld", *(word for pair in (fine | {flag: value}).items() for word in pair)]) == 2
-        assert match in capsys.readouterr().err and not (home / "runs").exists()
-
-
-def test_a_world_that_dies_keeps_the_episodes_before_it(home: Path, stub: Stub, model: Model) -> None:
-    stub.tasks = {"50e1ac9_1"}
-    with pytest.raises(RunError, match="50e1ac9|/initialize"):
-        play_appworld.evaluate_appworld(
-            play_appworld.AppWorldConfig(server=model.url, world=stub.url, tasks=("50e1ac9_1", "50e1ac9_2"))
-        )
-    found = Run.open("appworld")
-    assert found.status["status"] == "failed" and [r["id"] for r in read_rows(found.path / "trajectories.jsonl")] == [
-        "50e1ac9_1"
-    ]

@@ -1,6 +1,6 @@
 """`codechat data appworld`: successful episodes of AppWorld as conversations for SFT.
 
-They come from runs of `codechat appworld`. The assistant's answers carry loss, the world's messages do not. Only
+They come from files of recorded episodes. The assistant's answers carry loss, the world's messages do not. Only
 episodes of AppWorld's training split are used: the other splits are evaluation data.
 """
 
@@ -25,9 +25,9 @@ KEYS = {"id", "split", "messages", "reward", "correct", "stop"}
 
 @dataclass(frozen=True, kw_only=True)
 class AppWorldDataConfig:
-    """Runs of codechat appworld -> appworld.SPLIT.jsonl (conversations)."""
+    """Recorded episodes -> appworld.SPLIT.jsonl (conversations)."""
 
-    run_name: tuple[str, ...] = opt(("appworld",), "runs of codechat appworld, or files with their trajectories")
+    run_name: tuple[str, ...] = opt(("appworld",), "files of episodes, or runs with trajectories.jsonl")
     out: str = opt("data/appworld", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     min_reward: float = opt(
@@ -72,7 +72,7 @@ def _trajectories(where: str) -> Iterator[Row]:
     if not path.is_file():
         path = find_run(where) / "trajectories.jsonl"
     if not path.is_file():
-        raise MissingFile(f"{path} does not exist; `codechat appworld` writes it; set --run-name to one of its runs")
+        raise MissingFile(f"{path} does not exist; set --run-name to a file of recorded episodes")
     yield from (row for _, row in read_jsonl(path))
 
 

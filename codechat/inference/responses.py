@@ -1,22 +1,19 @@
 """Finished and growing completions as OpenAI's API writes them.
 
-Log-probabilities are of the sampling distribution, as in `generate.sample` (at temperature 0: the model's own). Every sampled token has its entry,
-the closing tag's included. Beyond OpenAI's fields, an entry has the token's id and `entropy` in nats.
+Log-probabilities are of the sampling distribution, the closing tag's included. Beyond OpenAI's fields, an entry has the token's id and its entropy.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from codechat.inference.api_requests import ParsedRequest, ServedModel
-from codechat.inference.batching import Job
-from codechat.inference.detokenizer import Detokenizer
+from codechat.inference.engine import Job
+from codechat.inference.protocol import ParsedRequest, ServedModel
 
 Json = dict[str, Any]
 
@@ -25,7 +22,7 @@ class ResponseBuilder:
     """The answers to one request; it remembers what of a growing answer was sent."""
 
     def __init__(self, parsed: ParsedRequest, jobs: list[Job], served: ServedModel, *, chat: bool) -> None:
-        self.parsed, self.jobs, self.chat, self.reading = parsed, jobs, chat, parsed.reading
+        self.parsed, self.jobs, self.chat, self.detokenizer = parsed, jobs, chat, parsed.detokenizer
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": self.id, "created": int(time.time()), "model": served.name}
         self.sent = [0] * len(jobs)  # characters
@@ -45,26 +42,27 @@ class ResponseBuilder:
     def _choice(self, i: int, job: Job, with_ids: bool) -> Json:
         text, calls = self._split(job)
         logprobs = self._logprobs(job, 0, len(job.ids))
-        body: Json = {"index": i, "finish_reason": finish(job, bool(calls)), "logprobs": logprobs}
+        choice: Json = {"index": i, "finish_reason": finish_reason(job, bool(calls)), "logprobs": logprobs}
         if self.chat:
-            body["message"] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            choice["message"] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
             if calls:
-                body["message"]["tool_calls"] = self._calls(i, calls)
+                choice["message"]["tool_calls"] = self._calls(i, calls)
         else:
-            body["text"] = text
+            choice["text"] = text
         if with_ids:
-            ids = {"token_ids": list(job.ids), "prompt_token_ids": list(job.request.prompt)}
-            body |= ids | {"weights_version": job.version}
-        return body
+            choice |= {"token_ids": list(job.ids), "prompt_token_ids": list(job.request.prompt)}
+            choice |= {"weights_version": job.version}
+        return choice
 
     def _split(self, job: Job) -> tuple[str, list[tuple[str, Json]]]:
-        text, calls = self.reading.split(job.ids)
+        text, calls = self.detokenizer.split(job.ids)
         return text, calls[:1] if self.parsed.one_call else calls
 
     def _calls(self, i: int, calls: Sequence[tuple[str, Json]]) -> list[Json]:
         functions = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False)} for name, a in calls]
-        ids = [f"call_{self.id[-12:]}_{i}_{k}" for k in range(len(calls))]
-        return [{"id": id_, "type": "function", "function": f} for id_, f in zip(ids, functions)]
+        return [
+            {"id": f"call_{self.id[-12:]}_{i}_{k}", "type": "function", "function": f} for k, f in enumerate(functions)
+        ]
 
     # ---- streaming
 
@@ -76,10 +74,10 @@ class ResponseBuilder:
     def new_chunks(self) -> Iterator[Json]:
         """Chunks of what came since the last call; the last one of a choice gives its finish_reason."""
         for i, job in enumerate(self.jobs):
-            if self.over[i] or failed(job):
+            if self.over[i] or cut_short(job):
                 continue
             end, ids = job.end, list(job.ids)  # in this order: `end` is set last
-            text, calls = self._split(job) if end else (self.reading.growing(ids), [])
+            text, calls = self._split(job) if end else (self.detokenizer.growing(ids), [])
             piece = text[self.sent[i] :]
             if piece or end:
                 self.sent[i] = len(text)
@@ -91,7 +89,7 @@ class ResponseBuilder:
                 yield self._chunk(i, delta, logprobs)
             if end:
                 self.over[i] = True
-                yield self._chunk(i, {}, None, finish(job, bool(calls)))
+                yield self._chunk(i, {}, None, finish_reason(job, bool(calls)))
 
     def usage_chunk(self) -> Json:
         return {**self._stream_head(), "choices": [], "usage": self.usage()}
@@ -99,49 +97,47 @@ class ResponseBuilder:
     def _stream_head(self) -> Json:
         return {**self.head, "object": "chat.completion.chunk" if self.chat else "text_completion"}
 
-    def _chunk(self, i: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None) -> Json:
-        said = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
-        choice = {"index": i, **said, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _chunk(self, i: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+        content = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+        choice = {"index": i, **content, "logprobs": logprobs, "finish_reason": reason}
         return {**self._stream_head(), "choices": [choice]}
+
+    # ---- log-probabilities
 
     def _logprobs(self, job: Job, start: int, stop: int) -> Json | None:
         """Entries of the tokens from `start` to `stop`."""
         if not self.parsed.details:
             return None
-        places, reading = range(start, stop), self.reading
         if self.chat:
-            return {"content": [entry(reading, job, t) for t in places], "refusal": None}
-        tokens = [shown(reading, token) for token in job.ids[:stop]]
+            return {"content": [self._entry(job, t) for t in range(start, stop)], "refusal": None}
+        tokens = [self._shown(token) for token in job.ids[:stop]]
         offsets = list(accumulate(map(len, tokens), initial=0))
-        top = [{shown(reading, token): lp for token, lp in job.details[t].top} for t in places] if job.details else None
+        top = [{self._shown(token): lp for token, lp in detail.top} for detail in job.details[start:stop]]
         return {
             "tokens": tokens[start:],
             "token_logprobs": job.logprobs[start:stop],
-            "top_logprobs": top,
+            "top_logprobs": top if job.details else None,
             "text_offset": offsets[start:stop],
         }
 
+    def _entry(self, job: Job, t: int) -> Json:
+        """One token's log-probability, its entropy in nats, and the likeliest tokens beside it."""
+        detail = job.details[t]
+        top = [self._token(token, lp) for token, lp in detail.top]
+        return self._token(job.ids[t], job.logprobs[t]) | {"entropy": max(0.0, detail.entropy), "top_logprobs": top}
 
-def failed(job: Job) -> bool:
-    """The completion was cut short: its text is no answer."""
+    def _token(self, token: int, logprob: float) -> Json:
+        piece = self.detokenizer.piece(token)
+        return {"token": self._shown(token), "token_id": token, "logprob": logprob, "bytes": list(piece)}
+
+    def _shown(self, token: int) -> str:
+        return self.detokenizer.piece(token).decode("utf-8", "replace")
+
+
+def cut_short(job: Job) -> bool:
+    """The text is no answer."""
     return job.end in ("timeout", "closed", "cancelled")
 
 
-def finish(job: Job, calls: bool) -> str:
+def finish_reason(job: Job, calls: bool) -> str:
     return "tool_calls" if calls else "stop" if job.end == "stop" else "length"
-
-
-def shown(reading: Detokenizer, token: int) -> str:
-    return reading.piece(token).decode("utf-8", "replace")
-
-
-def entry(reading: Detokenizer, job: Job, t: int) -> Json:
-    """One token's log-probability, its entropy in nats, and the likeliest tokens beside it."""
-    detail = job.details[t]
-    top = [_token(reading, token, lp) for token, lp in detail.top]
-    return _token(reading, job.ids[t], job.logprobs[t]) | {"entropy": max(0.0, detail.entropy), "top_logprobs": top}
-
-
-def _token(reading: Detokenizer, token: int, logprob: float) -> Json:
-    assert math.isfinite(logprob)  # json has no infinity, and a sampled token has a probability
-    return {"token": shown(reading, token), "token_id": token, "logprob": logprob, "bytes": list(reading.piece(token))}

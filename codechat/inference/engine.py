@@ -1,0 +1,376 @@
+"""One model, many requests: rows join and leave a running batch between two tokens.
+
+    with Engine(loaded, max_rows=16) as engine:
+        (job,) = engine.submit([Request(prompt=ids, max_new_tokens=64, draws=row_key(seed, 0, 0))])
+        job.wait(); job.ids
+
+The engine's thread holds the model. A row is sampled by its key and position, as in `generate.sample`, so its tokens do not depend on the
+rest of the batch. New weights come in between two tokens, when no row runs.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from codechat.core.errors import ConfigError, RunError
+from codechat.distributed import dist
+from codechat.inference.slot_cache import SlotCache
+from codechat.models import generate
+from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
+from codechat.models.grammar_masks import apply_grammars, take_allowed
+from codechat.models.kv_cache import new_cache
+from codechat.models.loading import LoadedModel
+from codechat.runs.checkpoint import fingerprint
+from codechat.text.call_grammar import CallGrammar, GrammarState
+
+PREFILL_TOKENS = 4096  # of prompts that run together; more would delay the other rows
+FLUSH_S = 0.05  # between two calls of on_progress: waking a reader costs as much as sampling some tokens
+End = Literal["stop", "length", "context", "cancelled", "timeout", "closed"]
+
+
+class Overloaded(RunError):
+    """The queue is full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion. prompt + max_new_tokens may exceed the block: it then ends with "context"."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    draws: int  # `generate.row_key`
+    how: Truncation = Truncation()
+    stop: tuple[tuple[int, ...], ...] = ()  # id sequences, matched whole and kept
+    should_stop: Callable[[int], bool] | None = None  # called with every token
+    banned: tuple[int, ...] = ()  # ids that are never sampled
+    grammar: CallGrammar | None = None
+    top: int | None = None  # likeliest tokens to note beside every draw, with the entropy; none = neither
+    timeout_s: float = math.inf  # from submission to the last token
+
+
+@dataclass(frozen=True)
+class Detail:
+    """The distribution that a token was sampled from. entropy: nats; top: (id, log-probability), likeliest first."""
+
+    entropy: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(eq=False)
+class Job:
+    """A submitted request. The engine's thread appends to the lists and sets `end` last; any thread may read.
+
+    on_progress: called by that thread at the end and, where it streams, at the first token and every FLUSH_S. It must not block."""
+
+    request: Request
+    on_progress: Callable[[], None]
+    streams: bool
+    submitted: float
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # nats, of the sampling distribution; greedy: the model's own
+    details: list[Detail] = field(default_factory=list)  # one per id where `request.top` asks for them
+    end: End | None = None
+    version: str = ""  # of the weights; set when it joins
+    cancelled: bool = False
+    flushed: float = 0.0
+    state: GrammarState | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Leave the batch or the queue before the next token."""
+        self.cancelled = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the end; false where that took longer than the time given."""
+        return self._ended.wait(timeout_s)
+
+    def interruption(self, now: float) -> End | None:
+        late = now - self.submitted > self.request.timeout_s
+        return "cancelled" if self.cancelled else "timeout" if late else None
+
+    def finish(self, end: End) -> None:
+        self.end = end
+        self._ended.set()
+        self.on_progress()
+
+
+@dataclass(frozen=True, eq=False)
+class WeightUpdate:
+    """Weights that wait for the running rows to end."""
+
+    state: Mapping[str, Tensor]
+    version: str
+    done: Future[None] = field(default_factory=Future)
+
+
+class Engine:
+    """Samples tokens for up to `max_rows` requests at a time while up to `max_waiting` more wait. Leaving the context ends all as "closed"."""
+
+    def __init__(self, loaded: LoadedModel, *, max_rows: int = 16, max_waiting: int = 64) -> None:
+        self.model, self.max_rows, self.max_waiting = loaded.model, max_rows, max_waiting
+        self.version = fingerprint(loaded.meta)  # of the weights
+        self.rows: list[Job] = []  # in the order of the cache
+        self._joining: list[Job] = []  # out of the queue, their prompts not yet run
+        self._waiting: deque[Job] = deque()
+        self._update: WeightUpdate | None = None
+        self._one_update = threading.Lock()
+        self._changed = threading.Condition()  # guards the queue, the pending update and `_closing`
+        self._closing = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def __enter__(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closing
+
+    def submit(
+        self, requests: Sequence[Request], *, on_progress: Callable[[], None] = lambda: None, streams: bool = False
+    ) -> list[Job]:
+        """All of the requests or none. Raises Overloaded where the queue has no room, ConfigError for a bad prompt, RunError after the end."""
+        for request in requests:
+            self._check(request)
+        jobs = [Job(request, on_progress, streams, time.monotonic()) for request in requests]
+        with self._changed:
+            self._check_alive()
+            room = self.max_waiting + max(0, self.max_rows - len(self.rows)) - len(self._waiting)
+            if len(jobs) > room:
+                limit = f"at most {self.max_waiting} may wait; try again later"
+                raise Overloaded(f"{self.waiting} completions wait, {len(jobs)} more are requested; {limit}")
+            self._waiting.extend(jobs)
+            self._changed.notify()
+        return jobs
+
+    def update_weights(self, state: Mapping[str, Tensor], version: str, timeout_s: float | None = None) -> None:
+        """Change the weights when the running rows have ended; no request joins meanwhile. Blocks until they are in.
+
+        RunError, with nothing changed, where that takes longer than timeout_s; ConfigError for other shapes."""
+        current = self.model.state_dict()
+        if current.keys() != state.keys() or any(current[name].shape != state[name].shape for name in current):
+            raise ConfigError("the weights have other shapes than the model's; give those of the same model")
+        update = WeightUpdate(state, version)
+        with self._one_update:
+            with self._changed:
+                self._check_alive()
+                self._update = update
+                self._changed.notify()
+            try:
+                update.done.result(timeout_s)
+            except TimeoutError:
+                with self._changed:
+                    withdrawn = self._update is update
+                    self._update = None
+                if withdrawn:
+                    raise RunError(f"completions still run after {timeout_s:g} s; try again later") from None
+                update.done.result()  # it had begun, and ends soon
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise RunError(f"the engine has ended ({self.failure or 'closed'}); start the server again")
+
+    def _check(self, request: Request) -> None:
+        cfg, prompt = self.model.cfg, request.prompt
+        if not 0 < len(prompt) < cfg.block_size:
+            raise ConfigError(f"the prompt has {len(prompt)} tokens; required 1 to {cfg.block_size - 1}; shorten it")
+        if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
+            raise ConfigError(f"the prompt holds ids {min(prompt)}..{max(prompt)}; the model knows 0..{cfg.n_ids - 1}")
+        if request.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {request.max_new_tokens}; it must be at least 1")
+
+    # ---- the engine's thread
+
+    def _run(self) -> None:
+        device = self.model.wte.weight.device
+        try:
+            with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                self._cache = SlotCache(self.model.cfg, self.max_rows, device, dist.compute_dtype(device))
+                while not self._closing:
+                    # both keep casts and copies of the weights, which an update must not find
+                    with dist.autocast(device), generate.reading(self.model, False) as self._reader:
+                        while self._has_work():
+                            self._round()
+                    del self._reader  # before the next copy is made
+                    self._apply_update()
+        except BaseException as error:  # every request ends, and stderr gets the traceback
+            self.failure = error
+            raise
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        with self._changed:
+            self._closing = True
+            update, self._update = self._update, None
+            jobs = [*self.rows, *self._joining, *self._waiting]
+            self._waiting.clear()
+        if update:
+            update.done.set_exception(RunError("the engine has ended; start the server again"))
+        for job in jobs:
+            if job.end is None:
+                job.finish("closed")
+
+    def _has_work(self) -> bool:
+        """Wait for a request; false at the end, and where no row delays a weight update any more."""
+        with self._changed:
+            while not (self.rows or self._waiting or self._closing or self._update):
+                self._changed.wait()
+            return not self._closing and bool(self.rows or not self._update)
+
+    def _apply_update(self) -> None:
+        with self._changed:
+            update, self._update = self._update, None
+        if update:
+            self.model.load_state_dict(update.state)
+            self.version = update.version
+            update.done.set_result(None)
+
+    def _round(self) -> None:
+        """One token for every row, after rows left and joined."""
+        now = time.monotonic()
+        for slot in reversed(range(len(self.rows))):
+            if end := self.rows[slot].interruption(now):
+                self._leave(slot, end)
+        self._joining = self._admit(now)
+        if self._joining:
+            self._prefill(self._joining)
+        if self.rows:
+            ids = torch.tensor([job.ids[-1] for job in self.rows], device=self._cache.kept[0].device)
+            self._draw(self.rows, self._reader.model.hidden(ids[:, None], cache=self._cache)[:, 0])  # (B, D)
+
+    def _admit(self, now: float) -> list[Job]:
+        """Jobs that join now, taken from the queue."""
+        joining: list[Job] = []
+        with self._changed:
+            for job in [job for job in self._waiting if job.interruption(now)]:
+                self._waiting.remove(job)
+                job.finish(job.interruption(now))
+            tokens, free = 0, self.max_rows - len(self.rows)
+            while self._waiting and not self._update and len(joining) < free and tokens < PREFILL_TOKENS:
+                joining.append(self._waiting.popleft())
+                tokens += len(joining[-1].request.prompt)
+        return joining
+
+    def _prefill(self, jobs: list[Job]) -> None:
+        """Run each distinct prompt once, add its rows, and sample their first tokens."""
+        device = self.model.wte.weight.device
+        index: dict[tuple[int, ...], int] = {}
+        prompt_of = [index.setdefault(tuple(job.request.prompt), len(index)) for job in jobs]
+        ids, lengths = pad_right(list(index), device)
+        cache = new_cache(self.model.cfg, len(index), ids.shape[1], device, self._cache.kept[0].dtype)
+        last = last_real(self._reader.model.hidden(ids, cache=cache, n_new=lengths), lengths)  # (prompts, D)
+        for job, row in zip(jobs, prompt_of):
+            self._cache.join(cache, row, len(job.request.prompt))
+            job.version = self.version
+            job.state = job.request.grammar and job.request.grammar.begin()
+            self.rows.append(job)
+        self._draw(jobs, last[prompt_of])
+
+    def _draw(self, jobs: list[Job], hidden: Tensor) -> None:
+        """One token for each job from its last state (B, D); finished rows leave."""
+        logits = self._logits(jobs, hidden)
+        states, room = [job.state for job in jobs], [self._room(job) - 1 for job in jobs]
+        if any(states):
+            apply_grammars(logits, states, room)
+        for row, job in enumerate(jobs):
+            if job.request.top is not None:
+                job.details.append(detail_of(logits[row], job.request))
+        keys = torch.tensor([job.request.draws for job in jobs], device=logits.device)
+        positions = torch.tensor([len(job.ids) for job in jobs], device=logits.device)
+        ids, logprobs = draw_each(logits, [job.request.how for job in jobs], uniform(keys, positions))
+        if any(states):
+            ids, logprobs = take_allowed(states, ids, logprobs, room)
+        for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist()):
+            job.logprobs.append(logprob)
+            job.ids.append(token)
+        ends = {job: end for job in jobs if (end := self._ended(job))}
+        self._notify(jobs)
+        for slot in reversed(range(len(self.rows))):
+            if end := ends.get(self.rows[slot]):
+                self._leave(slot, end)
+
+    def _logits(self, jobs: Sequence[Job], hidden: Tensor) -> Tensor:
+        """(B, V) float32, -inf for what may not be sampled."""
+        logits = self._reader.logits_of(hidden).float()
+        logits[:, self.model.cfg.n_ids :] = -math.inf
+        for row, job in enumerate(jobs):
+            if job.request.banned:
+                logits[row, list(job.request.banned)] = -math.inf
+        return logits
+
+    def _room(self, job: Job) -> int:
+        """Tokens that the completion may still have."""
+        block = self.model.cfg.block_size - len(job.request.prompt)
+        return min(job.request.max_new_tokens, block) - len(job.ids)
+
+    def _notify(self, jobs: Sequence[Job]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            if job.streams and now - job.flushed >= FLUSH_S:
+                job.flushed = now
+                job.on_progress()
+
+    def _ended(self, job: Job) -> End | None:
+        """Why the completion ends with its last token, if it does. Called once per token: `should_stop` may count."""
+        request, ids, state = job.request, job.ids, job.state
+        halted = request.should_stop is not None and request.should_stop(ids[-1])
+        inside, over = state is not None and state.inside, state is not None and state.ended
+        if halted or over or not inside and any(tuple(ids[-len(s) :]) == tuple(s) for s in request.stop):
+            return "stop"
+        if len(ids) == request.max_new_tokens:
+            return "length"
+        return "context" if len(request.prompt) + len(ids) == self.model.cfg.block_size else None
+
+    def _leave(self, slot: int, end: End) -> None:
+        """The last row takes the place of the one that leaves."""
+        self._cache.leave(slot)
+        job, last = self.rows[slot], self.rows.pop()
+        if slot < len(self.rows):
+            self.rows[slot] = last
+        job.finish(end)
+
+
+def draw_each(logits: Tensor, hows: Sequence[Truncation], u: Tensor) -> tuple[Tensor, Tensor]:
+    """`generate.draw` where each row of (B, V) logits has its own distribution: (ids, logprobs), both (B,)."""
+    if len(set(hows)) == 1:
+        return draw(logits, hows[0], u)
+    ids, logprobs = torch.zeros(len(u), dtype=torch.long, device=u.device), torch.zeros(len(u), device=u.device)
+    for how in set(hows):
+        rows = torch.tensor([row for row, other in enumerate(hows) if other == how], device=u.device)
+        ids[rows], logprobs[rows] = draw(logits[rows], how, u[rows])
+    return ids, logprobs
+
+
+def detail_of(logits: Tensor, request: Request) -> Detail:
+    """Entropy and likeliest tokens of the sampling distribution of (V,) logits; greedy: the model's own."""
+    how = request.how if request.how.temperature else Truncation()
+    kept, ids = how.candidates(logits[None].clone())
+    logprobs = kept.log_softmax(-1)[0]
+    p = logprobs.exp()
+    entropy = -(p * logprobs.masked_fill(p == 0, 0.0)).sum()
+    best, columns = logprobs.topk(min(request.top or 0, len(logprobs)))
+    tokens: Any = columns if ids is None else ids[0, columns]
+    return Detail(float(entropy), [(t, lp) for t, lp in zip(tokens.tolist(), best.tolist()) if lp > -math.inf])

@@ -1,0 +1,84 @@
+"""What the chat page needs beside OpenAI's API: the toolbox, which of its functions fit a request, and how much of a conversation fits the model.
+
+GET / is the page; /page/about, /page/prepare (functions to offer, messages to drop) and /page/call (run a toolbox function) serve it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+
+from codechat.inference.fitting_tools import goes_on, tools_for
+from codechat.inference.protocol import ApiError, Message, ServedModel, Strict, prompt_of
+from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
+from codechat.tasks.toolbox import TOOLS, respond
+
+PAGE = Path(__file__).with_name("page.html")
+POLICY = (
+    "default-src 'none'; style-src 'nonce-{0}'; script-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class ToolRequest(Strict):
+    """A call of a toolbox function."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class PrepareRequest(Strict):
+    """The conversation before the next answer. tools: names to offer; none = those that fit the last request, or those offered `before` it."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[str] | None = None
+    before: list[str] = []
+
+
+def add_page(app: FastAPI, guarded: APIRouter, served: ServedModel) -> None:
+    """Add the page's routes; guarded: those that ask for the API key."""
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        nonce = secrets.token_urlsafe(16)
+        headers = {"Content-Security-Policy": POLICY.format(nonce), "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{nonce}}", nonce), headers=headers)
+
+    @guarded.get("/page/about")
+    async def about() -> dict[str, Any]:
+        return {
+            "model": served.name,
+            "checkpoint": served.meaning or served.loaded.path.name,
+            "tools": [tool.schema for tool in TOOLS.values()],
+            "constrain": served.constrain,
+            "neutral": NEUTRAL,
+            "alone": mixes_requests(served.loaded.model),
+        }
+
+    @guarded.post("/page/prepare")
+    def prepare(body: PrepareRequest) -> dict[str, Any]:
+        request = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
+        names = tools_for(request, body.before) if body.tools is None else body.tools
+        if unknown := [name for name in names if name not in TOOLS]:
+            raise ApiError(400, f"the toolbox has no function {unknown[0][:64]!r}", "tools")
+        return {"offered": names, "dropped": dropped(body.messages, names, served), "goes_on": goes_on(request)}
+
+    @guarded.post("/page/call")
+    def call(body: ToolRequest) -> Response:
+        return Response(respond(body.name, body.arguments), media_type="application/json")  # goes back to the model
+
+
+def dropped(messages: list[Message], names: list[str], served: ServedModel) -> int:
+    """How many of the oldest messages, system messages not counted, leave the answer no room."""
+    schemas, block = [TOOLS[name].schema for name in names], served.loaded.model.cfg.block_size
+    needed = min(room_for_an_answer(block, None), served.max_new_tokens or block)
+
+    def too_long(kept: list[Message]) -> bool:
+        return block - len(prompt_of(kept, schemas, served.loaded)) < needed
+
+    return len(messages) - len(drop_oldest(messages, lambda m: m.role, too_long))
