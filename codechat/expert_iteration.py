@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from codechat import distributed, evaluation, rl, runs, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
-from codechat.tasks.presets import TOY_ONE_UPDATE
+from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from codechat import distributed, evaluation, rl, runs, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.tasks.presets import LORA_RUN, TOY_RUN
+from codechat.training.presets import LORA_RUN, TOY_RUN
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from codechat import distributed, evaluation, models, rl, runs, tasks, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.tasks import NAMES, hashed
-from codechat.tasks.presets import TOY_RUN
+from codechat.tasks import NAMES
+from codechat.training.presets import TOY_RUN
 from codechat.training.settings import LearningSettings, PolicySettings, run_presets
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     run_name: str = default("preference")
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
-    task: str | None = opt(
-        None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}", hashed_value=hashed
-    )
+    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     sample_groups: int = opt(256, "groups to sample where pairs come from rollouts", least=1)
     group_size: int = opt(8, "completions per group", least=1)

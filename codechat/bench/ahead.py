@@ -36,7 +36,7 @@ from codechat.evaluation.intervals import bootstrap_interval
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
-from codechat.tasks.presets import TOY_MODEL
+from codechat.tasks.toy import TOY_MODEL
 from codechat.text import tokenizer
 
 WARM_UP = 5

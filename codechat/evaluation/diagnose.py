@@ -25,6 +25,7 @@ from codechat.core.errors import ConfigError
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import SamplingSettings
 from codechat.runs.run import Run
+from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
 
 if TYPE_CHECKING:
@@ -231,8 +232,8 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
-    if tasks.own.is_own(task):
-        tasks.redteam.report(task, problems)
+    if custom.is_custom(task):
+        redteam.report(task, problems)
     loaded = models.loading.load_model(cfg.ckpt, distributed.dist.device(), cfg.tags)
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")

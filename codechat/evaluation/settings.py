@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from codechat.core.config import Settings, opt
-from codechat.tasks import hashed, name_of
+from codechat.tasks import name_of
 
 
 def skipping() -> bool:
@@ -23,7 +23,6 @@ class SamplingSettings(Settings):
     task: str = opt(
         "funcall",
         "task, such as funcall, micro, reasoning:levels=[1,2] or mbpp:variant=sanitized, or your own as FILE.py:CLASS",
-        hashed_value=hashed,
     )
     data_dir: str | None = opt(
         None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"

@@ -28,7 +28,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 # their modules import torch, and are imported when a defect needs them
-from codechat import models, rl, runs, tasks, training
+from codechat import models, rl, runs, training
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
 from codechat.runs import run
 from codechat.sandbox import Program
@@ -280,10 +280,8 @@ def _test_for_select(right: Callable[..., Any]) -> Callable[..., Any]:
 def _test_solutions() -> list[Swap]:
     from codechat.tasks.coding import prepare
 
-    getattr(tasks.micro, "dialogues")  # noqa: B009  (a lazy name: in the package from now on, so that it can be put back)
     return [
         Swap(micro, "dialogues", _with_test_solutions),
-        Swap(tasks.micro, "dialogues", _with_test_solutions),  # the same function, by its public name
         Swap(prepare, "reject_benchmark_rows", _lets_evaluation_in),
         Swap(
             prepare,

@@ -27,13 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import reports, tasks  # frozen rows, pandas and jinja: when a page is made
+from codechat import reports  # frozen rows, pandas and jinja: when a page is made
 from codechat.core import config
 from codechat.core.atomic_files import read_json, read_rows, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.reports import dashboard, xray_steps
 from codechat.runs import paths
+from codechat.tasks.funcall.staircase import TIERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,7 +149,7 @@ def completions_data(source: str = FROZEN) -> dict[str, Any]:
     both = [p for p in rows if all((by, p) in answers for by in who)]
     return dict(
         rows=[rows[p] | {"answers": [answers[by, p] for by in who]} for p in both],
-        tiers=list(tasks.funcall.staircase.TIERS),
+        tiers=list(TIERS),
         who=who,
     )
 

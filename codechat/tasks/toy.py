@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 import string
+from typing import Any
 
 from codechat.tasks.base import Message, Problem, Score, check_split
-from codechat.tasks.presets import TOY_COMPLETION_LENGTH as COMPLETION_LENGTH
-from codechat.tasks.presets import TOY_MODEL as TOY_MODEL
-from codechat.tasks.presets import TOY_RUN as TOY_RUN
 from codechat.text import chat
 from codechat.text.tokenizer import END_OF_TEXT
 
+COMPLETION_LENGTH = 8
+TOY_MODEL: dict[str, Any] = {"depth": 2, "n_embd": 64, "n_head": 2, "block_size": 64}
 CLASSES = {
     "lower": string.ascii_lowercase,
     "upper": string.ascii_uppercase,

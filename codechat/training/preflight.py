@@ -12,6 +12,7 @@ from codechat.models.gpt import GPT
 from codechat.rl.engines import Engine
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import continues
+from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
 
 REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored
@@ -25,8 +26,8 @@ def check(
     if not cfg.diagnose_groups or cfg.resume or continues(cfg):
         return
     tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
-    if tasks.own.is_own(task):
-        tasks.redteam.report(task, problems)
+    if custom.is_custom(task):
+        redteam.report(task, problems)
     engine.push(model, 0)
     batch = sample(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
     found = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))

@@ -15,7 +15,7 @@ from codechat.core.config import Settings, default, opt
 from codechat.core.errors import ConfigError
 from codechat.models.config import LORA_ALPHA, LORA_CHOSEN, LORA_TARGETS, PRESETS, GPTConfig, check_lora
 from codechat.rl import engine_settings
-from codechat.tasks import NAMES, hashed, name_of
+from codechat.tasks import NAMES, name_of
 
 TASKS = f"task whose reward is optimised: {', '.join(NAMES)}, or your own as FILE.py:CLASS"
 
@@ -46,7 +46,7 @@ class PolicySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(Settings):
-    task: str = opt("funcall", TASKS, hashed_value=hashed)
+    task: str = opt("funcall", TASKS)
     data_dir: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
 
     def __post_init__(self) -> None:

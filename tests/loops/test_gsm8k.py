@@ -25,8 +25,8 @@ from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
-from codechat.tasks import reasoning
 from codechat.tasks.base import Score
+from codechat.tasks.reasoning import task as reasoning
 from codechat.tasks.reasoning import templates
 from codechat.text import chat, tokenizer
 

@@ -16,9 +16,9 @@ from codechat.inference import protocol, terminal
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.tasks import RowsTask
-from codechat.tasks.presets import TOY_RUN
 from codechat.tasks.toolbox import TOOLS, prepare
 from codechat.text import chat
+from codechat.training.presets import TOY_RUN
 
 TINY = GPTConfig(depth=2, n_embd=32, n_head=2, block_size=64, vocab_size=257)
 

@@ -23,8 +23,8 @@ from codechat.models.gpt import GPT
 from codechat.models.layers import rope_frequencies
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-from codechat.tasks import reasoning
 from codechat.tasks.base import Score
+from codechat.tasks.reasoning import task as reasoning
 from codechat.text import chat, tokenizer
 
 pytestmark = pytest.mark.usefixtures("runs_root")

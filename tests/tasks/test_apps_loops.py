@@ -16,6 +16,7 @@ from codechat.evaluation import evaluate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import episodes
+from codechat.tasks import apps
 from codechat.text import chat, tokenizer
 
 SMALL = tokenizer.load("gpt2:4096")
@@ -65,10 +66,10 @@ def test_sft_supervises_the_experts_messages_and_not_the_environments(tmp_path: 
     task = tasks.load("apps:levels=[2]")
     problem = task.problems("train", 1)[0]
     world = task.environment()
-    messages = tasks.apps.trajectory(problem, world)
+    messages = apps.trajectory(problem, world)
     rendered = chat.render(messages, SMALL)
     taught = [i for i, on in zip(rendered.ids, rendered.loss_mask) if on]
-    played = episodes.replay(task, problem, tasks.apps.gold_steps(problem), SMALL, block_size=512)
+    played = episodes.replay(task, problem, apps.gold_steps(problem), SMALL, block_size=512)
     assert [i for i, on in zip(played.completion.ids, played.completion.written) if on] == taught
     assert played.prompt + played.completion.ids == rendered.ids[: len(played.prompt) + len(played.completion.ids)]
     assert played.score.correct and sum(t.reward for t in played.turns) == 1.0 and played.completion.stop == "stop"

@@ -21,6 +21,7 @@ from codechat.models.gpt import GPT
 from codechat.rl import episodes
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
+from codechat.tasks import redteam
 from codechat.tasks.base import Problem
 from codechat.tasks.repair import edits, generator, parts, scoring, swebench
 from codechat.tasks.repair.edits import Change, EditError, applied, parse
@@ -365,7 +366,7 @@ def test_listing_the_results_of_the_visible_tests_is_not_enough() -> None:
 
 def test_no_fixed_text_is_a_shortcut() -> None:
     for task in (EDITS, TOOLS):
-        found = tasks.redteam.check_reward(task, task.problems("train", 8)).require()
+        found = redteam.check_reward(task, task.problems("train", 8)).require()
         assert not {k: v for k, v in found.shortcuts.items() if not (task is TOOLS and k == "all answers")}
     nothing = TOOLS.score(TOOLS.problems("train", 1)[0], "Fixed.")
     assert (nothing.tier, nothing.reward) == ("none", 0.0)

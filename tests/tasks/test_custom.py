@@ -13,7 +13,7 @@ from codechat import tasks
 from codechat.core.config import config_hash
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.grpo import GRPOConfig
-from codechat.tasks import RowsTask, new_command, own, redteam
+from codechat.tasks import RowsTask, custom, new_command, redteam
 
 ROWS = [{"prompt": f"Double {n}.", "gold": str(2 * n), "level": n % 3} for n in range(40)]
 FILE = f"""
@@ -110,7 +110,7 @@ def test_rows_that_are_no_problems_are_refused(row):
 
 @pytest.mark.parametrize("rewards", [{}, {exact: 0.0}, {exact: -1.0, length: 2.0}, {exact: float("nan")}])
 def test_weights_that_pay_nothing_are_refused(rewards):
-    with pytest.raises(ConfigError, match="mine has the rewards"):
+    with pytest.raises(ConfigError, match="mine has the reward weights"):
         type("Mine", (RowsTask,), {"rows": ROWS, "rewards": rewards})()
 
 
@@ -163,7 +163,7 @@ def test_our_own_tasks_pass_the_red_team_check(name):
     task = tasks.load(name)
     check = redteam.check_reward(task, task.problems("train", 8)).require()
     assert check.n == (4 if name == "toy" else 8) or check.n == 8
-    assert not check.shortcuts and not own.is_own(task)
+    assert not check.shortcuts and not custom.is_custom(task)
 
 
 def test_an_object_or_a_class_is_a_setting():
@@ -172,14 +172,14 @@ def test_an_object_or_a_class_is_a_setting():
         cfg = GRPOConfig(task=given)
         assert cfg.task == "doubles" and tasks.load(cfg.task).name == "doubles"
     assert config_hash(GRPOConfig(task=task)) == config_hash(GRPOConfig(task="doubles"))
-    assert tasks.load(GRPOConfig(task=task).task) is task and own.is_own(task)
+    assert tasks.load(GRPOConfig(task=task).task) is task and custom.is_custom(task)
     tasks.TASKS.pop("doubles")
 
 
 def test_what_is_no_task_is_refused(tmp_path, file):
     with pytest.raises(ConfigError, match="lacks name, tiers"):
         GRPOConfig(task=3)
-    with pytest.raises(ConfigError, match="'toy' of Mine is taken"):
+    with pytest.raises(ConfigError, match=".toy. is taken"):
         tasks.name_of(task_with(exact, name="toy"))
     with pytest.raises(MissingFile, match="my_task.py:MyTask"):
         tasks.load(str(tmp_path / "absent.py:X"))

@@ -1,0 +1,1 @@
+../../../examples/test_my_task.py
