@@ -4,7 +4,6 @@ What notebooks use is here by name (`from codechat import GPT, chat, tokenizer, 
 everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...).
 """
 
-from codechat.core import moved
 from codechat.core.lazy import attach
 
 __version__ = "0.2.0"
@@ -58,4 +57,3 @@ __getattr__, __dir__, __all__ = attach(
         "launch": ["launcher", "planner"],
     },
 )
-moved.install()

@@ -87,7 +87,6 @@ class GRPOConfig(MinibatchSettings, RLSettings):
     loss_aggregation: Literal["sequence", "token", "constant"] | None = opt(
         None,
         "what a token's loss is divided by: its completion's length, all tokens, max_new_tokens" + PAPER,
-        hashed_as="weighing",
     )
     ratio: Literal["token", "sequence"] | None = opt(None, "one ratio per token, or one per completion" + PAPER)
     clip_eps_low: float | None = opt(

@@ -58,9 +58,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     temperature: float = opt(
         1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1", least=0
     )
-    top_k: int | None = opt(
-        None, "sample rollouts and evaluations among the k likeliest tokens; none = all", late=True, least=1
-    )
+    top_k: int | None = opt(None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest sampled completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     lr: float = default(5e-5)

@@ -33,7 +33,7 @@ class ReinforceConfig(RLSettings):
 
     run_name: str = default("reinforce")
     max_steps: int = opt(50, "optimizer steps", least=1)
-    top_k: int | None = default(None, late=False)
+    top_k: int | None = default(None)
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt("mean", "what is subtracted from a reward")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
 

@@ -40,7 +40,7 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     )
     mix: tuple[str, ...] = opt((), "share of each domain, such as calls=0.7 code=0.2 chat=0.1; empty = as the data are")
     mix_by: Literal["tokens", "rows"] = opt(
-        "tokens", "what the shares of --mix are of: supervised tokens, or conversations", late=True
+        "tokens", "what the shares of --mix are of: supervised tokens, or conversations"
     )
     tags: Literal["reserved", "text", "template", "raw"] = opt(
         "reserved",
@@ -52,15 +52,14 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     eval_examples: int = opt(64, "held-out conversations per domain", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
     stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
-    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16", late=True)
+    compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
     eval_task: str | None = opt(
         None,
         "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no",
-        late=True,
     )
-    eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has", late=True)
-    eval_problems: int = opt(64, "its problems per evaluation", late=True, least=1)
-    eval_new_tokens: int = opt(256, "longest completion there, tokens", late=True, least=1)
+    eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has")
+    eval_problems: int = opt(64, "its problems per evaluation", least=1)
+    eval_new_tokens: int = opt(256, "longest completion there, tokens", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

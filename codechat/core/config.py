@@ -62,20 +62,13 @@ ALIASES: dict[str, str | tuple[str, ...]] = {
     "max_seq_len": "block_size", "seq_len": "block_size", "sequence_len": "block_size",
 }  # fmt: skip
 
-# The field's word for a value whose own name stays, because files and finished runs hold it.
-VALUE_ALIASES = {"validation": "select"}
-
 # ---- declaring fields
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
     """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED.
 
-    meta: identity=False keeps the field out of `config_hash`. late=True does so where the field has its default,
-    so that a setting added today keeps the hashes of older runs. positional=True takes a bare word of the command
-    line. hashed_as="old_name" is for a renamed field: `config_hash` uses the old name, which is still read.
-    hashed_value=function is for a field whose values have come to mean something else: `config_hash` uses
-    function(value), so that what means the same keeps its hash and nothing else has it. verbatim=True is for a tuple of
+    meta: identity=False keeps the field out of `config_hash`. positional=True takes a bare word of the command line. verbatim=True is for a tuple of
     texts that are kept as they are written: its flag takes the next word also where that begins with --, may be
     repeated, and splits nothing at commas. least=, most= are the bounds of a number, which `Settings` checks.
     """
@@ -84,7 +77,7 @@ def opt(default: Any, help: str, **meta: Any) -> Any:
 
 def default(value: Any, **meta: Any) -> Any:
     """Another default for a field of a base class: `lr: float = default(5e-5)`. Its help and other metadata stay;
-    meta adds to them or replaces some, such as late=True."""
+    meta adds to them or replaces some, such as identity=False."""
     return _dataclass_field(value, {"inherited": True, **meta})
 
 
@@ -163,9 +156,6 @@ def metadata_of(cls: type) -> dict[str, Mapping[str, Any]]:
         if "inherited" in meta:
             raise TypeError(f"{cls.__name__}.{name}: default() is for a field of a base class; declare it with opt()")
         out[name] = meta
-    hashed = [meta.get("hashed_as", name) for name, meta in out.items()]
-    if twice := {name for name in hashed if hashed.count(name) > 1}:
-        raise TypeError(f"{cls.__name__}: two fields are hashed as {min(twice)!r}; give one another hashed_as")
     return out
 
 
@@ -196,13 +186,12 @@ def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field
 
 
 def find_field(cls: type, key: str) -> str | None:
-    """The dotted name that `key` means in `cls`, or None. - is read as _; former names and aliases are resolved."""
+    """The dotted name that `key` means in `cls`, or None. - is read as _; aliases are resolved."""
     head, _, rest = key.replace("-", "_").partition(".")
     fields = fields_of(cls)
     if head not in fields:
-        renamed = [name for name, f in fields.items() if f.meta.get("hashed_as") == head]
         aliases = ALIASES.get(head, ())
-        candidates = [*renamed, *([aliases] if isinstance(aliases, str) else aliases)]
+        candidates = [aliases] if isinstance(aliases, str) else aliases
         head = next((name for name in candidates if name in fields), None)
     if head is None or not rest:
         return head
@@ -266,7 +255,7 @@ def convert(tp: Any, value: Any) -> Any:
     word = str(value)
     if typing.get_origin(tp) is Literal:
         for choice in typing.get_args(tp):
-            if str(choice) in (word, VALUE_ALIASES.get(word)):
+            if str(choice) == word:
                 return choice
     elif typing.get_origin(tp) is tuple:
         return _items(tp, value)
@@ -422,15 +411,12 @@ def to_dict(cfg: Any) -> dict[str, Any]:
 
 
 def identity(cfg: Any) -> dict[str, Any]:
-    """The fields that decide the result, as plain json: all but those marked identity=False, and those marked late=True
-    (added when runs existed) where they have their default. A renamed field keeps its first name (hashed_as), a value
-    with another meaning its first meaning (hashed_value)."""
+    """The fields that decide the result, as plain json: all but those marked identity=False."""
     out = {}
     for f in dataclasses.fields(cfg):
-        meta, value = metadata_of(type(cfg))[f.name], getattr(cfg, f.name)
-        if meta.get("identity", True) and not (meta.get("late") and value == f.default):
-            value = identity(value) if dataclasses.is_dataclass(value) else plain(value)
-            out[meta.get("hashed_as", f.name)] = meta.get("hashed_value", lambda v: v)(value)
+        if metadata_of(type(cfg))[f.name].get("identity", True):
+            value = getattr(cfg, f.name)
+            out[f.name] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
     return out
 
 

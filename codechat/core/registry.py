@@ -1,8 +1,6 @@
-"""What can be run: every training loop and every other stage of a recipe, by an id that never changes, and the commands of `codechat`.
+"""What can be run: every training loop and every other stage of a recipe, by id, and the commands of `codechat`.
 
-Modules, classes and functions may be moved and renamed. The id may not, since finished work is recognised by it:
-`runs/NAME/status.json` holds it as `kind`, and the hash of a recipe's stage covers the `ledger` name. Modules are
-imported when they are needed.
+The id is the `kind` in `runs/NAME/status.json`. Modules are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -15,15 +13,12 @@ from codechat.core.errors import ConfigError, nearest
 
 
 class Entry(NamedTuple):
-    """A loop or stage: `function` of `module` takes a `config` (a class of the same module).
-
-    ledger: how hashes of finished stages name it, "module:Class:function" of the day it was added; it never changes."""
+    """A loop or stage: `function` of `module` takes a `config` (a class of the same module)."""
 
     id: str
     module: str
     config: str
     function: str
-    ledger: str
     command: str  # what the command line calls it
     about: str
 
@@ -42,12 +37,11 @@ class Entry(NamedTuple):
 
 
 def _loop(id: str, module: str, config: str, about: str, command: str = "") -> Entry:
-    return Entry(id, f"codechat.{module}", config, "train", f"codechat.{id}:{config}:train", command or id, about)
+    return Entry(id, f"codechat.{module}", config, "train", command or id, about)
 
 
-def _stage(id: str, module: str, config: str, function: str, ledger: str, about: str) -> Entry:
-    ledger = f"codechat.{ledger}:{config}:{function}"
-    return Entry(id, f"codechat.{module}", config, function, ledger, id.replace(".", " "), about)
+def _stage(id: str, module: str, config: str, function: str, about: str) -> Entry:
+    return Entry(id, f"codechat.{module}", config, function, id.replace(".", " "), about)
 
 
 LOOPS = {entry.id: entry for entry in (
@@ -62,25 +56,25 @@ LOOPS = {entry.id: entry for entry in (
 )}  # fmt: skip
 
 PREPARATIONS = {entry.id: entry for entry in (
-    _stage("data.corpus", "data.prepare_corpus", "CorpusConfig", "prepare_corpus", "data", "source text -> shards of token ids for pretraining"),
-    _stage("data.sft", "tasks.coding.prepare", "SftConfig", "prepare_sft", "data", "code questions and plain chat -> conversations"),
-    _stage("data.calls", "tasks.toolbox.prepare", "CallsConfig", "prepare_calls", "data", "function calls -> conversations, problems and behaviour probes"),
-    _stage("data.apps", "tasks.apps.prepare", "AppsConfig", "prepare_apps", "data", "pocket apps -> experts' episodes and problems of several turns"),
-    _stage("data.code", "tasks.coding.prepare", "CodeConfig", "prepare_code", "data", "public sets of instructions and programs -> conversations, filtered"),
-    _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "data", "word problems of our own, or GSM8K -> worked solutions and problems"),
-    _stage("data.micro", "tasks.micro", "MicroConfig", "prepare_micro", "data", "small code problems of our own -> worked solutions and problems with tests"),
-    _stage("data.repair", "tasks.repair.prepare", "RepairConfig", "prepare_repair", "data", "small repositories with a bug -> expert repairs and problems"),
-    _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "data", "successful episodes of AppWorld -> conversations"),
+    _stage("data.corpus", "data.prepare_corpus", "CorpusConfig", "prepare_corpus", "source text -> shards of token ids for pretraining"),
+    _stage("data.sft", "tasks.coding.prepare", "SftConfig", "prepare_sft", "code questions and plain chat -> conversations"),
+    _stage("data.calls", "tasks.toolbox.prepare", "CallsConfig", "prepare_calls", "function calls -> conversations, problems and behaviour probes"),
+    _stage("data.apps", "tasks.apps.prepare", "AppsConfig", "prepare_apps", "pocket apps -> experts' episodes and problems of several turns"),
+    _stage("data.code", "tasks.coding.prepare", "CodeConfig", "prepare_code", "public sets of instructions and programs -> conversations, filtered"),
+    _stage("data.reasoning", "tasks.reasoning.prepare", "ReasoningConfig", "prepare_reasoning", "word problems of our own, or GSM8K -> worked solutions and problems"),
+    _stage("data.micro", "tasks.micro", "MicroConfig", "prepare_micro", "small code problems of our own -> worked solutions and problems with tests"),
+    _stage("data.repair", "tasks.repair.prepare", "RepairConfig", "prepare_repair", "small repositories with a bug -> expert repairs and problems"),
+    _stage("data.appworld", "tasks.appworld.prepare", "AppWorldDataConfig", "prepare_appworld", "successful episodes of AppWorld -> conversations"),
 )}  # fmt: skip
 
 STAGES = {entry.id: entry for entry in (
-    _stage("diagnose", "evaluation.diagnose", "DiagnoseConfig", "diagnose", "diagnose", "measure before RL whether rewards give a gradient"),
-    _stage("evaluate", "evaluation.evaluate", "EvaluateConfig", "run_evaluation", "evaluate", "pass@k of a checkpoint on a task, with intervals"),
-    _stage("passk", "evaluation.code_pass_rates", "PasskConfig", "run_passk", "passk", "how often code problems are solved, and whether RL would stall"),
-    _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "filter", "keep the training problems that are solved sometimes but not always"),
-    _stage("natural", "evaluation.natural", "NaturalConfig", "run_natural", "natural", "fixed prompts as people type them: calls, abstention, code, chat"),
-    _stage("notebooks", "reports.notebooks", "CopiesConfig", "run_copies", "notebooks", "execute copies of the walk-throughs on fresh runs"),
-    _stage("report", "reports.build", "ReportConfig", "write", "report", "execute a report over finished runs"),
+    _stage("diagnose", "evaluation.diagnose", "DiagnoseConfig", "diagnose", "measure before RL whether rewards give a gradient"),
+    _stage("evaluate", "evaluation.evaluate", "EvaluateConfig", "run_evaluation", "pass@k of a checkpoint on a task, with intervals"),
+    _stage("passk", "evaluation.code_pass_rates", "PasskConfig", "run_passk", "how often code problems are solved, and whether RL would stall"),
+    _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "keep the training problems that are solved sometimes but not always"),
+    _stage("natural", "evaluation.natural", "NaturalConfig", "run_natural", "fixed prompts as people type them: calls, abstention, code, chat"),
+    _stage("notebooks", "reports.notebooks", "CopiesConfig", "run_copies", "execute copies of the walk-throughs on fresh runs"),
+    _stage("report", "reports.build", "ReportConfig", "write", "execute a report over finished runs"),
 )}  # fmt: skip
 
 ENTRIES = LOOPS | PREPARATIONS | STAGES

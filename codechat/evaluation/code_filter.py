@@ -40,7 +40,7 @@ class FilterConfig:
     window: tuple[float, ...] = opt((0.05, 0.95), "smallest and largest pass rate to keep")
     min_tiered: float = opt(0.1, "smallest mean tiered reward to keep, if the window leaves nothing", least=0, most=1)
     out: str = opt(config.REQUIRED, "directory to write TASK.SPLIT.jsonl to")
-    allow_empty: bool = opt(False, "if nothing is left, write a directory without training problems", late=True)
+    allow_empty: bool = opt(False, "if nothing is left, write a directory without training problems")
 
     def __post_init__(self) -> None:
         if len(self.window) != 2 or not 0 <= self.window[0] <= self.window[1] <= 1:

@@ -54,8 +54,8 @@ class PasskConfig(SamplingSettings):
     max_new_tokens: int = default(128)
     device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows", least=1)
     skip_failing_references: bool = skipping()
-    gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate", late=True)
-    gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate", late=True)
+    gate_parseable: float = opt(0.0, "share of completions that must be Python before RL; 0 = no gate")
+    gate_pass_at_k: float = opt(0.0, "pass@k that must be reached before RL; 0 = no gate")
     contamination: bool = opt(True, "search what the checkpoint was trained on for the problems", identity=False)
 
     def __post_init__(self) -> None:

@@ -266,15 +266,14 @@ class EvaluateConfig(SamplingSettings):
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
     temperature: float = opt(1.0, "sampling temperature; 0 = greedy, with n = 1", least=0)
     temperatures: tuple[float, ...] = opt(
-        (), "further temperatures, each with a row of its own; 0 = greedy, one completion a problem", late=True
+        (), "further temperatures, each with a row of its own; 0 = greedy, one completion a problem"
     )
     forced_call: bool = opt(
-        False, "a further row with the call tag given: what is left of a gain beyond calling more often", late=True
+        False, "a further row with the call tag given: what is left of a gain beyond calling more often"
     )
     constrain: bool = opt(
         False,
         "a further row in which calls are held to the schemas of the functions offered, by token masks",
-        late=True,
     )
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
@@ -282,7 +281,7 @@ class EvaluateConfig(SamplingSettings):
     skip_failing_references: bool = skipping()
     probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
     heldout_examples: int = opt(
-        0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", late=True, least=0
+        0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", least=0
     )
     device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows", least=1)
 

@@ -340,9 +340,7 @@ class NaturalConfig(config.Settings):
     temperature: float = opt(0.0, "sampling temperature; 0 = greedy", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(240, "longest answer, tokens", least=1)
-    constrain: bool = opt(
-        False, "hold calls to the schemas of the offered functions, as `codechat tools` does", late=True
-    )
+    constrain: bool = opt(False, "hold calls to the schemas of the offered functions, as `codechat tools` does")
     seed: int = opt(0, "seed of the sampling")
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the requests before printing scores", identity=False

@@ -11,7 +11,7 @@ from codechat.tasks import name_of
 
 def skipping() -> bool:
     """The field skip_failing_references of the commands that evaluate."""
-    return opt(False, "leave out, by name, problems whose own reference solution fails, instead of stopping", late=True)
+    return opt(False, "leave out, by name, problems whose own reference solution fails, instead of stopping")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,6 @@ class SamplingSettings(Settings):
     tags: Literal["raw"] | None = opt(
         None,
         "raw = prompts as plain text without turns, for base models; none = as the checkpoint was trained",
-        late=True,
     )
 
     def __post_init__(self) -> None:

@@ -100,7 +100,7 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
     eval_tokens: int = opt(16_384, "held-out symbols per validation", least=1)
     samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
     save_every: int = default(200)
-    keep_every: int = default(0, late=True)
+    keep_every: int = default(0)
     log_every: int = opt(10, "steps between logged metrics", least=1)
 
     def __post_init__(self) -> None:

@@ -53,32 +53,26 @@ class GPTConfig:
         "mha",
         "multi-head attention, or DeepSeek-V2's latent attention, whose cache holds a latent vector and a "
         "rotary key per token",
-        late=True,
     )
     kv_rank: int | None = opt(
-        None, "mla: width of the latent that keys and values are made of; none = 4 heads' width", late=True, least=0
+        None, "mla: width of the latent that keys and values are made of; none = 4 heads' width", least=0
     )
-    q_rank: int | None = opt(
-        None, "mla: width that queries are compressed to; none = not compressed", late=True, least=0
-    )
+    q_rank: int | None = opt(None, "mla: width that queries are compressed to; none = not compressed", least=0)
     rope_head_width: int | None = opt(
         None,
         "mla: rotated width that each head's query and the one shared key have beside; none = half a head",
-        late=True,
         least=0,
     )
-    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", late=True, least=0)
-    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", late=True, least=0)
+    head_width: int | None = opt(None, "width of one head; none = n_embd / n_head", least=0)
+    rows: int | None = opt(None, "embedding rows; none = tokens and tags up to a multiple of 64", least=0)
     pos: Literal["rope", "learned"] = opt("rope", "positions: rotary, or a learned table as in GPT-2")
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", least=0)
-    rope_factor: float = opt(
-        1.0, "Llama 3.1: how often longer than rope_block the context became; 1 = no scaling", late=True
-    )
+    rope_factor: float = opt(1.0, "Llama 3.1: how often longer than rope_block the context became; 1 = no scaling")
     rope_low: float = opt(
-        1.0, "Llama 3.1: waves that turn at most this often within rope_block are slowed by rope_factor", late=True
+        1.0, "Llama 3.1: waves that turn at most this often within rope_block are slowed by rope_factor"
     )
-    rope_high: float = opt(4.0, "Llama 3.1: waves that turn at least this often stay as they are", late=True)
-    rope_block: int = opt(8192, "Llama 3.1: context before it was lengthened, tokens", late=True)
+    rope_high: float = opt(4.0, "Llama 3.1: waves that turn at least this often stay as they are")
+    rope_block: int = opt(8192, "Llama 3.1: context before it was lengthened, tokens")
     qk_norm: bool = opt(False, "RMSNorm on each head's query and key (Qwen3)")
     qkv_bias: bool = opt(False, "bias on query, key and value (Qwen2)")
     tied: bool = opt(True, "share the embedding with the output head")
@@ -90,15 +84,11 @@ class GPTConfig:
     checkpoint_keep_products: bool = opt(
         False,
         "of recomputed blocks, keep what matrix products and attention returned: memory and compute between the two",
-        late=True,
     )
-    bf16_residual: bool = opt(
-        False, "where products are bfloat16, the sum that blocks add to is too: half its memory", late=True
-    )
+    bf16_residual: bool = opt(False, "where products are bfloat16, the sum that blocks add to is too: half its memory")
     attention_products: bool = opt(
         False,
         "on a CPU in bfloat16, attention as matrix products, twice as fast as the fused kernel; keeps its weights for the backward pass",
-        late=True,
     )
 
     def __post_init__(self) -> None:

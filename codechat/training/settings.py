@@ -60,23 +60,20 @@ class RolloutSettings(Settings):
     group_size: int = opt(16, "completions per problem", least=1)
     max_steps: int = opt(50, "batches of rollouts", least=1)
     temperature: float = opt(1.0, "sampling temperature; the trainer uses the same")
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", late=True, least=1)
+    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     grad_accum: int = opt(
         1,
         "batches of device_batch_size problems per step, sampled one after another; their gradients add up",
-        late=True,
         least=1,
     )
     strata: bool = opt(
         False,
         "every step has the strata of the task's training problems in their shares; needs a task with strata",
-        late=True,
     )
     solved_share: float = opt(
         1.0,
         "how often a kind of problem is drawn whose last group was all correct; else another, of its stratum if it can be; 1 = always",
-        late=True,
         least=0,
         most=1,
     )
@@ -124,7 +121,7 @@ class MinibatchSettings(Settings):
 class EngineSettings(Settings):
     max_off_policy, importance_cap, sample_ahead = 0, 0.0, False  # no settings here: the newest weights sample
     engine: engine_settings.Kind = opt(
-        "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server", late=True
+        "local", "who samples: local = this process, http = `codechat serve`, vllm = vLLM's server"
     )
     engine_url: str = opt("http://127.0.0.1:8000", "server of --engine http and vllm", identity=False)
     engine_dir: Path | None = opt(
@@ -152,18 +149,15 @@ class RolloutEngineSettings(EngineSettings):
     max_off_policy: int = opt(
         0,
         "steps by which its weights may be older than the policy; 0 = they are pushed before every step",
-        late=True,
         least=0,
     )
     sample_ahead: bool = opt(
         False,
         "the server samples the next batch while this process learns from the last one; needs --max-off-policy 1 or more",
-        late=True,
     )
     importance_cap: float = opt(
         0.0,
         "largest importance weight of a token, trainer's over sampler's probability; 0 = no weights",
-        late=True,
         least=0,
     )
 
@@ -174,9 +168,9 @@ class RolloutEngineSettings(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class LoRASettings(Settings):
-    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", late=True, least=0)
-    lora_alpha: float = opt(LORA_ALPHA, "their scale is alpha / rank", late=True)
-    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices that get one: {' '.join(LORA_TARGETS)}", late=True)
+    lora_rank: int = opt(0, "rank of low-rank updates of frozen weights; 0 = train all weights", least=0)
+    lora_alpha: float = opt(LORA_ALPHA, "their scale is alpha / rank")
+    lora_targets: tuple[str, ...] = opt(LORA_CHOSEN, f"matrices that get one: {' '.join(LORA_TARGETS)}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,7 +211,7 @@ class EvaluationSettings(Settings):
     eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last", least=0)
     eval_examples: int = opt(128, "validation problems per evaluation", least=1)
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
-    probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", late=True, least=0)
+    probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +261,7 @@ class SupervisedSettings(LearningSettings):
     eval_every: int = opt(100, "steps between evaluations; 0 = only the last", least=0)
     save_every: int = default(200)
     log_every: int = opt(10, "steps between logged metrics", least=1)
-    fp8: bool = opt(False, "multiply block matrices in float8, on a GPU that has it, by torchao", late=True)
+    fp8: bool = opt(False, "multiply block matrices in float8, on a GPU that has it, by torchao")
 
     def __post_init__(self) -> None:
         super().__post_init__()

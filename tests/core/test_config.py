@@ -287,31 +287,10 @@ def test_what_a_configuration_changes_is_compared_with_its_own_defaults() -> Non
     assert from_dict(Inner, {name: here for name, (_, here) in changed(cfg).items()}) == cfg
 
 
-def test_a_setting_that_came_later_leaves_older_hashes_alone() -> None:
-    lr = opt(1, "rate")
-    before = declared(lr=lr)
-    after, other = (declared(lr=lr, window=opt(8, "tokens", late=late)) for late in (True, False))
-    assert config_hash(after()) == config_hash(before()) != config_hash(other())
-    assert config_hash(after(window=9)) != config_hash(after())
-
-
 def declared(name: str = "Declared", bases: tuple[type, ...] = (), **fields: object) -> type:
     """A configuration of ints with these defaults."""
     space = {"__annotations__": dict.fromkeys(fields, int), **fields}
     return dataclass(frozen=True, kw_only=True)(type(name, bases, space))
-
-
-def test_a_renamed_field_keeps_its_hash_and_its_old_spelling() -> None:
-    before, after = declared(lr=opt(1, "rate")), declared(peak_lr=opt(1, "rate", hashed_as="lr"))
-    assert config_hash(after(peak_lr=2)) == config_hash(before(lr=2)) != config_hash(after())
-    outer_before, outer_after = (declared("Outer", inner=opt(c, "")) for c in (before(), after()))
-    assert identity(outer_after()) == identity(outer_before()) == {"inner": {"lr": 1}}
-    assert from_dict(after, {"lr": 3}) == parse(after, ["--lr", "3"]) == after(peak_lr=3)
-    assert to_dict(after()) == {"peak_lr": 1}
-    with pytest.raises(ConfigError, match="peak_lr"):
-        from_dict(after, {"lr": 3, "peak_lr": 3})
-    with pytest.raises(TypeError, match="'lr'"):
-        config_hash(declared(peak_lr=opt(1, "", hashed_as="lr"), lr=opt(1, ""))())
 
 
 def test_an_alias_of_several_fields_means_the_first_that_a_class_has() -> None:
@@ -331,7 +310,7 @@ class RunSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(Settings):
     lr: float = opt(1e-3, "peak learning rate")
-    warmup_steps: int = opt(10, "steps up to the peak", late=True)
+    warmup_steps: int = opt(10, "steps up to the peak")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -378,16 +357,6 @@ def test_settings_groups_are_inherited_and_listed_in_order() -> None:
     assert (Further().lr, describe(Further)[2].help) == (1e-4, "peak learning rate")
 
 
-def test_validation_is_another_name_of_the_split_select() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Splits:
-        split: tuple[Literal["select", "test"], ...] = opt(("test",), "splits")
-
-    assert parse(Splits, ["--split", "validation", "test"]).split == ("select", "test")
-    with pytest.raises(ConfigError):
-        parse(Splits, ["--split", "valid"])
-
-
 def test_help_names_the_group_that_declares_a_setting() -> None:
     lines = format_help(Grouped).splitlines()
     headings = {line for line in lines if line.endswith(":") and not line.startswith(" ")}
@@ -397,14 +366,8 @@ def test_help_names_the_group_that_declares_a_setting() -> None:
 
 
 def test_a_new_default_keeps_what_decides_the_hash() -> None:
-    assert set(identity(Grouped())) == {"lr", "warmup_steps", "ks"}, "seed is left out here, warmup_steps is not late"
-    assert set(identity(OptimizerSettings())) == {"lr"} and set(identity(RunSettings())) == {"seed"}
-
-    class Late(OptimizerSettings):
-        lr: float = default(0.1, late=True)
-
-    late = dataclass(frozen=True, kw_only=True)(Late)
-    assert identity(late()) == {} and identity(late(lr=0.2)) == {"lr": 0.2}
+    assert set(identity(Grouped())) == {"lr", "warmup_steps", "ks"}, "seed is left out here"
+    assert set(identity(OptimizerSettings())) == {"lr", "warmup_steps"} and set(identity(RunSettings())) == {"seed"}
 
 
 def test_every_group_checks_its_own_fields() -> None:

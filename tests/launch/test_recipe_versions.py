@@ -317,7 +317,7 @@ def note(cfg: Seen) -> None:
 def test_a_stage_runs_with_its_defects_on_and_the_others_without(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = registry.Entry("seen", __name__, "Seen", "note", "seen", "seen", "a stage of this test")
+    seen = registry.Entry("seen", __name__, "Seen", "note", "seen", "a stage of this test")
     monkeypatch.setitem(registry.ENTRIES, "seen", seen)
     stages = (
         Stage(name="a", about="not reached", kind="seen", seeded=True),

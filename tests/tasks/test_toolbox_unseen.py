@@ -10,13 +10,11 @@ from statistics import mean
 
 import pytest
 
-from codechat.core import config
 from codechat.core.errors import ConfigError
 from codechat.tasks import toolbox
 from codechat.tasks.base import SPLITS, row_of
 from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox import TOOLS, everyday, execute, family, generated
-from codechat.tasks.toolbox.prepare import CallsConfig
 from codechat.tasks.toolbox.tool import ToolError, check
 from codechat.tasks.toolbox.unseen import DOMAINS
 from codechat.tasks.toolbox.values import COMMON
@@ -60,13 +58,6 @@ def test_the_second_edition_trains_on_all_tools_of_the_first():
     assert all(t.held_out for t in UNSEEN)
     with pytest.raises(ConfigError, match="edition 3"):
         toolbox.problems("train", 1, edition=3)
-
-
-def test_an_edition_is_a_late_setting():
-    assert config.config_hash(CallsConfig()) == "2b32cdf30da3"
-    assert "edition" not in config.identity(CallsConfig()) and config.identity(CallsConfig(edition=2))["edition"] == 2
-    with pytest.raises(ConfigError, match="edition"):
-        CallsConfig(edition=0)
 
 
 def test_there_are_many_tools_of_many_domains_and_all_levels():

@@ -124,7 +124,7 @@ def bind(
             settings["task"] = defects.PUBLISHED[settings["task"]]
         cfg = config.from_dict(entry.config_class, settings | ({"seed": seed} if stage.seeded else {}),
                                where=f"recipe {recipe}, stage {stage.name}")  # fmt: skip
-        what = [entry.ledger, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])]
+        what = [entry.id, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])]
         bound[stage.name] = Bound(
             stage,
             stage.name + suffix + tail,

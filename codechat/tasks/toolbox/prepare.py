@@ -46,10 +46,9 @@ class CallsConfig:
     lookups: int = opt(
         0,
         "lookup drills of each step (domains lookup_words, lookup_calls, lookup_phrases, lookup_loose)",
-        late=True,
         least=0,
     )
-    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves", late=True)
+    lookups_missing: float = opt(0.0, "share of the lookup drills' requests that no line serves")
     problems: int = opt(4000, "training problems of the toolbox", least=0)
     no_call_share: float = opt(
         0.25, "share of the training problems in which no call is correct; 0.4 of these ask for code"
@@ -58,7 +57,7 @@ class CallsConfig:
     multi_turn_share: float = opt(0.25, "share of the toolbox conversations that continue after the call")
     negatives_share: float = opt(0.15, "share of the toolbox conversations in which no call is correct")
     levels: tuple[int, ...] = opt(toolbox.LEVELS, "levels of the tools; repeat one to sample it more often")
-    edition: int = opt(1, "edition of the toolbox: which tools there are, and which of them are held out", late=True)
+    edition: int = opt(1, "edition of the toolbox: which tools there are, and which of them are held out")
     tools_style: str = opt(
         "compact",
         "how a system prompt lists tools: compact, described (the name after its description, and an entry for nothing), or json (of a file)",
@@ -68,12 +67,9 @@ class CallsConfig:
     reading: reading.Mix | None = opt(
         None,
         "shares of conversations that only reading the tools solves; none = each tool under its one name",
-        late=True,
     )
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
-    columns: tuple[str, ...] = opt(
-        (), "OURS=THEIRS where a file names its columns otherwise, such as question=query", late=True
-    )
+    columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
     preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:

@@ -69,28 +69,25 @@ class Mix:
     renamed: float = opt(0.0, "share of conversations whose tools and arguments have other names")
     composed: float = opt(0.0, "share of requests for composed tools")
     invented: float = opt(0.0, "share of requests for invented tools")
-    renamed_tools: float = opt(0.7, "share of the tools of a renamed conversation that have another name", late=True)
-    renamed_arguments: float = opt(0.35, "share of its arguments that have another name", late=True)
-    unserved: float = opt(0.5, "share of the series with a request that none of its tools serves", late=True)
-    informal: float = opt(0.0, "share of the requests that are put as people chat", late=True)
-    services: float = opt(0.0, "share of requests for services of everyday life", late=True)
+    renamed_tools: float = opt(0.7, "share of the tools of a renamed conversation that have another name")
+    renamed_arguments: float = opt(0.35, "share of its arguments that have another name")
+    unserved: float = opt(0.5, "share of the series with a request that none of its tools serves")
+    informal: float = opt(0.0, "share of the requests that are put as people chat")
+    services: float = opt(0.0, "share of requests for services of everyday life")
     wordings: float = opt(
         0.0,
         "share of requests for the catalogue's tools in further wordings, and of small talk in that of small_talk.json",
-        late=True,
     )
     rare_words: float = opt(
-        0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200", late=True
+        0.0, "share of the words in names, invented tools and drills that are one of a thousand, not of 200"
     )
     varied_values: float = opt(
         0.0,
         "share of the words and names in requests and copying drills that are real, compounds or letters in any order, not invented by a grammar",
-        late=True,
     )
     plain_answers: float = opt(
         0.0,
         "share of the answers after calls of renamed or invented tools that only state the result; half of it after other calls",
-        late=True,
     )
 
     def __post_init__(self) -> None:
