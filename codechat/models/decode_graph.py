@@ -247,14 +247,14 @@ class Decoder:
 
     def _open_layers(self, prefix: KVCache, tails: SharedCache | None, B: int) -> None:
         """Buffers of own keys and values for each block. A latent's keys hold its values."""
-        depth, _, K, _, W = prefix.k.shape
+        depth, n, _, K, _, W = prefix.kv.shape
         self.layers, self.buffers = [], []
-        for n in range(depth):
-            own: list[Tensor | None] = [prefix.k.new_zeros(B, K, self.room, W) for _ in prefix.stored]
+        for layer in range(depth):
+            own: list[Tensor | None] = [prefix.kv.new_zeros(B, K, self.room, W) for _ in range(n)]
             for i, buffer in enumerate(own):
                 if tails:
-                    buffer[: self.count, :, : self.extent] = tails.own[n, i, :, :, : self.extent]
-            prompt: list[Tensor | None] = [getattr(prefix, name)[n, :, :, : prefix.extent] for name in prefix.stored]
+                    buffer[: self.count, :, : self.extent] = tails.kv[layer, i, :, :, : self.extent]
+            prompt: list[Tensor | None] = [prefix.kv[layer, i, :, :, : prefix.extent] for i in range(n)]
             k, v, prompt_k, prompt_v = *(own + [None])[:2], *(prompt + [None])[:2]
             self.buffers.append((k, v))
             self.layers.append(Layer(prompt_k, prompt_v, k, v))

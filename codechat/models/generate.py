@@ -4,9 +4,8 @@
 share its cache; finished rows leave the batch.
 
 A row's tokens do not depend on the other rows, their order, or the batch size (in float32 up to the rounding of matrix products of other shapes):
-`draws`. On a GPU a batch takes what memory is free (`sampling_memory`) and runs as one graph (`decode_graph`).
-
-Sampling runs in the caller's autocast and leaves the model in its mode. Left out: beam search, repetition penalties, speculative decoding.
+`draws`. On a GPU a batch takes what memory is free (`sampling_memory`) and runs as one graph (`decode_graph`). Sampling runs in the caller's
+autocast and leaves the model in its mode.
 
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
@@ -14,7 +13,7 @@ Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -28,7 +27,7 @@ from codechat.models import decode_graph, decoding, lora, packed_attention, samp
 from codechat.models.draws import Truncation, draw, row_key, uniform
 from codechat.models.gpt import GPT
 from codechat.models.grammar_masks import apply_grammars, stopped_by, take_allowed
-from codechat.models.kv_cache import KVCache, SharedCache, new_cache
+from codechat.models.kv_cache import KVCache, SharedCache
 
 if TYPE_CHECKING:
     from codechat.text.call_grammar import CallGrammar, GrammarState
@@ -40,6 +39,7 @@ COMPACT_BELOW = 0.75  # share of unfinished rows under which copying the cache c
 StopReason = Literal["stop", "length", "context", "turns"]
 CUT_OFF: tuple[StopReason, ...] = ("length", "context")
 OnOverflow = Literal["raise", "stop"]
+Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a stop sequence ended it
 
 
 @dataclass(frozen=True)
@@ -100,42 +100,44 @@ def sample(
     grammars: one per prompt, which its completions follow, or none. Log-probabilities are then of the masked distribution.
     progress: called with the number of rows after each batch.
 
-    Raises ConfigError: an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
+    ConfigError for an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
     how, stops = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), _stop_sequences(stop)
     budgets = [_budget(model, i, prompt, max_new_tokens, on_overflow) for i, prompt in enumerate(prompts)]
-    _at_least_1(samples_per_prompt=samples_per_prompt, batch_size=1 if batch_size is None else batch_size)
-    if keys is not None and len(keys) != len(prompts):
-        raise ConfigError(f"{len(keys)} keys for {len(prompts)} prompts; required is one key per prompt")
-    if prefix_tokens is not None and (
-        len(prefix_tokens) != len(prompts) or not all(0 < n < len(p) for n, p in zip(prefix_tokens, prompts))
-    ):
-        got = f"prefix_tokens {list(prefix_tokens)[:8]}"
-        raise ConfigError(f"{got}; required is one per prompt, at least 1 and less than the prompt's length")
-    if grammars is not None and len(grammars) != len(prompts):
-        raise ConfigError(f"{len(grammars)} grammars for {len(prompts)} prompts; required is one per prompt, or none")
-    if not prompts:
-        return []
-    names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
-    row_keys = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
-    of = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]  # prompt of each row
+    for name, values in dict(keys=keys, prefix_tokens=prefix_tokens, grammars=grammars).items():
+        if values is not None and len(values) != len(prompts):
+            raise ConfigError(f"{len(values)} {name} for {len(prompts)} prompts; required is one per prompt, or none")
+    if min(samples_per_prompt, 1 if batch_size is None else batch_size) < 1:
+        raise ConfigError(f"samples_per_prompt {samples_per_prompt}, batch_size {batch_size}; required is at least 1")
     cuts = [len(p) for p in prompts] if prefix_tokens is None else list(prefix_tokens)
-    # similar lengths together need little padding
-    order = sorted(range(len(row_keys)), key=lambda r: (cuts[of[r]], len(prompts[of[r]]), r))
-    if not max(budgets):
+    if prefix_tokens is not None and not all(0 < n < len(p) for n, p in zip(cuts, prompts)):
+        raise ConfigError(f"prefix_tokens {cuts[:8]}; required is at least 1 and less than each prompt's length")
+    names, seed = range(len(prompts)) if keys is None else keys, _fresh_seed() if seed is None else seed
+    of_prompt = [i for i in range(len(prompts)) for _ in range(samples_per_prompt)]
+    row_keys = [row_key(seed, name, s) for name in names for s in range(samples_per_prompt)]
+    if not prompts or not max(budgets):
         return [Completion([], [], "context") for _ in row_keys]
+    # similar lengths together need little padding
+    order = sorted(range(len(row_keys)), key=lambda r: (cuts[of_prompt[r]], len(prompts[of_prompt[r]]), r))
     width = batch_size or _rows_in_memory(model, prompts, max(budgets), samples_per_prompt)
     done: dict[int, Completion] = {}
     with reading(model, graph if grammars is None else False, len(row_keys) * max(budgets)) as reader:
-        past: _Prefix | None = None
         for start in range(0, len(order), width):
             rows = order[start : start + width]
-            at = [of[r] for r in rows]
+            at = [of_prompt[r] for r in rows]
             texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
-            held = None if grammars is None else [grammar and grammar.begin() for grammar in (grammars[i] for i in at)]
-            batch = _Batch(texts, starts, most, [row_keys[r] for r in rows], held)
-            after = {tuple(prompts[of[r]][: cuts[of[r]]]) for r in order[start + width : start + 2 * width]}
-            found, past = _complete(reader, batch, how, stops, max_new_tokens, past, after)
-            done.update(zip(rows, found))
+            states = (
+                None if grammars is None else [grammar and grammar.begin() for grammar in (grammars[i] for i in at)]
+            )
+            batch = _Batch(texts, starts, most, [row_keys[r] for r in rows], states)
+            if not max(most):
+                ended = [([], [], False)] * len(rows)
+            elif reader.graph:
+                ended = _decoder(reader, batch, how, stops).run()
+            else:
+                ended = _run(reader, batch, how, stops)
+            for r, (ids, lp, hit) in zip(rows, ended):
+                reason = "stop" if hit else "length" if len(ids) == max_new_tokens else "context"
+                done[r] = Completion(ids, lp, reason)
             if progress:
                 progress(len(rows))
     return [done[r] for r in range(len(row_keys))]
@@ -166,7 +168,7 @@ def stream(
         return
     batch = _Batch([prompt], [len(prompt)], [budget], row_keys, None if grammar is None else [grammar.begin()])
     with reading(model, False, budget) as reader:
-        cache, last, _ = _prefill(reader.model, batch, budget)
+        cache, last = _prefill(reader.model, batch, budget)
         for step in _steps(reader, cache, last, batch, how, stops):
             yield int(step.ids), float(step.logprobs)
 
@@ -225,69 +227,21 @@ def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Ite
     yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static(device, graph), compiled)
 
 
-@dataclass(frozen=True)
-class _Prefix:
-    """Beginnings that have been run: their keys and values, and last states (P, D)."""
-
-    names: list[tuple[int, ...]]
-    cache: KVCache
-    last: Tensor
-
-    def of(self, names: Collection[tuple[int, ...]]) -> _Prefix | None:
-        """Those of `names` that are here, as a copy."""
-        at = [i for i, name in enumerate(self.names) if name in names]
-        rows = torch.tensor(at, dtype=torch.long, device=self.last.device)
-        return _Prefix([self.names[i] for i in at], self.cache.select(rows), self.last[rows]) if at else None
-
-
-def _complete(
-    reader: Reader,
-    batch: _Batch,
-    how: Truncation,
-    stops: list[list[int]],
-    max_new_tokens: int,
-    past: _Prefix | None,
-    after: Collection[tuple[int, ...]],
-) -> tuple[list[Completion], _Prefix | None]:
-    """Decode one batch to its end. past: beginnings that the batch before has run; returned: those that the next one continues (`after`)."""
-    if not max(batch.budgets):
-        return [Completion([], [], "context")] * len(batch.budgets), None
-    if reader.graph:
-        made, past = _decoder(reader, batch, how, stops, past, after)
-        found = made.run()
-    else:
-        cache, last, past = _prefill(reader.model, batch, max(batch.budgets), past, after)
-        found = _run(reader, batch, cache, last, how, stops)
-    return [
-        Completion(ids, lp, "stop" if hit else "length" if len(ids) == max_new_tokens else "context")
-        for ids, lp, hit in found
-    ], past
-
-
-def _decoder(
-    reader: Reader,
-    batch: _Batch,
-    how: Truncation,
-    stops: list[list[int]],
-    past: _Prefix | None = None,
-    after: Collection[tuple[int, ...]] = (),
-) -> tuple[decode_graph.Decoder, _Prefix | None]:
-    """The batch behind its prefill, and the beginnings of `after`."""
-    prefix, owner, behind = _beginnings(reader.model, batch, past)
-    last, tails = prefix.last[owner], None
+def _decoder(reader: Reader, batch: _Batch, how: Truncation, stops: list[list[int]]) -> decode_graph.Decoder:
+    """The batch behind its prefill, with static shapes."""
+    prefix, owner, behind, last = _run_beginnings(reader.model, batch)
+    tails = None
     if any(behind):
-        tails, last = _run_behind(reader.model, prefix, owner, behind, 0)
-    made = decode_graph.Decoder(
-        reader.model, reader.head, prefix.cache, owner, last, tails=tails,
+        tails, last = _run_behind(reader.model, prefix, owner, behind, last, 0)
+    return decode_graph.Decoder(
+        reader.model, reader.head, prefix, owner, last, tails=tails,
         budgets=batch.budgets, keys=batch.row_keys, stops=stops, how=how, compiled=reader.compiled,
     )  # fmt: skip
-    return made, prefix.of(after)
 
 
-def _run(
-    reader: Reader, batch: _Batch, cache: KVCache | SharedCache, last: Tensor, how: Truncation, stops: list[list[int]]
-) -> list[tuple[list[int], list[float], bool]]:
-    """(ids, log-probabilities, whether a stop sequence ended it) of each row, by `_steps`."""
+def _run(reader: Reader, batch: _Batch, how: Truncation, stops: list[list[int]]) -> list[Ended]:
+    """Decode one batch to its end."""
+    cache, last = _prefill(reader.model, batch, max(batch.budgets))
     device, B, T = last.device, len(batch.prompts), max(batch.budgets)
     ids = torch.zeros(B, T, dtype=torch.long, device=device)
     logprobs = torch.zeros(B, T, device=device)
@@ -348,77 +302,57 @@ def _steps(
         hidden = model.hidden(ids[:, None], cache=cache)[:, 0]
 
 
-def _prefill(
-    model: GPT, batch: _Batch, room: int, past: _Prefix | None = None, after: Collection[tuple[int, ...]] = ()
-) -> tuple[KVCache | SharedCache, Tensor, _Prefix | None]:
-    """Run each distinct beginning once, then the rest of each prompt. Returns the cache of all rows, their last states (B, D), and the beginnings
-    of `after`. past: beginnings that were run before."""
-    prefix, owner, behind = _beginnings(model, batch, past, room)
-    kept = prefix.of(after)
-    if len(prefix.names) == len(batch.prompts) and not any(behind) and prefix.cache.room >= room:
-        return prefix.cache, prefix.last, kept
-    rows, last = _run_behind(model, prefix, owner, behind, room)
-    return rows, last, kept
-
-
-def _beginnings(
-    model: GPT, batch: _Batch, past: _Prefix | None, room: int = 0
-) -> tuple[_Prefix, Tensor, list[Sequence[int]]]:
-    """The distinct beginnings of a batch, those of `past` not run again; which of them each row continues (B,); and each prompt's rest.
-    room: of rows that share nothing, which are run whole."""
-    heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
-    known = past.of(heads) if past else None
-    alone = len(set(heads)) == len(heads) and known is None
-    if alone:
-        heads = [tuple(p) for p in batch.prompts]
-    names = list(dict.fromkeys([*(known.names if known else ()), *heads]))
-    fresh = names[len(known.names) if known else 0 :]
-    prefix = _run_beginnings(model, fresh, room if alone else 0) if fresh else None
-    if known is not None:
-        prefix = _Prefix(names, known.cache.join(prefix.cache), torch.cat((known.last, prefix.last))) if prefix else known  # fmt: skip
-    place = {name: i for i, name in enumerate(names)}
-    owner = torch.tensor([place[head] for head in heads], device=model.wte.weight.device)
-    return prefix, owner, [p[len(head) :] for p, head in zip(batch.prompts, heads)]
+def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCache, Tensor]:
+    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens, and last states (B, D)."""
+    prefix, owner, behind, last = _run_beginnings(model, batch, room)
+    if len(prefix.lengths) == len(batch.prompts) and not any(behind):
+        return prefix, last
+    return _run_behind(model, prefix, owner, behind, last, room)
 
 
 def _run_behind(
-    model: GPT, prefix: _Prefix, owner: Tensor, behind: list[Sequence[int]], room: int
+    model: GPT, prefix: KVCache, owner: Tensor, behind: list[Sequence[int]], last: Tensor, room: int
 ) -> tuple[SharedCache, Tensor]:
-    """Rows that continue their beginnings by the rest of their prompts, with room for more: their cache, and last states (B, D)."""
-    rows, last = prefix.cache.share(owner, max(map(len, behind)) + room), prefix.last[owner]
+    """Rows that continue their beginnings by the rest of their prompts."""
+    rows = prefix.share(owner, max(map(len, behind)) + room)
     if not any(behind):
         return rows, last
     ids, lengths = pad_right(behind, last.device)
     return rows, last_real(model.hidden(ids, cache=rows, n_new=lengths), lengths)
 
 
-def _run_beginnings(model: GPT, names: list[tuple[int, ...]], room: int) -> _Prefix:
-    """Keys, values and last states of these beginnings, with room for more tokens. A few at a time, each few no wider than its longest: neighbours
-    are of like length, so little is padding, and what a block passes on stays in a CPU's caches."""
+def _run_beginnings(model: GPT, batch: _Batch, room: int = 0) -> tuple[KVCache, Tensor, list[Sequence[int]], Tensor]:
+    """Run the distinct beginnings: their cache, which of them each row continues (B,), each prompt's rest, and the state before it (B, D).
+
+    Rows that share nothing are run whole, with room for more tokens. A few run at a time, no wider than their longest: neighbours are of like
+    length, so little is padding, and what a block passes on stays in a CPU's caches."""
+    heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
+    if alone := len(set(heads)) == len(heads):
+        heads = [tuple(p) for p in batch.prompts]
+    place = {head: i for i, head in enumerate(dict.fromkeys(heads))}
     device = model.wte.weight.device
-    ids, lengths = pad_right(names, device)
+    ids, lengths = pad_right(list(place), device)
     mixed = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if mixed else model.wte.weight.dtype
     P, S = ids.shape
-    cache = new_cache(model.cfg, P, S + room, device, dtype)
-    last = []
-    for start, stop in _few_tokens(
-        list(map(len, names)), CPU_PREFILL if device.type == "cpu" else sampling_memory.PREFILL_TOKENS
-    ):
-        n, width = lengths[start:stop], max(map(len, names[start:stop]))
-        last.append(last_real(model.hidden(ids[start:stop, :width], cache=cache.part(start, stop), n_new=n), n))
+    cache = KVCache(model.cfg, P, S + (room if alone else 0), device, dtype)
+    last, sizes = [], list(map(len, place))
+    for some in _few_tokens(sizes, CPU_PREFILL if device.type == "cpu" else sampling_memory.PREFILL_TOKENS):
+        n, width = lengths[some], max(sizes[some])
+        last.append(last_real(model.hidden(ids[some, :width], cache=cache.select(some), n_new=n), n))
     cache.advance(S, lengths)
-    return _Prefix(names, cache, torch.cat(last))
+    owner = torch.tensor([place[head] for head in heads], device=device)
+    return cache, owner, [p[len(head) :] for p, head in zip(batch.prompts, heads)], torch.cat(last)[owner]
 
 
-def _few_tokens(lengths: list[int], most: int) -> Iterator[tuple[int, int]]:
-    """(first, behind last) of neighbouring rows that, padded to the longest of them, hold at most so many tokens; at least one row."""
+def _few_tokens(lengths: list[int], most: int) -> Iterator[slice]:
+    """Neighbouring rows that, padded to the longest of them, hold at most so many tokens; at least one row each."""
     start = 0
     for i in range(1, len(lengths)):
         if (i + 1 - start) * max(lengths[start : i + 1]) > most:
-            yield start, i
+            yield slice(start, i)
             start = i
-    yield start, len(lengths)
+    yield slice(start, len(lengths))
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -447,26 +381,19 @@ def _fresh_seed() -> int:
 # ---------------------------------------------------------------- checks
 
 
-def _at_least_1(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ConfigError(f"{name} {value}; required is at least 1")
-
-
 def _budget(model: GPT, index: int, prompt: Sequence[int], max_new_tokens: int, on_overflow: OnOverflow) -> int:
     """Tokens that this prompt's completion may have."""
-    cfg = model.cfg
-    _at_least_1(max_new_tokens=max_new_tokens)
-    if not prompt:
-        raise ConfigError(f"prompt {index} is empty; required is at least one token, such as the end-of-text id")
+    cfg, room = model.cfg, model.cfg.block_size - len(prompt)
+    if max_new_tokens < 1 or not prompt:
+        raise ConfigError(
+            f"prompt {index} has {len(prompt)} tokens, max_new_tokens is {max_new_tokens}; required is 1 each"
+        )
     if not 0 <= min(prompt) <= max(prompt) < cfg.n_ids:
-        found = f"prompt {index} holds ids {min(prompt)}..{max(prompt)}"
-        raise ConfigError(f"{found}; the model has 0..{cfg.n_ids - 1}; encode it with the tokenizer of the checkpoint")
-    room = cfg.block_size - len(prompt)
+        got = f"prompt {index} holds ids {min(prompt)}..{max(prompt)}; the model has 0..{cfg.n_ids - 1}"
+        raise ConfigError(f"{got}; encode it with the tokenizer of the checkpoint")
     if room < 0 or (room < max_new_tokens and on_overflow == "raise"):
-        remedy = f"set max_new_tokens to {room} or less, or shorten" if room > 0 else "shorten"
-        found = f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}"
-        raise ConfigError(f"{found}; together they must fit the block_size {cfg.block_size}; {remedy} the prompt")
+        got = f"prompt {index} has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}"
+        raise ConfigError(f"{got}; together they must fit the block_size {cfg.block_size}; shorten one of them")
     return min(room, max_new_tokens)
 
 

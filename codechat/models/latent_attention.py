@@ -9,8 +9,6 @@ A rotation between W_kh and c would depend on the position, so rotated columns a
 q . W_kh c = (W_kh^T q) . c, queries are mapped to the latent's columns and the mixture of latents to values afterwards; no key or value of an
 earlier token is computed again (section 2.1.2). The first tokens of an empty cache are computed as in training.
 
-Left out: grouped heads, biases, norms of queries and keys, learned positions (GPTConfig rejects them); values of another width than a head.
-
 Shapes: B sequences, T tokens, H heads, E head width, R rotated width, C latent width, W = C + R.
 """
 
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 
 from codechat.models import packed_attention
 from codechat.models.config import GPTConfig
-from codechat.models.kv_cache import LatentCache, SharedLatentCache
+from codechat.models.kv_cache import KVCache, SharedCache
 from codechat.models.layers import RMSNorm, rotate
 
 
@@ -44,7 +42,7 @@ class LatentAttention(nn.Module):
         x: Tensor,
         rope: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cached: tuple[LatentCache | SharedLatentCache, int] | None,
+        cached: tuple[KVCache | SharedCache, int] | None,
     ) -> Tensor:
         cfg, (B, T, _) = self.cfg, x.shape
         E, R, C, H = cfg.head_dim, cfg.rope_width, cfg.latent_width, cfg.n_head
@@ -57,7 +55,7 @@ class LatentAttention(nn.Module):
             y = self._decode(cached, q, q_rotated, latent, k_rotated, mask)
         else:
             if cached is not None:
-                cached[0].store(cached[1], torch.cat((latent, k_rotated), dim=-1))
+                cached[0].store(cached[1], torch.cat((latent, k_rotated), dim=-1), latent)
             k, v = self.expand(latent[:, 0]).view(B, T, H, 2 * E).transpose(1, 2).split(E, dim=-1)
             q, k = torch.cat((q, q_rotated), dim=-1), torch.cat((k, k_rotated.expand(B, H, T, R)), dim=-1)
             y = packed_attention.attend(q, k, v, mask, causal=cfg.causal)
@@ -65,7 +63,7 @@ class LatentAttention(nn.Module):
 
     def _decode(
         self,
-        cached: tuple[LatentCache | SharedLatentCache, int],
+        cached: tuple[KVCache | SharedCache, int],
         q: Tensor,
         q_rotated: Tensor,
         latent: Tensor,

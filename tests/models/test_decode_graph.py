@@ -31,14 +31,11 @@ def assert_same(got: list[generate.Completion], want: list[generate.Completion])
 
 
 @pytest.mark.parametrize("options", EVERY, ids=str)
-@pytest.mark.parametrize(
-    "how",
-    [dict(), dict(top_k=7, top_p=0.9, temperature=0.7), dict(temperature=0.0), dict(stop=(), samples_per_prompt=1)],
-    ids=str,
-)
-def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any], how: dict[str, Any]) -> None:
-    model, how = random_model(**options), dict(max_new_tokens=40, seed=3, samples_per_prompt=5, stop=STOPS) | how
-    assert_same(sample(model, PROMPTS, graph=True, **how), sample(model, PROMPTS, **how))
+def test_static_shapes_draw_what_rows_draw_one_at_a_time(options: dict[str, Any]) -> None:
+    model, base = random_model(**options), dict(max_new_tokens=40, seed=3, samples_per_prompt=5, stop=STOPS)
+    warm = dict(top_k=7, top_p=0.9, temperature=0.7)
+    for how in (dict(), warm, dict(temperature=0.0), dict(stop=(), samples_per_prompt=1)):
+        assert_same(sample(model, PROMPTS, graph=True, **base | how), sample(model, PROMPTS, **base | how))
 
 
 def test_shared_beginnings_full_blocks_and_small_batches_draw_the_same() -> None:
@@ -54,18 +51,6 @@ def test_shared_beginnings_full_blocks_and_small_batches_draw_the_same() -> None
     assert_same(sample(model, prompts, **how), sample(model, prompts, **(how | dict(graph=False))))
 
 
-def test_low_precision_draws_from_the_same_distribution() -> None:
-    model, how = random_model(0.1), dict(max_new_tokens=8, seed=0, samples_per_prompt=2)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = sample(model, PROMPTS, graph=True, **how)
-        for i, completion in enumerate(out):
-            prompt = PROMPTS[i // 2]
-            ids = torch.tensor([prompt + completion.ids])
-            with torch.no_grad():
-                found = model.token_logprobs(ids[:, :-1], ids[:, 1:])[0][0, len(prompt) - 1 :]
-            torch.testing.assert_close(torch.tensor(completion.logprobs), found, atol=0.1, rtol=0)
-
-
 def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     made, slots = [], []
     opened, step = decode_graph.Decoder._open, decode_graph.Decoder.step
@@ -75,42 +60,9 @@ def test_one_question_in_sixteen_tokens_and_finished_rows_leave(monkeypatch: pyt
     longest = max(len(c.ids) for c in out)
     assert [d.waits for d in made] == [-(-longest // decode_graph.CHUNK)] and longest > 2 * decode_graph.CHUNK
     assert slots[0] == 32 and slots[-1] < 32 and slots == sorted(slots, reverse=True)
-    assert {sampling_memory.bucket(n) for n in range(1, 513)} == {
-        4,
-        6,
-        8,
-        12,
-        16,
-        24,
-        32,
-        48,
-        64,
-        96,
-        128,
-        192,
-        256,
-        384,
-        512,
-    }
+    sizes = {4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
+    assert {sampling_memory.bucket(n) for n in range(1, 513)} == sizes
     assert all(n <= sampling_memory.bucket(n) <= max(4, 1.5 * n) for n in range(1, 1000))
-
-
-@pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
-def test_each_prompt_runs_once_however_many_batches(
-    graph: bool, batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, ran = random_model(), []
-    hidden = GPT.hidden
-    monkeypatch.setattr(
-        GPT, "hidden", lambda self, ids, **more: (ran.append(tuple(ids.shape)), hidden(self, ids, **more))[1]
-    )
-    how = dict(max_new_tokens=12, seed=0, samples_per_prompt=5, stop=STOPS)
-    got = sample(model, PROMPTS, batch_size=batch_size, graph=graph, **how)
-    assert sum(rows for rows, tokens in ran if tokens > 1) + ([1] in map(len, PROMPTS)) * (batch_size < 5) <= len(
-        PROMPTS
-    )
-    assert_same(got, sample(model, PROMPTS, batch_size=20, **how))
 
 
 # ---- compiled
@@ -177,7 +129,8 @@ def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, m
 # ---- memory
 
 
-@pytest.mark.parametrize("name, samples", [("d12", 8), ("2b", 8), ("8b", 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name, samples", [("2b", 8), ("8b", 1)])
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what was free, and near it."""
     monkeypatch.setattr(packed_attention, "DENSE", ())
@@ -190,30 +143,8 @@ def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypa
         model = GPT(cfg)
         with Tape() as tape:
             with generate.reading(model, True, 0) as reader:
-                made, _ = generate._decoder(reader, batch, generate.Truncation(), [[1]])
+                made = generate._decoder(reader, batch, generate.Truncation(), [[1]])
                 made._narrow(256)
                 made.step()
             peak = sum(tape.peak().values())
     assert 0.6 * free < peak <= free * (1 - sampling_memory.SPARE), (rows, peak / GIB, free / GIB)
-
-
-def test_the_table_of_rows() -> None:
-    """Rows of 512 prompt and 512 new tokens, groups of eight, in bf16 beside float32 weights on one H100 and H200 (79 and 140 GiB)."""
-    found = {}
-    for name in ("d12", "d20", "d24", "2b", "3b", "8b"):
-        cfg = GPTConfig(**PRESETS[name])
-        how = dict(prompt_tokens=512, new_tokens=512, samples=8)
-        found[name] = [sampling_memory.rows(cfg, g * GIB - 4 * cfg.n_params, 2, **how) for g in (79, 140)]
-    assert found == TABLE
-    tiny = GPTConfig(**PRESETS["8b"])
-    assert sampling_memory.rows(tiny, 1e9, 2, prompt_tokens=512, new_tokens=512) == 1
-
-
-TABLE = {
-    "d12": [3072, 4096],
-    "d20": [1024, 2048],
-    "d24": [512, 1024],
-    "2b": [256, 512],
-    "3b": [192, 384],
-    "8b": [64, 192],
-}
