@@ -26,7 +26,7 @@ from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
 from codechat.evaluation.code_pass_rates import RATES, PasskConfig, load_task, problems_of
 from codechat.runs.run import Run
-from codechat.tasks.coding.sources import row_of
+from codechat.tasks.base import row_of
 from codechat.tasks.coding.task import CodingTask
 
 Rates = Mapping[str, Any]

@@ -1,11 +1,7 @@
 """What a task is: problems, a prompt for each, and one `score` that training and evaluation share.
 
-A task carries its own reward, so the number that is optimised and the number that is reported cannot drift apart.
 `Score.reward` may be shaped; `Score.correct` never is. A task must score each of its own reference solutions as correct
-and at its maximum reward. `check_reference_solutions` tests that and counts failures by reason: a reward that rejects
-correct answers looks exactly like a policy that cannot learn.
-
-A task of several turns also makes environments. An episode is played in an `Environment`.
+and at its maximum reward; `check_reference_solutions` tests that. A task of several turns also makes environments.
 """
 
 from __future__ import annotations
@@ -108,11 +104,8 @@ def check_split(split: str, splits: Sequence[str] = SPLITS, owner: str = "") -> 
 
 def check_levels(levels: Iterable[int], known: Collection[int]) -> None:
     """ConfigError for no level and for an unknown one."""
-    levels = list(levels)
-    if not levels or set(levels) - set(known):
-        raise ConfigError(
-            f"levels {levels}; required: some of {', '.join(map(str, known))}, repeated for a larger share"
-        )
+    if not (levels := list(levels)) or set(levels) - set(known):
+        raise ConfigError(f"levels {levels}; required: some of {', '.join(map(str, known))}")
 
 
 def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[Problem]:
@@ -124,13 +117,7 @@ def shuffled(problems: Iterable[Problem], limit: int | None, seed: int) -> list[
 
 def row_of(problem: Problem) -> dict[str, Any]:
     """The row of a problem in a jsonl file; `problem_of` reads it."""
-    return {
-        "id": problem.id,
-        "messages": problem.messages,
-        "gold": problem.gold,
-        "split": problem.split,
-        "meta": dict(problem.meta),
-    }
+    return {key: getattr(problem, key) for key in ("id", "messages", "gold", "split")} | {"meta": dict(problem.meta)}
 
 
 def problem_of(
@@ -138,15 +125,14 @@ def problem_of(
 ) -> Problem:
     """The problem of a row {id, messages, gold, split, meta}. gold, meta: fields that these must have. DataError where
     one is missing."""
-    found, about = row.get("gold"), row.get("meta") or {}
-    whole = isinstance(found, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
-    if not whole or row.get("split") not in splits or not (set(gold) <= found.keys() and set(meta) <= about.keys()):
-        needed = f"gold with {', '.join(gold)}" + (f", meta with {', '.join(meta)}" if meta else "")
+    answer, about = row.get("gold"), row.get("meta") or {}
+    whole = isinstance(answer, Mapping) and isinstance(about, Mapping) and {"id", "messages"} <= row.keys()
+    if not whole or row.get("split") not in splits or not (set(gold) <= answer.keys() and set(meta) <= about.keys()):
         raise DataError(
-            f"problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(found)[:60]!r} and meta {str(about)[:60]!r}; "
-            f"required: id, messages, split one of {', '.join(splits)}, {needed}; make the file again"
+            f"problem {row.get('id')!r} has split {row.get('split')!r}, gold {str(answer)[:60]!r}; required: id, messages, "
+            f"split one of {', '.join(splits)}, gold with {', '.join(gold)}, meta with {list(meta)}; make the file again"
         )
-    return Problem(str(row["id"]), list(row["messages"]), dict(found), row["split"], dict(about))
+    return Problem(str(row["id"]), list(row["messages"]), dict(answer), row["split"], dict(about))
 
 
 # ---------------------------------------------------------------- reference solutions
@@ -156,60 +142,55 @@ def problem_of(
 class ReferenceCheck:
     """How many of n reference solutions are correct at the task's maximum reward.
 
-    reasons: counts of the failures. examples: a few ids of each reason. failed: all their ids. unknown: why the task
-    has no reference solutions."""
+    failed: id of a problem -> why it is not. unknown: why the task has no reference solutions."""
 
     task: str
     n: int
-    passed: int
-    reasons: Counter[str]
-    examples: Mapping[str, list[str]]
+    failed: Mapping[str, str]
     unknown: str = ""
-    failed: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> int:
+        return self.n - len(self.failed)
 
     @property
     def ok(self) -> bool:
         """True where at least one solution was checked and all passed, and where the task has no reference
         solutions."""
-        return bool(self.unknown) or (self.n > 0 and self.passed == self.n)
+        return bool(self.unknown) or (self.n > 0 and not self.failed)
 
     def require(self) -> ReferenceCheck:
-        """Itself where `ok`; otherwise DataError with the counts."""
-        if not self.n and not self.unknown:
+        """Itself where `ok`; otherwise DataError with the counts by reason."""
+        if self.ok:
+            return self
+        if not self.n:
             raise DataError(
-                f"the reference-solution check of task {self.task} got 0 problems; at least one is required; "
-                "check the split, the path and the limit"
+                f"the reference-solution check of task {self.task} got 0 problems; check split, path and limit"
             )
-        if not self.ok:
-            counts = ", ".join(
-                f"{reason}: {n} (such as {self.examples[reason][0]})" for reason, n in self.reasons.most_common()
-            )
-            raise DataError(
-                f"{self.n - self.passed} of {self.n} reference solutions of task {self.task} do not score the maximum: {counts}; "
-                "every one must; correct the task's reader or its reward before training; `codechat evaluate` and `passk` "
-                "leave these problems out by name with --skip-failing-references"
-            )
-        return self
+        counts = Counter(self.failed.values()).most_common()
+        first = {reason: id for id, reason in reversed(self.failed.items())}
+        raise DataError(
+            f"{len(self.failed)} of {self.n} reference solutions of task {self.task} do not score the maximum: "
+            + ", ".join(f"{reason}: {n} (such as {first[reason]})" for reason, n in counts)
+            + "; correct the task's reader or its reward; `codechat evaluate` and `passk` leave these problems out with "
+            "--skip-failing-references"
+        )
 
 
-def check_reference_solutions(task: Task, problems: Iterable[Problem], examples: int = 3) -> ReferenceCheck:
+def check_reference_solutions(task: Task, problems: Iterable[Problem]) -> ReferenceCheck:
     """Score the reference solution of every problem. A failure counts under the tier that it reached.
 
     A task without reference solutions gives the reason in `no_references`; then nothing is scored."""
-    n, reasons, ids, failed = 0, Counter[str](), dict[str, list[str]](), list[str]()
     problems = list(problems)
     if problems and (why := getattr(task, "no_references", "")):
-        return ReferenceCheck(task.name, 0, 0, reasons, ids, why)
-    for problem, score in zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True):
-        n += 1
-        if score.correct and score.reward == task.max_reward:
-            continue
-        reason = score.tier if score.reward < task.max_reward else "maximum reward but not correct"
-        reasons[reason] += 1
-        failed.append(problem.id)
-        if len(ids.setdefault(reason, [])) < examples:
-            ids[reason].append(problem.id)
-    return ReferenceCheck(task.name, n, n - reasons.total(), reasons, ids, failed=tuple(failed))
+        return ReferenceCheck(task.name, 0, {}, why)
+    scores = zip(problems, score_all(task, problems, [task.gold(p) for p in problems]), strict=True)
+    failed = {
+        problem.id: score.tier if score.reward < task.max_reward else "maximum reward but not correct"
+        for problem, score in scores
+        if not (score.correct and score.reward == task.max_reward)
+    }
+    return ReferenceCheck(task.name, len(problems), failed)
 
 
 def checked_problems(task: Task, problems: Sequence[Problem], *, skip: bool) -> tuple[list[Problem], ReferenceCheck]:

@@ -1,8 +1,7 @@
 """Red-team check of a reward: texts that solve nothing, and whether any of them is paid.
 
 The contract (never raises; a finite reward from 0 to the maximum; a known tier) is required. A shortcut, a text that earns the full reward on most
-problems although their answers differ, is reported: which text, and on how many problems. Own tasks are checked before RL and by `diagnose`; for
-the tasks of this package the tests do it (tests/tasks, tests/sandbox), with attacks of their own.
+problems although their answers differ, is reported. Custom tasks are checked before RL and by `diagnose`; the tests check those of this package.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,9 +47,9 @@ class RedTeamCheck:
     def require(self) -> RedTeamCheck:
         """Itself; DataError where the contract is broken."""
         if self.broken:
-            more = f" (and {len(self.broken) - 1} more)" if len(self.broken) > 1 else ""
             raise DataError(
-                f"the reward of task {self.task} fails on {self.broken[0]}{more}; it must take any text; correct it before training"
+                f"the reward of task {self.task} fails on {self.broken[0]} ({len(self.broken)} failures in all); "
+                "it must take any text; correct it before training"
             )
         return self
 
@@ -58,57 +58,47 @@ def check_reward(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
     """Try the attacks on the first problems."""
     problems = list(problems)[:PROBLEMS]
     broken: list[str] = []
-    paid = dict.fromkeys([*FIXED, "the prompt", "all answers"], 0)
+    paid = Counter[str]()
     for problem in problems:
-        for name, text in _attacks(task, problem, problems).items():
-            score, fault = _tried(task, problem, text)
+        prompt = "\n".join(message["content"] for message in task.prompt(problem))
+        attacks = FIXED | {"the prompt": prompt, "all answers": _all_answers(task, problem, problems)}
+        for name, text in attacks.items():
+            score, fault = _try(task, problem, text)
             if fault:
                 broken.append(f"{name} ({problem.id}): {fault}")
             elif score and score.reward >= task.max_reward:
                 paid[name] += 1
     several = len({json.dumps(p.gold, sort_keys=True, default=str) for p in problems}) > 1
-    shares = {name: n / len(problems) for name, n in paid.items() if problems}
-    shortcuts = {name: share for name, share in shares.items() if several and share > SHORTCUT}
+    shortcuts = {name: n / len(problems) for name, n in paid.items() if several and n > SHORTCUT * len(problems)}
     return RedTeamCheck(task.name, len(problems), tuple(broken), shortcuts)
 
 
 def report(task: Task, problems: Iterable[Problem]) -> RedTeamCheck:
     """`check_reward(...).require()`, with a line on stderr for each shortcut."""
-    found = check_reward(task, problems).require()
-    for name, share in found.shortcuts.items():
-        print(
-            f"task {task.name}: {name} earns the full reward on {share:.0%} of {found.n} problems; RL will find it",
-            file=sys.stderr,
-        )
-    return found
-
-
-def _attacks(task: Task, problem: Problem, problems: Sequence[Problem]) -> dict[str, str]:
-    """The fixed texts; the prompt itself; the answers of all problems, this one's first."""
-    prompt = "\n".join(message["content"] for message in task.prompt(problem))
-    return {**FIXED, "the prompt": prompt, "all answers": _all_answers(task, problem, problems)}
+    check = check_reward(task, problems).require()
+    for name, share in check.shortcuts.items():
+        line = f"task {task.name}: {name} earns the full reward on {share:.0%} of {check.n} problems; RL will find it"
+        print(line, file=sys.stderr)
+    return check
 
 
 def _all_answers(task: Task, problem: Problem, problems: Sequence[Problem]) -> str:
+    """The answers of all problems, this one's first; nothing where all are equal, since that one solves the problem."""
     if getattr(task, "no_references", ""):
         return ""
-    own = task.gold(problem)
-    others = [answer for p in problems if (answer := task.gold(p)) != own]
-    return "\n".join([own, *others]) if others else ""  # where all answers are equal, that one solves the problem
+    answers = dict.fromkeys([task.gold(problem), *map(task.gold, problems)])
+    return "\n".join(answers) if len(answers) > 1 else ""
 
 
-def _tried(task: Task, problem: Problem, text: str) -> tuple[Score | None, str]:
+def _try(task: Task, problem: Problem, text: str) -> tuple[Score | None, str]:
     """(score, what is wrong with it)."""
     try:
         score = task.score(problem, text)
     except Exception as error:  # the reward is the user's and may raise anything
         return None, f"{type(error).__name__}: {error}"
-    if "error" in score.parts and score.tier == "error":
+    if score.tier == "error" and "error" in score.parts:
         return score, str(score.parts["error"])
-    if (
-        not isinstance(score.reward, (int, float))
-        or not math.isfinite(score.reward)
-        or not 0 <= score.reward <= task.max_reward
-    ):
+    number = isinstance(score.reward, (int, float)) and math.isfinite(score.reward)
+    if not number or not 0 <= score.reward <= task.max_reward:
         return score, f"reward {score.reward!r} is not between 0 and {task.max_reward}"
     return score, "" if score.tier in task.tiers else f"tier {score.tier!r} is not one of {', '.join(task.tiers)}"

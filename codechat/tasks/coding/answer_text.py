@@ -1,10 +1,7 @@
 """Extract the program from an answer: fences, prose around code, doctest prompts, a bare function body.
 
-A chat model wraps code in many ways, and a reward that knows only one of them measures the wrapping. The longest part
-that may be the program is taken; nothing is repaired. A text without code gives ""; a text with invalid Python gives
-that code, so the reward can tell the two apart.
-
-Left out: code in other languages, and trying several programs of one answer: an answer is one attempt.
+The longest part that may be the program is taken; nothing is repaired. A text without code gives ""; a text with
+invalid Python gives that code, so the reward can tell the two apart.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import ast
 import re
 import textwrap
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import takewhile
 
 from codechat.data.synthetic import parsed
@@ -22,15 +19,8 @@ from codechat.data.synthetic import parsed
 _FENCE = re.compile(r"^[ \t>]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t>]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _STARTS_CODE = re.compile(r"^(?:@\w|def\b|class\b|async def\b|import \w|from [\w.]+ import\b|[A-Za-z_]\w* = )")
 _PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)(?: |$)")
-_DEFINITIONS = (
-    ast.Import,
-    ast.ImportFrom,
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-)
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINITION = (*_FUNCTION, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 MAX_CHARS = 50_000  # characters of an answer that are read
 MAX_CUTS = 20
 
@@ -42,34 +32,27 @@ def extract(text: str, names: Collection[str] = (), stub: str = "") -> str:
     after the imports, definitions and constants of earlier blocks. stub: a function's head. An answer that defines none
     of `names` and parses as a body is appended to the stub."""
     text = text[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n")
-    blocks = [found for _, body in _FENCE.findall(text) if (found := _plain(body)).strip()]
-    if "```" not in text and "~~~" not in text:
-        blocks = [_unfenced(text, bool(stub))]
-    code = _joined([b for b in blocks if b], set(names))
+    fenced = "```" in text or "~~~" in text
+    blocks = [_plain(body) for _, body in _FENCE.findall(text)] if fenced else [_unfenced(text, bool(stub))]
+    code = _joined([block for block in blocks if block.strip()], set(names))
     if stub and code.strip() and not defines(code, names):
         whole = stub.rstrip("\n") + "\n" + _as_body(code)
         if parsed(whole) is not None:
             return whole
-    return code if _says_something(code) else ""
+    tree = parsed(code)
+    return code if code.strip() and (tree is None or tree.body) else ""  # comments alone are no program
 
 
 def defines(code: str, names: Collection[str]) -> bool:
     """Whether top-level statements of `code` bind any of the names. False for invalid Python."""
     tree = parsed(code)
-    return tree is not None and any(name in names for node in tree.body for name in _bound(node))
-
-
-def _bound(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (t.id for t in node.targets if isinstance(t, ast.Name))
-
-
-def _says_something(code: str) -> bool:
-    """False for comments alone. True for invalid Python: a program that failed."""
-    tree = parsed(code)
-    return bool(code.strip()) and (tree is None or bool(tree.body))
+    bound: set[str] = set()
+    for node in tree.body if tree else ():
+        if isinstance(node, _FUNCTION):
+            bound.add(node.name)
+        elif isinstance(node, ast.Assign):
+            bound.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return not bound.isdisjoint(names)
 
 
 def _plain(body: str) -> str:
@@ -89,7 +72,7 @@ def _joined(blocks: list[str], names: set[str]) -> str:
     if not good or not defining:
         return max(good or blocks, key=len, default="")
     *before, last = good[: defining[-1] + 1]
-    kept = [_source(b, n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITIONS)]
+    kept = [_source(b, n) for b in before for n in parsed(b).body if isinstance(n, _DEFINITION)]
     return "\n".join([*kept, last])
 
 

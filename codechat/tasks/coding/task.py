@@ -4,18 +4,15 @@
     tasks.load("mbpp", source="hub")                 or a path; "mbpp:variant=sanitized,reward=binary" in one word
     tasks.load("humaneval")                          evaluation only
 
-A completion is text. `answer_text` finds the program in it, the sandbox runs the program, and `rewards` turns the
-verdict into a reward. `Score.parts["tiered"]` keeps the tiered reward and `Score.tier` the rung in every reward mode,
-so a diagnosis always shows how far completions come.
-
-`score` does not raise for any text. A machine without isolation raises SandboxUnavailable.
+`answer_text` extracts the program of a completion, the sandbox runs it, and `rewards` turns the verdict into a reward. `Score.parts["tiered"]`
+keeps the tiered reward and `Score.tier` the rung in every reward mode. A machine without isolation raises SandboxUnavailable.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import ClassVar
 
 from codechat.core.errors import ConfigError
 from codechat.sandbox import Pool, Program
@@ -30,10 +27,10 @@ _POOLS: dict[str, Pool] = {}
 
 def pool_of(isolation: str) -> Pool:
     """The judges that all code tasks of this process share. Rebuilt after a close and in a fork."""
-    found = _POOLS.get(isolation)
-    if found is None or found.closed or found.owner != os.getpid():
-        found = _POOLS[isolation] = Pool(isolation=isolation)
-    return found
+    pool = _POOLS.get(isolation)
+    if pool is None or pool.closed or pool.owner != os.getpid():
+        pool = _POOLS[isolation] = Pool(isolation=isolation)
+    return pool
 
 
 class CodingTask:
@@ -62,13 +59,11 @@ class CodingTask:
         self.rows = list(problems)
         self.worked = [p for p in self.rows if p.split == "prompt"]
         if not 0 <= int(shots) <= len(self.worked):
-            raise ConfigError(
-                f"shots {shots}; task {name} has {len(self.worked)} worked examples; give 0 to {len(self.worked)}"
-            )
+            raise ConfigError(f"shots {shots}; task {name} has {len(self.worked)} worked examples; lower it")
         self.shots = [
-            m
+            message
             for p in self.worked[: int(shots)]
-            for m in (*p.messages, {"role": "assistant", "content": p.gold["code"]})
+            for message in (*p.messages, {"role": "assistant", "content": p.gold["code"]})
         ]
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
@@ -83,6 +78,7 @@ class CodingTask:
         return problem.gold["code"]
 
     def score(self, problem: Problem, completion: str) -> Score:
+        """Never raises, whatever the text holds."""
         return next(self.scores([(problem, completion)]))
 
     def scores(self, pairs: Sequence[tuple[Problem, str]]) -> Iterator[Score]:
@@ -105,68 +101,57 @@ class CodingTask:
 
     def _scored(self, problem: Problem, code: str, verdict: Verdict | None) -> Score:
         if verdict is None:
-            tier = rewards.tier_without_running(code) or "raises"
-            passed, tests, reason = 0, _count(problem.gold["tests"]), tier
+            tests, passed = problem.gold["tests"], 0
+            total = 1 if isinstance(tests, str) else len(tests)
+            tier = reason = rewards.tier_without_running(code) or "raises"
         else:
-            tier, tests, reason = rewards.tier_of(verdict), len(verdict.results), verdict.reason
-            passed = sum(r.passed for r in verdict.results)
-        parts: dict[str, Any] = {
-            "passed": passed,
-            "tests": tests,
-            "reason": reason,
-            "tiered": rewards.tiered(tier, passed, tests),
-        }
-        return Score(rewards.reward(self.reward, tier, passed, tests), tier, parts, tier == "all_passed")
+            passed, total = sum(r.passed for r in verdict.results), len(verdict.results)
+            tier, reason = rewards.tier_of(verdict), verdict.reason
+        tiered = rewards.tiered(tier, passed, total)
+        parts = {"passed": passed, "tests": total, "reason": reason, "tiered": tiered}
+        return Score(rewards.reward(self.reward, tier, passed, total), tier, parts, tier == "all_passed")
 
 
-def _count(tests: str | Sequence[str]) -> int:
-    return 1 if isinstance(tests, str) else len(tests)
+class Benchmark(CodingTask):
+    """A public set. source: hub, a path, or "embedded" (HumanEval's package). variants: the first is the default."""
 
-
-VARIANTS = {"mbpp": ("full", "sanitized", "plus"), "humaneval": ("base", "plus")}
-
-
-def _named(task: str, variant: str) -> str:
-    if variant not in VARIANTS[task]:
-        raise ConfigError(f"variant {variant!r} of {task} is unknown; give {' or '.join(VARIANTS[task])}")
-    return task if variant == VARIANTS[task][0] else f"{task}-{variant}"
-
-
-class MbppTask(CodingTask):
-    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732). source: hub, or a path."""
-
-    splits = ("train", "select", "test")
+    name: str
+    source: ClassVar[str] = "hub"
+    variants: ClassVar[tuple[str, ...]]
+    timeout_s: ClassVar[float] = 3.0
 
     def __init__(
         self,
-        source: str = "hub",
-        variant: str = "full",
+        source: str | None = None,
+        variant: str | None = None,
         reward: str = "tiered",
-        timeout_s: float = 3.0,
+        timeout_s: float | None = None,
         shots: int = 0,
         isolation: str = "auto",
         memory_mb: int = MEMORY_MB,
         message_mb: int = MESSAGE_MB,
     ) -> None:
-        problems = sources.read(_named("mbpp", variant), str(source))
-        super().__init__("mbpp", problems, reward, timeout_s, shots, isolation, memory_mb, message_mb)
+        plain, variant = self.variants[0], variant or self.variants[0]
+        if variant not in self.variants:
+            raise ConfigError(f"variant {variant!r} of {self.name}; required: one of {', '.join(self.variants)}")
+        source = str(source or (self.source if variant == plain else "hub"))
+        problems = sources.read(self.name if variant == plain else f"{self.name}-{variant}", source)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        super().__init__(self.name, problems, reward, limit_s, shots, isolation, memory_mb, message_mb)
 
 
-class HumanEvalTask(CodingTask):
-    """HumanEval (Chen et al., 2021, arXiv:2107.03374). source: embedded (its package), hub, or a path."""
+class MbppTask(Benchmark):
+    """Mostly Basic Python Problems (Austin et al., 2021, arXiv:2108.07732)."""
 
+    name = "mbpp"
+    variants = ("full", "sanitized", "plus")
+    splits = ("train", "select", "test")
+
+
+class HumanEvalTask(Benchmark):
+    """HumanEval (Chen et al., 2021, arXiv:2107.03374)."""
+
+    name, source = "humaneval", "embedded"
+    variants = ("base", "plus")
     splits = ("test",)
-
-    def __init__(
-        self,
-        source: str = "embedded",
-        variant: str = "base",
-        reward: str = "tiered",
-        timeout_s: float = 5.0,
-        isolation: str = "auto",
-        memory_mb: int = MEMORY_MB,
-        message_mb: int = MESSAGE_MB,
-    ) -> None:
-        source = "hub" if (source, variant) == ("embedded", "plus") else str(source)
-        problems = sources.read(_named("humaneval", variant), source)
-        super().__init__("humaneval", problems, reward, timeout_s, 0, isolation, memory_mb, message_mb)
+    timeout_s = 5.0

@@ -2,15 +2,9 @@
 
     equivalent("$1,234.50", "1234.5")    equivalent(r"\\frac{1}{2}", "0.5")    equivalent("18 apples", "18")
 
-Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points:
-expressions that agree there count as equal. A completion is untrusted text. Python never evaluates it, and its length
-and the size of its numbers are bounded, so scoring an answer takes a fraction of a second.
-
-An unreadable gold answer equals only its own spelling, and an empty one equals nothing: a reward that skips what it
-cannot parse pays for everything.
-
-Left out: equations beyond `x = ...`, matrices, words for numbers, converting units (5 km is not 5000 m here, but 5 km
-is 5).
+Rational numbers are compared exactly, everything else (roots, pi, letters) by its value at three fixed points. A
+completion is untrusted text: Python never evaluates it, and its length and the size of its numbers are bounded.
+An unreadable gold answer equals only its own spelling, and an empty one equals nothing. Units are not converted.
 """
 
 from __future__ import annotations
@@ -18,7 +12,9 @@ from __future__ import annotations
 import ast
 import cmath
 import math
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 MAX_CHARS, MAX_BITS, MAX_EXPONENT = 200, 8192, 64
@@ -230,41 +226,35 @@ def compile_expression(text: str) -> ast.expr:
 def value_at(tree: ast.expr, point: tuple[int, int]) -> Value:
     """The value where letter number i is a + i / b. Unreadable for numbers beyond MAX_BITS and for a function without
     an argument, ZeroDivisionError as in Python."""
-    if isinstance(tree, ast.Constant):
-        return _bounded(Fraction(tree.value))
-    if isinstance(tree, ast.Name) and tree.id == "pi":
-        return complex(math.pi)
-    if isinstance(tree, ast.Name):
-        if len(tree.id) > 1:
-            raise Unreadable(f"{tree.id} without an argument")
-        return point[0] + Fraction(ord(tree.id), point[1])
-    if isinstance(tree, ast.UnaryOp):
-        value = value_at(tree.operand, point)
-        return -value if isinstance(tree.op, ast.USub) else value
-    if isinstance(tree, ast.BinOp):
-        return _bounded(_applied(tree.op, value_at(tree.left, point), value_at(tree.right, point)))
-    if (
-        isinstance(tree, ast.Call)
-        and isinstance(tree.func, ast.Name)
-        and len(tree.args) == 1
-        and tree.func.id in _FUNCTIONS
-    ):
-        value = value_at(tree.args[0], point)
-        return _root(value) if tree.func.id == "sqrt" else _FUNCTIONS[tree.func.id](complex(value))
+    match tree:
+        case ast.Constant():
+            return _bounded(Fraction(tree.value))
+        case ast.Name(id="pi"):
+            return complex(math.pi)
+        case ast.Name(id=name) if len(name) == 1:
+            return point[0] + Fraction(ord(name), point[1])
+        case ast.UnaryOp():
+            value = value_at(tree.operand, point)
+            return -value if isinstance(tree.op, ast.USub) else value
+        case ast.BinOp():
+            return _bounded(_apply(tree.op, value_at(tree.left, point), value_at(tree.right, point)))
+        case ast.Call(func=ast.Name(id=name), args=[argument]) if name in _FUNCTIONS:
+            value = value_at(argument, point)
+            return _root(value) if name == "sqrt" else _FUNCTIONS[name](complex(value))
     raise Unreadable(type(tree).__name__)
 
 
-def _applied(op: ast.operator, x: Value, y: Value) -> Value:
-    if isinstance(op, ast.Add):
-        return x + y
-    if isinstance(op, ast.Sub):
-        return x - y
-    if isinstance(op, ast.Mult):
-        return x * y
-    if isinstance(op, ast.Div):
-        return x / y
+_OPERATORS: dict[type, Callable[[Value, Value], Value]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def _apply(op: ast.operator, x: Value, y: Value) -> Value:
     if not isinstance(op, ast.Pow):
-        raise Unreadable(type(op).__name__)
+        return _OPERATORS[type(op)](x, y)
     if isinstance(y, Fraction) and y.denominator == 1 and abs(y) <= MAX_EXPONENT:
         if isinstance(x, Fraction) and _bits(x) * abs(int(y)) > MAX_BITS:
             raise Unreadable("a power too large")
