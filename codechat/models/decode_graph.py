@@ -1,13 +1,8 @@
 """Decoding with static shapes: one new token of every row as a few compiled regions, which a GPU captures once and replays as one graph.
 
 What `generate` does row by row on the host is here a mask: a finished row stays in its slot and its tokens are ignored, the column that a step writes
-is a tensor, and the host asks once in CHUNK tokens who is still running. Then finished rows leave, where a smaller BUCKET holds the rest. The prompts'
-keys and values are those of `KVCache`, read once for all rows of a prompt; own keys and values lie in buffers of one length.
-
-A block is compiled once for all layers, sizes of batches and lengths (symbolic shapes). On a CPU the same regions run one after another.
-
-Left out: streams of single tokens and rows that join, prompts of different lengths behind a shared beginning, which are
-prefilled before.
+is a tensor, and the host asks once in CHUNK tokens who is still running. Then finished rows leave, where a smaller bucket holds the rest. Regions are
+compiled once for all layers, batches and lengths (symbolic shapes); on a CPU the same regions run one after another.
 
 Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value heads, E head width.
 """
@@ -15,8 +10,8 @@ Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -37,34 +32,28 @@ COMPILE_FROM = 1 << 14  # new tokens from which compiling, some tens of seconds 
 WARM_UP = 2  # steps before the capture: libraries allocate their workspaces in them
 
 
-def width(columns: int, room: int) -> int:
-    """Columns that a step reads of a buffer of `room`: a power of two, never all of them, whose strides would be compiled apart."""
-    return min(max(NARROWEST, 1 << (columns - 1).bit_length()), room - 1)
-
-
 class Layer:
     """One block's keys and values: what `gpt.Attention` calls as its cache."""
 
     empty = False  # there is a prompt
 
-    def __init__(self, prompt_k: Tensor, prompt_v: Tensor | None, own_k: Tensor, own_v: Tensor | None) -> None:
-        self.prompt_k, self.prompt_v = (
-            prompt_k,
-            prompt_v,
-        )  # (P, K, S, E); no values: a latent, whose first columns they are
-        self.own_k, self.own_v = own_k, own_v  # (B, K, O, E)
+    def __init__(self, prompt: Tensor, own: Tensor) -> None:
+        """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are the keys' first columns (a latent)."""
+        self.prompt, self.buffer = prompt, own
+        self.own: Tensor  # the part of the buffer that steps read
         self.slots: Slots
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """As `kv_cache.SharedCache.attend`, of one token per row: (B, H, 1, E)."""
         at, width = self.slots, v.shape[-1]
-        own_k = self.own_k.index_copy_(2, at.column, k.to(self.own_k.dtype))
-        own_v = own_k[..., :width] if self.own_v is None else self.own_v.index_copy_(2, at.column, v.to(own_k.dtype))
-        prompt_v = self.prompt_k[..., :width] if self.prompt_v is None else self.prompt_v
+        for kept, new in zip(self.own, (k, v)):
+            kept.index_copy_(2, at.column, new.to(kept.dtype))
+        own_k, own_v, prompt_k, prompt_v = self.own[0], self.own[-1], self.prompt[0], self.prompt[-1]
+        own_v, prompt_v = own_v[..., :width], prompt_v[..., :width]
         rows = (q * q.shape[3] ** -0.5).to(own_k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])  # (B, K, H/K, E)
         own, own_lse = partial_attention(rows, own_k, own_v, mask)
         grid = rows[at.members].transpose(1, 2)  # (P, K, W, H/K, E)
-        past, past_lse = partial_attention(grid.flatten(2, 3), self.prompt_k, prompt_v, at.prompt_real)
+        past, past_lse = partial_attention(grid.flatten(2, 3), prompt_k, prompt_v, at.prompt_real)
         past, past_lse = (
             x.unflatten(2, grid.shape[2:4]).transpose(1, 2).flatten(0, 1)[at.place] for x in (past, past_lse)
         )
@@ -93,7 +82,7 @@ class Slots:
     ids: Tensor  # (B, T)
     logprobs: Tensor  # (B, T) float32
 
-    PER_ROW = ("place", "own_real", "base", "keys", "budget", "hidden", "tail", "done", "stopped", "ends", "ids", "logprobs")  # fmt: skip
+    PER_ROW = ("place", "base", "keys", "budget", "hidden", "tail", "done", "stopped", "ends", "ids", "logprobs")  # fmt: skip
 
 
 def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Tensor, ...]:
@@ -113,21 +102,13 @@ def _sample(model: GPT, head: Tensor, how: Truncation, slots: Slots) -> tuple[Te
     positions = (slots.base + slots.t).clamp(max=model.cfg.block_size - 1)
     columns = torch.arange(slots.own_real.shape[3], device=ids.device)
     mask = slots.own_real & (columns <= slots.column)  # (B, 1, 1, O)
-    return *embed(model, ids, positions), mask
-
-
-def embed(model: GPT, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of one token per row, ids and positions (B,): the residual stream (B, 1, D), and cosines and sines of rotary positions."""
-    x = model.wte(ids[:, None])
-    if model.wpe is not None:
-        x = x + model.wpe(positions[:, None])
+    x = model.wte(ids[:, None]) if model.wpe is None else model.wte(ids[:, None]) + model.wpe(positions[:, None])
     x = residual(model.cfg, x)
     rope = rope_table(model.cfg, 1, positions[:, None], x.device, x.dtype) if model.cfg.pos == "rope" else (None, None)
-    return x, *rope
+    return x, *rope, mask
 
 
-def run_block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor, layer: Any) -> Tensor:
-    """One block over one token per row; layer: its keys and values, with a method `attend` as that of `Layer`."""
+def _run_block(block: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor, layer: Layer) -> Tensor:
     return block(x, None if cos is None else (cos, sin), mask, (layer, 0))
 
 
@@ -143,22 +124,20 @@ def compiled_region(region: Callable[..., Any], backend: str) -> Callable[..., A
     return torch.compile(region, fullgraph=True, dynamic=True, backend=backend)
 
 
-@contextmanager
-def compiling(compiled: str | None) -> Iterator[None]:
+def _compiling(compiled: str | None) -> ExitStack:
     """While regions run: as many sizes as there are, and sizes that happen to be equal are not taken for one."""
-    with ExitStack() as stack:
-        if compiled is not None:
-            stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
-            stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
-        yield
+    stack = ExitStack()
+    if compiled is not None:
+        stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+        stack.enter_context(torch.fx.experimental._config.patch(use_duck_shape=False))
+    return stack
 
 
 class Replay:
     """A step whose tensors stay where they are. On a GPU it is captured the third time, and replayed as one graph from then on."""
 
-    def __init__(self, step: Callable[[], None], on_gpu: bool, pool: Any = None) -> None:
-        """pool: memory that graphs which never run at the same time share."""
-        self.step, self.on_gpu, self.pool = step, on_gpu, pool
+    def __init__(self, step: Callable[[], None], on_gpu: bool) -> None:
+        self.step, self.on_gpu = step, on_gpu
         self.seen = 0
         self.graph: Any = None
 
@@ -176,7 +155,7 @@ class Replay:
             if self.graph is None:
                 self.graph = torch.cuda.CUDAGraph()
                 # a checkpoint may be written meanwhile
-                with torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local"):
+                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                     self.step()
             self.graph.replay()
 
@@ -205,7 +184,7 @@ class Decoder:
     ) -> None:
         self.model, self.head, self.how = model, head, how
         self.compiled = compiled
-        regions = (_sample, run_block, _advance)
+        regions = (_sample, _run_block, _advance)
         self.regions = regions if compiled is None else tuple(compiled_region(f, compiled) for f in regions)
         self.count, self.most, self.extent = len(budgets), max(budgets), tails.extent if tails else 0
         self.steps = self.waits = 0  # tokens so far; questions to the device
@@ -241,23 +220,15 @@ class Decoder:
             ends=budget.clone(), ids=torch.zeros(B, self.most, dtype=torch.long, device=device),
             logprobs=torch.zeros(B, self.most, device=device),
         )  # fmt: skip
-        self._open_layers(prefix, tails, B)
+        depth, n, _, K, _, W = prefix.kv.shape
+        self.layers = []
+        for i in range(depth):
+            own = prefix.kv.new_zeros(n, B, K, self.room, W)
+            if tails:
+                own[:, : self.count, :, : self.extent] = tails.kv[i, :, :, :, : self.extent]
+            self.layers.append(Layer(prefix.kv[i, :, :, :, : prefix.extent], own))
         self.out: list[Any] = [None] * self.count
         self._arrange(torch.arange(self.count, device=device))
-
-    def _open_layers(self, prefix: KVCache, tails: SharedCache | None, B: int) -> None:
-        """Buffers of own keys and values for each block. A latent's keys hold its values."""
-        depth, n, _, K, _, W = prefix.kv.shape
-        self.layers, self.buffers = [], []
-        for layer in range(depth):
-            own: list[Tensor | None] = [prefix.kv.new_zeros(B, K, self.room, W) for _ in range(n)]
-            for i, buffer in enumerate(own):
-                if tails:
-                    buffer[: self.count, :, : self.extent] = tails.kv[layer, i, :, :, : self.extent]
-            prompt: list[Tensor | None] = [prefix.kv[layer, i, :, :, : prefix.extent] for i in range(n)]
-            k, v, prompt_k, prompt_v = *(own + [None])[:2], *(prompt + [None])[:2]
-            self.buffers.append((k, v))
-            self.layers.append(Layer(prompt_k, prompt_v, k, v))
 
     # ---- between chunks: on the host
 
@@ -272,13 +243,13 @@ class Decoder:
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""
-        wide = width(columns, self.room)
+        # a power of two, never all columns, whose strides would be compiled apart
+        wide = min(max(NARROWEST, 1 << (columns - 1).bit_length()), self.room - 1)
         if wide == self.slots.own_real.shape[3]:
             return False
         B = len(self.owner)
-        for layer, (k, v) in zip(self.layers, self.buffers):
-            layer.own_k, layer.own_v = k[:B, :, :wide], None if v is None else v[:B, :, :wide]
-            layer.slots = self.slots
+        for layer in self.layers:
+            layer.own, layer.slots = layer.buffer[:, :B, :, :wide], self.slots
         self.slots.own_real = self.own_real[:B, :, :, :wide]
         return True
 
@@ -287,14 +258,12 @@ class Decoder:
         B = bucket(len(live))
         slots = F.pad(live, (0, B - len(live)))  # padding repeats slot 0, and is done
         padding = torch.arange(B, device=live.device) >= len(live)
-        for k, v in self.buffers:
-            for x in (k, v):
-                if x is not None:
-                    x[:B] = x[slots]
+        for layer in self.layers:
+            for kept in layer.buffer:
+                kept[:B] = kept[slots]
         self.own_real[:B] = self.own_real[slots]
         for name in Slots.PER_ROW:
-            if name != "own_real":
-                setattr(self.slots, name, getattr(self.slots, name)[slots])
+            setattr(self.slots, name, getattr(self.slots, name)[slots])
         self.slots.done |= padding
         self.owner, self.row = self.owner[slots], torch.where(padding, self.count, self.row[slots])
         self._arrange(torch.arange(len(live), device=live.device))
@@ -319,7 +288,7 @@ class Decoder:
 
     def run(self) -> list[tuple[list[int], list[float], bool]]:
         """(ids, log-probabilities, whether a stop sequence ended it) of each row."""
-        with compiling(self.compiled):
+        with _compiling(self.compiled):
             replay = Replay(self.step, self.owner.is_cuda)
             while self.steps < self.most:
                 todo = min(CHUNK, self.most - self.steps)
