@@ -95,25 +95,20 @@ class GPTConfig:
         for name in ("depth", "n_embd", "n_head", "block_size", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.head_width is None and self.n_embd % self.n_head:
-            raise ConfigError(f"n_embd {self.n_embd} must be a multiple of n_head {self.n_head}")
-        if self.n_head % self.kv_heads:
-            raise ConfigError(f"n_head {self.n_head} must be a multiple of n_kv_head {self.kv_heads}")
+        if self.n_head % self.kv_heads or (self.head_width is None and self.n_embd % self.n_head):
+            got = f"n_embd {self.n_embd}, n_head {self.n_head}, n_kv_head {self.kv_heads}"
+            raise ConfigError(f"{got}; n_head must divide n_embd, and n_kv_head n_head")
         if self.head_dim % 2:
             raise ConfigError(f"head width n_embd / n_head = {self.head_dim} must be even for rotary positions")
         if self.checkpoint_keep_products and not self.checkpoint_blocks:
-            raise ConfigError(
-                "checkpoint_keep_products without checkpoint_blocks, which recomputes; set --model.checkpoint-blocks too"
-            )
+            raise ConfigError("checkpoint_keep_products recomputes nothing alone; set --model.checkpoint-blocks too")
         if self.attention == "mla":
             _check_latent_attention(self)
         if (self.rows or self.n_ids) < self.n_ids:
-            raise ConfigError(
-                f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}; raise model.rows"
-            )
+            raise ConfigError(f"rows {self.rows}; required at least vocab_size + n_tags = {self.n_ids}")
         if not (self.rope_factor >= 1 and 0 < self.rope_low < self.rope_high and self.rope_block >= 1):
-            found = ", ".join(f"{k} {getattr(self, k)}" for k in ("rope_factor", "rope_low", "rope_high", "rope_block"))
-            raise ConfigError(f"{found}; required are rope_factor >= 1, rope_block >= 1 and 0 < rope_low < rope_high")
+            got = ", ".join(f"{k} {getattr(self, k)}" for k in ("rope_factor", "rope_low", "rope_high", "rope_block"))
+            raise ConfigError(f"{got}; required are rope_factor >= 1, rope_block >= 1 and 0 < rope_low < rope_high")
 
     @property
     def kv_heads(self) -> int:
@@ -180,11 +175,11 @@ class GPTConfig:
 def _check_latent_attention(cfg: GPTConfig) -> None:
     """ConfigError for options that latent attention does not have."""
     if cfg.kv_heads != cfg.n_head or cfg.qk_norm or cfg.qkv_bias or cfg.pos != "rope":
-        found = ", ".join(f"{k} {getattr(cfg, k)}" for k in ("n_kv_head", "qk_norm", "qkv_bias", "pos"))
-        raise ConfigError(f"attention mla with {found}; leave these at their defaults")
+        got = ", ".join(f"{k} {getattr(cfg, k)}" for k in ("n_kv_head", "qk_norm", "qkv_bias", "pos"))
+        raise ConfigError(f"attention mla with {got}; leave these at their defaults")
     if cfg.rope_width % 2 or min(cfg.latent_width, cfg.rope_width, cfg.q_rank or 1) < 1:
-        found = f"kv_rank {cfg.kv_rank}, q_rank {cfg.q_rank}, rotated width {cfg.rope_width}"
-        raise ConfigError(f"{found}; required at least 1 each, the last one even; set --model.rope-head-width")
+        got = f"kv_rank {cfg.kv_rank}, q_rank {cfg.q_rank}, rotated width {cfg.rope_width}"
+        raise ConfigError(f"{got}; required at least 1 each, the last one even; set --model.rope-head-width")
 
 
 def _latent_attention_params(cfg: GPTConfig) -> int:

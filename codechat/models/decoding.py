@@ -1,12 +1,8 @@
 """Copies of the weights for decoding: what makes one new token per sequence fast.
 
-A product of few rows waits for the weight to arrive from memory. A weight is stored as (out, in); torch's CPU library packs it again in every such
-product, and a copy as (in, out) in the compute dtype needs no packing. While `prepared` is open, each linear layer of the blocks reads such a
-copy. A float32 output head on a CPU is packed once by oneDNN instead, which is up to a third faster than the transposed copy from a few rows on.
-
-A GPU reads weights as they are stored: there a copy is made only where the dtype differs (`prepared`, and `reader` as a model of its own).
-
-Costs the memory of a second copy of the weights. Left out: quantised copies, operators of our own.
+A product of few rows waits for the weight to arrive from memory. torch's CPU library packs a weight (out, in) again in every such product; a copy as
+(in, out) in the compute dtype needs no packing. A float32 output head on a CPU is packed once by oneDNN, up to a third faster than that. A GPU reads
+weights as they are stored: there a copy is made only where the dtype differs.
 
 Shapes: B sequences, D width, V padded vocabulary.
 """

@@ -2,8 +2,6 @@
 
 A random number is a hash of (seed, prompt key, sample, position), not the next number of a generator: a row's tokens do not depend on its neighbours.
 
-Left out: penalties, and anything that needs the tokens drawn before.
-
 Shapes: B rows, V ids.
 """
 
@@ -20,9 +18,7 @@ from torch import Tensor
 from codechat.core.errors import ConfigError
 
 BLOCK = 64  # our padded vocabulary is a multiple of it
-COLDEST = torch.finfo(
-    torch.float32
-).tiny  # of temperatures above 0: a smaller one may be 0 in float32, and 0 / 0 is NaN
+COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature may be 0 in float32, and 0 / 0 is NaN
 
 
 @dataclass(frozen=True, kw_only=True)

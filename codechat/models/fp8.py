@@ -1,8 +1,6 @@
 """Block matrices multiplied in fp8, by torchao where it is installed: float32 weights, products in float8 with a scale per tensor.
 
-Weights keep their names and dtype, so checkpoints are the same. `codechat bench gpu --steps 5` measures what it is worth.
-
-Left out: embedding and head, whose logits need the range; sampling, which reads the float32 weights.
+Weights keep their names and dtype, so checkpoints are the same. Embedding and head stay as they are: their logits need the range.
 """
 
 from __future__ import annotations
@@ -25,14 +23,10 @@ def convert(model: GPT, emulate: bool = False) -> GPT:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
-        raise ConfigError(
-            "fp8 needs torchao, which is not installed; pip install 'codechat[fp8]', or leave out --fp8"
-        ) from None
+        raise ConfigError("fp8 needs torchao; pip install 'codechat[fp8]', or leave out --fp8") from None
     device = dist.device()
     if not emulate and (device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY):
-        raise ConfigError(
-            f"fp8 on {device.type}; required is a GPU of compute capability 8.9 or later; leave out --fp8"
-        )
+        raise ConfigError(f"fp8 on {device.type}; required is a GPU of compute capability 8.9; leave out --fp8")
     convert_to_float8_training(model.blocks, module_filter_fn=_fits, config=Float8LinearConfig(emulate=emulate))
     return model
 

@@ -7,8 +7,6 @@ swiglu or squared ReLU), or the original CodeChat architecture (pos="learned", m
 The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which `token_logprobs` and
 sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
 
-Left out: dropout (training takes one epoch or less), biases, an untied head by default.
-
 Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
 """
 
@@ -67,9 +65,7 @@ class Attention(nn.Module):
         heads = self.qkv(x).view(B, T, cfg.n_head + 2 * cfg.kv_heads, cfg.head_dim).transpose(1, 2)
         qk, v = heads.split((cfg.n_head + cfg.kv_heads, cfg.kv_heads), dim=1)  # (B, H + K, T, E), (B, K, T, E)
         if cfg.qk_norm:
-            gains = [
-                norm.weight.expand(n, 1, -1) for norm, n in ((self.q_norm, cfg.n_head), (self.k_norm, cfg.kv_heads))
-            ]
+            gains = self.q_norm.weight.expand(cfg.n_head, 1, -1), self.k_norm.weight.expand(cfg.kv_heads, 1, -1)
             qk = rms_norm(qk, torch.cat(gains), cfg.norm_eps)  # one pass over both
         q, k = (qk if rope is None else rotate(qk, *rope)).split((cfg.n_head, cfg.kv_heads), dim=1)
         if cached is not None:
@@ -234,21 +230,16 @@ class GPT(nn.Module):
         return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
-    def _nats(
-        self, hidden: Tensor, targets: Tensor, reduction: str, every: bool = False, places: Tensor | None = None
-    ) -> Tensor:
-        flat = targets.flatten()
-        if every and reduction != "none":
-            total = head.cross_entropy(hidden.flatten(0, 1), self.head_weight(), flat)
-            return total if reduction == "sum" else total / max(1, len(flat))
-        if places is None:
-            places = (flat >= 0).nonzero()[:, 0]
-        hidden, flat = hidden.flatten(0, 1)[places], flat[places]  # the head skips tokens without a target
+    def _nats(self, hidden: Tensor, targets: Tensor, reduction: str, every: bool, places: Tensor | None) -> Tensor:
+        hidden, flat = hidden.flatten(0, 1), targets.flatten()
+        if not every or reduction == "none":  # the head skips tokens without a target
+            places = (flat >= 0).nonzero()[:, 0] if places is None else places
+            hidden, flat = hidden[places], flat[places]
         if reduction == "none":
             nats = -head.logprobs(hidden, self.head_weight(), flat, n_ids=self.cfg.padded_vocab)[0]
             return nats.new_zeros(targets.numel()).index_put((places,), nats).view_as(targets)
         total = head.cross_entropy(hidden, self.head_weight(), flat)
-        return total if reduction == "sum" else total / max(1, len(places))
+        return total if reduction == "sum" else total / max(1, len(flat))
 
     def token_logprobs(
         self,
@@ -271,13 +262,7 @@ class GPT(nn.Module):
         hidden, flat = wide.flatten(0, 1), targets.flatten()
         if places is None:
             places = (flat >= 0).nonzero()[:, 0]
-        found = head.logprobs(
-            hidden[places],
-            self.head_weight(),
-            flat[places],
-            n_ids=self.cfg.n_ids,
-            temperature=temperature,
-            entropy_grad=entropy_grad,
-        )
-        logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in found)
+        how = dict(n_ids=self.cfg.n_ids, temperature=temperature, entropy_grad=entropy_grad)
+        values = head.logprobs(hidden[places], self.head_weight(), flat[places], **how)
+        logprobs, entropy = (x.new_zeros(len(flat)).index_put((places,), x).view_as(targets) for x in values)
         return (logprobs, entropy, wide) if states else (logprobs, entropy)

@@ -1,13 +1,9 @@
 """Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
 
-With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. Each chunk's logits live until their part of
-the result is known. `cross_entropy` computes the gradient in the forward pass, where it is known up to one factor. `logprobs` keeps the
-logits for its backward pass up to KEEP_BYTES and recomputes them beyond.
-
-A chunk is as long as matrix products want it. What is done to each of its logits is done to a block of rows after the other, which a CPU's cache
-holds: a softmax, its logarithm and its slope are seven passes, and each over all of memory costs as much as a product.
-
-Left out: gradients of gradients.
+With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. `cross_entropy` computes the gradient in the
+forward pass, where it is known up to one factor. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A
+chunk is as long as matrix products want it; what is done to its logits is done to blocks of rows that a CPU's cache holds: a softmax, its logarithm
+and its slope are seven passes, and each over all of memory costs as much as a product.
 
 Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on them is float32.
 """
@@ -43,10 +39,9 @@ def logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
 
-    The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy carries
-    gradient only with entropy_grad."""
-    found, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, _compute_dtype(hidden))
-    return found, entropy if entropy_grad else entropy.detach()
+    The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy has a gradient with entropy_grad."""
+    chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, _compute_dtype(hidden))
+    return chosen, entropy if entropy_grad else entropy.detach()
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -143,12 +138,12 @@ def _slope(
     temperature: float,
     lse: Tensor,
     entropy: Tensor,
-    d_found: Tensor,
+    d_chosen: Tensor,
     d_entropy: Tensor | None,
 ) -> Tensor:
     """d loss / d logits (N, V), float32, of what `_chosen_and_entropy` returned; d_entropy: none = no loss used the entropy."""
     x = _scaled(logits, temperature)
-    up = d_found[:, None] / temperature
+    up = d_chosen[:, None] / temperature
     factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)
     if d_entropy is not None:
         up_entropy = d_entropy[:, None] / temperature
@@ -206,7 +201,7 @@ class _Logprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         h_all, w = hidden.to(dtype), weight.to(dtype)
-        found, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        chosen, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         ctx.set_materialize_grads(False)
         chunks = _chunks(len(hidden), w)
         budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
@@ -217,19 +212,21 @@ class _Logprobs(torch.autograd.Function):
         for rows in chunks:
             logits = logits_of(h_all[rows]) if kept is None else torch.mm(h_all[rows], w.mT, out=kept[rows])
             for block in _blocks(logits):
-                made = body(logits[block], targets[rows][block], temperature, dense)
-                found[rows][block], entropy[rows][block], lses[rows][block] = made
+                values = body(logits[block], targets[rows][block], temperature, dense)
+                chosen[rows][block], entropy[rows][block], lses[rows][block] = values
         ctx.save_for_backward(hidden, weight, targets, lses, entropy)
         ctx.temperature, ctx.dtype, ctx.kept = temperature, dtype, kept
-        return found, entropy
+        return chosen, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_found: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(
+        ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
+    ) -> tuple[Tensor, Tensor, None, None, None]:
         hidden, weight, targets, lses, entropy = ctx.saved_tensors
         h_all, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
         d_hidden, d_weight = torch.empty_like(h_all), None
-        d_found = torch.zeros_like(lses) if d_found is None else d_found
+        d_chosen = torch.zeros_like(lses) if d_chosen is None else d_chosen
         chunks = _chunks(len(hidden), w)
         longest = chunks[0].stop if chunks else 0
         logits_of, slopes = _Logits(0 if ctx.kept is not None else longest, w), w.new_empty(longest, len(w))
@@ -238,9 +235,9 @@ class _Logprobs(torch.autograd.Function):
             h, slope = h_all[rows], slopes[: len(h_all[rows])]
             logits = logits_of(h) if ctx.kept is None else ctx.kept[rows]
             for block in _blocks(logits):
-                of = [x[rows][block] for x in (lses, entropy, d_found)]
+                values = [x[rows][block] for x in (lses, entropy, d_chosen)]
                 up_entropy = None if d_entropy is None else d_entropy[rows][block]
-                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *of, up_entropy)
+                slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *values, up_entropy)
             torch.mm(slope, w, out=d_hidden[rows])
             d_weight = _add_product(d_weight, slope, h)
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)

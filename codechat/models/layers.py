@@ -1,9 +1,7 @@
 """RMSNorm, squared ReLU, rotary positions, the dtype of the residual stream.
 
-On a CPU each pass over a (B, T, D) costs about as much as a small product, so RMSNorm and squared ReLU have slopes of their own there, in half the
-passes of those that autograd derives. A GPU compiles its blocks, which fuses them.
-
-Left out: attention and blocks (`gpt`, `latent_attention`); gradients of gradients.
+On a CPU each pass over a (B, T, D) costs about as much as a small product, so RMSNorm and squared ReLU have hand-written gradients there, in half the
+passes of autograd's. A GPU compiles its blocks, which fuses them.
 
 Shapes: B sequences, H heads, T tokens, E rotated width.
 """
@@ -47,7 +45,7 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def written_out(x: Tensor) -> bool:
-    """Whether slopes of our own are taken: on a CPU, where autograd would keep and pass over more."""
+    """Whether to take the hand-written gradients: on a CPU, where autograd would keep and pass over more."""
     return packed_attention.dense(x.device) and x.requires_grad and not torch.compiler.is_compiling()
 
 

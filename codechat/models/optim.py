@@ -2,8 +2,6 @@
 
 AdamW for all parameters. With `optimizer="muon"` the matrices of the blocks take Muon instead, which orthogonalises their momentum. Schedules are
 pure functions of the step, so resuming needs no scheduler state.
-
-Left out: learning rates per layer, and second-order methods other than Muon.
 """
 
 from __future__ import annotations
@@ -74,12 +72,12 @@ def build(
         dict(params=[p for p in rest if p.ndim >= 2], weight_decay=weight_decay, lr=lr, base_lr=lr),
         dict(params=[p for p in rest if p.ndim < 2], weight_decay=0.0, lr=lr, base_lr=lr),
     ]
-    made: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     if rest:  # none where only adapters are trained: each lies in a block
-        made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True))
+        optimizers.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True))
     if hidden:
-        made.append(Muon(hidden, lr=muon_lr, weight_decay=weight_decay))
-    return made
+        optimizers.append(Muon(hidden, lr=muon_lr, weight_decay=weight_decay))
+    return optimizers
 
 
 class Muon(torch.optim.Optimizer):
@@ -116,10 +114,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
-    """N matrices of one shape, orthogonalised; no work is done twice, by replicas (`_by_replicas`) or by ranks that share the weights.
+    """N matrices of one shape, orthogonalised; ranks share the work.
 
-    Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the matrices, orthogonalises these, and returns the
-    rows; no rank holds more than its share."""
+    Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the matrices, orthogonalises these, returns the rows."""
     if not isinstance(first := matrices[0], DTensor):
         many = td.is_initialized() and td.get_world_size() > 1
         return _by_replicas(matrices) if many else orthogonalise(torch.stack(matrices))
@@ -161,12 +158,12 @@ def iteration_dtype(device: torch.device) -> torch.dtype:
 
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
-    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: the quintic Newton-Schulz iteration of
-    Muon. Run in float32 on CPUs and bfloat16 on GPUs.
+    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: Muon's quintic Newton-Schulz iteration, in float32
+    on CPUs and bfloat16 on GPUs.
 
-    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. So where x is wide and precise enough, steps are taken on the
-    small s, as s <- q s q, and x is multiplied by the product of their q: two thirds of the work at n = 4 m. The rounding of s grows a^2 = 12
-    times a step, so that s is made anew from x after three: five steps on one s lose 30 times the precision, which ranks then disagree by."""
+    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and precise enough, steps are taken on the small s, and x
+    is multiplied by the product of their q: two thirds of the work at n = 4 m. The rounding of s grows a^2 = 12 times a step, so s is computed from x
+    again after three."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.to(iteration_dtype(g.device))
     if g.shape[-2] > g.shape[-1]:

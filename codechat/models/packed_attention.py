@@ -1,9 +1,8 @@
 """Attention over packed rows: document by document or under a dense mask on a CPU, under a block mask of flex attention on a GPU.
 
 A dense mask keeps the flash kernels of `scaled_dot_product_attention` from being taken, and every block reads (B, T, T) of it. `dense` decides by the
-device; what makes masks of packed rows (`conversations.packed_mask`, `rollout.Packed.mask`) asks it, and `attend` takes each kind.
-
-Left out: rows of one document each, which need no mask.
+device; makers of masks (`conversations.packed_mask`, `rollout.Packed.mask`) ask it, and `attend` takes each kind. On a CPU, documents instead of a
+dense mask save 14 % of an SFT step in bfloat16, and 8 to 25 % of an RL step, of the shape of preset nano.
 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width.
 """
@@ -23,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 DENSE = ("cpu",)  # kinds of devices that take dense masks; elsewhere none reaches SDPA
 BLOCK = 128  # tokens: flex attention skips blocks of this size whole
-QUERIES = 128  # of `as_products`: fewer make narrow products, more compute scores that causal attention does not need
+QUERIES = 128  # of a piece: fewer make narrow products, more compute scores that causal attention does not need
 
 
 def dense(device: torch.device) -> bool:
@@ -35,8 +34,7 @@ Span = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """Queries at .. end, places in the flat rows (B T); they see the spans `before`, and from `start` on those up to themselves, of which `hides`
-    (queries, queries) takes those of other branches; none = no other branch is here."""
+    """Queries [at, end) of the flat rows (B T) attend to the spans `before` and causally from `start`, minus `hides` (queries, queries)."""
 
     before: tuple[Span, ...]
     start: int
@@ -47,8 +45,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """What the tokens of packed rows see on a CPU: themselves, earlier tokens of their document and, with branches, of these the ones of branch 0 and
-    of their own. docs, branches: (B, T); a document below 0 is padding."""
+    """A token attends to earlier tokens of its document and, with branches, of these to branch 0 and its branch. docs, branches: (B, T); a document
+    below 0 is padding."""
 
     docs: Tensor
     branches: Tensor | None = None
@@ -67,15 +65,14 @@ class Documents:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Of at most QUERIES queries each; neighbouring branches share one while they fit. Neighbouring padding counts as a document: nothing reads
-        what it sees."""
+        """Of at most QUERIES queries each; neighbouring branches share one while they fit. Neighbouring padding counts as a document."""
         docs, T = self.docs, self.docs.shape[1]
         branches = torch.zeros_like(docs) if self.branches is None else self.branches
         first = torch.ones_like(docs, dtype=torch.bool)
         first[:, 1:] = (docs[:, 1:] != docs[:, :-1]) | (branches[:, 1:] != branches[:, :-1])
         starts = first.flatten().nonzero()[:, 0]
         kinds = zip((starts // T).tolist(), docs.flatten()[starts].tolist(), branches.flatten()[starts].tolist())
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         runs: list[tuple[int, int, int]] = []  # branch, start, end of the document so far
         document, shares = None, False  # shares: the last piece holds whole branches of this document
         for (row, doc, branch), (start, end) in zip(kinds, pairwise([*starts.tolist(), docs.numel()])):
@@ -83,13 +80,15 @@ class Documents:
                 document, runs, shares = (row, doc), [], False
             whole = branch > 0 and all(b != branch for b, _, _ in runs)
             runs.append((branch, start, end))
-            if shares and whole and end - found[-1].at <= QUERIES:
-                found[-1] = self._sharing(found[-1], end)
+            if shares and whole and end - pieces[-1].at <= QUERIES:
+                pieces[-1] = self._sharing(pieces[-1], end)
                 continue
-            *before, (own, _) = _joined([(s, e) for b, s, e in runs if b in (0, branch)])
-            found += [Piece(tuple(before), own, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)]
+            *before, (first_seen, _) = _joined([(s, e) for b, s, e in runs if b in (0, branch)])
+            pieces += [
+                Piece(tuple(before), first_seen, at, min(at + QUERIES, end)) for at in range(start, end, QUERIES)
+            ]
             shares = whole and end - start <= QUERIES
-        return found
+        return pieces
 
     def _sharing(self, piece: Piece, end: int) -> Piece:
         """The piece with the next branch, which ends at `end`."""
@@ -104,17 +103,16 @@ def _later(n: int) -> Tensor:
 
 def _joined(spans: list[Span]) -> list[Span]:
     """Spans that touch, as one."""
-    found: list[Span] = []
+    out: list[Span] = []
     for start, end in spans:
-        if found and found[-1][1] == start:
-            start, _ = found.pop()
-        found.append((start, end))
-    return found
+        if out and out[-1][1] == start:
+            start, _ = out.pop()
+        out.append((start, end))
+    return out
 
 
 def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
-    """What each token sees, as a `BlockMask`: earlier tokens of its document and, with branches, of these the ones of branch 0 and of its own;
-    padding (document below 0) sees itself, since a softmax without keys is NaN. docs, branches: (B, T)."""
+    """The same as a `BlockMask`; padding sees itself, since a softmax without keys is NaN."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     branches = torch.zeros_like(docs) if branches is None else branches
@@ -137,16 +135,14 @@ def _flex() -> Callable[..., Tensor]:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products: bool = False) -> Tensor:
     """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of `flex_mask`, else causal or of
-    everything.
-
-    products: on a CPU in bfloat16, by `as_products`."""
+    everything. products: on a CPU in bfloat16, causal attention as matrix products (each row a document)."""
     grouped = k.shape[1] != q.shape[1]
     if isinstance(mask, Documents):
         if not torch.compiler.is_compiling():
             return _by_documents(q, k, v, mask)
         mask = mask.mask  # a graph for all batches cannot have the places of one
-    if products and q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        return as_products(q, k, v, mask, causal=causal)
+    if products and mask is None and causal and q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        return _by_documents(q, k, v, Documents(torch.zeros(len(q), q.shape[2], dtype=torch.long)))
     if mask is None or isinstance(mask, Tensor):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and causal, enable_gqa=grouped
@@ -155,32 +151,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products
     return flex(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
-def as_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
-    """`attend` written out: scores, softmax in float32, weighted sum, for QUERIES queries at a time and only the keys that causal ones may see.
-
-    The fused kernel of a CPU computes in tiles that its bfloat16 instructions are not fast on. The weights (H x T x T per row, half of that
-    where causal) are kept for the backward pass."""
-    T, group = q.shape[2], q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    q = q * q.shape[-1] ** -0.5
-    found = []
-    for at in range(0, T, QUERIES):
-        end = min(at + QUERIES, T)
-        keys = end if causal else T
-        scores = (q[:, :, at:end] @ k[:, :, :keys].mT).float()
-        if mask is not None:
-            scores = scores.masked_fill(~mask[:, :, at:end, :keys], -torch.inf)
-        elif causal:
-            later = torch.arange(keys, device=q.device) > torch.arange(at, end, device=q.device)[:, None]
-            scores = scores.masked_fill(later, -torch.inf)
-        found.append(scores.softmax(-1).to(q.dtype) @ v[:, :, :keys])
-    return torch.cat(found, dim=2)
-
-
 def _by_documents(q: Tensor, k: Tensor, v: Tensor, seen: Documents) -> Tensor:
-    """`attend` by the pieces of each document, whose scores are all that is computed: of rows of 384 tokens with conversations of 144 tokens on
-    average, 0.4 of what a dense mask takes."""
+    """`attend` by the pieces of each document, whose scores are all that is computed."""
     B, H, T, _ = q.shape
     if (group := H // k.shape[1]) > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -193,27 +165,26 @@ class _Pieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
-        found, weights = v.new_empty(*q.shape[:2], v.shape[2]), []
-        later = _later(QUERIES)
+        out, weights, later = v.new_empty(*q.shape[:2], v.shape[2]), [], _later(QUERIES)
         for piece in pieces:
             n = piece.end - piece.at
             scores = (
                 _heads(q[piece.at : piece.end]) @ _seen(k, piece).mT
-            )  # (H, queries, keys), of which the queries are the last
+            )  # (H, queries, keys); the queries are the last
             scores[..., -n:].masked_fill_(later[:n, :n] if piece.hides is None else piece.hides, -torch.inf)
             weights.append(scores.softmax(-1, dtype=torch.float32).to(v.dtype))
-            found[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))
-        ctx.save_for_backward(q, k, v, found, *weights)
+            out[piece.at : piece.end] = _heads(weights[-1] @ _seen(v, piece))
+        ctx.save_for_backward(q, k, v, out, *weights)
         ctx.pieces = pieces
-        return found
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """With weights w = softmax(s): dv = w' up, ds = w (up v' - up . found), dq = ds k, dk = ds' q."""
-        q, k, v, found, *weights = ctx.saved_tensors
+        """With weights w = softmax(s): dv = w' up, ds = w (up v' - up . out), dq = ds k, dk = ds' q."""
+        q, k, v, out, *weights = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        mean = (up * found).sum(-1, dtype=torch.float32)
+        mean = (up * out).sum(-1, dtype=torch.float32)
         for piece, w in zip(ctx.pieces, weights, strict=True):
             own = slice(piece.at, piece.end)
             ups = _heads(up[own])

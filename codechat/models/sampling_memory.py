@@ -1,9 +1,7 @@
 """How many completions a device samples at once: rows whose keys, values and logits fit beside the weights. No torch: `codechat plan` reads it too.
 
-Counted in the dtype of compute: a copy of the weights (`decoding.reader`), each row's own keys and values with its share of its prompt's, its logits,
-the states of one prefill pass, and the scores of one block's attention. SPARE of the free memory stays for what the allocator cannot use.
-
-Left out: blocks of a paged cache; rows that end early leave their room unused until their batch is compacted.
+Counted in the dtype of compute: a copy of the weights, each row's keys and values with its share of its prompt's, its logits, the states of one
+prefill pass, the scores of one block's attention. SPARE of the free memory stays for what the allocator cannot use.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ from __future__ import annotations
 from codechat.models.config import GPTConfig
 
 SPARE = 0.1
-PREFILL_TOKENS = (
-    16384  # of one prefill pass on a GPU: more do not make it faster, and their states would take the rows' memory
-)
+PREFILL_TOKENS = 16384  # of one prefill pass on a GPU: more are no faster, and their states would take the rows' memory
 SMALLEST = 4  # slots of a static batch: a shape of 1 would be compiled apart
 COLUMNS = 16  # a static cache's room is a multiple of it, and one multiple longer than what is used (`decode_graph`)
 
