@@ -1,4 +1,4 @@
-"""Tasks of one's own: a file, an object, the template; what their rewards may and may not do."""
+"""Custom tasks: a file, an object, the template; what their rewards may and may not do."""
 
 from __future__ import annotations
 
@@ -59,15 +59,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_gives_a_task_with_its_options(file):
+def test_a_file_gives_a_task_with_its_options_and_a_weighted_mean_of_rewards(file):
     task = tasks.load(f"{file}:Doubles:add=3")
     assert (task.name, task.add, task.max_reward) == ("doubles", 3, 1.0)
     assert isinstance(tasks.load(str(file)), tasks.Task)  # its only task
     assert tasks.check_reference_solutions(task, task.problems("train")).require().passed == len(task.problems("train"))
-
-
-def test_rewards_are_a_weighted_mean_and_each_part_is_a_term(file):
-    task = tasks.load(f"{file}:Doubles")
     problem = next(p for p in task.problems("train") if p.gold == "14")
     right, wrong, words = (task.score(problem, text) for text in ("14", "15", "a long text"))
     assert (right.reward, right.correct, right.tier) == (1.0, True, "full")
@@ -78,8 +74,7 @@ def test_rewards_are_a_weighted_mean_and_each_part_is_a_term(file):
 
 def test_weight_zero_is_logged_and_not_trained():
     task = Doubles()
-    problem = task.problems("train")[0]
-    scores = [task.score(problem, text) for text in ("", "x" * 10)]
+    scores = [task.score(task.problems("train")[0], text) for text in ("", "x" * 10)]
     assert [s.reward for s in scores] == [0, 0] and [s.terms["length"] for s in scores] == [0, 1]
 
 
@@ -96,22 +91,17 @@ def test_rows_name_their_split_or_come_from_a_file(tmp_path):
     path.write_text("".join(json.dumps(row | {"split": "test", "reference": "x"}) + "\n" for row in ROWS[:3]))
     task = Doubles(source=str(path))
     assert len(task.problems("test")) == 3 and task.gold(task.problems("test")[0]) == "x"
-    with pytest.raises(DataError, match="no row in split 'train'"):
+    with pytest.raises(DataError):
         task.problems("train")
 
 
-@pytest.mark.parametrize(
-    "row", [{"gold": 1}, {"prompt": "x"}, {"prompt": "x", "gold": 1, "split": "dev"}, {"prompt": [], "gold": 1}]
-)
-def test_rows_that_are_no_problems_are_refused(row):
-    with pytest.raises(DataError, match="row 1"):
-        task_with(exact, rows=[row])
-
-
-@pytest.mark.parametrize("rewards", [{}, {exact: 0.0}, {exact: -1.0, length: 2.0}, {exact: float("nan")}])
-def test_weights_that_pay_nothing_are_refused(rewards):
-    with pytest.raises(ConfigError, match="mine has the reward weights"):
-        type("Mine", (RowsTask,), {"rows": ROWS, "rewards": rewards})()
+def test_rows_and_weights_that_make_no_task_are_refused():
+    for row in ({"gold": 1}, {"prompt": "x"}, {"prompt": "x", "gold": 1, "split": "dev"}, {"prompt": [], "gold": 1}):
+        with pytest.raises(DataError, match="row 1"):
+            task_with(exact, rows=[row])
+    for rewards in ({}, {exact: 0.0}, {exact: -1.0, length: 2.0}, {exact: float("nan")}):
+        with pytest.raises(ConfigError):
+            type("Mine", (RowsTask,), {"rows": ROWS, "rewards": rewards})()
 
 
 def raises(completion, problem):
@@ -136,10 +126,8 @@ def test_a_reward_function_that_fails_is_a_tier_and_stops_before_training(functi
     score = task.score(task.problems("train")[0], "")
     if function is not too_large:
         assert (score.reward, score.tier, score.correct) == (0.0, "error", False)
-    check = redteam.check_reward(task, task.problems("train"))
-    assert check.broken
-    with pytest.raises(DataError, match="reward of task mine fails on"):
-        check.require()
+    with pytest.raises(DataError, match="task mine"):
+        redteam.check_reward(task, task.problems("train")).require()
 
 
 def contains(completion, problem):
@@ -150,49 +138,45 @@ def anything(completion, problem):
     return 1.0
 
 
-def test_shortcuts_are_found():
-    assert set(redteam.check_reward(task_with(contains), task_with(contains).problems("train")).shortcuts) == {
-        "all answers"
-    }
-    assert len(redteam.check_reward(task_with(anything), task_with(anything).problems("train")).shortcuts) >= 12
-    assert not redteam.check_reward(task_with(exact), task_with(exact).problems("train")).shortcuts
+def test_shortcuts_are_reported_and_tasks_of_the_package_have_none():
+    def shortcuts(task: tasks.Task) -> set[str]:
+        return set(redteam.check_reward(task, task.problems("train", 8)).require().shortcuts)
 
-
-@pytest.mark.parametrize("name", ["toy", "reasoning"])
-def test_our_own_tasks_pass_the_red_team_check(name):
-    task = tasks.load(name)
-    check = redteam.check_reward(task, task.problems("train", 8)).require()
-    assert check.n == (4 if name == "toy" else 8) or check.n == 8
-    assert not check.shortcuts and not custom.is_custom(task)
+    assert shortcuts(task_with(contains)) == {"all answers"}
+    assert len(shortcuts(task_with(anything))) >= 12
+    for task in (task_with(exact), tasks.load("toy"), tasks.load("reasoning")):
+        assert not shortcuts(task)
+    assert not custom.is_custom(tasks.load("toy"))
 
 
 def test_an_object_or_a_class_is_a_setting():
     task = Doubles()
     for given in (task, Doubles):
-        cfg = GRPOConfig(task=given)
-        assert cfg.task == "doubles" and tasks.load(cfg.task).name == "doubles"
+        assert GRPOConfig(task=given).task == "doubles" and tasks.load("doubles").name == "doubles"
     assert config_hash(GRPOConfig(task=task)) == config_hash(GRPOConfig(task="doubles"))
     assert tasks.load(GRPOConfig(task=task).task) is task and custom.is_custom(task)
     tasks.TASKS.pop("doubles")
 
 
-def test_what_is_no_task_is_refused(tmp_path, file):
-    with pytest.raises(ConfigError, match="lacks name, tiers"):
-        GRPOConfig(task=3)
-    with pytest.raises(ConfigError, match=".toy. is taken"):
-        tasks.name_of(task_with(exact, name="toy"))
-    with pytest.raises(MissingFile, match="my_task.py:MyTask"):
+def test_errors_name_what_is_wrong_with_a_task(tmp_path, file):
+    for make, why in (
+        (lambda: GRPOConfig(task=3), "lacks name, tiers"),
+        (lambda: tasks.name_of(task_with(exact, name="toy")), "'toy' is taken"),
+        (lambda: tasks.load(f"{file}:Double"), "'Doubles'"),
+        (lambda: tasks.load(f"{file}:Doubles:level=1"), "'level'"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            make()
+    with pytest.raises(MissingFile):
         tasks.load(str(tmp_path / "absent.py:X"))
-    with pytest.raises(ConfigError, match="no class 'Double'.*'Doubles'"):
-        tasks.load(f"{file}:Double")
-    with pytest.raises(ConfigError, match="has no option 'level'"):
-        tasks.load(f"{file}:Doubles:level=1")
-    (tmp_path / "bad.py").write_text("class X:\n    name = 'x'\n\nx = 1 / 0\n")
-    with pytest.raises(DataError, match="line 4: ZeroDivisionError"):
-        tasks.load(f"{tmp_path / 'bad.py'}:X")
-    (tmp_path / "bad.py").write_text("class X:\n    name = 'x'\n")
-    with pytest.raises(ConfigError, match="X of .* lacks tiers"):
-        tasks.load(f"{tmp_path / 'bad.py'}:X")
+    bad = tmp_path / "bad.py"
+    for text, kind, why in (
+        ("class X:\n    name = 'x'\n\nx = 1 / 0\n", DataError, "line 4: ZeroDivisionError"),
+        ("class X:\n    name = 'x'\n", ConfigError, "lacks tiers"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(kind, match=why):
+            tasks.load(f"{bad}:X")
 
 
 def test_the_template_passes_its_own_tests(tmp_path):
@@ -201,11 +185,6 @@ def test_the_template_passes_its_own_tests(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_words.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
-    with pytest.raises(ConfigError, match="exists"):
-        new_command.main(["task", "my_words", "--out", str(tmp_path)])
-
-
-@pytest.mark.parametrize("words", [["tusk", "x"], ["task"], ["task", "My-Task"]])
-def test_a_template_without_a_proper_name_is_refused(words):
-    with pytest.raises(ConfigError):
-        new_command.main(words)
+    for words in (["tusk", "x"], ["task"], ["task", "My-Task"], ["task", "my_words", "--out", str(tmp_path)]):
+        with pytest.raises(ConfigError):
+            new_command.main(words)
