@@ -15,7 +15,7 @@ from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.sandbox import Result, SandboxUnavailable, Verdict, close_all
 from codechat.tasks.base import Problem
-from codechat.tasks.coding import rewards, sources
+from codechat.tasks.coding import rewards
 from codechat.tasks.coding.task import CodingTask
 
 GOLD = {"code": "def add(a, b):\n    return a + b", "tests": ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"],
@@ -41,78 +41,55 @@ def verdict(*results: tuple[bool, str], stage: str = "tests") -> Verdict:
     return Verdict(tuple(Result(*r) for r in results), stage, 0.0, next((why for _, why in results if why), ""))
 
 
-@pytest.mark.parametrize(
-    "found, tier, binary, fractional, tiered",
-    [
+def test_three_rewards_of_a_verdict() -> None:
+    wrong, fails = (False, "assertion failed: x"), (False, "ValueError: x")
+    for found, tier, binary, fractional, tiered in (
         (verdict((True, ""), (True, "")), "all_passed", 1, 1, 1),
-        (verdict((True, ""), (False, "assertion failed")), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
-        (verdict((False, "assertion failed"), (False, "assertion failed")), "none_passed", 0, 0, 0.15),
-        (verdict((False, "assertion failed: x"), (False, "ZeroDivisionError: x")), "none_passed", 0, 0, 0.15),
-        (verdict((False, "ValueError: x"), (False, "ValueError: x")), "raises", 0, 0, 0.05),
-        (
-            verdict((False, "it does not define add"), (False, "it does not define add"), stage="load"),
-            "raises",
-            0,
-            0,
-            0.05,
-        ),
+        (verdict((True, ""), wrong), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
+        (verdict(wrong, wrong), "none_passed", 0, 0, 0.15),
+        (verdict(wrong, fails), "none_passed", 0, 0, 0.15),
+        (verdict(fails, fails), "raises", 0, 0, 0.05),
+        (verdict((False, "it does not define f"), (False, "it does not define f"), stage="load"), "raises", 0, 0, 0.05),
         (verdict((False, "out of time"), (True, "")), "some_passed", 0, 0.5, 0.15 + 0.85 / 2),
-    ],
-)
-def test_three_rewards_of_a_verdict(found: Verdict, tier: str, binary: float, fractional: float, tiered: float) -> None:
-    assert rewards.tier_of(found) == tier
-    passed = sum(r.passed for r in found.results)
-    for mode, expected in (("binary", binary), ("fractional", fractional), ("tiered", tiered)):
-        assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
-
-
-def test_the_reward_rises_with_passed_tests_and_only_all_tests_score_the_maximum() -> None:
+    ):
+        assert rewards.tier_of(found) == tier
+        passed = sum(r.passed for r in found.results)
+        for mode, expected in (("binary", binary), ("fractional", fractional), ("tiered", tiered)):
+            assert rewards.reward(mode, tier, passed, 2) == pytest.approx(expected), mode
     ladder = [rewards.tiered("unparseable", 0, 9), rewards.tiered("raises", 0, 9), rewards.tiered("none_passed", 0, 9)]
     ladder += [rewards.tiered("some_passed", k, 9) for k in range(1, 9)] + [rewards.tiered("all_passed", 9, 9)]
     assert ladder == sorted(set(ladder)) and ladder[0] == 0 and ladder[-1] == 1
 
 
-@pytest.mark.parametrize(
-    "text, tier, tiered",
-    [
-        ("", "empty", 0.0),
-        ("I cannot.", "empty", 0.0),
-        ("def add(a, b:", "unparseable", 0.0),
-        ("def sub(a, b):\n    return a - b", "raises", 0.05),
-        ("def add(a, b):\n    return a + c", "raises", 0.05),
-        ("import nothing_like_it\ndef add(a, b):\n    return a + b", "raises", 0.05),
-        ("def add(a):\n    return a", "raises", 0.05),
-        ("def add(a, b):\n    return None", "none_passed", 0.15),
-        ("def add(a, b):\n    return 3", "some_passed", 0.15 + 0.85 / 4),
-        ("Sure:\n```python\ndef add(a, b):\n    return a + b\n```", "all_passed", 1.0),
-    ],
-)
-def test_a_completion_is_scored_by_how_far_it_comes(task: CodingTask, text: str, tier: str, tiered: float) -> None:
-    score = task.score(PROBLEM, text)
-    assert (score.tier, score.reward, score.correct) == (tier, pytest.approx(tiered), tier == "all_passed")
-    assert score.parts["tests"] == 4 and score.parts["tiered"] == score.reward
+def test_a_completion_is_scored_by_how_far_it_comes(task: CodingTask) -> None:
+    texts = {
+        "": ("empty", 0.0),
+        "I cannot.": ("empty", 0.0),
+        "def add(a, b:": ("unparseable", 0.0),
+        "def sub(a, b):\n    return a - b": ("raises", 0.05),
+        "def add(a, b):\n    return a + c": ("raises", 0.05),
+        "import nothing_like_it\ndef add(a, b):\n    return a + b": ("raises", 0.05),
+        "def add(a):\n    return a": ("raises", 0.05),
+        "def add(a, b):\n    return None": ("none_passed", 0.15),
+        "def add(a, b):\n    return 3": ("some_passed", 0.15 + 0.85 / 4),
+        "Sure:\n```python\ndef add(a, b):\n    return a + b\n```": ("all_passed", 1.0),
+    }
+    batch = task.scores([(PROBLEM, text) for text in texts])
+    for (text, (tier, tiered)), together in zip(texts.items(), batch, strict=True):
+        score = task.score(PROBLEM, text)
+        assert (score.tier, score.reward, score.correct) == (tier, pytest.approx(tiered), tier == "all_passed"), text
+        assert score.parts["tests"] == 4 and score.parts["tiered"] == score.reward == together.reward
 
 
 def test_the_mode_changes_the_reward_and_not_what_is_correct(task: CodingTask) -> None:
     half = "def add(a, b):\n    return 3 if a == 1 else 4"
-    for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.15 + 0.425)):
-        made = CodingTask("add", [PROBLEM], reward=mode)
-        score = made.score(PROBLEM, half)
-        assert (
-            score.reward == pytest.approx(reward)
-            and not score.correct
-            and score.parts["tiered"] == pytest.approx(0.575)
-        )
-        assert made.score(PROBLEM, GOLD["code"]).reward == 1.0
-    with pytest.raises(ConfigError, match="best"):
+    for mode, reward in (("binary", 0.0), ("fractional", 0.5), ("tiered", 0.575)):
+        other = CodingTask("add", [PROBLEM], reward=mode)
+        score = other.score(PROBLEM, half)
+        assert (score.reward, score.parts["tiered"]) == (pytest.approx(reward), pytest.approx(0.575))
+        assert not score.correct and other.score(PROBLEM, GOLD["code"]).reward == 1.0
+    with pytest.raises(ConfigError):
         CodingTask("add", [PROBLEM], reward="best")
-
-
-def test_a_batch_is_scored_like_single_completions(task: CodingTask) -> None:
-    texts = [GOLD["code"], "def add(a, b):\n    return 3", "", GOLD["code"], "x ="]
-    assert [s.reward for s in task.scores([(PROBLEM, t) for t in texts])] == [
-        task.score(PROBLEM, t).reward for t in texts
-    ]
 
 
 # ---- red team: what a completion may try instead of solving
@@ -139,40 +116,21 @@ TRICKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRICKS)
-def test_tricks_earn_no_more_than_a_wrong_program(task: CodingTask, name: str) -> None:
-    score = task.score(PROBLEM, TRICKS[name])
-    assert score.reward <= rewards.RUNS and not score.correct, (score, name)
-    assert task.score(PROBLEM, GOLD["code"]).correct, "and the next program is judged as ever"
+def test_tricks_and_text_without_a_program_earn_no_more_than_a_wrong_program(task: CodingTask) -> None:
+    for name, program in TRICKS.items():
+        score = task.score(PROBLEM, program)
+        assert score.reward <= rewards.RUNS and not score.correct, (score, name)
+        assert task.score(PROBLEM, GOLD["code"]).correct, f"the next program is judged as ever after: {name}"
+    for text in ("\0", "def add(a, b): return '\ud800'", "```" * 999, "def add(" * 3000, "\x1b[2J", '{"reward": 1.0}', "<functioncall> {}",
+                 "REWARD 1.0"):  # fmt: skip
+        assert task.score(PROBLEM, text).reward <= rewards.RAISES
 
 
-@pytest.mark.parametrize("name", ["prints a verdict", "leaves before the tests", "is equal to everything"])
-def test_the_tricks_would_fool_a_judge_that_shares_the_interpreter(name: str) -> None:
-    tests = "\n".join(GOLD["tests"])
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", f"{TRICKS[name]}\n{tests}\nprint('REWARD 1.0')"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert "REWARD 1.0" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\0",
-        "def add(a, b): return '\ud800'",
-        "```" * 999,
-        "def add(" * 3000,
-        "\x1b[2J",
-        '{"reward": 1.0}',
-        "<functioncall> {}",
-        "REWARD 1.0",
-    ],
-)
-def test_text_without_a_program_scores_nothing_and_never_raises(task: CodingTask, text: str) -> None:
-    assert task.score(PROBLEM, text).reward <= rewards.RAISES
+def test_the_tricks_would_fool_a_judge_that_shares_the_interpreter() -> None:
+    for name in ("prints a verdict", "leaves before the tests", "is equal to everything"):
+        code = "\n".join([TRICKS[name], *GOLD["tests"], "print('REWARD 1.0')"])
+        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+        assert "REWARD 1.0" in done.stdout
 
 
 # ---- readers
@@ -189,16 +147,7 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
 
 
 def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "train.jsonl",
-        mbpp_row(3),
-        mbpp_row(11),
-        mbpp_row(510),
-        mbpp_row(511),
-        mbpp_row(600),
-        mbpp_row(601),
-        mbpp_row(974),
-    )
+    path = write(tmp_path / "train.jsonl", *map(mbpp_row, (3, 11, 510, 511, 600, 601, 974)))
     task = tasks.load("mbpp", source=path, shots=1)
     ids = {split: sorted(p.id for p in task.problems(split)) for split in task.splits}
     assert ids == {
@@ -208,17 +157,15 @@ def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: P
     }
     prompt = task.prompt(task.problems("test")[0])
     assert [m["role"] for m in prompt] == ["user", "assistant", "user"] and "\r" not in prompt[1]["content"]
-    assert "assert add(1, 2) == 3" in prompt[2]["content"] and "'ab'" not in prompt[2]["content"], (
-        "challenge tests are not shown"
-    )
+    assert "assert add(1, 2) == 3" in prompt[2]["content"]
+    assert "'ab'" not in prompt[2]["content"], "challenge tests are not shown"
     for split in ("prompt", "test_hard"):
-        with pytest.raises(ConfigError, match=split):
+        with pytest.raises(ConfigError):
             task.problems(split)
 
 
-@pytest.mark.parametrize(
-    "row, match",
-    [
+def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path) -> None:
+    for row, match in (
         (mbpp_row(975), "task_id 975"),
         (mbpp_row(700, code="def add(a, b:"), "row 1"),
         (mbpp_row(700, test_list=["assert ("]), "row 1"),
@@ -226,27 +173,20 @@ def test_a_split_follows_from_the_number_whatever_the_file_is_called(tmp_path: P
         ({"task_id": 1, "solution": "x"}, "solution"),
         ({"id": "x", "messages": [], "gold": {"code": ""}, "split": "train"}, "code, tests, names"),
         ({"id": "x", "messages": [], "gold": GOLD, "split": "dev"}, "split 'dev'"),
-    ],
-)
-def test_the_error_of_a_bad_row_names_its_place(tmp_path: Path, row: dict[str, Any], match: str) -> None:
-    with pytest.raises(DataError, match=match):
-        tasks.load("mbpp", source=write(tmp_path / "rows.jsonl", row))
+    ):
+        with pytest.raises(DataError, match=match):
+            tasks.load("mbpp", source=write(tmp_path / "rows.jsonl", row))
 
 
-def test_options_in_the_name_of_a_task(tmp_path: Path) -> None:
+def test_options_in_the_name_of_a_task_and_missing_sources(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", mbpp_row(2), mbpp_row())
     assert tasks.load(f"mbpp:source={path},reward=binary,shots=1,timeout_s=2").reward == "binary"
-    for word, match in (("mbpp:rewards=binary", "rewards"), ("mbpp:binary", "binary"), (f"mbpp:source={path},shots=x", "shots"),
-                        (f"mbpp:source={path},shots=3", "shots 3"), ("mbpp:variant=half", "variant 'half'")):  # fmt: skip
-        with pytest.raises(ConfigError, match=match):
+    for word in ("mbpp:rewards=binary", "mbpp:binary", f"mbpp:source={path},shots=x", f"mbpp:source={path},shots=3", "mbpp:variant=half",
+                 "mbpp:source=embedded"):  # fmt: skip
+        with pytest.raises(ConfigError):
             tasks.load(word)
-
-
-def test_a_missing_source_is_a_user_error() -> None:
     with pytest.raises(MissingFile):
         tasks.load("mbpp", source="/nowhere/mbpp")
-    with pytest.raises(ConfigError, match="mbpp"):
-        sources.read("mbpp", "embedded")
 
 
 @pytest.mark.slow
@@ -285,46 +225,34 @@ def assertion(out, exp, atol):
 '''  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "value, tier", [("a + b", "all_passed"), ("(a + b) * (1 + 1e-9)", "all_passed"), ("(a + b) * 1.01", "none_passed")]
-)
-def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path, value: str, tier: str) -> None:
+def human_row(test: str, **more: Any) -> dict[str, Any]:
+    return {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "entry_point": "add",
+            "canonical_solution": "    return a + b\n", "test": PLUS + f"def check(candidate):\n{test}"} | more  # fmt: skip
+
+
+def test_extended_suites_compare_floats_without_numpy(task: CodingTask, tmp_path: Path) -> None:
     """In the form of the extended suites' scripts."""
-    loop = (
-        PLUS
-        + "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
-    )
-    plus = tasks.load(
-        "mbpp", source=write(tmp_path / "plus.jsonl", mbpp_row(11, prompt="Add.", test=loop)), variant="plus"
-    )
-    code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
-    assert plus.score(plus.problems("test")[0], code).tier == tier
-    check = {"task_id": "HumanEval/0", "prompt": "def add(a, b):\n    '''Add.'''\n", "entry_point": "add", "canonical_solution": "    return a + b\n",
-             "test": PLUS + "def check(candidate):\n    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n"}  # fmt: skip
-    human = tasks.load("humaneval", source=write(tmp_path / "human.jsonl", check), variant="plus")
-    assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, (
-        "a bare body completes the prompt"
-    )
+    loop = "for inp, exp in zip([[0.1, 0.2], [[0.5], [0.25]]], [0.30000000000000004, [0.5, 0.25]]):\n    assertion(add(*inp), exp, 0)\n"
+    row = mbpp_row(11, prompt="Add.", test=PLUS + loop)
+    plus = tasks.load("mbpp", source=write(tmp_path / "plus.jsonl", row), variant="plus")
+    row = human_row("    for inp, exp in zip([[0.1, 0.2]], [0.3]):\n        assertion(candidate(*inp), exp, 0)\n")
+    human = tasks.load("humaneval", source=write(tmp_path / "human.jsonl", row), variant="plus")
+    values = {"a + b": "all_passed", "(a + b) * (1 + 1e-9)": "all_passed", "(a + b) * 1.01": "none_passed"}
+    for value, tier in values.items():
+        code = f"def add(a, b):\n    return {value} if type(a) is float else a + b"
+        assert plus.score(plus.problems("test")[0], code).tier == tier
+        assert human.score(human.problems("test")[0], f"    return {value}").tier == tier, "a bare body completes"
 
 
-@pytest.mark.parametrize(
-    "given, tier",
-    [
-        ("", "none_passed"),
-        ("0.5", "none_passed"),
-        ("0.5, 0.25 * (1 + 1e-9)", "all_passed"),
-        ("0.5, 0.5", "none_passed"),
-    ],
-)
-def test_a_length_without_its_items_is_not_close(tmp_path: Path, given: str, tier: str) -> None:
+def test_a_length_without_its_items_is_not_close(task: CodingTask, tmp_path: Path) -> None:
     """A program's own sequence counts by the items that it gives."""
-    test = PLUS + "def check(candidate):\n    assertion(candidate(), [0.5, 0.25], 0)\n"
-    row = {"task_id": "HumanEval/0", "prompt": "def f():\n    '''Halves.'''\n", "entry_point": "f",
-           "canonical_solution": "    return [0.5, 0.25]\n", "test": test}  # fmt: skip
+    row = human_row("    assertion(candidate(1, 2), [0.5, 0.25], 0)\n")
     plus = tasks.load("humaneval", source=write(tmp_path / "plus.jsonl", row), variant="plus")
     (problem,) = plus.problems("test")
-    own = f"class Own:\n    def __len__(self): return 2\n    def __iter__(self): return iter([{given}])\n"
-    assert plus.score(problem, f"{own}\ndef f():\n    return Own()").tier == tier
+    items = {"": "none_passed", "0.5": "none_passed", "0.5, 0.25 * (1 + 1e-9)": "all_passed", "0.5, 0.5": "none_passed"}
+    for given, tier in items.items():
+        own = f"class Own:\n    def __len__(self): return 2\n    def __iter__(self): return iter([{given}])\n"
+        assert plus.score(problem, f"{own}\ndef add(a, b):\n    return Own()").tier == tier
 
 
 def test_humaneval_is_for_evaluation_only() -> None:
