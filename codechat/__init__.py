@@ -1,59 +1,35 @@
 """CodeChat: a laboratory for training a small code-and-tool-calling language model from scratch.
 
-What notebooks use is here by name (`from codechat import GPT, chat, tokenizer, generate, losses, rollout`) and imported when it is asked for;
-everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...).
+Everything lies in a room of its own (`codechat.models`, `codechat.rl`, ...). What notebooks use is also here by name, and imported on first use.
 """
 
-from codechat.core.lazy import attach
+import importlib
+from typing import Any
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    modules=[
-        "core",
-        "distributed",
-        "runs",
-        "text",
-        "models",
-        "data",
-        "sandbox",
-        "tasks",
-        "rl",
-        "evaluation",
-        "inference",
-        "launch",
-        "reports",
-        "labs",
-        "bench",
-        "pretrain",
-        "sft",
-        "reinforce",
-        "grpo",
-        "ppo",
-        "expert_iteration",
-        "preference",
-    ],
-    names={
-        "text": ["chat", "token_view", "tokenizer"],
-        "reports": ["articles", "comparisons", "frozen_rows", "plots", "run_frames", "style", "token_attribution"],
-        "core": [
-            "CheckpointError",
-            "ConfigError",
-            "DataError",
-            "MissingFile",
-            "RunError",
-            "UserError",
-            "config",
-            "errors",
-        ],
-        "models": ["GPT", "GPTConfig", "PRESETS", "generate", "gpt", "lora", "optim"],
-        "data": ["conversations", "corpus", "glaive", "sources", "synthetic"],
-        "distributed": ["dist", "gpu_specs", "hardware"],
-        "evaluation": ["behaviour_probes", "contamination", "diagnose", "evaluate", "intervals", "results"],
-        "rl": ["advantages", "episodes", "losses", "per_token_rewards", "preference_losses", "rollout"],
-        "labs": ["chars", "defects", "exact_gradients", "scaling_law"],
-        "runs": ["Run", "checkpoint", "metrics", "paths", "run"],
-        "launch": ["launcher", "planner"],
-    },
-)
+_NAMES = {
+    "text": "chat token_view tokenizer",
+    "reports": "articles comparisons frozen_rows plots run_frames style token_attribution",
+    "core": "config errors",
+    "core.errors": "CheckpointError ConfigError DataError MissingFile RunError UserError",
+    "models": "generate gpt lora optim",
+    "models.config": "GPTConfig PRESETS",
+    "models.gpt": "GPT",
+    "data": "conversations corpus glaive sources synthetic",
+    "distributed": "dist gpu_specs hardware",
+    "evaluation": "behaviour_probes contamination diagnose evaluate intervals results",
+    "rl": "advantages episodes losses per_token_rewards preference_losses rollout",
+    "labs": "chars defects exact_gradients scaling_law",
+    "runs": "checkpoint metrics paths run",
+    "runs.run": "Run",
+    "launch": "launcher planner",
+}  # {module: its names}
+_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'codechat' has no attribute {name!r}")
+    home = importlib.import_module(f"codechat.{_HOME[name]}")
+    return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{home.__name__}.{name}")

@@ -5,7 +5,9 @@ codechat grpo --init-from RUN --task my_task.py:MyTask --run-name my_task
 codechat evaluate --ckpt my_task --task my_task.py:MyTask
 """
 
-from codechat.tasks import Problem, RowsTask
+from codechat.tasks.own import RowsTask
+
+from codechat.tasks import Problem
 
 
 def exact(completion: str, problem: Problem) -> float:

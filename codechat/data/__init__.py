@@ -2,11 +2,3 @@
 
 Problems with a reward, and their data, are in `tasks`.
 """
-
-from codechat.core.lazy import attach
-
-MODULES = """
-    chat_formats command conversations corpus download glaive prefetch prepare_corpus prepared public_rows sources
-    supervised_tokens synthetic
-"""
-__getattr__, __dir__, __all__ = attach(__name__, modules=MODULES.split())

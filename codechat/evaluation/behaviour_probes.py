@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
-from codechat import distributed, models  # dist and generate import torch: only when a model answers
 from codechat.core.errors import DataError, MissingFile
+from codechat.distributed import dist
 from codechat.evaluation.intervals import Interval, wilson_interval
+from codechat.models import generate
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -99,10 +100,10 @@ def behaviour_matrix(
 ) -> BehaviourMatrix:
     """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. With several ranks a collective:
     each rank takes every W-th probe, and all return the whole matrix."""
-    numbers = range(distributed.dist.rank(), len(probes), distributed.dist.world_size())
+    numbers = range(dist.rank(), len(probes), dist.world_size())
     was_training = model.training
     # shown at once, and in a terminal only: the probes of a small model are one batch
-    shown = None if distributed.dist.is_main() else True
+    shown = None if dist.is_main() else True
     with tqdm(total=len(numbers), desc="behaviour probes", unit="answer", leave=False, disable=shown) as bar:
         texts = answers(
             model.eval(),
@@ -121,7 +122,7 @@ def behaviour_matrix(
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):
         counts[cell_of(probes[i])][behaviour(text)] += 1
-    parts = distributed.dist.all_gather_objects(counts)
+    parts = dist.all_gather_objects(counts)
     return BehaviourMatrix({cell: sum((part[cell] for part in parts), Counter[str]()) for cell in CELLS})
 
 
@@ -131,8 +132,8 @@ def answers(
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
     stop = chat.stop_sequences(tokenizer, tags)
-    with distributed.dist.autocast(model.wte.weight.device):
-        completions = models.generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
+    with dist.autocast(model.wte.weight.device):
+        completions = generate.sample(model, prompts, stop=stop, on_overflow="stop", **sampling)
     return [chat.completion_text(c.ids, tokenizer, tags) for c in completions]
 
 

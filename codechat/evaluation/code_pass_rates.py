@@ -18,14 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from codechat import distributed, models, tasks  # dist and loading import torch: only when a model is used
+from codechat import tasks  # dist and loading import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import evaluate_split, find_contamination, label
 from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, clean_and_exposed
 from codechat.evaluation.settings import SamplingSettings, skipping
+from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks.base import Problem
 from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
@@ -99,9 +101,9 @@ def run_passk(cfg: PasskConfig) -> Run:
     problems, check = tasks.checked_problems(task, problems_of(task, cfg), skip=cfg.skip_failing_references)
     path = find_checkpoint(cfg.ckpt)
     run = Run.create(cfg.run_name, cfg, kind="passk", parent=cfg.ckpt, overwrite=cfg.overwrite)
-    with distributed.dist.session() as world, run:
+    with dist.session() as world, run:
         print(f"reference-solution check: {check.passed} of {check.n} pass all tests")
-        loaded = models.loading.load_model(path, world.device, cfg.tags)
+        loaded = loading.load_model(path, world.device, cfg.tags)
         report = find_contamination(cfg, loaded, problems)
         result = evaluate_split(cfg, loaded, task, problems, cfg.split, cfg.k, sorted({1, cfg.k}))
         row = summary(result)

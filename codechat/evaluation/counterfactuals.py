@@ -27,13 +27,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat import distributed, models, tasks  # dist and loading import torch: only when a model is used
+from codechat import tasks  # dist and loading import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
+from codechat.distributed import dist
 from codechat.evaluation import evaluate
 from codechat.evaluation.behaviour_probes import answers, behaviour
 from codechat.evaluation.intervals import wilson_interval
+from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem
@@ -232,7 +234,7 @@ def run_swaps(cfg: SwapsConfig) -> Run:
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
     probes = evaluate.read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
     made = cases(problems, probes, cfg.limit, cfg.seed)
-    answering = [models.loading.load_model(ref, device=distributed.dist.device()) for ref in cfg.ckpt]
+    answering = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
     run = Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
     with run:
         for loaded in answering:

@@ -18,12 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import distributed, models, rl, tasks  # most of their modules import torch
+from codechat import tasks  # most of their modules import torch
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import SamplingSettings
+from codechat.models import loading
+from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
@@ -96,7 +99,7 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     if n_groups < (least := max(1, min_groups)):
         raise ConfigError(f"{n_groups} groups; a verdict needs at least {least}; sample more (--groups {least})")
     _check_group_size(group_size)
-    zero_std = int(rl.advantages.zero_variance(rewards).sum())
+    zero_std = int(advantages.zero_variance(rewards).sum())
     share = float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts = correct.sum(dim=1).tolist()
@@ -170,7 +173,7 @@ def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tens
     params = [p.detach() for p in model.parameters()]
     if [p.shape for p in params] != [b.shape for b in before]:
         raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
-    parts = [(distributed.dist.local(p), distributed.dist.local(b)) for p, b in zip(params, before, strict=True)]
+    parts = [(dist.local(p), dist.local(b)) for p, b in zip(params, before, strict=True)]
     changed = torch.stack([(p.to(torch.bfloat16) != b).sum() for p, b in parts]).sum()
     return changed, sum(p.numel() for p, _ in parts)
 
@@ -179,8 +182,8 @@ def share_of_all(changed: float, total: int, model: nn.Module) -> float:
     """Share of changed weights, of all ranks where the model is sharded: then a collective."""
     import torch
 
-    if distributed.sharding.is_sharded(model):
-        changed, total = distributed.dist.sum_(torch.tensor([int(changed), total])).tolist()
+    if sharding.is_sharded(model):
+        changed, total = dist.sum_(torch.tensor([int(changed), total])).tolist()
     return changed / max(1, total)
 
 
@@ -208,7 +211,7 @@ class DiagnoseConfig(SamplingSettings):
 
 def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any) -> RolloutBatch:
     """group_size completions of each problem; cfg: the settings of `SamplingSettings`, and group_size."""
-    return rl.rollout.collect(
+    return rollout.collect(
         loaded.model,
         task,
         problems,
@@ -234,10 +237,10 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
     if custom.is_custom(task):
         redteam.report(task, problems)
-    loaded = models.loading.load_model(cfg.ckpt, distributed.dist.device(), cfg.tags)
+    loaded = loading.load_model(cfg.ckpt, dist.device(), cfg.tags)
     with Run.create(cfg.run_name, cfg, kind="diagnose", parent=cfg.ckpt, overwrite=cfg.overwrite) as run:
         print(f"reference-solution check: {check.passed} of {check.n} score the maximum")
-        with torch.no_grad(), distributed.dist.autocast(distributed.dist.device()):
+        with torch.no_grad(), dist.autocast(dist.device()):
             # a small task's problems are sampled in turn until there are groups enough
             batch = sample_groups(loaded, task, [problems[i % len(problems)] for i in range(cfg.groups)], cfg)
         found, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]

@@ -36,15 +36,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
-from codechat import distributed, evaluation, models, rl, runs, tasks  # most of their modules import torch
+from codechat import tasks  # most of their modules import torch
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
-from codechat.evaluation import results
+from codechat.distributed import dist
+from codechat.evaluation import contamination as contamination_module
+from codechat.evaluation import domain_loss, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.evaluation.settings import SamplingSettings, skipping
+from codechat.models import generate, loading
+from codechat.rl import episodes, rollout
+from codechat.runs import checkpoint as checkpoint_module
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
@@ -79,7 +84,7 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    sampler: rl.episodes.Sampler | None = None,
+    sampler: episodes.Sampler | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`.
 
@@ -90,18 +95,18 @@ def evaluate_task(
     at a time. progress: title of a progress bar, none = no bar. A prompt that fills the model's block counts as failed, and `outcomes`
     reports it. ConfigError if a k exceeds n, DataError without problems. Leaves the model in its mode."""
     _check_sampling(n, ks, temperature)
-    if constrain and rl.episodes.made_by(task):
+    if constrain and episodes.made_by(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
         raise DataError(
             f"no problems of task {task.name} to evaluate; at least one is required; check the split and the limit"
         )
-    own = problems[distributed.dist.rank() :: distributed.dist.world_size()]
+    own = problems[dist.rank() :: dist.world_size()]
     drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
     how = dict(batch_size=batch_size, begin=begin, constrain=constrain, sampler=sampler)
-    shown = progress if distributed.dist.is_main() else None
+    shown = progress if dist.is_main() else None
     own_rows = _judged_rows(model, tokenizer, tags, task, own, **how, progress=shown, **drawn)
-    rows = _in_order(distributed.dist.all_gather_objects(own_rows), len(problems), n)
+    rows = _in_order(dist.all_gather_objects(own_rows), len(problems), n)
     by = getattr(task, "clustered_by", "")
     counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
     passes = {k: results.mean_over(counted, [estimate_pass_at_k(n, r.c, k) for r in counted], seed) for k in ks}
@@ -115,7 +120,7 @@ def evaluate_task(
         # Where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare.
         reward=results.mean_over(counted, [r.reward_mean for r in counted], seed, max(1.0, task.max_reward)),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
-        truncated_frac=sum(r["stop"] in models.generate.CUT_OFF for r in rows) / len(rows),
+        truncated_frac=sum(r["stop"] in generate.CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
         examples=rows,
         formatted=tuple(getattr(task, "formatted", ())),
@@ -135,7 +140,7 @@ def _judged_rows(
     batch_size: int | None,
     begin: Sequence[int],
     constrain: bool,
-    sampler: rl.episodes.Sampler | None,
+    sampler: episodes.Sampler | None,
     progress: str | None,
     **drawn: Any,
 ) -> list[dict[str, Any]]:
@@ -150,8 +155,8 @@ def _judged_rows(
             held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
             fitting = partial(_sample_those_that_fit, begin=begin, sampler=sampler, grammars=held, **limited)
             keys = [p.id for p in chunk]
-            with distributed.dist.autocast(model.wte.weight.device):
-                batch = rl.rollout.collect(model, task, chunk, tokenizer, tags, keys=keys, sampler=fitting, **drawn)
+            with dist.autocast(model.wte.weight.device):
+                batch = rollout.collect(model, task, chunk, tokenizer, tags, keys=keys, sampler=fitting, **drawn)
             rows += _rows(task, batch)
             bar.update(len(chunk))
     model.train(was_training)
@@ -166,10 +171,10 @@ def _sample_those_that_fit(
     samples_per_prompt: int = 1,
     keys: Sequence[Any],
     begin: Sequence[int] = (),
-    sampler: rl.episodes.Sampler | None = None,
+    sampler: episodes.Sampler | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
     **how: Any,
-) -> list[models.generate.Completion]:
+) -> list[generate.Completion]:
     """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
     given, zeros = list(begin), [0.0] * len(begin)
     fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
@@ -177,11 +182,9 @@ def _sample_those_that_fit(
     if grammars is not None:
         how["grammars"] = list(compress(grammars, fits))
     room = [[*ids, *given] for ids in compress(prompts, fits)]
-    sampled = iter(
-        (sampler or models.generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how)
-    )
+    sampled = iter((sampler or generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how))
     begun = [replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given else c for c in sampled]
-    full = models.generate.Completion([], [], "context")  # the prompt fills the model's block
+    full = generate.Completion([], [], "context")  # the prompt fills the model's block
     each = iter(begun)
     return [next(each) if fit else full for fit in fits for _ in range(samples_per_prompt)]
 
@@ -203,7 +206,7 @@ def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
         )
 
 
-def _rows(task: Task, batch: rl.rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
+def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     """One row for each completion, problem-major."""
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
@@ -341,7 +344,7 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
             left_out[split] = list(check.failed)
     paths = _checkpoints(cfg)
     with (
-        distributed.dist.session(cfg) as world,
+        dist.session(cfg) as world,
         Run.create(cfg.run_name, cfg, kind="evaluate", parent=str(paths[0]), overwrite=cfg.overwrite) as run,
     ):
         rows = [_evaluate_checkpoint(cfg, run, task, problems, path, world) for path in paths]
@@ -349,7 +352,7 @@ def run_evaluation(cfg: EvaluateConfig) -> Run:
         left = {"left_out": left_out} if left_out else {}
         if cfg.all_checkpoints and world.is_main:
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
-            runs.checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
+            checkpoint_module.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
         run.finish(summary | left)
@@ -366,7 +369,7 @@ def _checkpoints(cfg: EvaluateConfig) -> list[Path]:
 
 def evaluate_split(
     cfg: Any,
-    loaded: models.loading.LoadedModel,
+    loaded: loading.LoadedModel,
     task: Task,
     problems: Sequence[Problem],
     split: str,
@@ -397,13 +400,13 @@ def evaluate_split(
 
 
 def find_contamination(
-    cfg: Any, loaded: models.loading.LoadedModel, problems: Sequence[Problem]
-) -> evaluation.contamination.Report | None:
+    cfg: Any, loaded: loading.LoadedModel, problems: Sequence[Problem]
+) -> contamination_module.Report | None:
     """The problems that a checkpoint was trained on, printed; None with --contamination false."""
     if not cfg.contamination:
         return None
-    report = evaluation.contamination.check(problems, loaded.meta.get("lineage", ()))
-    if distributed.dist.is_main():
+    report = contamination_module.check(problems, loaded.meta.get("lineage", ()))
+    if dist.is_main():
         print(report)
     return report
 
@@ -414,10 +417,10 @@ def _evaluate_checkpoint(
     task: Task,
     problems: Mapping[str, Sequence[Problem]],
     path: Path,
-    world: distributed.dist.World,
+    world: dist.World,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one checkpoint by split; logs and prints them."""
-    loaded = models.loading.load_model(path, world.device, cfg.tags)
+    loaded = loading.load_model(path, world.device, cfg.tags)
     step, name, rows = int(loaded.meta["step"]), label(path), {}
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():
@@ -427,9 +430,7 @@ def _evaluate_checkpoint(
         if report is not None:
             row |= results.clean_and_exposed(result, report.how, seed=cfg.seed)
         if cfg.heldout_examples:
-            row |= evaluation.domain_loss.of_checkpoint(
-                loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device
-            )
+            row |= domain_loss.of_checkpoint(loaded, cfg.data_dir or "", split, cfg.heldout_examples, world.device)
         if probes := _probes(cfg, split):
             matrix = behaviour_matrix(loaded.model, loaded.tokenizer, loaded.tags, probes, seed=cfg.seed)
             row |= matrix.metrics()
@@ -446,12 +447,12 @@ def _evaluate_checkpoint(
 def _evaluate_sampling(
     cfg: EvaluateConfig,
     run: Run,
-    loaded: models.loading.LoadedModel,
+    loaded: loading.LoadedModel,
     task: Task,
     problems: Sequence[Problem],
     split: str,
     sampling: Sampling,
-    world: distributed.dist.World,
+    world: dist.World,
 ) -> TaskResult:
     """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
     how = dict(n=sampling.n, ks=sampling.ks, temperature=sampling.temperature)

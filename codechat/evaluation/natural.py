@@ -31,12 +31,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codechat import distributed, evaluation, models, runs  # these import torch: only when a model is used
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.data.synthetic import parsed
+from codechat.distributed import dist
+from codechat.evaluation import contamination as contamination_module
+from codechat.evaluation import evaluate, intervals, training_texts
+from codechat.models import loading
+from codechat.runs import run as run_module
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score
 from codechat.tasks.coding import rewards
@@ -199,7 +203,7 @@ def find_trained(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]])
             defined.update(map(_plain, _DEFINITION.findall(text)))
             yield text, whole
 
-    how = dict(evaluation.contamination.search(problems, watched()))
+    how = dict(contamination_module.search(problems, watched()))
     for problem in problems:
         if problem.meta["kind"] == "code" and _plain(problem.gold["function"]) in defined:
             how[problem.id] = (*how.get(problem.id, ()), "function")
@@ -255,7 +259,7 @@ def metrics(rows: Sequence[Row]) -> dict[str, float]:
     found: dict[str, float] = {}
     for share in summarize(rows):
         name = f"natural/{'_'.join(filter(None, (share['kind'], share['stratum'])))}"
-        interval = evaluation.intervals.wilson_interval(share["count"], share["n"])
+        interval = intervals.wilson_interval(share["count"], share["n"])
         found |= interval.row(f"{name}/{share['metric']}") | {f"{name}/n": share["n"]}
     return found
 
@@ -269,7 +273,7 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     for checkpoint, rows in answers.items():
         for share in summarize(rows):
             title = f"{share['kind']}{STRATA[share['stratum']]}: {share['words']}"
-            interval = evaluation.intervals.wilson_interval(share["count"], share["n"])
+            interval = intervals.wilson_interval(share["count"], share["n"])
             cells.setdefault(title, {})[checkpoint] = f"{share['count']} of {share['n']}, {interval}"
     lines = [[title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()]
     return _table(["requests", *answers], lines)
@@ -356,11 +360,11 @@ class NaturalConfig(config.Settings):
 def run_natural(cfg: NaturalConfig) -> Run:
     """Answer every request with every checkpoint: a row of eval.jsonl each, natural.jsonl and natural.md. UserError before anything is written for
     bad settings and missing checkpoints."""
-    paths = {evaluation.evaluate.label(path): path for path in map(runs.run.find_checkpoint, cfg.ckpt)}
+    paths = {evaluate.label(path): path for path in map(run_module.find_checkpoint, cfg.ckpt)}
     if len(paths) < len(cfg.ckpt):
         raise ConfigError(f"--ckpt {' '.join(cfg.ckpt)} names {', '.join(paths)}; each must be another; leave one out")
-    run = runs.run.Run.create(cfg.run_name, cfg, kind="natural", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
-    with distributed.dist.session() as world, run:
+    run = run_module.Run.create(cfg.run_name, cfg, kind="natural", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
+    with dist.session() as world, run:
         answers = {name: _answered(cfg, run, name, path, world) for name, path in paths.items()}
         if world.is_main:
             print(*summary_lines(answers), sep="\n")
@@ -371,11 +375,11 @@ def run_natural(cfg: NaturalConfig) -> Run:
 
 def _answered(cfg: NaturalConfig, run: Run, name: str, path: Path, world: Any) -> list[Row]:
     """The rows of one checkpoint, logged."""
-    loaded = models.loading.load_model(path, device=world.device)
+    loaded = loading.load_model(path, device=world.device)
     task = NaturalTask(tools_style=loaded.tools_style)
     problems = task.problems()
     trained = _searched(loaded.meta.get("lineage", ()), problems, world.is_main) if cfg.contamination else {}
-    result = evaluation.evaluate.evaluate_split(
+    result = evaluate.evaluate_split(
         cfg, loaded, task, problems, "natural requests", 1, (1,), constrained=cfg.constrain
     )
     rows = answer_rows(problems, result.examples, trained)
@@ -392,10 +396,10 @@ def _searched(
     lineage: Sequence[Mapping[str, Any]], problems: Sequence[Problem], show: bool
 ) -> dict[str, tuple[str, ...]]:
     """`find_trained` over the data of a lineage; says what was searched."""
-    texts = evaluation.training_texts.Texts(lineage)
+    texts = training_texts.Texts(lineage)
     how = find_trained(problems, texts)
     if show:
-        print(evaluation.contamination.Report(len(problems), how, tuple(texts.read), tuple(texts.missing)))
+        print(contamination_module.Report(len(problems), how, tuple(texts.read), tuple(texts.missing)))
     return how
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from codechat.inference.fitting_tools import goes_on, tools_for
 from codechat.inference.protocol import ApiError, Message, ServedModel, Strict, prompt_of
 from codechat.inference.terminal import NEUTRAL, drop_oldest, mixes_requests, room_for_an_answer
-from codechat.tasks.toolbox import TOOLS, respond
+from codechat.tasks.toolbox.catalogue import TOOLS, respond
 
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (

@@ -30,7 +30,7 @@ from codechat.inference.client import RemoteModel
 from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.fitting_tools import goes_on, tools_for
 from codechat.runs import paths
-from codechat.tasks.toolbox import TOOLS
+from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible

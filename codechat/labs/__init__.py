@@ -3,23 +3,3 @@ defects, a scaling law; the file of rows that a lab continues; snapshots of arra
 
 Only recipes and reports import this room.
 """
-
-from codechat.core.lazy import attach
-
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    modules=[
-        "array_snapshots",
-        "chars",
-        "chars_learning",
-        "defects",
-        "denoise",
-        "exact_gradients",
-        "loss_exercises",
-        "rates",
-        "resumed_rows",
-        "reward_ablation",
-        "reward_starts",
-        "scaling_law",
-    ],
-)

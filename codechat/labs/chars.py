@@ -22,11 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from codechat import distributed, labs, runs, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.distributed import dist, sharding
+from codechat.labs import chars_learning
 from codechat.models.config import GPTConfig
+from codechat.runs import run as run_module
 from codechat.training.settings import CheckpointSettings, MinibatchSettings, OptimizerSettings, RunSettings
 
 if TYPE_CHECKING:
@@ -145,9 +148,9 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
 
 def train(cfg: CharsConfig) -> Run:
     """Learn the text; returns the finished run. UserError, before anything is written, for bad settings."""
-    learning = labs.chars_learning
+    learning = chars_learning
     cfg, parent, text = learning.load(cfg)
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         per_step = cfg.tokens_per_step(world.size)
         steps = cfg.max_tokens // per_step
         if not steps:
@@ -175,7 +178,7 @@ def train(cfg: CharsConfig) -> Run:
             for step in range(start, steps + 1):
                 turn = training.turn(cfg, step, start, run, stopping=interrupt.requested, max_steps=steps)
                 if turn.evaluate:
-                    with distributed.sharding.whole(model) as reader:
+                    with sharding.whole(model) as reader:
                         found = learning.validate(reader, text, cfg, world.device)
                         run.log_eval(step, {**found, "tokens": step * per_step})
                         if cfg.samples:
@@ -201,7 +204,7 @@ def train(cfg: CharsConfig) -> Run:
 
                 # log
                 if (step + 1) % cfg.log_every == 0 or step + 1 == steps:
-                    values = distributed.dist.mean(learner.row)
+                    values = dist.mean(learner.row)
                     epoch = (step + 1) * cfg.device_batch_size * cfg.horizon * world.size / len(text.train)
                     row = dict(tokens=(step + 1) * per_step, epoch=epoch, lr=lr, grad_norm=grad_norm)
                     run.log(step + 1, values | row | pace.rates(step + 1, per_step))

@@ -28,9 +28,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 # their modules import torch, and are imported when a defect needs them
-from codechat import models, rl, runs, training
+from codechat import training
 from codechat.core.errors import ConfigError, RunError, UserError, nearest
-from codechat.runs import run
+from codechat.models import generate, optim
+from codechat.rl import advantages, losses, rollout
+from codechat.runs import checkpoint, run
 from codechat.sandbox import Program
 from codechat.tasks import micro
 from codechat.tasks.coding.task import CodingTask
@@ -137,9 +139,9 @@ class _StopSet:
     def swaps(self) -> list[Swap]:
         return [
             Swap(chat, "stop_sequences", self.sequences),
-            Swap(models.generate, "_stop_sequences", self.widened),
-            Swap(models.generate, "_ends_with", self.ends),
-            Swap(rl.rollout, "_group_chunks", self.masked),
+            Swap(generate, "_stop_sequences", self.widened),
+            Swap(generate, "_ends_with", self.ends),
+            Swap(rollout, "_group_chunks", self.masked),
         ]
 
 
@@ -315,7 +317,7 @@ def _starting_over(right: classmethod) -> classmethod:
     ) -> run.Run:
         if resume:
             try:
-                runs.checkpoint.load(run.find_run(name))
+                checkpoint.load(run.find_run(name))
             except (UserError, OSError) as error:
                 print(
                     f"warning: cannot load the checkpoint of {name} ({type(error).__name__}); starting from scratch",
@@ -346,7 +348,7 @@ _ALL = (
         "weights were bfloat16 without float32 masters: at a low learning rate most updates rounded to nothing",
         "weights_changed_bf16",
         ("pretrain", "sft", "preference", *RL[1:]),
-        lambda: [Swap(models.optim, "build", _rounding)],
+        lambda: [Swap(optim, "build", _rounding)],
     ),
     Defect(
         "quote-parser",
@@ -379,8 +381,8 @@ _ALL = (
         "diagnose, the DEAD sentinel, kl_ref",
         ("grpo",),
         lambda: [
-            Swap(rl.losses, "kl_estimate", _k1_where_it_is_differentiated),
-            Swap(rl.advantages, "worth_an_update", lambda right: lambda n_live: True),
+            Swap(losses, "kl_estimate", _k1_where_it_is_differentiated),
+            Swap(advantages, "worth_an_update", lambda right: lambda n_live: True),
         ],
     ),
     Defect(

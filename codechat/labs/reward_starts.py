@@ -43,7 +43,7 @@ from codechat.models.gpt import GPT
 from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages, worth_an_update, zero_variance
 from codechat.tasks.base import Problem
-from codechat.tasks.funcall import FuncallTask
+from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer

@@ -25,13 +25,14 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from codechat import distributed, rl, runs  # sharding, rollout and checkpoint import torch: only when a plan is made
 from codechat.core import config, registry
 from codechat.core.atomic_files import read_json
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.distributed import gpu_specs
+from codechat.distributed import gpu_specs, sharding
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.rl import rollout
+from codechat.runs import checkpoint
 from codechat.runs.paths import find_run
 
 GIB = 2**30
@@ -154,7 +155,7 @@ class PlanConfig:
     def length(self) -> int:
         """Tokens of a training row."""
         if self.loop == "rl":
-            return rl.rollout.row_length(self.row_tokens, self.prompt_tokens - 1 + self.max_new_tokens)
+            return rollout.row_length(self.row_tokens, self.prompt_tokens - 1 + self.max_new_tokens)
         return self.seq_len or self.model.block_size
 
     @property
@@ -162,7 +163,7 @@ class PlanConfig:
         """As `sharding.build` decides: where a replica does not fit the GPU, unless `shard` is set."""
         if self.gpus == 1 or self.shard is not None:
             return self.gpus > 1 and bool(self.shard)
-        rule, usable = distributed.sharding, gpu_specs.find(self.gpu).usable_gib * GIB
+        rule, usable = sharding, gpu_specs.find(self.gpu).usable_gib * GIB
         return rule.BYTES_PER_WEIGHT * self.model.n_params > rule.SHARE_FOR_WEIGHTS * usable
 
     @property
@@ -436,7 +437,7 @@ def of(cfg: Any, *, gpus: int, gpu: str, **more: Any) -> PlanConfig:
 def _parent_model(ref: str) -> GPTConfig | None:
     """The architecture that a fine-tuning inherits; None where its parent has not been trained yet."""
     try:
-        return config.from_dict(GPTConfig, runs.checkpoint.read_meta(ref)["model_config"])
+        return config.from_dict(GPTConfig, checkpoint.read_meta(ref)["model_config"])
     except MissingFile:
         return None
 

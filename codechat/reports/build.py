@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat import reports  # html and notebooks import papermill and jupytext: when a report is made or listed
 from codechat.core import config, errors
 from codechat.core.atomic_files import copy_folder
 from codechat.core.config import opt
 from codechat.core.errors import MissingFile, RunError
+from codechat.reports import html, notebooks
 from codechat.runs import paths
 
 
@@ -78,10 +78,10 @@ def build(name: str, out: Path, parameters: Mapping[str, Any] | None = None, fro
     )
     _bring_frozen_rows(name, out)
     path = out / f"{name}.ipynb"
-    result = reports.notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.SHIPPED)
+    result = notebooks.execute_copy(template, path, values | dict(parameters or {}), root=paths.SHIPPED)
     if not result.ok:
         raise RunError(f"report {name}: {result.error}; the notebook up to there is {path}")
-    return reports.html.write_page(path)
+    return html.write_page(path)
 
 
 def _bring_frozen_rows(name: str, out: Path) -> None:
@@ -97,7 +97,7 @@ def index(out: Path | None = None) -> Path:
     root = paths.ROOT
     made = [*(root / "reports").glob("*.ipynb"), *(root / "runs").glob("*/report/*.ipynb")]
     copies = sorted((root / "runs").glob("*/notebooks/*.ipynb"))
-    return reports.html.write_index(out or root / "reports" / "index.html", sorted(made), copies)
+    return html.write_index(out or root / "reports" / "index.html", sorted(made), copies)
 
 
 def show_list() -> None:
@@ -105,9 +105,7 @@ def show_list() -> None:
     for name in names():
         place = paths.ROOT / "reports" / f"{name}.ipynb"
         rows = "frozen rows" if (place.with_suffix("") / "data" / "runs.csv").is_file() else "no frozen rows"
-        print(
-            f"{name:<16} {reports.html.title(reports.html.read(place)) if place.is_file() else 'not executed yet'} ({rows})"
-        )
+        print(f"{name:<16} {html.title(html.read(place)) if place.is_file() else 'not executed yet'} ({rows})")
 
 
 def write(cfg: ReportConfig) -> Path | None:

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codechat import evaluation, reports, tasks  # they import pandas and torch: when a page is written
+from codechat import tasks  # they import pandas and torch: when a page is written
 from codechat.core import config
 from codechat.core.config import differences, opt
 from codechat.core.errors import ConfigError, UserError
+from codechat.evaluation import behaviour_probes
+from codechat.reports import frozen_rows, pages, run_frames
 from codechat.runs import paths
 from codechat.runs.metrics import METRICS, is_declared
 from codechat.runs.run import Run
@@ -111,7 +113,7 @@ def of_runs(runs: Sequence[Run]) -> dict[str, Any]:
 
 def of_frozen() -> dict[str, Any]:
     """What the page shows of the committed rows of the recipe's runs."""
-    frames = reports.run_frames.load_frozen(reports.frozen_rows.frozen_dir())
+    frames = run_frames.load_frozen(frozen_rows.frozen_dir())
     return _page([_of_row(row, frames) for row in frames["runs"].to_dict("records")])
 
 
@@ -119,9 +121,7 @@ def _page(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     metrics = {name: {"unit": m.unit, "help": m.help} for name, m in METRICS.items()}
     tiers = {run["name"]: _tiers(run["settings"]) for run in found}
     last = [run for run in found if run["series"]] or found
-    return dict(
-        runs=found, metrics=metrics, expected=evaluation.behaviour_probes.EXPECTED, tiers=tiers, first=last[-1]["name"]
-    )
+    return dict(runs=found, metrics=metrics, expected=behaviour_probes.EXPECTED, tiers=tiers, first=last[-1]["name"])
 
 
 def _tiers(settings: Mapping[str, Any]) -> list[str]:
@@ -267,7 +267,7 @@ def write(refs: Sequence[str], out: Path | None = None, standalone: bool = False
         common = paths.runs_dir()
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     lead = f"{', '.join(names)}. Written {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC; `codechat dashboard {' '.join(refs)}` writes it again."
-    return reports.pages.write_page(
+    return pages.write_page(
         "dashboard", out or common / "dashboard.html", of_runs(runs), title=title, lead=lead, standalone=standalone
     )
 

@@ -27,12 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import reports  # frozen rows, pandas and jinja: when a page is made
 from codechat.core import config
 from codechat.core.atomic_files import read_json, read_rows, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.reports import dashboard, xray_steps
+from codechat.reports import dashboard, frozen_rows, html, xray_steps
 from codechat.runs import paths
 from codechat.tasks.funcall.staircase import TIERS
 
@@ -112,7 +111,7 @@ def render_page(
     scripts = [(file, (FOLDER / file).read_text(encoding="utf-8") if standalone else "") for file in LIBRARY]
     about = dict(title=title, lead=lead, links=links, current=out.name, library=library, scripts=scripts, charts=charts)
     values |= about | dict(js=read["pages.js"], data=json_for_html(data))
-    text = reports.html.fill(f"pages/{name}.html", more_css=read["pages.css"], **values)
+    text = html.fill(f"pages/{name}.html", more_css=read["pages.css"], **values)
     if (size := len(text.encode())) > MAX_BYTES:
         raise ConfigError(f"page {out.name} has {size:,} bytes; at most {MAX_BYTES:,}; show fewer runs or rows")
     return text
@@ -131,13 +130,13 @@ def completions_data(source: str = FROZEN) -> dict[str, Any]:
     """{rows, tiers, who} of the two checkpoints that the recipe's `evaluate` compared: one answer of each to a request.
 
     From runs, the first answer that each checkpoint gave to every problem. DataError unless there are two."""
-    samples = reports.frozen_rows.rows(source, "evaluate", "samples") if source == FROZEN else _examples(source)
+    samples = frozen_rows.rows(source, "evaluate", "samples") if source == FROZEN else _examples(source)
     who = list(dict.fromkeys(samples["checkpoint"]))
     if len(who) != 2:
         raise DataError(
             f"the evaluation of {source} has answers of {len(who)} checkpoints ({', '.join(who)}); the page compares two"
         )
-    counts = reports.frozen_rows.rows(source, "evaluate", "per_problem")
+    counts = frozen_rows.rows(source, "evaluate", "per_problem")
     counted = {(r["checkpoint"], r["id"]): r for r in counts.to_dict("records")}
     answers: dict[tuple[str, str], dict[str, Any]] = {}
     rows: dict[str, dict[str, Any]] = {}

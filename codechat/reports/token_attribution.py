@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import models, rl, runs  # loading, losses and checkpoint import torch: only when a model is used
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data.conversations import domain_files
-from codechat.runs import paths
+from codechat.models import loading
+from codechat.rl import losses
+from codechat.runs import checkpoint, paths
 from codechat.text import chat
 from codechat.text.token_view import Kind, XRay, picture, turn_roles, xray_mask
 from codechat.text.tokenizer import Tokenizer, load
@@ -106,9 +107,7 @@ def _gradient_norms(model: GPT, ids: list[int], counts: list[bool], weights: lis
                 loss = model.loss(inputs, targets)
             else:
                 logprobs, _ = model.token_logprobs(inputs, targets)
-                loss = rl.losses.policy_gradient_loss(
-                    logprobs, torch.tensor([weights[1:]], device=device), targets >= 0
-                )
+                loss = losses.policy_gradient_loss(logprobs, torch.tensor([weights[1:]], device=device), targets >= 0)
             (gradient,) = torch.autograd.grad(loss, caught[:1])
     finally:
         hook.remove()
@@ -183,7 +182,7 @@ def read_messages(cfg: XRayConfig) -> list[dict[str, str]]:
 
 def validation_rows(ckpt: str) -> Path:
     """The file of validation conversations, calls where there are some, of the data that a checkpoint was last fine-tuned on."""
-    known = [entry["data_dir"] for entry in runs.checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
+    known = [entry["data_dir"] for entry in checkpoint.read_meta(ckpt).get("lineage", ()) if entry.get("data_dir")]
     for folder in (paths.ROOT / name for name in reversed(known)):
         try:
             return min(domain_files(folder, "select"), key=lambda path: path.name != "calls.select.jsonl")
@@ -212,7 +211,7 @@ def attribute(cfg: XRayConfig) -> XRay:
     messages = read_messages(cfg)
     if cfg.ckpt is None:
         return xray_mask(messages, load(cfg.tokenizer), cfg.tags)
-    loaded = models.loading.load_model(cfg.ckpt)
+    loaded = loading.load_model(cfg.ckpt)
     if not cfg.gradient:
         return xray_mask(messages, loaded.tokenizer, loaded.tags)
     rendered = chat.render(messages, loaded.tokenizer, loaded.tags)

@@ -14,9 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codechat import labs, models, reports, rl, tasks  # they import torch and pandas: only when rollouts are sampled
+from codechat import tasks  # they import torch and pandas: only when rollouts are sampled
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.errors import DataError, MissingFile
+from codechat.labs import reward_ablation
+from codechat.models import loading
+from codechat.reports import frozen_rows
+from codechat.rl import advantages as advantages_module
+from codechat.rl import rollout as rollout_module
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat.text.token_view import token_texts, visible
@@ -48,11 +53,11 @@ def rows_at(
     import torch
 
     with torch.no_grad():
-        batch = rl.rollout.collect(
+        batch = rollout_module.collect(
             model, task, problems, tokenizer, tags, group_size=group_size, max_new_tokens=max_new_tokens, seed=seed
         )
-    advantages = rl.advantages.group_advantages(batch.rewards)  # (P, G)
-    norms = labs.reward_ablation.token_gradients(model, batch, advantages)  # (N, C)
+    advantages = advantages_module.group_advantages(batch.rewards)  # (P, G)
+    norms = reward_ablation.token_gradients(model, batch, advantages)  # (N, C)
     rows = []
     for p, problem in enumerate(problems):
         at = range(p * group_size, (p + 1) * group_size)
@@ -93,7 +98,7 @@ def of_run(ref: str, requests: int = REQUESTS, group_size: int = GROUP) -> list[
     problems = task.problems("select", requests, settings.get("seed", 0))
     refs = {0: parent["ref"]} if parent.get("ref") and paths.exists(parent["run"]) else {}
     for step, place in {**refs, **{step: f"{ref}@{step}" for step in run.checkpoints()}}.items():
-        loaded = models.loading.load_model(place)
+        loaded = loading.load_model(place)
         sampling = dict(tags=loaded.tags, group_size=group_size, max_new_tokens=settings.get("max_new_tokens", 64))
         rows += rows_at(step, loaded.model, loaded.tokenizer, task, problems, **sampling)
     return rows
@@ -129,7 +134,7 @@ def _step(step: int, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def frozen_file() -> Path:
-    return reports.frozen_rows.frozen_dir() / "xray" / "rollouts.jsonl"
+    return frozen_rows.frozen_dir() / "xray" / "rollouts.jsonl"
 
 
 def freeze(rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -46,13 +46,11 @@ import torch
 import torch.distributed as td
 from torch import Tensor, nn
 
-from codechat import (
-    runs,  # sharded_checkpoint imports torch's checkpoints, which take longer than torch: only where a model is sharded
-)
 from codechat.core import config
 from codechat.core.atomic_files import file_record, write_atomic
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
+from codechat.runs import sharded_checkpoint
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
@@ -70,7 +68,7 @@ class Checkpoint:
     step: int
     meta: dict[str, Any]
     model_state: Mapping[str, Tensor]
-    optim_state: list[dict[str, Any]] | runs.sharded_checkpoint.Shards | None
+    optim_state: list[dict[str, Any]] | sharded_checkpoint.Shards | None
     extra: dict[str, Any]
     rng: dict[str, Any] | None
 
@@ -394,7 +392,7 @@ def save(
     about = _describe(run_path, step, model, optimizers, meta)
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:
-        tensors, group = runs.sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
+        tensors, group = sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
     elif dist.is_main():
         contents["model.pt"] = model.state_dict()
         if optimizers:
@@ -403,7 +401,7 @@ def save(
         contents, tensors = on_host(contents), on_host(tensors)
 
     def job() -> None:
-        shards = runs.sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
+        shards = sharded_checkpoint.write(_temporary(final), tensors, group) if sharded else None
         if not dist.is_main():
             return
         write_step(final, contents | {"ranks.pt": ranks}, about, shards)
@@ -462,8 +460,8 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
     if meta.get("sharded"):
         _verify(path, files, [*files])
-        state = runs.sharded_checkpoint.Shards(path, "model.")
-        optim = runs.sharded_checkpoint.Shards(path, "optim.") if optimizer else None
+        state = sharded_checkpoint.Shards(path, "model.")
+        optim = sharded_checkpoint.Shards(path, "optim.") if optimizer else None
     elif RELEASED_WEIGHTS in files:
         _verify(path, files, [RELEASED_WEIGHTS])
         return Checkpoint(path, meta["step"], meta, _read_released(path / RELEASED_WEIGHTS), None, {}, None)
@@ -510,11 +508,11 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
         )
     try:
         if is_in_shards(ckpt.optim_state):
-            runs.sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
+            sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
             return
         for optimizer, state in zip(optimizers, ckpt.optim_state or ()):
             if sharding.is_sharded(model):
-                runs.sharded_checkpoint.restore_whole(optimizer, state)
+                sharded_checkpoint.restore_whole(optimizer, state)
             else:
                 optimizer.load_state_dict(state)
     except ValueError as e:

@@ -43,7 +43,7 @@ from codechat.models.config import GPTConfig  # noqa: E402
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run  # noqa: E402
-from codechat.tasks.toolbox import TOOLS, respond  # noqa: E402
+from codechat.tasks.toolbox.catalogue import TOOLS, respond  # noqa: E402
 from codechat.text import chat, tokenizer
 
 TOK = tokenizer.load("gpt2:512")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from codechat.tasks.own import RowsTask
 
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
@@ -15,8 +16,8 @@ from codechat.evaluation import natural
 from codechat.inference import protocol, terminal
 from codechat.models import loading
 from codechat.models.config import GPTConfig
-from codechat.tasks import RowsTask
-from codechat.tasks.toolbox import TOOLS, prepare
+from codechat.tasks.toolbox import prepare
+from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.training.presets import TOY_RUN
 

@@ -21,7 +21,7 @@ from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
 from codechat.rl.engines import Local
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall import FuncallTask
+from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox import reading
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer

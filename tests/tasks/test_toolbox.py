@@ -17,8 +17,8 @@ from raising import raising
 from codechat.core.errors import ConfigError
 from codechat.tasks import toolbox
 from codechat.tasks.base import SPLITS
-from codechat.tasks.toolbox import TOOLS, ToolError, execute, family
-from codechat.tasks.toolbox.tool import check
+from codechat.tasks.toolbox.catalogue import TOOLS, execute, family
+from codechat.tasks.toolbox.tool import ToolError, check
 from codechat.tasks.toolbox.values import is_shared
 from codechat.text import chat, tokenizer
 

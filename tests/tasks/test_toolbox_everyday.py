@@ -14,8 +14,8 @@ import pytest
 from codechat.data import synthetic
 from codechat.evaluation import natural
 from codechat.launch.recipes.nano import READING
-from codechat.tasks.toolbox import conversations, copying, everyday, reading, tools_of, values
-from codechat.tasks.toolbox.catalogue import TOOLS
+from codechat.tasks.toolbox import conversations, copying, everyday, reading, values
+from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
 from codechat.tasks.toolbox.tool import check, say
 from codechat.tasks.toolbox.words import NAMES, PLACES
 from codechat.text import chat

@@ -12,8 +12,9 @@ import pytest
 
 from codechat.core.config import parse
 from codechat.core.errors import ConfigError
-from codechat.tasks.funcall import FuncallTask
-from codechat.tasks.toolbox import TOOLS, generated, lookups, prepare, reading, tools_of
+from codechat.tasks.funcall.task import FuncallTask
+from codechat.tasks.toolbox import generated, lookups, prepare, reading
+from codechat.tasks.toolbox.catalogue import TOOLS, tools_of
 from codechat.tasks.toolbox.words import WORDS
 from codechat.text import chat
 

@@ -14,7 +14,8 @@ from codechat.core.errors import ConfigError
 from codechat.tasks import toolbox
 from codechat.tasks.base import SPLITS, row_of
 from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.toolbox import TOOLS, everyday, execute, family, generated
+from codechat.tasks.toolbox import everyday, generated
+from codechat.tasks.toolbox.catalogue import TOOLS, execute, family
 from codechat.tasks.toolbox.tool import ToolError, check
 from codechat.tasks.toolbox.unseen import DOMAINS
 from codechat.tasks.toolbox.values import COMMON

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codechat.core.errors import ConfigError
-from codechat.tasks.toolbox import TOOLS
+from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.call_grammar import CallGrammar, GrammarState, call_grammar
 

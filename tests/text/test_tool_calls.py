@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from codechat.core.errors import ConfigError, DataError
-from codechat.tasks.toolbox import TOOLS
+from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.chat import Call, format_call, parse_calls, tools_prompt
 from codechat.text.tool_calls import FORMS, READABLE

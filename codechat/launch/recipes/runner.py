@@ -42,7 +42,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from codechat import reports  # its pages and pandas: when a recipe has ended
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
@@ -56,6 +55,7 @@ from codechat.launch.recipes.scales import SCALES, Scale
 from codechat.launch.recipes.scaling import SCALING
 from codechat.launch.recipes.stage import Bound, Stage, bind
 from codechat.launch.recipes.versions import VERSIONS
+from codechat.reports import dashboard
 from codechat.runs.paths import ROOT, exists, runs_dir
 from codechat.runs.run import Run, StopSignal
 
@@ -405,7 +405,7 @@ def show_dashboard(prefix: str, console: Console) -> None:
     if not (runs_dir() / prefix).is_dir():
         return
     try:
-        console.print(f"dashboard: {reports.dashboard.write([prefix])}", highlight=False, soft_wrap=True)
+        console.print(f"dashboard: {dashboard.write([prefix])}", highlight=False, soft_wrap=True)
     except UserError as error:  # the recipe's work is done; its page alone must not make it fail
         console.print(f"no dashboard: {error}", highlight=False, soft_wrap=True)
 
