@@ -1,18 +1,18 @@
 """`codechat COMMAND`: runs the `main(argv)` of a module in `core.registry.COMMANDS`.
 
-The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library. `python -m codechat.sft` ends the
-same way, through `core.command`. Exit codes: 0 done; 2 user error (one line on stderr: what was got, what to do); 130 interrupted.
-
-Left out: catching unexpected exceptions. A defect keeps its traceback.
+The module is imported when its command is called, so `codechat --help` needs neither torch nor a data library.
+Exit codes: 0 done; 2 user error (one line on stderr: what was got, what to do); 130 interrupted.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.abc
 import os
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from codechat import __version__
@@ -62,6 +62,32 @@ def _enter(words: list[str]) -> list[str]:
     return words[2:]
 
 
+class _LazyModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__class__ = ModuleType
+        self.__loader__.exec_module(self)
+        return getattr(self, name)
+
+
+class _LazyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules of codechat run on the first use of an attribute: the help of a command loads no torch."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name.startswith("codechat.") else None
+        if spec is None or spec.submodule_search_locations is not None:
+            return None
+        self.real = spec
+        return ModuleSpec(name, self, origin=spec.origin)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _LazyModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__, module.__loader__, module.__file__ = self.real, self.real.loader, self.real.origin
+
+
 def _dispatch(words: list[str]) -> Any:
     if words[:1] == ["--root"]:
         words = _enter(words)
@@ -75,7 +101,12 @@ def _dispatch(words: list[str]) -> Any:
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     command = COMMANDS[name]
-    return getattr(importlib.import_module(command.module), getattr(command, "main", "main"))(rest)
+    lazy = [_LazyFinder()] if {"-h", "--help"} & set(rest) else []
+    sys.meta_path[:0] = lazy
+    try:
+        return getattr(importlib.import_module(command.module), getattr(command, "main", "main"))(rest)
+    finally:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in lazy]
 
 
 if __name__ == "__main__":

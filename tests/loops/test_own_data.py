@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from codechat.tasks.own import RowsTask
 
 from codechat import grpo, sft, tasks
 from codechat.core.config import parse
@@ -16,6 +15,7 @@ from codechat.evaluation import natural
 from codechat.inference import protocol, terminal
 from codechat.models import loading
 from codechat.models.config import GPTConfig
+from codechat.tasks.custom import RowsTask
 from codechat.tasks.toolbox import prepare
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from codechat.tasks.own import RowsTask
 
 from codechat import tasks
 from codechat.core.config import config_hash
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.grpo import GRPOConfig
 from codechat.tasks import custom, new_command, redteam
+from codechat.tasks.custom import RowsTask
 
 ROWS = [{"prompt": f"Double {n}.", "gold": str(2 * n), "level": n % 3} for n in range(40)]
 FILE = f"""
