@@ -5,9 +5,7 @@ codechat grpo --init-from RUN --task my_task.py:MyTask --run-name my_task
 codechat evaluate --ckpt my_task --task my_task.py:MyTask
 """
 
-from codechat.tasks.own import RowsTask
-
-from codechat.tasks import Problem
+from codechat.tasks import Problem, RowsTask
 
 
 def exact(completion: str, problem: Problem) -> float:
