@@ -256,7 +256,7 @@ class MicroTask(CodingTask):
             split,
             limit,
             seed,
-            generate=lambda *drawn: problems(*drawn, self.levels),
+            generate=lambda n: problems(split, n, seed, self.levels),
             gold=GOLD,
             keep=lambda problem: problem.meta.get("level", 1) in self.levels,
         )

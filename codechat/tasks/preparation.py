@@ -101,18 +101,18 @@ def generated_or_read(
     limit: int | None,
     seed: int,
     *,
-    generate: Callable[[str, int, int], list[Problem]],
+    generate: Callable[[int], list[Problem]],
     gold: Collection[str],
     meta: Collection[str] = (),
     keep: Callable[[Problem], bool] | None = None,
 ) -> list[Problem]:
-    """At most `limit` problems. source None: generate(split, n, seed). Else those of NAME.SPLIT.jsonl in the directory `source` that `keep`
+    """At most `limit` problems. source None: generate(n). Else those of NAME.SPLIT.jsonl in the directory `source` that `keep`
     passes, in the seed's order.
 
     gold, meta: fields that the rows must have. MissingFile, DataError, and ConfigError for an unknown split."""
     check_split(split)
     if source is None:
-        return generate(split, DEFAULT_LIMIT if limit is None else limit, seed)
+        return generate(DEFAULT_LIMIT if limit is None else limit)
     path, problems = Path(source) / f"{name}.{split}.jsonl", []
     if not path.is_file():
         raise MissingFile(f"{path} does not exist; write it with `codechat data {name} --out {source}`")

@@ -44,7 +44,7 @@ class AppsTask:
             split,
             limit,
             seed,
-            generate=lambda *drawn: generator.problems(*drawn, self.levels, self.actions, self.only),
+            generate=lambda n: generator.problems(split, n, seed, self.levels, self.actions, self.only),
             gold=("world", "calls", "changes"),
             meta=("level", "tools", "actions"),
             keep=lambda p: p.meta["level"] in self.levels and p.meta["actions"] == self.actions,

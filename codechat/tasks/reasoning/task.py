@@ -79,7 +79,7 @@ class ReasoningTask(AnswerTask):
             split,
             limit,
             seed,
-            generate=lambda split, n, seed: self.sampled(split, split, n, seed),
+            generate=lambda n: self.sampled(split, split, n, seed),
             gold=sources.GOLD,
             keep=lambda problem: problem.meta.get("level", 1) in self.levels,
         )

@@ -49,7 +49,7 @@ class RepairTask:
             split,
             limit,
             seed,
-            generate=lambda *drawn: generator.problems(*drawn, self.levels, self.actions),
+            generate=lambda n: generator.problems(split, n, seed, self.levels, self.actions),
             gold=("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix"),
             meta=("level", "actions"),
             keep=lambda p: p.meta["level"] in self.levels and p.meta["actions"] == self.actions,
