@@ -1,16 +1,7 @@
-"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol. The character laboratory trains
-on it.
+"""A text as a sequence of symbols (characters or tokens), and a reward for each symbol: the data of the character laboratory.
 
-The text is tiny-Shakespeare from the hub, any text file, or the interpreter's own help (`pydoc_data.topics`), which
-needs no network. The last tenth is held out. The reward is per token: a sampled symbol is compared with the text's
-symbol at the same position. This task has no problems and no `score`, because no reward waits for the end of a
-completion.
-
-`Bigram` is the reference policy: add-one smoothed bigram counts of the text.
-
-Left out: several documents, shuffling beyond random windows, byte-level noise.
-
-Shapes: W windows, G samples, T rewarded positions of a window.
+The last tenth of the text is held out. A sampled symbol is compared with the text's symbol at the same position, so there are no problems and no
+`score`. `Bigram` is the reference policy: add-one smoothed bigram counts of the text. Shapes: W windows, T positions of a window.
 """
 
 from __future__ import annotations
@@ -43,8 +34,7 @@ class Text:
     val: Tensor
 
     def draw_windows(self, count: int, length: int, rng: torch.Generator) -> Tensor:
-        """(W, length) ids of uniformly random windows of the training part. DataError where it is shorter than a
-        window."""
+        """(W, length) ids of uniformly random windows of the training part."""
         starts = torch.randint(_starts(self.train, length), (count,), generator=rng)
         return self.train[starts[:, None] + torch.arange(length)]
 
@@ -63,24 +53,18 @@ class Text:
 
 def _starts(ids: Tensor, length: int) -> int:
     if len(ids) < length:
-        raise DataError(
-            f"a part of the text has {len(ids)} symbols; a window needs {length}; give a longer text, or lower --horizon"
-        )
+        raise DataError(f"a part of the text has {len(ids)} symbols; a window needs {length}; lower --horizon")
     return len(ids) - length + 1
 
 
 def load(source: str, symbols: str | Tokenizer) -> Text:
     """The text of `source` (embedded, hub, or a file), split at a line break before its last tenth.
 
-    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises
-    UserError for a missing file, no UTF-8, no network, a character that the tokenizer lacks, and a text of fewer than
-    two lines."""
+    symbols: "chars" for the text's own characters, a tokenizer's name (gpt2:1024, bytes, ...), or a tokenizer. Raises UserError."""
     text = read_text(source)
     cut = text.rfind("\n", 0, int(len(text) * (1 - HELD_OUT))) + 1
     if not cut:
-        raise DataError(
-            f"the text of {source} has {len(text)} characters and no line break to split at; several lines are required; give another --source"
-        )
+        raise DataError(f"the text of {source} has {len(text)} characters and no line break to split at")
     if symbols == "chars":
         symbols = tokenizer.from_dict({"spec": "chars", "alphabet": "".join(sorted(set(text)))})
     tok = tokenizer.load(symbols) if isinstance(symbols, str) else symbols
@@ -120,8 +104,6 @@ def dense_rewards(
     credit: log-probabilities in nats, broadcast to the shape of `drawn`. A group baseline removes the -1: under any
     group advantage plusminus1 is plus1 times two, and the same after division by the standard deviation."""
     hit = (drawn == truth).float()
-    if mode not in ("plus1", "plusminus1"):
-        raise ConfigError(f"reward_mode {mode!r}; required: plus1 or plusminus1")
     reward = hit if mode == "plus1" else 2 * hit - 1
     return reward + partial * credit if partial and credit is not None else reward
 

@@ -1,11 +1,7 @@
 """A task that a tiny model learns from scratch in under a minute: write bytes of the class that the prompt names.
 
 The reward is the share of a completion's eight characters in the class. An untrained policy over the `bytes` tokenizer
-scores about 0.1, so there is a gradient from the first step. There are four prompts; a policy that ignores its prompt
-cannot pass 0.25. Use TOY_MODEL, the `bytes` tokenizer, COMPLETION_LENGTH new tokens and no stop sequence
-(`ToyTask.no_stop`). At a learning rate of 3e-3, 80 steps of 4 x 16 rollouts reach 0.95.
-
-Every split holds the same four prompts: the task measures learning, not generalisation.
+scores about 0.1; a policy that ignores its prompt cannot pass 0.25. Every split holds the same four prompts.
 """
 
 from __future__ import annotations

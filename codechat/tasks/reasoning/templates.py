@@ -6,9 +6,8 @@
     alpaca         Stanford Alpaca's instruction template
     zero_shot      a system prompt that requests steps and "The answer is N."
 
-A template makes messages, which are rendered like any other conversation: an imported model's own chat template
-surrounds them. With tags "raw" they are the text itself, as those papers ran base models; `STOP_TEXTS` ends a completion
-there, as the authors' samplers do.
+A template makes messages, which are rendered like any other conversation. With tags "raw" they are the text itself, as
+those papers ran base models; `STOP_TEXTS` ends a completion there.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ def messages(template: str, question: str, kind: str) -> list[Message]:
 def check(template: str) -> None:
     """ConfigError for an unknown template."""
     if template not in _MAKE:
-        raise ConfigError(
-            f"template {template!r} is unknown; required: one of {', '.join(_MAKE)}{nearest(template, _MAKE)}"
-        )
+        raise ConfigError(f"template {template!r}; required: one of {', '.join(_MAKE)}{nearest(template, _MAKE)}")
 
 
 def _user(content: str) -> Message:
