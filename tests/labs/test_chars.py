@@ -168,6 +168,8 @@ def test_dense_rewards_by_hand() -> None:
     torch.testing.assert_close(
         chars.dense_rewards(drawn, truth, partial=0.05, credit=credit), torch.tensor([[0.95, -0.1, 0.8]])
     )
+    with raising(ConfigError, "reward_mode", "'minus'"):
+        chars.dense_rewards(drawn, truth, "minus")  # type: ignore[arg-type]
 
 
 def test_advantages_compare_the_draws_of_one_place() -> None:
