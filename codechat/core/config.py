@@ -7,16 +7,8 @@
 
     cfg = parse(SFTConfig, sys.argv[1:], presets={"nano": {"lr": 1e-3, "model.depth": 4}})
 
-Precedence: defaults < --preset < --config FILE < flags. The help string of a field feeds --help, tables in
-notebooks and the README. Keys may be nested ({"model": {"depth": 2}}) or dotted ("model.depth"), with - or _.
-An unknown key is an error that names the nearest valid one.
-
-Types: bool, int, float, str, Path, Literal, tuple, dataclass, Any, and unions of them (`int | None`). A word
-"none" is None where the type allows it; an int may be written 1_000 or 1e6; a tuple takes words, each of which
-may hold commas.
-
-Left out: sub-commands (`codechat.cli` has them), environment variables, YAML, interpolation (a preset is a plain
-dict), and fields that hold a dict or a list.
+Precedence: defaults < --preset < --config FILE < flags. Keys may be nested or dotted, with - or _. Types: bool, int, float, str, Path,
+Literal, tuple, dataclass, Any, and unions of them. The word none is None where the type allows it; an int may be written 1_000 or 1e6.
 """
 
 from __future__ import annotations
@@ -40,68 +32,40 @@ from codechat.core.errors import ConfigError, MissingFile, UserError, nearest
 T = TypeVar("T")
 REQUIRED = dataclasses.MISSING
 
-# Spelling of another tool -> our field, or several, of which the first that a class has is meant. A field of the class
-# itself comes before an alias.
-ALIASES: dict[str, str | tuple[str, ...]] = {
-    "num_generations": "group_size", "num_samples": "group_size", "k_samples": "group_size", "group": "group_size",
-    "beta": "kl_coef", "kl_beta": "kl_coef", "beta_kl": "kl_coef", "ent_coef": "entropy_coef", "vf_coef": "value_coef",
-    "epsilon": "clip_eps_low", "epsilon_low": "clip_eps_low", "epsilon_high": "clip_eps_high",
-    "warmup": "warmup_steps", "warmup_iters": "warmup_steps", "learning_rate": "lr", "wd": "weight_decay",
-    "grad_accum_steps": "grad_accum", "gradient_accumulation_steps": "grad_accum",
-    "batch_size": "device_batch_size", "micro_batch_size": "device_batch_size",
-    "per_device_train_batch_size": "device_batch_size",
-    "max_iters": "max_steps", "num_steps": "max_steps", "num_iterations": ("inner_epochs", "max_steps"),
-    "max_completion_length": "max_new_tokens", "max_completion_tokens": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "max_grad_norm": "grad_clip", "eval_interval": "eval_every", "eval_steps": "eval_every",
-    "eval_examples": "limit",
-    "save_interval": "save_every", "save_steps": "save_every", "logging_steps": "log_every",
-    "from": "from_stage", "run": "run_name", "name": "run_name",
-    "checkpoint": "ckpt", "model_path": "ckpt", "init": "init_from",
-    "n_layer": "depth", "n_layers": "depth", "n_heads": "n_head", "n_kv_heads": "n_kv_head",
-    "max_seq_len": "block_size", "seq_len": "block_size", "sequence_len": "block_size",
-}  # fmt: skip
-
-# ---- declaring fields
+# Spelling of another tool -> our fields, of which the first that a class has is meant.
+ALIASES = {
+    name: fields.split() for name, fields in json.loads(Path(__file__).with_name("aliases.json").read_text()).items()
+}
 
 
 def opt(default: Any, help: str, **meta: Any) -> Any:
     """A dataclass field with its help (name the unit). `default` may be a value, a factory or REQUIRED.
 
-    meta: identity=False keeps the field out of `config_hash`. positional=True takes a bare word of the command line. verbatim=True is for a tuple of
-    texts that are kept as they are written: its flag takes the next word also where that begins with --, may be
-    repeated, and splits nothing at commas. least=, most= are the bounds of a number, which `Settings` checks.
+    meta: least=, most= are the bounds of a number; identity=False keeps the field out of `config_hash`; positional=True takes a bare word of
+    the command line; verbatim=True is for texts whose flag takes the next word as it is, and may be repeated.
     """
     return _dataclass_field(default, {"help": help, **meta})
 
 
 def default(value: Any, **meta: Any) -> Any:
-    """Another default for a field of a base class: `lr: float = default(5e-5)`. Its help and other metadata stay;
-    meta adds to them or replaces some, such as identity=False."""
+    """Another default for a field of a base class: `lr: float = default(5e-5)`. Its help and bounds stay."""
     return _dataclass_field(value, {"inherited": True, **meta})
 
 
 def _dataclass_field(value: Any, metadata: Mapping[str, Any]) -> Any:
     if value is REQUIRED:
         return dataclasses.field(metadata=metadata)
-    if callable(value):
-        return dataclasses.field(default_factory=value, metadata=metadata)
-    return dataclasses.field(default=value, metadata=metadata)
+    how = {"default_factory" if callable(value) else "default": value}
+    return dataclasses.field(metadata=metadata, **how)
 
 
 class Settings:
-    """Base of settings groups: frozen keyword-only dataclasses that a configuration inherits, several at once.
-
-        @dataclass(frozen=True, kw_only=True)
-        class SFTConfig(OptimizerSettings, RunSettings): ...  # --help shows RunSettings first
-
-    A `__post_init__` of a group or configuration checks its own fields and calls `super().__post_init__()`; this
-    class ends the chain and checks the bounds given to `opt`, as reading a command line or file does for every class. Groups take no slots=True: Python cannot inherit from two classes with slots.
-    """
+    """Base of settings groups, which a configuration inherits, several at once. A `__post_init__` of a group checks its own fields and calls
+    `super().__post_init__()`; this class ends the chain and checks bounds."""
 
     def __post_init__(self) -> None:
-        _check_bounds(type(self), {name: getattr(self, name) for name in metadata_of(type(self))})
-        following = getattr(super(), "__post_init__", None)  # of a base that is not derived from Settings
+        _check_bounds(type(self), {name: getattr(self, name) for name in fields_of(type(self))})
+        following = getattr(super(), "__post_init__", None)
         if following:
             following()
 
@@ -112,31 +76,29 @@ def flag_of(name: str) -> str:
 
 
 def _check_bounds(cls: type, values: Mapping[str, Any], prefix: str = "") -> None:
-    """ConfigError for a number outside the least= and most= of its field, or not finite; None is no number."""
-    for name, meta in metadata_of(cls).items():
-        value, least, most = values.get(name), meta.get("least"), meta.get("most")
+    for name, field in fields_of(cls).items():
+        value, least, most = values.get(name), field.meta.get("least"), field.meta.get("most")
         if value is None or least is most is None:
             continue
         low, high = -math.inf if least is None else least, math.inf if most is None else most
         if not (low <= value <= high and math.isfinite(value)):
-            needed = f"from {least} to {most}" if most is not None else f"at least {least}"
-            needed += ", and finite" if most is None and isinstance(value, float) else ""
+            needed = f"from {least} to {most}" if most is not None else f"at least {least} and finite"
             raise ConfigError(f"{prefix}{name} is {value}; it must be {needed}; correct {flag_of(prefix + name)}")
 
 
-# ---- reading fields
+# ---- fields
 
 
 class Field(NamedTuple):
-    name: str
     type: Any
     nested: type | None  # the dataclass among its types
     meta: Mapping[str, Any]
-    default: Any  # REQUIRED, or the value (a new one from a factory)
+    default: Any  # REQUIRED, or the value
+    group: type  # the class that declares it with `opt`
 
 
 def _names(cls: type) -> list[str]:
-    """Fields as --help lists them: groups from the last base to the first, as dataclasses do, then the class's own."""
+    """Fields as --help lists them: groups from the last base to the first, then the class's own."""
     if not dataclasses.is_dataclass(cls):
         return []
     inherited = [name for base in reversed(cls.__bases__) for name in _names(base)]
@@ -144,44 +106,32 @@ def _names(cls: type) -> list[str]:
 
 
 @cache
-def metadata_of(cls: type) -> dict[str, Mapping[str, Any]]:
-    """{field: metadata given to `opt`}; for a field set by `default`, the metadata given in the nearest base."""
+def fields_of(cls: type) -> dict[str, Field]:
+    hints, dataclass_fields = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
     out = {}
     for name in _names(cls):
-        meta: dict[str, Any] = {"inherited": True}
-        for base in cls.__mro__:
-            declared = base.__dict__.get("__dataclass_fields__", {}).get(name)
-            if declared and meta.pop("inherited", False):
-                meta = {**declared.metadata, **meta}
+        f, meta = dataclass_fields[name], {"inherited": True}
+        groups = [base for base in cls.__mro__ if name in base.__dict__.get("__dataclass_fields__", {})]
+        for group in groups:
+            if meta.pop("inherited", False):
+                meta = {**group.__dict__["__dataclass_fields__"][name].metadata, **meta}
         if "inherited" in meta:
             raise TypeError(f"{cls.__name__}.{name}: default() is for a field of a base class; declare it with opt()")
-        out[name] = meta
-    return out
-
-
-@cache
-def fields_of(cls: type) -> dict[str, Field]:
-    hints, own = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
-    out = {}
-    for name, meta in metadata_of(cls).items():
-        f = own[name]
         nested = next((a for a in arms(hints[name]) if dataclasses.is_dataclass(a)), None)
         value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        out[name] = Field(name, hints[name], nested, meta, value)
+        declaring = [base for base in cls.__mro__ if name in base.__dict__.get("__annotations__", {})]
+        out[name] = Field(hints[name], nested, meta, value, declaring[-1])
     return out
 
 
 def leaves_of(cls: type, prefix: str = "", usual: Any = None) -> dict[str, Field]:
-    """Every settable key, dotted; the key of a nested config is followed by those below it. usual: an instance whose values are the defaults,
-    as those of a nested config are."""
+    """{dotted key: field}; a nested config is followed by the keys below it. usual: an instance whose values are the defaults."""
     out = {}
-    for f in fields_of(cls).values():
-        if usual is not None:
-            f = f._replace(default=getattr(usual, f.name))
-        out[prefix + f.name] = f
+    for name, f in fields_of(cls).items():
+        f = f if usual is None else f._replace(default=getattr(usual, name))
+        out[prefix + name] = f
         if f.nested:
-            below = f.default if isinstance(f.default, f.nested) else None
-            out |= leaves_of(f.nested, f"{prefix}{f.name}.", below)
+            out |= leaves_of(f.nested, f"{prefix}{name}.", f.default if isinstance(f.default, f.nested) else None)
     return out
 
 
@@ -190,13 +140,11 @@ def find_field(cls: type, key: str) -> str | None:
     head, _, rest = key.replace("-", "_").partition(".")
     fields = fields_of(cls)
     if head not in fields:
-        aliases = ALIASES.get(head, ())
-        candidates = [aliases] if isinstance(aliases, str) else aliases
-        head = next((name for name in candidates if name in fields), None)
-    if head is None or not rest:
-        return head
+        head = next((name for name in ALIASES.get(head, ()) if name in fields), "")
+    if not head or not rest:
+        return head or None
     below = find_field(fields[head].nested, rest) if fields[head].nested else None
-    return None if below is None else f"{head}.{below}"
+    return below and f"{head}.{below}"
 
 
 # ---- values
@@ -210,9 +158,9 @@ def arms(tp: Any) -> tuple[Any, ...]:
 def type_name(tp: Any) -> str:
     """As --help writes it: int|none, adamw|muon, tuple[int, ...]."""
     if typing.get_origin(tp) is Literal:
-        return "|".join(str(a) for a in typing.get_args(tp))
+        return "|".join(map(str, typing.get_args(tp)))
     if len(arms(tp)) > 1:
-        return "|".join(type_name(a) for a in arms(tp))
+        return "|".join(map(type_name, arms(tp)))
     if tp is types.NoneType:
         return "none"
     return tp.__name__ if isinstance(tp, type) and not typing.get_args(tp) else str(tp).replace("typing.", "")
@@ -230,30 +178,26 @@ def _number(tp: type, value: Any) -> Any:
 
 def _items(tp: Any, value: Any) -> tuple[Any, ...]:
     """A tuple from a list, or from words of which each may hold commas."""
-    if isinstance(value, str):
-        value = [value]
+    value = [value] if isinstance(value, str) else value
     if not isinstance(value, (list, tuple)):
         raise ValueError
     if all(isinstance(v, str) for v in value):
         value = [part for v in value for part in v.split(",") if part]
     args = typing.get_args(tp)
-    kinds = args[:1] * len(value) if len(args) == 2 and args[1] is ... else args
-    if len(kinds) != len(value):
-        raise ValueError
-    return tuple(convert(kind, v) for kind, v in zip(kinds, value))
+    kinds = args[:1] * len(value) if args[1:] == (...,) else args
+    return tuple(convert(kind, v) for kind, v in zip(kinds, value, strict=True))
 
 
 def convert(tp: Any, value: Any) -> Any:
     """`value` (from json, or a word of the command line) as `tp`; ValueError or OverflowError where it does not fit."""
+    word = str(value)
     if len(arms(tp)) > 1:
         for arm in sorted(arms(tp), key=lambda a: a is not types.NoneType):  # in `str | None` the word none means None
             try:
                 return convert(arm, value)
             except (ValueError, OverflowError):
                 continue
-        raise ValueError
-    word = str(value)
-    if typing.get_origin(tp) is Literal:
+    elif typing.get_origin(tp) is Literal:
         for choice in typing.get_args(tp):
             if str(choice) == word:
                 return choice
@@ -274,9 +218,7 @@ def convert(tp: Any, value: Any) -> Any:
 
 def _checked(field: Field, name: str, value: Any) -> Any:
     if field.meta.get("verbatim"):
-        lines = (value,) if isinstance(value, str) else value
-        if isinstance(lines, (list, tuple)) and all(isinstance(line, str) for line in lines):
-            return tuple(lines)
+        return (value,) if isinstance(value, str) else tuple(map(str, value))
     try:
         return convert(field.type, value)
     except (ValueError, OverflowError):
@@ -288,18 +230,16 @@ def _checked(field: Field, name: str, value: Any) -> Any:
 
 
 def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested, dotted and aliased keys -> {dotted name: value}; ConfigError for unknown keys, and for a field given twice.
-
-    Keys below a nested config win over an instance of it.
-    """
+    """Nested, dotted and aliased keys -> {dotted name: value}. Keys below a nested config win over an instance of it."""
     whole: dict[str, Any] = {}
     out: dict[str, Any] = {}
     leaves = leaves_of(cls)
     for key, value in mapping.items():
         name = find_field(cls, prefix + key)
         if name is None:
-            hint = nearest(prefix + key.replace("-", "_"), leaves)
-            raise ConfigError(f"{where}: unknown setting {prefix + key!r}{hint}")
+            raise ConfigError(
+                f"{where}: unknown setting {prefix + key!r}{nearest(prefix + key.replace('-', '_'), leaves)}"
+            )
         nested = leaves[name].nested
         if nested and dataclasses.is_dataclass(value):
             whole |= _flatten(cls, to_dict(value), where, f"{name}.")
@@ -313,27 +253,27 @@ def _flatten(cls: type, mapping: Mapping[str, Any], where: str, prefix: str = ""
 
 def _build(cls: type[T], flat: Mapping[str, Any], prefix: str = "") -> T:
     """An instance from {dotted name: value}; absent fields keep their defaults."""
-    kwargs: dict[str, Any] = {}
-    for f in fields_of(cls).values():
-        name = prefix + f.name
+    values: dict[str, Any] = {}
+    for key, f in fields_of(cls).items():
+        name = prefix + key
         below = {k: v for k, v in flat.items() if k.startswith(name + ".")}
         if below:
             start = _dotted(to_dict(f.default), name + ".") if dataclasses.is_dataclass(f.default) else {}
-            kwargs[f.name] = _build(f.nested, start | below, name + ".")
+            values[key] = _build(f.nested, start | below, name + ".")
         elif name in flat:
-            kwargs[f.name] = _checked(f, name, flat[name])
+            values[key] = _checked(f, name, flat[name])
         elif f.default is REQUIRED:
             raise ConfigError(f"{name} is required ({f.meta.get('help', '')}); set {flag_of(name)}")
-    _check_bounds(cls, kwargs, prefix)
+    _check_bounds(cls, values, prefix)
     try:
-        return cls(**kwargs)
+        return cls(**values)
     except UserError:
         raise
     except ValueError as e:  # from __post_init__: the values do not go together
         raise ConfigError(f"{cls.__name__}: {e}") from e
 
 
-def _merge(flat: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(flat: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Later wins: a nested config given whole (or none) replaces the keys below it, and a key below replaces a none."""
     out = dict(flat)
     for key, value in over.items():
@@ -353,12 +293,12 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise MissingFile(f"{path} is not a file; --config takes a json file such as runs/NAME/config.json")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:  # bad json and bad utf-8
         raise ConfigError(f"{path} is not json ({e})") from e
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds a json {type(found).__name__}; a configuration is an object {{...}}")
-    return found
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a json {type(value).__name__}; a configuration is an object {{...}}")
+    return value
 
 
 def resolve(
@@ -369,26 +309,20 @@ def resolve(
     *,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> T:
-    """defaults < preset < file < overrides. A file may name its own preset; a class with a field `preset`
-    records the name."""
-    table, found, flat = presets or {}, read_json(file) if file else {}, {}
+    """defaults < preset < file < overrides. A file may name its own preset; a class with a field `preset` records the name."""
+    table, values, flat = presets or {}, read_json(file) if file else {}, {}
     records = "preset" in fields_of(cls)
-    preset = preset or found.get("preset")
-    if not isinstance(preset, str | None):
-        raise ConfigError(f"{file} has preset {preset!r}; required is the name of one, or none")
-    if not records:
-        found.pop("preset", None)
-    if preset and table:
-        if preset not in table:
-            raise ConfigError(f"unknown preset {preset!r}{nearest(preset, table)} (presets: {', '.join(table)})")
-        flat = _merge(flat, _flatten(cls, table[preset], f"preset {preset}"))
-    elif preset and not records:
-        raise ConfigError(f"preset {preset!r} was requested; {cls.__name__} has no presets")
-    flat = _merge(flat, _flatten(cls, found, str(file)))
+    preset = preset or (values.get("preset") if records else values.pop("preset", None))
+    if preset and (table or not records):
+        if not isinstance(preset, str) or preset not in table:
+            raise ConfigError(
+                f"unknown preset {preset!r}{nearest(str(preset), table)} (presets: {', '.join(table) or 'none'})"
+            )
+        flat = _flatten(cls, table[preset], f"preset {preset}")
+    flat = _merge(flat, _flatten(cls, values, str(file)))
     if records and preset:
         flat["preset"] = preset
-    flat = _merge(flat, _flatten(cls, overrides or {}, "flags" if file or preset else cls.__name__))
-    return _build(cls, flat)
+    return _build(cls, _merge(flat, _flatten(cls, overrides or {}, "flags" if file or preset else cls.__name__)))
 
 
 # ---- to mappings
@@ -412,12 +346,8 @@ def to_dict(cfg: Any) -> dict[str, Any]:
 
 def identity(cfg: Any) -> dict[str, Any]:
     """The fields that decide the result, as plain json: all but those marked identity=False."""
-    out = {}
-    for f in dataclasses.fields(cfg):
-        if metadata_of(type(cfg))[f.name].get("identity", True):
-            value = getattr(cfg, f.name)
-            out[f.name] = identity(value) if dataclasses.is_dataclass(value) else plain(value)
-    return out
+    values = {n: getattr(cfg, n) for n, f in fields_of(type(cfg)).items() if f.meta.get("identity", True)}
+    return {n: identity(v) if dataclasses.is_dataclass(v) else plain(v) for n, v in values.items()}
 
 
 def config_hash(cfg: Any) -> str:
@@ -441,140 +371,89 @@ def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def changed(cfg: Any, usual: Any = None) -> dict[str, tuple[Any, Any]]:
-    """{dotted setting: (default, here)}, as plain json, of what a configuration does not have by default; "required" where
-    there is no default. `from_dict` makes the configuration from the second values. usual: compare with it instead."""
-    found: dict[str, tuple[Any, Any]] = {}
+    """{dotted setting: (default, here)}, as plain json, of what differs from the defaults, or from `usual`; "required" where there is none."""
+    out: dict[str, tuple[Any, Any]] = {}
     for name, field in fields_of(type(cfg)).items():
         here, before = getattr(cfg, name), field.default if usual is None else getattr(usual, name)
         if dataclasses.is_dataclass(here) and type(here) is type(before):
-            found |= {f"{name}.{below}": pair for below, pair in changed(here, before).items()}
+            out |= {f"{name}.{below}": pair for below, pair in changed(here, before).items()}
         elif here != before:
-            found[name] = ("required" if before is REQUIRED else plain(before), plain(here))
-    return found
+            out[name] = ("required" if before is REQUIRED else plain(before), plain(here))
+    return out
 
 
 # ---- command line
 
 
-class _Words:
-    """Reads argv word by word into {dotted name: word, words or bool}."""
+def _read_words(cls: type, argv: Sequence[str], extra: set[str]) -> dict[str, Any]:
+    """argv as {dotted name: word, words or bool}. extra: flags that are no settings."""
+    words = list(argv[1:] if argv[:1] == ["--"] else argv)  # some Pythons pass on the -- of `torchrun -m MODULE -- ...`
+    leaves, values = leaves_of(cls), {}
+    free = [name for name, f in leaves.items() if f.meta.get("positional")]
 
-    def __init__(self, cls: type, argv: Sequence[str], extra: set[str]) -> None:
-        self.cls, self.leaves, self.extra = cls, leaves_of(cls), extra
-        # some Pythons pass the -- of `torchrun -m MODULE -- ...` on
-        self.words = list(argv[1:] if argv[:1] == ["--"] else argv)
-        self.values: dict[str, Any] = {}
+    def takes(name: str, kind: type) -> bool:
+        return name in leaves and kind in [typing.get_origin(arm) or arm for arm in arms(leaves[name].type)]
 
-    def read(self) -> dict[str, Any]:
-        free = [n for n, f in self.leaves.items() if f.meta.get("positional")]
-        while self.words:
-            word = self.words.pop(0)
-            if word.startswith("--"):
-                self.flag(word)
-            elif not free:
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            if not free:
                 raise ConfigError(f"unexpected word {word!r}; settings are written --name value")
-            elif self.takes(free[0], tuple):
-                self.values.setdefault(free[0], []).append(word)
-            else:
-                self.put(free.pop(0), word, word)
-        return self.values
-
-    def takes(self, name: str | None, kind: type) -> bool:
-        return name in self.leaves and kind in [typing.get_origin(a) or a for a in arms(self.leaves[name].type)]
-
-    def verbatim(self, name: str | None) -> bool:
-        return name in self.leaves and bool(self.leaves[name].meta.get("verbatim"))
-
-    def put(self, name: str, value: Any, word: str) -> None:
-        if self.verbatim(name):
-            value = [*self.values.pop(name, ()), *([value] if isinstance(value, str) else value)]
-        if name in self.values:
-            raise ConfigError(f"{word}: {name} is given twice; keep one")
-        self.values[name] = value
-
-    def flag(self, word: str) -> None:
+            name = free[0] if takes(free[0], tuple) else free.pop(0)
+            values[name] = [*values.get(name, ()), word] if takes(name, tuple) else word
+            continue
         key, equals, value = word[2:].partition("=")
-        name = key if key in self.extra else find_field(self.cls, key)
+        name = key if key in extra else find_field(cls, key)
         if name is None and not equals and key.startswith("no-"):
-            name, equals, value = find_field(self.cls, key[3:]), "=", False
-            name = name if self.takes(name, bool) else None
-        if name is None:
-            flags = [flag_of(n) for n in (*self.leaves, *self.extra)]
-            raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), flags)}")
-        if not equals and self.takes(name, bool):
-            value = self.words.pop(0) if self.words[:1] in (["true"], ["false"]) else True
+            name, equals, value = find_field(cls, key[3:]), "=", False
+        if name is None or (value is False and not takes(name, bool)):
+            raise ConfigError(f"unknown flag --{key}{nearest(flag_of(key), [flag_of(n) for n in (*leaves, *extra)])}")
+        many, verbatim = takes(name, tuple), name in leaves and leaves[name].meta.get("verbatim")
+        if not equals and takes(name, bool):
+            value = words.pop(0) if words[:1] in (["true"], ["false"]) else True
         elif not equals:
-            value = self.following(name, word)
-        self.put(name, value, word)
-
-    def following(self, name: str, word: str) -> str | list[str]:
-        many, any_first = self.takes(name, tuple), self.verbatim(name)
-        taken: list[str] = []
-        while self.words and (many or not taken):
-            if self.words[0].startswith("--") and (taken or not any_first):
-                break
-            taken.append(self.words.pop(0))
-        if not taken and not many:
-            kind = type_name(self.leaves[name].type) if name in self.leaves else "a name"
-            raise ConfigError(f"{word} needs a value ({kind}); for text that begins with -- write {word}=TEXT")
-        return taken if many else taken[0]
-
-
-class Row(NamedTuple):
-    name: str
-    type: str
-    default: Any
-    help: str
-
-
-def describe(cls: type) -> list[Row]:
-    """One row (name, type, default, help) for each field, nested ones dotted; `default` is "required" where
-    there is none."""
-    return [
-        Row(n, type_name(f.type), "required" if f.default is REQUIRED else f.default, f.meta.get("help", ""))
-        for n, f in leaves_of(cls).items()
-        if not f.nested
-    ]
-
-
-def _default_text(value: Any) -> str:
-    if value is REQUIRED:
-        return " (required)"
-    shown = (" ".join(map(str, value)) or "empty") if isinstance(value, tuple) else "none" if value is None else value
-    return f" (default {shown})"
+            taken = [words.pop(0)] if words and (verbatim or not words[0].startswith("--")) else []
+            while many and words and not words[0].startswith("--"):
+                taken.append(words.pop(0))
+            if not taken and not many:
+                kind = type_name(leaves[name].type) if name in leaves else "a name"
+                raise ConfigError(f"{word} needs a value ({kind}); for text that begins with -- write {word}=TEXT")
+            value = taken if many else taken[0]
+        if verbatim:
+            value = [*values.pop(name, ()), *([value] if isinstance(value, str) else value)]
+        if name in values:
+            raise ConfigError(f"{word}: {name} is given twice; keep one")
+        values[name] = value
+    return values
 
 
 def format_help(
     cls: type, *, presets: Mapping[str, Any] | None = None, prog: str | None = None, epilog: str | None = None
 ) -> str:
-    """The text of --help: one entry for each field, from its `opt` text, under the group that declares it."""
-    bare = [name.upper() for name, f in leaves_of(cls).items() if f.meta.get("positional")]
-    rows = [("--config FILE", "json file, such as the config.json of a run; flags win over it")]
-    if presets:
-        rows.insert(0, ("--preset NAME", f"start from one of: {', '.join(presets)}"))
+    """The text of --help: one entry for each field, under the group that declares it."""
+    leaves = leaves_of(cls)
+    bare = [name.upper() for name, f in leaves.items() if f.meta.get("positional")]
     lines = [" ".join([f"usage: {prog or Path(sys.argv[0]).name}", *bare, "[--setting value ...]"])]
-    lines += [_help_entry(*row) for row in rows]
-    leaves = {n: f for n, f in leaves_of(cls).items() if not f.nested and not (n == "preset" and presets)}
-    groups = {name: _group_of(cls, name.partition(".")[0]) for name in leaves}
+    if presets:
+        lines.append(_help_entry("--preset NAME", f"start from one of: {', '.join(presets)}"))
+    lines.append(_help_entry("--config FILE", "json file, such as the config.json of a run; flags win over it"))
     heading = cls
     for name, f in leaves.items():
-        if groups[name] is not heading:
-            heading = groups[name]
-            lines.append(f"\n{_title(heading)}:")
-        flag = f"{flag_of(name)} {type_name(f.type)}"
-        lines.append(_help_entry(flag, f.meta.get("help", "") + _default_text(f.default)))
+        if f.nested or (name == "preset" and presets):
+            continue
+        group = leaves[name.partition(".")[0]].group
+        if group is not heading:
+            heading = group
+            title = group.__name__.removesuffix("Settings").removesuffix("Config")
+            lines.append(f"\n{re.sub(r'(?<=[a-z])(?=[A-Z][a-z])', ' ', title)}:")
+        shown = (
+            " ".join(map(str, f.default)) or "empty"
+            if isinstance(f.default, tuple)
+            else str(f.default).replace("None", "none")
+        )
+        usual = " (required)" if f.default is REQUIRED else f" (default {shown})"
+        lines.append(_help_entry(f"{flag_of(name)} {type_name(f.type)}", f.meta.get("help", "") + usual))
     return "\n".join(lines) + (f"\n\n{epilog.strip()}" if epilog else "")
-
-
-def _group_of(cls: type, name: str) -> type:
-    """The class that declares a field with `opt`: the last of the bases that have it."""
-    return [base for base in cls.__mro__ if name in base.__dict__.get("__annotations__", {})][-1]
-
-
-def _title(group: type) -> str:
-    """RolloutSettings: Rollout. GRPOConfig: GRPO."""
-    name = group.__name__.removesuffix("Settings").removesuffix("Config")
-    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name)
 
 
 def _help_entry(flag: str, text: str) -> str:
@@ -594,19 +473,18 @@ def parse(
     if "--help" in argv or "-h" in argv:
         print(format_help(cls, presets=presets, prog=prog, epilog=epilog))
         raise SystemExit(0)
-    own = {"config", "preset"} if presets else {"config"}
+    extra = {"config", "preset"} if presets else {"config"}
     try:
-        values = _Words(cls, argv, own).read()
-        preset, file = (values.pop(key, None) if key in own else None for key in ("preset", "config"))
+        values = _read_words(cls, argv, extra)
+        preset, file = (values.pop(key, None) if key in extra else None for key in ("preset", "config"))
         return resolve(cls, preset, file, values, presets=presets)
     except ConfigError as error:
-        raise ConfigError(with_flags(str(error), cls)) from error
+        raise ConfigError(_name_flags(str(error), cls)) from error
 
 
-def with_flags(message: str, cls: type) -> str:
-    """The message with settings as the command line writes them: names with an underscore or a dot, and one at the start, become their flags.
-    Quoted names, which may be keys of a file, stay."""
+def _name_flags(message: str, cls: type) -> str:
+    """The message with settings as the command line writes them. Quoted names, which may be keys of a file, stay."""
     leaves = leaves_of(cls)
     flags = {name.rpartition(".")[2]: flag_of(name) for name in reversed(leaves)} | {n: flag_of(n) for n in leaves}
-    found = re.sub(r"(?<![\w./'\"-])[a-z]\w*[_.]\w+(?![\w/'\"=-])", lambda name: flags.get(name[0], name[0]), message)
-    return re.sub(r"^(\w+: )?(\w+)(?= )", lambda start: (start[1] or "") + flags.get(start[2], start[2]), found)
+    named = re.sub(r"(?<![\w./'\"-])[a-z]\w*[_.]\w+(?![\w/'\"=-])", lambda name: flags.get(name[0], name[0]), message)
+    return re.sub(r"^(\w+: )?(\w+)(?= )", lambda start: (start[1] or "") + flags.get(start[2], start[2]), named)
