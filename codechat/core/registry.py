@@ -70,8 +70,8 @@ PREPARATIONS = {entry.id: entry for entry in (
 STAGES = {entry.id: entry for entry in (
     _stage("diagnose", "evaluation.diagnose", "DiagnoseConfig", "diagnose", "measure before RL whether rewards give a gradient"),
     _stage("evaluate", "evaluation.evaluate", "EvaluateConfig", "run_evaluation", "pass@k of a checkpoint on a task, with intervals"),
-    _stage("passk", "evaluation.code_pass_rates", "PasskConfig", "run_passk", "how often code problems are solved, and whether RL would stall"),
-    _stage("filter", "evaluation.code_filter", "FilterConfig", "filter_problems", "keep the training problems that are solved sometimes but not always"),
+    _stage("passk", "evaluation.pass_rates", "PasskConfig", "run_passk", "how often code problems are solved, and whether RL would stall"),
+    _stage("filter", "evaluation.pass_rates", "FilterConfig", "filter_problems", "keep the training problems that are solved sometimes but not always"),
     _stage("natural", "evaluation.natural", "NaturalConfig", "run_natural", "fixed prompts as people type them: calls, abstention, code, chat"),
     _stage("notebooks", "reports.notebooks", "CopiesConfig", "run_copies", "execute copies of the walk-throughs on fresh runs"),
     _stage("report", "reports.build", "ReportConfig", "write", "execute a report over finished runs"),
@@ -102,7 +102,11 @@ COMMANDS: dict[str, Command | Entry] = {
     **{entry.command: entry for entry in LOOPS.values()},
     **_command("diagnose"),
     **_command("passk"),
-    **_command("filter"),
+    "filter": Command(
+        "codechat.evaluation.pass_rates",
+        "keep the training problems that are solved sometimes but not always",
+        "main_filter",
+    ),
     **_command("evaluate"),
     **_command("natural"),
     "counterfactuals": Command(

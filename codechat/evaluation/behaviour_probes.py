@@ -1,9 +1,7 @@
 """Behaviour probes: does the model call a tool when one is requested and present, and write code when code is requested?
 
-A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested one. Only a tool that
-is requested and present should give a call. The cells show within a few steps that one skill overwrites another, long before a benchmark does.
-
-Left out: whether the call or the code is right (a task's score says that).
+A 2 x 2 matrix: a tool or code is requested, tools are present or absent. A fifth cell has tools, but not the requested one. The cells show
+within a few steps that one skill overwrites another, long before a benchmark does.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tqdm import tqdm
 
 from codechat.core.errors import DataError, MissingFile
-from codechat.distributed import dist
 from codechat.evaluation.intervals import Interval, wilson_interval
-from codechat.models import generate
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -87,37 +83,19 @@ def cell_of(probe: Mapping[str, Any]) -> str:
 
 
 def behaviour_matrix(
-    model: GPT,
-    tokenizer: Tokenizer,
-    tags: str,
-    probes: Sequence[Mapping[str, Any]],
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    max_new_tokens: int = 48,
-    seed: int = 0,
-    batch_size: int | None = None,
+    model: GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
-    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. With several ranks a collective:
-    each rank takes every W-th probe, and all return the whole matrix."""
+    """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective: the ranks share the probes."""
+    from codechat.distributed import dist
+
     numbers = range(dist.rank(), len(probes), dist.world_size())
     was_training = model.training
     # shown at once, and in a terminal only: the probes of a small model are one batch
     shown = None if dist.is_main() else True
     with tqdm(total=len(numbers), desc="behaviour probes", unit="answer", leave=False, disable=shown) as bar:
-        texts = answers(
-            model.eval(),
-            tokenizer,
-            tags,
-            [probes[i]["messages"] for i in numbers],
-            keys=numbers,
-            temperature=temperature,
-            top_k=top_k,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            batch_size=batch_size,
-            progress=bar.update,
-        )
+        conversations = [probes[i]["messages"] for i in numbers]
+        how = dict(keys=numbers, max_new_tokens=48, seed=seed, progress=bar.update)
+        texts = answers(model.eval(), tokenizer, tags, conversations, **how)
     model.train(was_training)
     counts = {cell: Counter[str]() for cell in CELLS}
     for i, text in zip(numbers, texts, strict=True):
@@ -130,6 +108,9 @@ def answers(
     model: GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
 ) -> list[str]:
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
+    from codechat.distributed import dist
+    from codechat.models import generate
+
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
     stop = chat.stop_sequences(tokenizer, tags)
     with dist.autocast(model.wte.weight.device):
@@ -141,9 +122,7 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
     """The first `per_cell` probes of each cell from DIR/probes.SPLIT.jsonl. MissingFile names the command that writes it."""
     path = Path(data_dir) / f"probes.{split}.jsonl"
     if not path.exists():
-        raise MissingFile(
-            f"{path} does not exist; make it with `codechat data calls --out {data_dir}`, or set --probe-examples 0"
-        )
+        raise MissingFile(f"{path} does not exist; make it with `codechat data calls`, or set --probe-examples 0")
     seen, chosen = Counter[str](), []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         probe = _probe(path, number, line)
@@ -151,7 +130,7 @@ def read_probes(data_dir: str | Path, split: str, per_cell: int) -> list[dict[st
         if seen[cell_of(probe)] <= per_cell:
             chosen.append(probe)
     if not chosen:
-        raise DataError(f"{path} holds no probes; required lines of {{messages, asked, tools_present}}; make it again")
+        raise DataError(f"{path} holds no probes; make it again")
     return chosen
 
 
@@ -163,5 +142,5 @@ def _probe(path: Path, number: int, line: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         pass
     raise DataError(
-        f"{path} line {number} is not a probe; required {{messages, asked: tool | code, tools_present}}; make the file again"
+        f"{path} line {number} is not a probe {{messages, asked: tool | code, tools_present}}; make it again"
     )

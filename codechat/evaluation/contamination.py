@@ -6,10 +6,7 @@ A problem counts as exposed where
     program   a function of the training text equals the reference solution except for names, comments and layout
 
 13-grams of lower-case words are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix C), which matches any one of them; half are
-required here, so that a template shared by all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree:
-`return x + 1` proves nothing.
-
-Left out: paraphrases, translations, and data that the lineage does not name; a clean problem is one that this search did not find.
+required here, so that a template shared by all problems does not count. Programs of fewer than NODES syntax nodes are not compared by tree.
 """
 
 from __future__ import annotations
@@ -147,7 +144,7 @@ class _Index:
         return {name: tuple(sorted(ways)) for name, ways in how.items()}
 
 
-# ------------------------------------------------------------------ programs
+# ---- programs
 
 
 def _blocks(text: str) -> Iterator[str]:

@@ -6,12 +6,10 @@
     tools_on        tools are offered with a request for code: code is still right
     tool_swapped    a tool that cannot serve replaces the requested one: a call to it is now wrong
     tool_renamed    the requested tool has another name in the list: the call must use the new name
-    value_swapped   a value of the request is replaced (the city of a weather request): the call must carry the new value
+    value_swapped   a value of the request is replaced: the call must carry the new value
 
-Each case is answered twice, greedily, before and after its swap. It counts only if the first answer was as expected (for value_swapped and
-tool_renamed: a readable call to the requested tool, for value_swapped with that value), so that a flip rate measures the swap and not the skill.
-
-Left out: sampling (a flip could then be chance), and requests of several turns.
+Each case is answered before and after its swap, greedily. It counts only if the first answer was as expected, so that a flip rate measures the
+swap and not the skill.
 """
 
 from __future__ import annotations
@@ -27,15 +25,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from codechat import tasks  # dist and loading import torch: only when a model is used
+from codechat import tasks
 from codechat.core import config
-from codechat.core.config import opt
-from codechat.core.errors import ConfigError, DataError
-from codechat.distributed import dist
-from codechat.evaluation import evaluate
-from codechat.evaluation.behaviour_probes import answers, behaviour
+from codechat.core.config import default, opt
+from codechat.core.errors import DataError
+from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
+from codechat.evaluation.evaluate import label
 from codechat.evaluation.intervals import wilson_interval
-from codechat.models import loading
+from codechat.evaluation.settings import SamplingSettings
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem
@@ -47,24 +44,17 @@ SWAPS = ("tools_off", "tools_on", "tool_swapped", "tool_renamed", "value_swapped
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwapsConfig(config.Settings):
+class SwapsConfig(SamplingSettings):
     """Which checkpoints answer which cases."""
 
-    run_name: str = opt("swaps", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    run_name: str = default("swaps")
     ckpt: tuple[str, ...] = opt(
         config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
     )
     data_dir: str = opt(config.REQUIRED, "directory with funcall.SPLIT.jsonl problems and probes.SPLIT.jsonl")
     split: Literal["select", "test"] = opt("test", "split of the requests")
     limit: int = opt(100, "requests per swap", least=1)
-    max_new_tokens: int = opt(64, "longest answer, tokens", least=1)
-    seed: int = opt(0, "seed of the order of requests and of what is swapped in")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.ckpt:
-            raise ConfigError("no --ckpt; at least one is required")
+    temperature: float = default(0.0)
 
 
 @dataclass(frozen=True)
@@ -79,27 +69,25 @@ class Case:
     judge: Callable[[str], Outcome]
 
 
-# ---------------------------------------------------------------- the cases
+# ---- the cases
 
 
 def cases(problems: Sequence[Problem], probes: Sequence[dict[str, Any]], limit: int, seed: int = 0) -> list[Case]:
     """At most `limit` cases of each swap. problems: requests that one of the offered tools serves. probes: hold the requests for code."""
     rng = random.Random(f"swaps {seed}")
     served = [p for p in problems if p.gold is not None]
-    made: list[Case] = []
+    swaps: list[Case] = []
     for make in (tools_off, tool_swapped, tool_renamed):
-        made += _first(make.__name__, (make(p, rng) for p in served), limit)
-    made += _first("value_swapped", (value_swapped(p, served, rng) for p in served), limit)
+        swaps += _first(make.__name__, (make(p, rng) for p in served), limit)
+    swaps += _first("value_swapped", (value_swapped(p, served, rng) for p in served), limit)
     code = [p for p in probes if p["asked"] == "code" and not p["tools_present"]]
-    return made + _first("tools_on", (tools_on(p, i, rng) for i, p in enumerate(code)), limit)
+    return swaps + _first("tools_on", (tools_on(p, i, rng) for i, p in enumerate(code)), limit)
 
 
-def _first(swap: str, found: Iterator[Case | None], limit: int) -> list[Case]:
-    kept = list(islice((case for case in found if case is not None), limit))
+def _first(swap: str, candidates: Iterator[Case | None], limit: int) -> list[Case]:
+    kept = list(islice((case for case in candidates if case is not None), limit))
     if not kept:
-        raise DataError(
-            f"no request can be used for {swap}; problems and probes of the toolbox are needed; make them with `codechat data calls`"
-        )
+        raise DataError(f"no request can be used for {swap}; make data with `codechat data calls`")
     return kept
 
 
@@ -212,16 +200,16 @@ def _argument(text: str, name: str, key: str) -> Any:
     return (calls[0].arguments or {}).get(key) if calls and calls[0].name == name else None
 
 
-# ---------------------------------------------------------------- answers
+# ---- answers
 
 
-def flips(made: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> list[dict[str, Any]]:
+def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> list[dict[str, Any]]:
     """A row per swap: asked (cases), n (cases that count), and the share of each outcome among those with its Wilson interval."""
     rows = []
     for swap in SWAPS:
-        own = [(c, a, b) for c, a, b in zip(made, before, after, strict=True) if c.swap == swap]
-        outcomes = Counter(c.judge(b) for c, a, b in own if c.valid(a))
-        row: dict[str, Any] = dict(swap=swap, asked=len(own), n=outcomes.total())
+        same = [(c, a, b) for c, a, b in zip(swaps, before, after, strict=True) if c.swap == swap]
+        outcomes = Counter(c.judge(b) for c, a, b in same if c.valid(a))
+        row: dict[str, Any] = dict(swap=swap, asked=len(same), n=outcomes.total())
         for outcome in OUTCOMES if row["n"] else ():
             row |= wilson_interval(outcomes[outcome], row["n"]).row(outcome)
         rows.append(row)
@@ -229,41 +217,37 @@ def flips(made: Sequence[Case], before: Sequence[str], after: Sequence[str]) -> 
 
 
 def run_swaps(cfg: SwapsConfig) -> Run:
-    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples. UserError
-    before anything is written for missing data or checkpoints."""
+    """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples."""
+    from codechat.distributed import dist
+    from codechat.models import loading
+
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
-    probes = evaluate.read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
-    made = cases(problems, probes, cfg.limit, cfg.seed)
-    answering = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
-    run = Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
-    with run:
-        for loaded in answering:
-            step, name = int(loaded.meta["step"]), evaluate.label(Path(loaded.path))
-            texts = answers(
-                loaded.model,
-                loaded.tokenizer,
-                loaded.tags,
-                [m for case in made for m in (case.before, case.after)],
-                temperature=0.0,
-                max_new_tokens=cfg.max_new_tokens,
-            )
+    probes = read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
+    swaps = cases(problems, probes, cfg.limit, cfg.seed)
+    models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
+    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+    with Run.create(cfg.run_name, cfg, kind="swaps", parent=cfg.ckpt[0], overwrite=cfg.overwrite) as run:
+        for loaded in models:
+            step, name = int(loaded.meta["step"]), label(Path(loaded.path))
+            conversations = [m for case in swaps for m in (case.before, case.after)]
+            texts = answers(loaded.model, loaded.tokenizer, loaded.tags, conversations, **how)
             before, after = texts[::2], texts[1::2]
-            for row in flips(made, before, after):
+            for row in flips(swaps, before, after):
                 run.log_eval(step, dict(row, checkpoint=name, split=cfg.split))
-                shown = ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row)
-                print(
-                    f"{name} {row['swap']}: {shown or 'never as expected before the swap'} (n={row['n']} of {row['asked']})"
+                shown = (
+                    ", ".join(f"{o} {row[o]:.2f}" for o in OUTCOMES if o in row) or "never as expected before the swap"
                 )
-            run.log_samples(step, _shown(made, before, after, name))
+                print(f"{name} {row['swap']}: {shown} (n={row['n']} of {row['asked']})")
+            run.log_samples(step, _shown(swaps, before, after, name))
     return run
 
 
 def _shown(
-    made: Sequence[Case], before: Sequence[str], after: Sequence[str], name: str, each: int = 3
+    swaps: Sequence[Case], before: Sequence[str], after: Sequence[str], name: str, each: int = 3
 ) -> list[dict[str, Any]]:
     """The first few cases of each swap that count, for people."""
     seen, rows = Counter[str](), []
-    for case, a, b in zip(made, before, after, strict=True):
+    for case, a, b in zip(swaps, before, after, strict=True):
         if case.valid(a) and seen[case.swap] < each:
             seen[case.swap] += 1
             row = dict(checkpoint=name, swap=case.swap, problem=case.id, outcome=case.judge(b))
@@ -273,15 +257,6 @@ def _shown(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat counterfactuals`, `python -m codechat.evaluation.counterfactuals`."""
-    run_swaps(
-        config.parse(
-            SwapsConfig, sys.argv[1:] if argv is None else argv, prog="codechat counterfactuals", epilog=__doc__
-        )
-    )
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)
+    """`codechat counterfactuals`."""
+    words = sys.argv[1:] if argv is None else argv
+    run_swaps(config.parse(SwapsConfig, words, prog="codechat counterfactuals", epilog=__doc__))

@@ -1,12 +1,9 @@
 """Is there a gradient? A verdict over groups of rewards, a sentinel for a running loop, and the share of weights that an update changed.
 
-A group whose rewards are all equal has advantage exactly 0 under any group baseline. `judge` counts those groups and says before
-reinforcement learning what the count means; `Sentinel` watches the same number step by step; `weights_changed_bf16` shows whether updates
-survive rounding to the precision of inference.
-
     codechat diagnose --ckpt nano/sft --task funcall --data-dir data/nano/calls --groups 64 --group-size 8
 
-Left out: why a reward is wrong (see the reference-solution check of `tasks` and the token view of `codechat xray`).
+A group whose rewards are all equal has advantage exactly 0. `judge` counts those groups before reinforcement learning; `Sentinel` watches them
+step by step; `weights_changed_bf16` shows whether updates survive rounding to the precision of inference.
 
 Shapes: P groups (problems), G completions each.
 """
@@ -18,15 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import tasks  # most of their modules import torch
+from codechat import tasks
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
-from codechat.evaluation.settings import SamplingSettings
-from codechat.models import loading
-from codechat.rl import advantages, rollout
+from codechat.evaluation.settings import TaskSettings
 from codechat.runs.run import Run
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
@@ -54,8 +48,7 @@ REMEDIES: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Statistics of P x G rewards. Shares are in [0, 1]; reward_std is the population standard deviation of all P x G rewards; pass_at maps
-    k to the unbiased estimate."""
+    """Statistics of P x G rewards. Shares are in [0, 1]; reward_std is of all P x G rewards; pass_at maps k to the unbiased estimate."""
 
     verdict: Verdict
     remedy: str
@@ -89,17 +82,16 @@ class Diagnosis:
 def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> Diagnosis:
     """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
 
-    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE. ConfigError for
-    fewer than `min_groups` groups, and for groups of one."""
+    SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE."""
+    from codechat.rl.advantages import zero_variance
+
     if rewards.ndim != 2 or rewards.shape != correct.shape:
-        raise ConfigError(
-            f"rewards {tuple(rewards.shape)} and correct {tuple(correct.shape)}; required the same (problems, group_size)"
-        )
+        raise ConfigError(f"rewards {tuple(rewards.shape)}, correct {tuple(correct.shape)}; both must be (problems, G)")
     n_groups, group_size = rewards.shape
     if n_groups < (least := max(1, min_groups)):
         raise ConfigError(f"{n_groups} groups; a verdict needs at least {least}; sample more (--groups {least})")
     _check_group_size(group_size)
-    zero_std = int(advantages.zero_variance(rewards).sum())
+    zero_std = int(zero_variance(rewards).sum())
     share = float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts = correct.sum(dim=1).tolist()
@@ -160,8 +152,7 @@ def bf16_snapshot(model: nn.Module) -> list[Tensor]:
 def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
     """Share of weights in [0, 1] whose bfloat16 value differs from the snapshot `before`.
 
-    A collective if the model is sharded. Near 0 after a step: a model kept in bfloat16 would not have moved; float32 masters still collect
-    the update."""
+    A collective if the model is sharded. Near 0: a model kept in bfloat16 would not have moved."""
     changed, total = count_changed_bf16(before, model)
     return share_of_all(float(changed), total, model)
 
@@ -169,6 +160,8 @@ def weights_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> float:
 def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tensor, int]:
     """(how many of this rank's weights differ from the snapshot, on their device and not waited for; of how many)."""
     import torch
+
+    from codechat.distributed import dist
 
     params = [p.detach() for p in model.parameters()]
     if [p.shape for p in params] != [b.shape for b in before]:
@@ -182,57 +175,49 @@ def share_of_all(changed: float, total: int, model: nn.Module) -> float:
     """Share of changed weights, of all ranks where the model is sharded: then a collective."""
     import torch
 
+    from codechat.distributed import dist, sharding
+
     if sharding.is_sharded(model):
         changed, total = dist.sum_(torch.tensor([int(changed), total])).tolist()
     return changed / max(1, total)
 
 
-# ---------------------------------------------------------------- the command
+# ---- the command
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseConfig(SamplingSettings):
+class DiagnoseConfig(TaskSettings):
     """What to judge, and from how many samples."""
 
     run_name: str = default("diagnose")
     ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
-    groups: int = opt(64, "training problems to sample")
-    group_size: int = opt(8, "completions per problem")
+    groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
+    group_size: int = opt(8, "completions per problem", least=2)
     gold_examples: int = opt(256, "training problems whose reference solutions must score the maximum first", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.groups < MIN_GROUPS:
-            raise ConfigError(f"groups {self.groups}; a verdict needs at least {MIN_GROUPS}; set --groups {MIN_GROUPS}")
-        _check_group_size(self.group_size)
         if self.temperature <= 0:
             raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
 
 
 def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any) -> RolloutBatch:
-    """group_size completions of each problem; cfg: the settings of `SamplingSettings`, and group_size."""
-    return rollout.collect(
-        loaded.model,
-        task,
-        problems,
-        loaded.tokenizer,
-        loaded.tags,
-        group_size=cfg.group_size,
-        max_new_tokens=cfg.max_new_tokens,
-        temperature=cfg.temperature,
-        top_k=cfg.top_k,
-        seed=cfg.seed,
-    )
+    """group_size completions of each problem; cfg: `SamplingSettings` and group_size."""
+    from codechat.rl import rollout
+
+    names = ("group_size", "max_new_tokens", "temperature", "top_k", "seed")
+    how = {name: getattr(cfg, name) for name in names}
+    return rollout.collect(loaded.model, task, problems, loaded.tokenizer, loaded.tags, **how)
 
 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
-    """The reference-solution check (and of an own task the red-team check), then samples on training problems, then the verdict; printed, and
-    kept in a run directory.
-
-    UserError before anything is written if a check fails."""
+    """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory."""
     import torch
 
-    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
+    from codechat.distributed import dist
+    from codechat.models import loading
+
+    task = tasks.load(cfg.task, **cfg.source)
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
     check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
     if custom.is_custom(task):
@@ -243,40 +228,33 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
         with torch.no_grad(), dist.autocast(dist.device()):
             # a small task's problems are sampled in turn until there are groups enough
             batch = sample_groups(loaded, task, [problems[i % len(problems)] for i in range(cfg.groups)], cfg)
-        found, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
+        diagnosis, tiers, step = judge(batch.rewards, batch.correct), batch.tier_shares(task.tiers), loaded.meta["step"]
         shares = {k: v for k, v in tiers.items() if k.startswith("tier/")}
-        print(format_diagnosis(found, shares, temperature=cfg.temperature))
+        print(format_diagnosis(diagnosis, shares, temperature=cfg.temperature))
         sampling = dict(n_samples=cfg.group_size, n_problems=cfg.groups, temperature=cfg.temperature)
         source = dict(split="train", task=cfg.task, checkpoint=cfg.ckpt, gold_passed=check.passed, gold_n=check.n)
-        run.log_eval(step, {**found.metrics(), **tiers, "remedy": found.remedy, **sampling, **source})
+        run.log_eval(step, {**diagnosis.metrics(), **tiers, "remedy": diagnosis.remedy, **sampling, **source})
         run.log_samples(step, batch.best_and_worst(groups=16))
-        run.finish(asdict(found))
-    return found
+        run.finish(asdict(diagnosis))
+    return diagnosis
 
 
-def format_diagnosis(found: Diagnosis, tiers: Mapping[str, float], *, temperature: float) -> str:
+def format_diagnosis(diagnosis: Diagnosis, tiers: Mapping[str, float], *, temperature: float) -> str:
     """The report for people: pass@k, a histogram of tiers, the share of groups without variance, verdict and remedy."""
-    passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in found.pass_at.items())
+    passes = ", ".join(f"pass@{k} = {value:.3f}" for k, value in diagnosis.pass_at.items())
     widest = max(map(len, tiers), default=0)
     bars = [f"  {name:<{widest}} {share:6.1%} {'#' * round(40 * share)}" for name, share in tiers.items()]
     lines = [
-        f"{passes} (n={found.group_size}, N={found.n_groups}, temperature={temperature:g})",
+        f"{passes} (n={diagnosis.group_size}, N={diagnosis.n_groups}, temperature={temperature:g})",
         *bars,
-        f"zero variance: {found.n_groups - found.effective_groups} of {found.n_groups} groups ({found.frac_zero_std:.0%}); "
-        f"reward {found.reward_mean:.3f} ± {found.reward_std:.3f}",
-        f"{found.verdict}: {found.remedy}",
+        f"zero variance: {diagnosis.n_groups - diagnosis.effective_groups} of {diagnosis.n_groups} groups ({diagnosis.frac_zero_std:.0%}); "
+        f"reward {diagnosis.reward_mean:.3f} ± {diagnosis.reward_std:.3f}",
+        f"{diagnosis.verdict}: {diagnosis.remedy}",
     ]
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat diagnose`, `python -m codechat.evaluation.diagnose`."""
-    diagnose(
-        config.parse(DiagnoseConfig, sys.argv[1:] if argv is None else argv, prog="codechat diagnose", epilog=__doc__)
-    )
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)
+    """`codechat diagnose`."""
+    words = sys.argv[1:] if argv is None else argv
+    diagnose(config.parse(DiagnoseConfig, words, prog="codechat diagnose", epilog=__doc__))

@@ -1,9 +1,6 @@
 """Loss on held-out conversations by domain: a mean over all domains hides that one skill overwrites another.
 
-Two units: nats per supervised token, and nats per conversation. In text mode a closing tag is several tokens of almost no loss, so only the
-second unit compares a model with text tags to one with reserved ids.
-
-Left out: behaviour (`behaviour_probes`) and scores (`evaluate`).
+Two units: nats per supervised token, and nats per conversation, which compares models whose tags have different lengths.
 """
 
 from __future__ import annotations
@@ -27,12 +24,12 @@ BAR_AFTER_S = 3.0  # an evaluation that takes longer shows a bar
 @torch.no_grad()
 def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple[float, int]]:
     """(nats, supervised tokens) of each domain's conversations. A collective: the ranks share the batches."""
-    was_training, found = model.training, {}
+    was_training, by_domain = model.training, {}
     model.eval()
-    own = {domain: batches[dist.rank() :: dist.world_size()] for domain, batches in held_out.items()}
-    bar = tqdm(total=sum(map(len, own.values())), desc="held-out loss", unit="batch", leave=False,
+    mine = {domain: batches[dist.rank() :: dist.world_size()] for domain, batches in held_out.items()}
+    bar = tqdm(total=sum(map(len, mine.values())), desc="held-out loss", unit="batch", leave=False,
                delay=BAR_AFTER_S, disable=not dist.is_main())  # fmt: skip
-    for domain, batches in own.items():
+    for domain, batches in mine.items():
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch in batches:
             batch = batch.to(device)
@@ -42,10 +39,10 @@ def sums(model: GPT, held_out: Batches, device: torch.device) -> dict[str, tuple
             total += torch.tensor([nats.item(), batch.supervised], dtype=torch.float64, device=device)
             bar.update()
         nats_sum, tokens = dist.sum_(total).tolist()
-        found[domain] = (nats_sum, int(tokens))
+        by_domain[domain] = (nats_sum, int(tokens))
     bar.close()
     model.train(was_training)
-    return found
+    return by_domain
 
 
 def held_out_losses(model: GPT, held_out: Batches, device: torch.device) -> dict[str, float]:

@@ -2,24 +2,14 @@
 
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --split test test_hard --n 8 --ks 1 8
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --split select --all-checkpoints --run-name choice
-    codechat evaluate --ckpt nano/sft --task bfcl --n 1 --ks 1 --temperature 0 --max-new-tokens 128
-
     codechat evaluate --ckpt nano/sft nano/rl@best --data-dir data/nano/sft --temperatures 0 0.5 --forced-call true
     codechat evaluate --ckpt nano/rl --data-dir data/nano/sft --constrain true
 
-Every pass@k is printed with k, n, N and temperature. A gain by RL may be a lower temperature, or fewer answers without a call: the last
-command but one also reports greedy decoding, T = 0.5, and completions whose call tag is given. The last adds rows in which token masks hold calls
-to the schemas offered (sampling "T=1, constrained"); no other row, comparison or choice mixes with them.
+Sampling depends on the problem's id, so two checkpoints are compared under common random numbers. --all-checkpoints chooses by pass@1 on the
+validation split and writes the run's checkpoints/best. The run directory keeps `per_problem.jsonl`, the counts for a paired test, and
+`examples.jsonl`, every completion with its score. Under torchrun the ranks share the problems; the result is that of one process.
 
-Sampling depends on the problem's id, not on the other problems, so two checkpoints are compared under common random numbers. A checkpoint is
-chosen on the validation split (`select`), by pass@1, then by the largest k; the second command does so and writes the run's checkpoints/best. The
-run directory keeps `per_problem.jsonl`, the counts for a paired test, and `examples.jsonl`, every completion with its score. A task with groups
-(bfcl: categories) also gets a score per group.
-
-Under torchrun the ranks share the problems; the result is that of one process.
-
-Before a score is printed, the problems are searched for in what the checkpoint's lineage was trained on (`contamination`). If some are found,
-pass@1 of clean and of exposed problems is printed beside the score of all.
+Before a score is printed, the problems are searched for in what the checkpoint was trained on (`contamination`).
 """
 
 from __future__ import annotations
@@ -36,20 +26,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
-from codechat import tasks  # most of their modules import torch
+from codechat import tasks
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
-from codechat.distributed import dist
-from codechat.evaluation import contamination as contamination_module
-from codechat.evaluation import domain_loss, results
+from codechat.evaluation import results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.results import ProblemResult, TaskResult
-from codechat.evaluation.settings import SamplingSettings, skipping
-from codechat.models import generate, loading
-from codechat.rl import episodes, rollout
-from codechat.runs import checkpoint as checkpoint_module
+from codechat.evaluation.settings import ProblemSettings
+from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
 from codechat.tasks.base import Problem, Score, Task
@@ -57,14 +43,20 @@ from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
+    from codechat.distributed.dist import World
+    from codechat.evaluation.contamination import Report
+    from codechat.models.generate import Completion
     from codechat.models.gpt import GPT
+    from codechat.models.loading import LoadedModel
+    from codechat.rl.episodes import Sampler
+    from codechat.rl.rollout import RolloutBatch
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
 
 
-# ---------------------------------------------------------------- one task
+# ---- one task
 
 
 def evaluate_task(
@@ -84,43 +76,40 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    sampler: episodes.Sampler | None = None,
+    sampler: Sampler | None = None,
 ) -> TaskResult:
-    """Sample n completions of every problem and score them with the task's own `score`.
+    """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share the problems.
 
-    begin: ids with which every completion begins, such as the call tag. sampler: that of an engine; none = this process. constrain: calls are held
-    to the schemas of the functions that the prompt offers (`call_grammar`).
+    begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that the prompt offers.
+    sampler: that of an engine; none = this process. A prompt that fills the model's block counts as failed."""
+    from codechat.distributed import dist
+    from codechat.models.generate import CUT_OFF
+    from codechat.rl import episodes
 
-    With several ranks a collective: each rank takes every W-th problem, and all return the whole result. batch_size: completions sampled
-    at a time. progress: title of a progress bar, none = no bar. A prompt that fills the model's block counts as failed, and `outcomes`
-    reports it. ConfigError if a k exceeds n, DataError without problems. Leaves the model in its mode."""
     _check_sampling(n, ks, temperature)
     if constrain and episodes.made_by(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
     if not problems:
-        raise DataError(
-            f"no problems of task {task.name} to evaluate; at least one is required; check the split and the limit"
-        )
-    own = problems[dist.rank() :: dist.world_size()]
+        raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
+    mine = problems[dist.rank() :: dist.world_size()]
     drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
     how = dict(batch_size=batch_size, begin=begin, constrain=constrain, sampler=sampler)
     shown = progress if dist.is_main() else None
-    own_rows = _judged_rows(model, tokenizer, tags, task, own, **how, progress=shown, **drawn)
-    rows = _in_order(dist.all_gather_objects(own_rows), len(problems), n)
+    my_rows = _scored_rows(model, tokenizer, tags, task, mine, **how, progress=shown, **drawn)
+    rows = _in_order(dist.all_gather_objects(my_rows), len(problems), n)
     by = getattr(task, "clustered_by", "")
     counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
-    passes = {k: results.mean_over(counted, [estimate_pass_at_k(n, r.c, k) for r in counted], seed) for k in ks}
     return TaskResult(
         task=task.name,
         tiers=tuple(task.tiers),
         problems=counted,
         n=n,
         temperature=temperature,
-        pass_at=passes,
-        # Where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare.
+        pass_at={k: results.mean_over(counted, [estimate_pass_at_k(n, r.c, k) for r in counted], seed) for k in ks},
+        # where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare
         reward=results.mean_over(counted, [r.reward_mean for r in counted], seed, max(1.0, task.max_reward)),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
-        truncated_frac=sum(r["stop"] in generate.CUT_OFF for r in rows) / len(rows),
+        truncated_frac=sum(r["stop"] in CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
         examples=rows,
         formatted=tuple(getattr(task, "formatted", ())),
@@ -130,7 +119,7 @@ def evaluate_task(
     )
 
 
-def _judged_rows(
+def _scored_rows(
     model: GPT,
     tokenizer: Tokenizer,
     tags: str,
@@ -140,11 +129,14 @@ def _judged_rows(
     batch_size: int | None,
     begin: Sequence[int],
     constrain: bool,
-    sampler: episodes.Sampler | None,
+    sampler: Sampler | None,
     progress: str | None,
     **drawn: Any,
 ) -> list[dict[str, Any]]:
     """Completions of this rank's problems with their scores, in the order of the problems. drawn: of `rollout.collect`."""
+    from codechat.distributed import dist
+    from codechat.rl import rollout
+
     per_chunk = max(1, (batch_size or CHUNK_ROWS) // drawn["group_size"])
     rows: list[dict[str, Any]] = []
     was_training, limited = model.training, {"batch_size": batch_size} if batch_size else {}
@@ -171,22 +163,23 @@ def _sample_those_that_fit(
     samples_per_prompt: int = 1,
     keys: Sequence[Any],
     begin: Sequence[int] = (),
-    sampler: episodes.Sampler | None = None,
+    sampler: Sampler | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
     **how: Any,
-) -> list[generate.Completion]:
-    """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the model's block."""
+) -> list[Completion]:
+    """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the block."""
+    from codechat.models import generate
+
     given, zeros = list(begin), [0.0] * len(begin)
     fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
     how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
     if grammars is not None:
         how["grammars"] = list(compress(grammars, fits))
     room = [[*ids, *given] for ids in compress(prompts, fits)]
-    sampled = iter((sampler or generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how))
-    begun = [replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given else c for c in sampled]
-    full = generate.Completion([], [], "context")  # the prompt fills the model's block
-    each = iter(begun)
-    return [next(each) if fit else full for fit in fits for _ in range(samples_per_prompt)]
+    sampled = (sampler or generate.sample)(model, room, max_new_tokens=max(1, max_new_tokens - len(given)), **how)
+    begun = iter([replace(c, ids=given + c.ids, logprobs=zeros + c.logprobs) if given else c for c in sampled])
+    full = generate.Completion([], [], "context")
+    return [next(begun) if fit else full for fit in fits for _ in range(samples_per_prompt)]
 
 
 def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int) -> list[dict[str, Any]]:
@@ -197,20 +190,16 @@ def _in_order(parts: Sequence[Sequence[dict[str, Any]]], n_problems: int, n: int
 
 def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
     if not ks or min(ks) < 1 or max(ks) > n:
-        raise ConfigError(
-            f"pass@k for k={list(ks)} from n={n} samples; each k must be from 1 to n; set --ks to such, or --n {max([*ks, 1])} or more"
-        )
+        raise ConfigError(f"pass@k for k={list(ks)} from n={n} samples; each k must be from 1 to n; set --ks or --n")
     if temperature == 0 and n > 1:
-        raise ConfigError(
-            f"temperature 0 with n={n}: all samples of a problem are the same; set --n 1 --ks 1 or a temperature above 0"
-        )
+        raise ConfigError(f"temperature 0 with n={n}: all samples are the same; set --n 1 --ks 1 or a temperature")
 
 
-def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
+def _rows(task: Task, batch: RolloutBatch) -> Iterator[dict[str, Any]]:
     """One row for each completion, problem-major."""
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
-        if completion.stop == "context" and not completion.ids:
+        if completion.stop == "context" and not completion.ids:  # silence may be a correct answer, but there was none
             score = _failed(task, score)
         yield dict(
             problem=problem.id,
@@ -228,7 +217,6 @@ def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
 
 
 def _failed(task: Task, score: Score) -> Score:
-    """The score of a prompt that fills the model's block: silence may be a correct answer, but the model gave none."""
     return replace(score, reward=0.0, tier=task.tiers[0], correct=False, terms=dict.fromkeys(score.terms, 0.0))
 
 
@@ -250,11 +238,11 @@ def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else rows
 
 
-# ---------------------------------------------------------------- the command
+# ---- the command
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(SamplingSettings):
+class EvaluateConfig(ProblemSettings):
     """What to evaluate, and how many samples to draw."""
 
     ckpt: tuple[str, ...] = opt(
@@ -264,53 +252,37 @@ class EvaluateConfig(SamplingSettings):
         ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
     )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")
-    limit: int | None = opt(None, "problems per split; none = all that the task has", least=0)
     n: int = opt(8, "completions per problem")
     ks: tuple[int, ...] = opt((1, 8), "pass@k to estimate; each at most n")
-    temperature: float = opt(1.0, "sampling temperature; 0 = greedy, with n = 1", least=0)
     temperatures: tuple[float, ...] = opt(
         (), "further temperatures, each with a row of its own; 0 = greedy, one completion a problem"
     )
-    forced_call: bool = opt(
-        False, "a further row with the call tag given: what is left of a gain beyond calling more often"
-    )
+    forced_call: bool = opt(False, "a further row with the call tag given: is a gain more than calling more often?")
     constrain: bool = opt(
-        False,
-        "a further row in which calls are held to the schemas of the functions offered, by token masks",
+        False, "a further row in which token masks hold calls to the schemas of the functions offered"
     )
-    contamination: bool = opt(
-        True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
-    )
-    skip_failing_references: bool = skipping()
     probe_examples: int = opt(32, "behaviour probes per cell, if data_dir holds probes; 0 = none", least=0)
     heldout_examples: int = opt(
         0, "held-out conversations of each domain of data_dir to measure the loss of; 0 = none", least=0
     )
-    device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for sampling in samplings(self):
             _check_sampling(sampling.n, sampling.ks, sampling.temperature)
+        if not self.ckpt or not self.split:
+            raise ConfigError("no --ckpt or no --split; at least one of each is required")
         if 1 not in self.ks:
             raise ConfigError(f"ks {list(self.ks)} without 1; pass@1 ranks checkpoints and pairs them; add 1 to --ks")
         if self.heldout_examples and (not self.data_dir or "test_hard" in self.split):
-            raise ConfigError(
-                "heldout_examples needs a --data-dir with conversations, and split select or test: test_hard has problems only"
-            )
-        if not self.ckpt or not self.split:
-            raise ConfigError("no --ckpt or no --split; at least one of each is required")
+            raise ConfigError("heldout_examples needs a --data-dir with conversations, and split select or test")
         if self.all_checkpoints and (len(self.ckpt) > 1 or self.split != ("select",)):
-            raise ConfigError(
-                f"--all-checkpoints with {len(self.ckpt)} --ckpt on {', '.join(self.split)}: it chooses a checkpoint of one run "
-                "on the validation split; set one --ckpt and --split select"
-            )
+            raise ConfigError("--all-checkpoints chooses a checkpoint of one run; set one --ckpt and --split select")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled for one row of the results. forced_call: each begins with the call tag. constrained: calls are held to the
-    schemas of the functions offered."""
+    """How completions are sampled for one row of the results. forced_call: each begins with the call tag; constrained: by token masks."""
 
     temperature: float
     n: int
@@ -323,107 +295,97 @@ class Sampling:
         return f"{name}, call given" if self.forced_call else f"{name}, constrained" if self.constrained else name
 
 
-def samplings(cfg: Any) -> list[Sampling]:
+def samplings(cfg: EvaluateConfig) -> list[Sampling]:
     """Those of an evaluation; the first is what checkpoints are chosen by."""
     first = Sampling(cfg.temperature, cfg.n, cfg.ks)
     others = [Sampling(t, cfg.n, cfg.ks) if t else Sampling(0.0, 1, (1,)) for t in cfg.temperatures]
     given = [replace(first, forced_call=True)] if cfg.forced_call else []
-    held = [replace(one, constrained=True) for one in (first, *others)] if cfg.constrain else []
+    held = [replace(sampling, constrained=True) for sampling in (first, *others)] if cfg.constrain else []
     return [first, *others, *given, *held]
 
 
 def run_evaluation(cfg: EvaluateConfig) -> Run:
-    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl. UserError before anything is written for bad
-    settings, missing checkpoints or failing reference solutions."""
-    task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
+    """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl."""
+    from codechat.distributed import dist
+
+    task = tasks.load(cfg.task, **cfg.source)
     problems, left_out = {}, {}
     for split in cfg.split:
-        found = task.problems(split, limit=cfg.limit, seed=cfg.seed)
-        problems[split], check = tasks.checked_problems(task, found, skip=cfg.skip_failing_references)
-        if check.failed:
-            left_out[split] = list(check.failed)
-    paths = _checkpoints(cfg)
+        problems[split], failing = checked_problems(cfg, task, split)
+        left_out |= {split: failing} if failing else {}
+    paths = [find_checkpoint(ref) for ref in cfg.ckpt]
+    if cfg.all_checkpoints:
+        paths = list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
     with (
         dist.session(cfg) as world,
         Run.create(cfg.run_name, cfg, kind="evaluate", parent=str(paths[0]), overwrite=cfg.overwrite) as run,
     ):
         rows = [_evaluate_checkpoint(cfg, run, task, problems, path, world) for path in paths]
         summary = _paired_summary(run, cfg) if len(paths) > 1 and world.is_main else {}
-        left = {"left_out": left_out} if left_out else {}
         if cfg.all_checkpoints and world.is_main:
             best = choose({p: r["select"] for p, r in zip(paths, rows, strict=True)}, max(cfg.ks))
-            checkpoint_module.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
+            checkpoint.set_best(best.parent.parent, int(STEP.fullmatch(best.name)[1]))
             print(f"best on select: {label(best)}; {label(best).partition('@')[0]}@best now means it")
             summary = {"best": label(best)}
-        run.finish(summary | left)
+        run.finish(summary | ({"left_out": left_out} if left_out else {}))
     return run
 
 
-def _checkpoints(cfg: EvaluateConfig) -> list[Path]:
-    """The checkpoint directories to evaluate. MissingFile for a run without checkpoints."""
-    found = [find_checkpoint(ref) for ref in cfg.ckpt]
-    if not cfg.all_checkpoints:
-        return found
-    return list(checkpoint_paths(find_run(cfg.ckpt[0].partition("@")[0])).values())
+def checked_problems(cfg: ProblemSettings, task: Task, split: str) -> tuple[list[Problem], list[str]]:
+    """(the problems of a split, ids of those that are left out because their reference solution fails)."""
+    problems = task.problems(split, limit=cfg.limit, seed=cfg.seed)
+    kept, check = tasks.checked_problems(task, problems, skip=cfg.skip_failing_references)
+    return kept, list(check.failed)
 
 
 def evaluate_split(
-    cfg: Any,
-    loaded: loading.LoadedModel,
-    task: Task,
-    problems: Sequence[Problem],
-    split: str,
-    n: int,
-    ks: Sequence[int],
-    temperature: float | None = None,
-    forced_call: bool = False,
-    constrained: bool = False,
+    cfg: Any, loaded: LoadedModel, task: Task, problems: Sequence[Problem], split: str, sampling: Sampling
 ) -> TaskResult:
-    """`evaluate_task` with the sampling settings of a configuration."""
+    """`evaluate_task` with the settings of a configuration."""
     return evaluate_task(
         loaded.model,
         loaded.tokenizer,
         loaded.tags,
         task,
         problems,
-        n=n,
-        temperature=cfg.temperature if temperature is None else temperature,
+        n=sampling.n,
+        temperature=sampling.temperature,
         top_k=cfg.top_k,
         max_new_tokens=cfg.max_new_tokens,
-        ks=ks,
+        ks=sampling.ks,
         seed=cfg.seed,
         batch_size=cfg.device_batch_size,
-        begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if forced_call else (),
-        constrain=constrained,
+        begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else (),
+        constrain=sampling.constrained,
         progress=f"{label(loaded.path)} on {split}",
     )
 
 
-def find_contamination(
-    cfg: Any, loaded: loading.LoadedModel, problems: Sequence[Problem]
-) -> contamination_module.Report | None:
+def find_contamination(cfg: Any, loaded: LoadedModel, problems: Sequence[Problem]) -> Report | None:
     """The problems that a checkpoint was trained on, printed; None with --contamination false."""
+    from codechat.distributed import dist
+    from codechat.evaluation import contamination
+
     if not cfg.contamination:
         return None
-    report = contamination_module.check(problems, loaded.meta.get("lineage", ()))
+    report = contamination.check(problems, loaded.meta.get("lineage", ()))
     if dist.is_main():
         print(report)
     return report
 
 
 def _evaluate_checkpoint(
-    cfg: EvaluateConfig,
-    run: Run,
-    task: Task,
-    problems: Mapping[str, Sequence[Problem]],
-    path: Path,
-    world: dist.World,
+    cfg: EvaluateConfig, run: Run, task: Task, problems: Mapping[str, Sequence[Problem]], path: Path, world: World
 ) -> dict[str, dict[str, float]]:
     """Metrics of one checkpoint by split; logs and prints them."""
+    from codechat.evaluation import domain_loss
+    from codechat.models import loading
+
     loaded = loading.load_model(path, world.device, cfg.tags)
     step, name, rows = int(loaded.meta["step"]), label(path), {}
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
     for split, items in problems.items():
+        which = dict(checkpoint=name, split=split, task=cfg.task)
         first, *others = samplings(cfg)
         result = _evaluate_sampling(cfg, run, loaded, task, items, split, first, world)
         row = result.row() | dict(sampling=str(first))
@@ -436,10 +398,10 @@ def _evaluate_checkpoint(
             row |= matrix.metrics()
             if world.is_main:
                 print(matrix)
-        run.log_eval(step, row | dict(checkpoint=name, split=split, task=cfg.task))
+        run.log_eval(step, row | which)
         for sampling in others:
-            found = _evaluate_sampling(cfg, run, loaded, task, items, split, sampling, world).row()
-            run.log_eval(step, found | dict(sampling=str(sampling), checkpoint=name, split=split, task=cfg.task))
+            other = _evaluate_sampling(cfg, run, loaded, task, items, split, sampling, world)
+            run.log_eval(step, other.row() | dict(sampling=str(sampling)) | which)
         rows[split] = row
     return rows
 
@@ -447,22 +409,19 @@ def _evaluate_checkpoint(
 def _evaluate_sampling(
     cfg: EvaluateConfig,
     run: Run,
-    loaded: loading.LoadedModel,
+    loaded: LoadedModel,
     task: Task,
     problems: Sequence[Problem],
     split: str,
     sampling: Sampling,
-    world: dist.World,
+    world: World,
 ) -> TaskResult:
     """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
-    how = dict(n=sampling.n, ks=sampling.ks, temperature=sampling.temperature)
-    how |= dict(forced_call=sampling.forced_call, constrained=sampling.constrained)
-    result = evaluate_split(cfg, loaded, task, problems, split, **how)
+    result = evaluate_split(cfg, loaded, task, problems, split, sampling)
     which = dict(checkpoint=label(loaded.path), split=split, sampling=str(sampling))
     if world.is_main:
-        title = f"{which['checkpoint']} on {cfg.task} {split}" + (
-            ", the call tag given" if sampling.forced_call else ", calls constrained" if sampling.constrained else ""
-        )
+        special = sampling.forced_call or sampling.constrained
+        title = f"{which['checkpoint']} on {cfg.task} {split}" + (f", {sampling}" if special else "")
         print(f"{title}: {result}", f"  {result.outcomes()}", *result.group_lines(), sep="\n")
         results.append_rows(run.path / "per_problem.jsonl", (which | p.row() for p in result.problems))
         results.append_rows(run.path / "examples.jsonl", (which | e for e in result.examples))
@@ -505,13 +464,6 @@ def _paired_summary(run: Run, cfg: EvaluateConfig) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat evaluate`, `python -m codechat.evaluation.evaluate`."""
-    run_evaluation(
-        config.parse(EvaluateConfig, sys.argv[1:] if argv is None else argv, prog="codechat evaluate", epilog=__doc__)
-    )
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)
+    """`codechat evaluate`."""
+    words = sys.argv[1:] if argv is None else argv
+    run_evaluation(config.parse(EvaluateConfig, words, prog="codechat evaluate", epilog=__doc__))

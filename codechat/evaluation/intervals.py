@@ -1,12 +1,6 @@
 """Estimates with 95 % intervals: pass@k, bootstrap over problems, over seeds and problems, Wilson.
 
-Pure functions over counts and per-problem values. The bootstrap resamples problems, not completions, because completions of one problem are
-not independent.
-
-Several seeds are one estimate with one interval: `hierarchical_interval` resamples seeds and problems. Where problems share a tool, the tools
-are resampled with all their problems.
-
-Left out: corrections for multiple comparisons.
+The bootstrap resamples problems, not completions, because completions of one problem are not independent.
 """
 
 from __future__ import annotations
@@ -41,13 +35,9 @@ class Interval:
 def estimate_pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k completions is correct, from n samples of which c are: 1 - C(n-c, k) / C(n, k).
 
-    Unbiased for n >= k (Chen et al., 2021, arXiv:2107.03374, eq. 1). ConfigError for n < k."""
-    if not 0 < k <= n:
-        raise ConfigError(
-            f"pass@{k} from n={n} samples; n must be at least k and k at least 1; sample more (--n {max(k, 1)})"
-        )
-    if not 0 <= c <= n:
-        raise ConfigError(f"{c} correct of {n} samples; required 0 <= correct <= n")
+    Unbiased (Chen et al., 2021, arXiv:2107.03374, eq. 1)."""
+    if not (0 < k <= n and 0 <= c <= n):
+        raise ConfigError(f"pass@{k} from n={n} samples, {c} correct; required 0 < k <= n and 0 <= c <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -60,7 +50,7 @@ def bootstrap_interval(
 ) -> Interval:
     """Mean over problems with the percentile bootstrap interval (Efron, 1979), resampling problems.
 
-    bounds: smallest and largest possible value, for values that are all equal: then all resamples are equal too, and `equal_interval` is used."""
+    bounds: smallest and largest possible value, for values that are all equal (`equal_interval`)."""
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
         raise ConfigError("an interval over 0 problems; required at least 1")
@@ -71,9 +61,7 @@ def bootstrap_interval(
 
 
 def equal_interval(value: float, n: int, bounds: tuple[float, float]) -> Interval:
-    """The interval of n equal values, each within `bounds`. At most the share u of all problems may have another value, where u is the upper end
-    of Wilson's interval of 0 of n, and these may lie at either bound. With bounds (0, 1) it is Wilson's interval at 0 and at 1. A value outside
-    the bounds has an unknown range: nan."""
+    """All n values are equal: widen by Wilson's upper bound for 0 of n, towards both `bounds`. A value outside of them gives nan."""
     low, high = bounds
     if not low <= value <= high:
         return Interval(value, math.nan, math.nan)
@@ -87,15 +75,12 @@ def paired_bootstrap(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> tuple[float, float, float]:
-    """(difference, lo, hi) of mean(b) - mean(a) over the same problems in the same order, with the 95 % percentile interval of the paired
-    differences. Values are in [0, 1]. An interval without 0 says that b differs from a on problems like these."""
+    """(difference, lo, hi) of mean(b) - mean(a), values in [0, 1] of the same problems in the same order, with the paired 95 % interval."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
-        raise ConfigError(
-            f"values of shapes {x.shape} and {y.shape}; a paired comparison needs one value per problem, same problems"
-        )
-    found = bootstrap_interval(y - x, seed=seed, resamples=resamples, bounds=(-1.0, 1.0))
-    return found.value, found.lo, found.hi
+        raise ConfigError(f"values of shapes {x.shape} and {y.shape}; a paired comparison needs the same problems")
+    gap = bootstrap_interval(y - x, seed=seed, resamples=resamples, bounds=(-1.0, 1.0))
+    return gap.value, gap.lo, gap.hi
 
 
 def hierarchical_interval(
@@ -108,16 +93,12 @@ def hierarchical_interval(
 ) -> Interval:
     """Mean of values (seeds, problems) with the 95 % percentile interval of a bootstrap over both; nan = that seed had not that problem.
 
-    A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. For a paired difference the values
-    are differences. clusters: one per problem, such as its tool; clusters are then drawn instead of problems. One seed gives the bootstrap
-    over problems. With S seeds the spread over seeds is estimated from S values: with three it is rough. bounds: as of `bootstrap_interval`,
-    for values that are all equal; a problem or cluster counts once.
-    ConfigError for values that are no table, a seed without values, or clusters of another length."""
+    A resample draws seeds and, for all of them together, problems: a hard problem is hard for each seed. clusters: one per problem, such as its
+    tool; clusters are then drawn instead. bounds: as of `bootstrap_interval`."""
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 2 or not x.size or np.isnan(x).all(1).any() or (clusters is not None and len(clusters) != x.shape[1]):
         raise ConfigError(
-            f"values of shape {x.shape} and {len(clusters or ())} clusters; "
-            "required: (seeds, problems), at least one value for each seed, and one cluster per problem"
+            f"values of shape {x.shape} and {len(clusters or ())} clusters; required (seeds, problems), each seed with a value"
         )
     names = range(x.shape[1]) if clusters is None else map(str, clusters)
     groups = np.unique(list(names), return_inverse=True)[1]

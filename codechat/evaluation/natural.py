@@ -2,21 +2,15 @@
 
     codechat natural --ckpt nano/sft nano/rl@best
     codechat natural --ckpt nano/rl --temperature 0.5 --seed 1 --run-name natural-warm --out reports/natural
-    codechat natural --ckpt nano/sft --constrain true --run-name natural-constrained
 
     toolbox     60 requests for trained tools in words that no template has: is the call to the right tool, with the right arguments?
-    unfitting   20 requests that none of the offered tools serves: does the answer call nothing? (as in `funcall`, silence counts)
+    unfitting   20 requests that none of the offered tools serves: does the answer call nothing?
     code        20 requests for functions: is the answer Python, does it pass hidden tests in the sandbox?
     chat        20 greetings and simple questions: shown, not scored
 
-The prompts are in natural_requests.jsonl. They have the form of the training conversations: offered tools stand in a compact system prompt, the
-rest has no system prompt. Calls are compared as in the task `funcall`, programs are judged as in `coding`. A request for code that names no
-function ("write quicksort") may be answered under any name.
-
-The run directory gets `natural.jsonl`, a row for each answer, and `natural.md`, tables for people; --out writes copies. What a checkpoint was
-trained on is also reported apart: the rows that the file marks, and those whose wording or function is found in the data of its lineage.
-
-Left out: several samples of a request (pass@k is `evaluate`), and training data that teaches the same function under another name.
+Calls are compared as in the task `funcall`, programs are judged as in `coding`; a request for code that names no function may be answered under
+any name. The run directory gets `natural.jsonl`, a row for each answer, and `natural.md`, tables for people; --out writes copies. Requests that
+a checkpoint was trained on are also reported apart.
 """
 
 from __future__ import annotations
@@ -33,14 +27,15 @@ from typing import TYPE_CHECKING, Any
 
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
-from codechat.core.config import opt
+from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.data.synthetic import parsed
-from codechat.distributed import dist
-from codechat.evaluation import contamination as contamination_module
-from codechat.evaluation import evaluate, intervals, training_texts
-from codechat.models import loading
-from codechat.runs import run as run_module
+from codechat.evaluation import contamination
+from codechat.evaluation.evaluate import Sampling, evaluate_split, label
+from codechat.evaluation.intervals import wilson_interval
+from codechat.evaluation.settings import ScoringSettings
+from codechat.evaluation.training_texts import Texts
+from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score
 from codechat.tasks.coding import rewards
@@ -51,7 +46,7 @@ from codechat.tasks.funcall.task import NO_CALL
 from codechat.text import chat
 
 if TYPE_CHECKING:
-    from codechat.runs.run import Run
+    from codechat.distributed.dist import World
 
 Row = dict[str, Any]
 REQUESTS = Path(__file__).with_name("natural_requests.jsonl")
@@ -59,7 +54,6 @@ KINDS = ("toolbox", "unfitting", "code", "chat")
 SHOWN, SHORTCUT = "shown", "shortcut"
 NOT_OFFERED = "calls a name that was not offered"
 _DEFINITION = re.compile(r"\bdef\s+(\w+)\s*\(")
-_STRIPPED = str.maketrans("", "", "_")
 
 VERDICTS = {
     "no_tag": "no call",
@@ -79,14 +73,23 @@ VERDICTS = {
 }
 RIGHT_TOOL = ("name_only", "partial", "full")
 PARSES = (*rewards.PARSEABLE, SHORTCUT)
+SHARES = (  # kind, metric, its words, whether a row counts
+    ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
+    ("toolbox", "right_tool", "right tool", lambda row: row["tier"] in RIGHT_TOOL),
+    ("toolbox", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
+    ("unfitting", "declined", "declined", lambda row: row["correct"]),
+    ("unfitting", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
+    ("code", "passed", "passes all hidden tests", lambda row: row["correct"]),
+    ("code", "parses", "Python that parses", lambda row: row["tier"] in PARSES),
+)
+STRATA = {"": "", "new": ", not trained on", "trained": ", trained on"}
 
 
-# ---------------------------------------------------------------- requests
+# ---- the task
 
 
 def read_requests(path: Path = REQUESTS, tools_style: str = "compact") -> list[Problem]:
-    """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on). tools_style: how prompts list
-    the tools (`chat.tools_prompt`)."""
+    """The requests in the order of the file. meta: kind, tools (names on offer), trained (marked as trained on)."""
     return [_problem(json.loads(line), tools_style) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -99,9 +102,6 @@ def _problem(row: Row, tools_style: str) -> Problem:
         gold = gold | {"names": [gold["function"]]}
     meta = {"kind": row["kind"], "tools": row["tools"], "trained": row.get("trained", False)}
     return Problem(row["id"], messages, gold, "test", meta)
-
-
-# ---------------------------------------------------------------- scores
 
 
 class NaturalTask:
@@ -150,13 +150,13 @@ def as_requested(answer: str, gold: Mapping[str, Any]) -> str:
     tree = parsed(code)
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] if tree else []
     alike = [name for name in names if _plain(function) in _plain(name)]
-    found = (alike or names or [function])[-1]
-    return code if found == function else f"{code}\n\n{function} = {found}"
+    name = (alike or names or [function])[-1]
+    return code if name == function else f"{code}\n\n{function} = {name}"
 
 
 def _plain(name: str) -> str:
     """quick_sort and quickSort are the same function."""
-    return name.lower().translate(_STRIPPED)
+    return name.lower().replace("_", "")
 
 
 def _without_shortcut(score: Score, problem: Problem, code: str) -> Score:
@@ -167,30 +167,15 @@ def _without_shortcut(score: Score, problem: Problem, code: str) -> Score:
 
 def _used(code: str) -> set[str]:
     """Names, attributes and modules that a program uses and does not define itself."""
-    used, own = set(), set()
+    used, defined = set(), set()
     for node in ast.walk(parsed(code) or ast.Module([], [])):
         if isinstance(node, ast.FunctionDef):
-            own.add(node.name)
+            defined.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             used |= {alias.name for alias in node.names} | {getattr(node, "module", None)}
         elif isinstance(node, ast.Name | ast.Attribute):
             used.add(node.id if isinstance(node, ast.Name) else node.attr)
-    return used - own
-
-
-def verdict(problem: Problem, tier: str, answer: str) -> str:
-    """The tier in words. A call to another tool says whether that tool was offered."""
-    if tier == "full" and problem.meta["kind"] == "unfitting":
-        return "declined"
-    if tier != "wrong_name":
-        return VERDICTS[tier]
-    name = chat.parse_calls(answer)[0].name
-    if name is None:
-        return "unreadable call"
-    return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED
-
-
-# ---------------------------------------------------------------- what was trained on
+    return used - defined
 
 
 def find_trained(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]]) -> dict[str, tuple[str, ...]]:
@@ -203,14 +188,26 @@ def find_trained(problems: Sequence[Problem], texts: Iterable[tuple[str, bool]])
             defined.update(map(_plain, _DEFINITION.findall(text)))
             yield text, whole
 
-    how = dict(contamination_module.search(problems, watched()))
+    how = dict(contamination.search(problems, watched()))
     for problem in problems:
         if problem.meta["kind"] == "code" and _plain(problem.gold["function"]) in defined:
             how[problem.id] = (*how.get(problem.id, ()), "function")
     return how
 
 
-# ---------------------------------------------------------------- rows and tables
+# ---- rows and tables
+
+
+def verdict(problem: Problem, tier: str, answer: str) -> str:
+    """The tier in words. A call to another tool says whether that tool was offered."""
+    if tier == "full" and problem.meta["kind"] == "unfitting":
+        return "declined"
+    if tier != "wrong_name":
+        return VERDICTS[tier]
+    name = chat.parse_calls(answer)[0].name
+    if name is None:
+        return "unreadable call"
+    return "calls another offered tool" if name.strip() in problem.meta["tools"] else NOT_OFFERED
 
 
 def answer_rows(
@@ -228,43 +225,28 @@ def answer_rows(
     return rows
 
 
-SHARES = (  # kind, metric, its words, whether a row counts
-    ("toolbox", "right", "tool and arguments right", lambda row: row["correct"]),
-    ("toolbox", "right_tool", "right tool", lambda row: row["tier"] in RIGHT_TOOL),
-    ("toolbox", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
-    ("unfitting", "declined", "declined", lambda row: row["correct"]),
-    ("unfitting", "not_offered", NOT_OFFERED, lambda row: row["verdict"] == NOT_OFFERED),
-    ("code", "passed", "passes all hidden tests", lambda row: row["correct"]),
-    ("code", "parses", "Python that parses", lambda row: row["tier"] in PARSES),
-)
-
-
 def summarize(rows: Sequence[Row]) -> list[Row]:
-    """(kind, stratum, words, metric, n, count) of each share. stratum: "" = all rows of the kind; where some of them were trained on, also
-    "new" and "trained"."""
-    found = []
+    """(kind, stratum, words, metric, n, count) of each share. stratum: "" = all rows of the kind; where some were trained on, also new and trained."""
+    shares = []
     for kind, metric, words, counts in SHARES:
-        own = [row for row in rows if row["kind"] == kind]
-        trained = [row for row in own if row["trained"]]
-        strata = {"": own, "new": [row for row in own if not row["trained"]], "trained": trained}
+        all_rows = [row for row in rows if row["kind"] == kind]
+        trained = [row for row in all_rows if row["trained"]]
+        strata = {"": all_rows, "new": [row for row in all_rows if not row["trained"]], "trained": trained}
         for stratum, some in strata.items():
             if some and (trained or not stratum):
                 share = dict(kind=kind, stratum=stratum, words=words, metric=metric)
-                found.append(share | dict(n=len(some), count=sum(map(counts, some))))
-    return found
+                shares.append(share | dict(n=len(some), count=sum(map(counts, some))))
+    return shares
 
 
 def metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """Each share with its interval, natural/KIND/METRIC, natural/KIND_new/METRIC and natural/KIND_trained/METRIC, and the n of each."""
-    found: dict[str, float] = {}
+    """Each share with its interval, natural/KIND[_STRATUM]/METRIC, and the n of each."""
+    row: dict[str, float] = {}
     for share in summarize(rows):
         name = f"natural/{'_'.join(filter(None, (share['kind'], share['stratum'])))}"
-        interval = intervals.wilson_interval(share["count"], share["n"])
-        found |= interval.row(f"{name}/{share['metric']}") | {f"{name}/n": share["n"]}
-    return found
-
-
-STRATA = {"": "", "new": ", not trained on", "trained": ", trained on"}
+        interval = wilson_interval(share["count"], share["n"])
+        row |= interval.row(f"{name}/{share['metric']}") | {f"{name}/n": share["n"]}
+    return row
 
 
 def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -273,45 +255,24 @@ def summary_lines(answers: Mapping[str, Sequence[Row]]) -> list[str]:
     for checkpoint, rows in answers.items():
         for share in summarize(rows):
             title = f"{share['kind']}{STRATA[share['stratum']]}: {share['words']}"
-            interval = intervals.wilson_interval(share["count"], share["n"])
-            cells.setdefault(title, {})[checkpoint] = f"{share['count']} of {share['n']}, {interval}"
+            shown = f"{share['count']} of {share['n']}, {wilson_interval(share['count'], share['n'])}"
+            cells.setdefault(title, {})[checkpoint] = shown
     lines = [[title, *(by.get(checkpoint, "") for checkpoint in answers)] for title, by in cells.items()]
     return _table(["requests", *answers], lines)
 
 
 def markdown(answers: Mapping[str, Sequence[Row]], how: str) -> str:
     """Tables for people: the shares, then each request with the answers. how: the sampling settings in words."""
-    first = next(iter(answers.values()))
     parts = [f"# Natural requests\n\n{how}", "\n".join(summary_lines(answers))]
     for kind in KINDS:
-        show = _code_blocks if kind == "code" else _answer_table
-        numbers = [i for i, row in enumerate(first) if row["kind"] == kind]
-        parts += [f"## {kind}", show([[rows[i] for rows in answers.values()] for i in numbers], list(answers))]
+        lines = []
+        for same in zip(*answers.values(), strict=True):  # the rows of one request
+            if (row := same[0])["kind"] == kind:
+                shown = [f"{_as_code(r['answer'])}<br>**{r['verdict']}{', trained on' * r['trained']}**" for r in same]
+                about = [row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"])]
+                lines.append([*about, *shown])
+        parts += [f"## {kind}", "\n".join(_table(["id", "request", "tools on offer", "expected", *answers], lines))]
     return "\n\n".join(parts) + "\n"
-
-
-def _answer_table(requests: Sequence[Sequence[Row]], checkpoints: Sequence[str]) -> str:
-    """requests: the rows of one request, a checkpoint each."""
-    lines = []
-    for same in requests:
-        row = same[0]
-        answers = [f"{_as_code(r['answer'])}<br>**{_said(r)}**" for r in same]
-        lines.append([row["id"], _escape(row["request"]), ", ".join(row["tools"]), _as_code(row["expected"]), *answers])
-    return "\n".join(_table(["id", "request", "tools on offer", "expected", *checkpoints], lines))
-
-
-def _code_blocks(requests: Sequence[Sequence[Row]], checkpoints: Sequence[str]) -> str:
-    blocks = []
-    for same in requests:
-        blocks.append(f"### {same[0]['id']}: {same[0]['request']}")
-        for checkpoint, row in zip(checkpoints, same, strict=True):
-            tests = f" ({row['passed']} of {row['tests']} tests)"
-            blocks += [f"{checkpoint}: **{_said(row)}**{tests}", f"~~~~~python\n{row['answer']}\n~~~~~"]
-    return "\n\n".join(blocks)
-
-
-def _said(row: Row) -> str:
-    return row["verdict"] + ", trained on" * row["trained"]
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
@@ -323,49 +284,44 @@ def _escape(text: str) -> str:
 
 
 def _as_code(text: str) -> str:
-    return f"<code>{_escape(text)}</code>" if text else ""
+    """Blanks that begin a line stay, so that Python stays readable."""
+    return f"<code>{_escape(text).replace('  ', '&nbsp; ')}</code>" if text else ""
 
 
-# ---------------------------------------------------------------- the command
+# ---- the command
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaturalConfig(config.Settings):
+class NaturalConfig(ScoringSettings):
     """Which checkpoints answer, and how they are sampled."""
 
-    run_name: str = opt("natural", "name of the run directory under runs/", identity=False)
-    overwrite: bool = opt(False, "delete the run of this name first", identity=False)
+    run_name: str = default("natural")
     ckpt: tuple[str, ...] = opt(
         config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
     )
     out: Path | None = opt(
         None, "directory for copies of natural.jsonl and natural.md; none = only the run", identity=False
     )
-    temperature: float = opt(0.0, "sampling temperature; 0 = greedy", least=0)
-    top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
-    max_new_tokens: int = opt(240, "longest answer, tokens", least=1)
+    temperature: float = default(0.0)
+    max_new_tokens: int = default(240)
     constrain: bool = opt(False, "hold calls to the schemas of the offered functions, as `codechat tools` does")
-    seed: int = opt(0, "seed of the sampling")
-    contamination: bool = opt(
-        True, "search what the checkpoint was trained on for the requests before printing scores", identity=False
-    )
-    device_batch_size: int | None = opt(None, "answers sampled at a time; none = what memory allows", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.ckpt:
-            raise ConfigError("no --ckpt; at least one is required")
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """For rows."""
+        return {"temperature": self.temperature, **({"constrained": True} if self.constrain else {})}
 
 
 def run_natural(cfg: NaturalConfig) -> Run:
-    """Answer every request with every checkpoint: a row of eval.jsonl each, natural.jsonl and natural.md. UserError before anything is written for
-    bad settings and missing checkpoints."""
-    paths = {evaluate.label(path): path for path in map(run_module.find_checkpoint, cfg.ckpt)}
-    if len(paths) < len(cfg.ckpt):
-        raise ConfigError(f"--ckpt {' '.join(cfg.ckpt)} names {', '.join(paths)}; each must be another; leave one out")
-    run = run_module.Run.create(cfg.run_name, cfg, kind="natural", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
+    """Answer every request with every checkpoint: a row of eval.jsonl each, natural.jsonl and natural.md."""
+    from codechat.distributed import dist
+
+    paths = {label(path): path for path in map(find_checkpoint, cfg.ckpt)}
+    if len(paths) < len(cfg.ckpt) or not paths:
+        raise ConfigError(f"--ckpt {' '.join(cfg.ckpt)} names {', '.join(paths)}; give at least one, each once")
+    run = Run.create(cfg.run_name, cfg, kind="natural", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
     with dist.session() as world, run:
-        answers = {name: _answered(cfg, run, name, path, world) for name, path in paths.items()}
+        answers = {name: _answer(cfg, run, name, path, world) for name, path in paths.items()}
         if world.is_main:
             print(*summary_lines(answers), sep="\n")
             _write(answers, cfg, run.path)
@@ -373,38 +329,27 @@ def run_natural(cfg: NaturalConfig) -> Run:
     return run
 
 
-def _answered(cfg: NaturalConfig, run: Run, name: str, path: Path, world: Any) -> list[Row]:
+def _answer(cfg: NaturalConfig, run: Run, name: str, path: Path, world: World) -> list[Row]:
     """The rows of one checkpoint, logged."""
+    from codechat.models import loading
+
     loaded = loading.load_model(path, device=world.device)
     task = NaturalTask(tools_style=loaded.tools_style)
-    problems = task.problems()
-    trained = _searched(loaded.meta.get("lineage", ()), problems, world.is_main) if cfg.contamination else {}
-    result = evaluate.evaluate_split(
-        cfg, loaded, task, problems, "natural requests", 1, (1,), constrained=cfg.constrain
-    )
+    problems, trained = task.problems(), {}
+    if cfg.contamination:
+        texts = Texts(loaded.meta.get("lineage", ()))
+        trained = find_trained(problems, texts)
+        if world.is_main:
+            print(contamination.Report(len(problems), trained, tuple(texts.read), tuple(texts.missing)))
+    sampling = Sampling(cfg.temperature, 1, (1,), constrained=cfg.constrain)
+    result = evaluate_split(cfg, loaded, task, problems, "natural requests", sampling)
     rows = answer_rows(problems, result.examples, trained)
-    how = dict(checkpoint=name, split="natural", **_sampling(cfg))
-    run.log_eval(int(loaded.meta["step"]), dict(metrics(rows), **how))
+    run.log_eval(int(loaded.meta["step"]), dict(metrics(rows), checkpoint=name, split="natural", **cfg.sampling))
     return rows
 
 
-def _sampling(cfg: NaturalConfig) -> dict[str, Any]:
-    return {"temperature": cfg.temperature, **({"constrained": True} if cfg.constrain else {})}
-
-
-def _searched(
-    lineage: Sequence[Mapping[str, Any]], problems: Sequence[Problem], show: bool
-) -> dict[str, tuple[str, ...]]:
-    """`find_trained` over the data of a lineage; says what was searched."""
-    texts = training_texts.Texts(lineage)
-    how = find_trained(problems, texts)
-    if show:
-        print(contamination_module.Report(len(problems), how, tuple(texts.read), tuple(texts.missing)))
-    return how
-
-
 def _write(answers: Mapping[str, Sequence[Row]], cfg: NaturalConfig, run_path: Path) -> None:
-    rows = [dict(checkpoint=name, **_sampling(cfg)) | row for name, own in answers.items() for row in own]
+    rows = [dict(checkpoint=name, **cfg.sampling) | row for name, some in answers.items() for row in some]
     more = (f", top_k {cfg.top_k}" if cfg.top_k else "") + (", calls constrained" if cfg.constrain else "")
     how = f"Temperature {cfg.temperature:g}{more}, at most {cfg.max_new_tokens} tokens, seed {cfg.seed}. Shares with 95 % Wilson intervals."
     for folder in filter(None, (run_path, cfg.out)):
@@ -414,13 +359,6 @@ def _write(answers: Mapping[str, Sequence[Row]], cfg: NaturalConfig, run_path: P
 
 
 def main(argv: list[str] | None = None) -> None:
-    """`codechat natural`, `python -m codechat.evaluation.natural`."""
-    run_natural(
-        config.parse(NaturalConfig, sys.argv[1:] if argv is None else argv, prog="codechat natural", epilog=__doc__)
-    )
-
-
-if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)
+    """`codechat natural`."""
+    words = sys.argv[1:] if argv is None else argv
+    run_natural(config.parse(NaturalConfig, words, prog="codechat natural", epilog=__doc__))

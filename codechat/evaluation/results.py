@@ -1,7 +1,4 @@
-"""Results of an evaluation: counts per problem, pass@k with intervals, and differences between checkpoints on the same problems.
-
-Left out: how completions are sampled (`evaluate`) and scored (`tasks`).
-"""
+"""Results of an evaluation: counts per problem, pass@k with intervals, and differences between checkpoints on the same problems."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from codechat.runs.run import Run
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """n completions of one problem, c of them correct; reward_mean in the task's range; tiers counts the tiers reached. rewards: of each
-    completion. meta: the problem's. cluster: problems of one cluster, such as requests for one tool, are not independent; "" = of its own."""
+    """n completions of one problem, c of them correct. cluster: problems of one cluster, such as requests for one tool, are not independent."""
 
     id: str
     n: int
@@ -47,10 +43,10 @@ class ProblemResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One checkpoint on one split. pass_at: k -> estimate with its 95 % bootstrap interval over the clusters of the N problems. examples: every completion
-    with its score. formatted: the tiers of completions in the required format; empty where the task requires none. grouped_by: the key of
-    a problem's meta by which the task groups scores, such as "category". classified_by, classes: the key of a score's parts whose values are
-    counted, and those values, such as what a call names."""
+    """One checkpoint on one split. examples: every completion with its score. formatted: the tiers of completions in the required format.
+
+    grouped_by: the key of a problem's meta by which scores are grouped, such as "category". classified_by, classes: the key of a score's parts
+    whose values are counted, and those values."""
 
     task: str
     tiers: tuple[str, ...]
@@ -121,11 +117,11 @@ class TaskResult:
         """Group -> class -> share of its completions; one group "" where the task has none. Empty without classes."""
         if not self.classes:
             return {}
-        of = {p.id: str(p.meta.get(self.grouped_by, "other")) if self.grouped_by else "" for p in self.problems}
-        counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(of.values()))}
+        group_of = {p.id: str(p.meta.get(self.grouped_by, "other")) if self.grouped_by else "" for p in self.problems}
+        counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(group_of.values()))}
         for e in self.examples:
-            counts[of[e["problem"]]][e["parts"].get(self.classified_by, "")] += 1
-        return {name: {c: found[c] / max(1, found.total()) for c in self.classes} for name, found in counts.items()}
+            counts[group_of[e["problem"]]][e["parts"].get(self.classified_by, "")] += 1
+        return {name: {c: some[c] / max(1, some.total()) for c in self.classes} for name, some in counts.items()}
 
     def group_lines(self) -> list[str]:
         """A line for each group, then the mean in which each group counts the same; none without groups."""
@@ -175,8 +171,7 @@ class TaskResult:
 def mean_over(
     problems: Sequence[ProblemResult], values: Sequence[float], seed: int = 0, largest: float = 1.0
 ) -> Interval:
-    """The mean of a value of each problem; the interval draws clusters where problems have some, such as tools, else problems. largest: the
-    largest possible value, for values that are all equal (`bootstrap_interval`); the smallest is 0."""
+    """The mean of a value of each problem, from 0 to `largest`; the interval draws clusters where problems have some, else problems."""
     bounds = (0.0, largest)
     if not any(p.cluster for p in problems):
         return bootstrap_interval(values, seed=seed, bounds=bounds)
@@ -194,8 +189,7 @@ def _mean(groups: Mapping[str, tuple[Interval, int]]) -> float:
 def paired_difference(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, k: int = 1, seed: int = 0
 ) -> Interval:
-    """pass@k of b minus that of a with the paired interval, from rows of per_problem.jsonl: over clusters where rows have some, else over
-    problems. DataError if the problems differ."""
+    """pass@k of b minus that of a with the paired interval over clusters or problems, from rows of per_problem.jsonl."""
     pairs = _pairs(a, b, k)
     before, after = zip(*pairs.values(), strict=True)
     if clusters := _clusters([*a, *b], list(pairs)):
@@ -214,9 +208,7 @@ def _pairs(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], k: in
     """{problem: its pass@k in a and in b}, in the order of b."""
     by_id = {row["id"]: row for row in a}
     if len(by_id) != len(a) or by_id.keys() != {row["id"] for row in b} or len(a) != len(b):
-        raise DataError(
-            f"{len(a)} and {len(b)} problems that are not the same; a paired difference needs the same ids, each once"
-        )
+        raise DataError(f"{len(a)} and {len(b)} problems; a paired difference needs the same ids, each once")
     passed = lambda row: estimate_pass_at_k(row["n"], row["c"], k)  # noqa: E731
     return {row["id"]: (passed(by_id[row["id"]]), passed(row)) for row in b}
 
@@ -224,9 +216,7 @@ def _pairs(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], k: in
 def difference_over_seeds(
     seeds: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]], *, k: int = 1, seed: int = 0
 ) -> Interval:
-    """pass@k of b minus that of a over several seeds, each with its rows (a, b) of per_problem.jsonl, with the hierarchical interval over
-    seeds and clusters, or problems where rows have no cluster (`intervals.hierarchical_interval`). The seeds' problems may differ in part.
-    DataError as of `paired_difference`."""
+    """The same over several seeds, each with its rows (a, b), with `hierarchical_interval`. The seeds' problems may differ in part."""
     gains = [{id: after - before for id, (before, after) in _pairs(a, b, k).items()} for a, b in seeds]
     ids = sorted(set().union(*gains))
     clusters = _clusters((row for pair in seeds for rows in pair for row in rows), ids)

@@ -9,33 +9,55 @@ from codechat.core.config import Settings, opt
 from codechat.tasks import name_of
 
 
-def skipping() -> bool:
-    """The field skip_failing_references of the commands that evaluate."""
-    return opt(False, "leave out, by name, problems whose own reference solution fails, instead of stopping")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings(Settings):
-    """The run to write, the task, and how completions are sampled."""
+    """The run to write, and how completions are sampled."""
 
     run_name: str = opt("evaluate", "name of the run directory under runs/", identity=False)
     overwrite: bool = opt(False, "delete the run of this name first", identity=False)
-    task: str = opt(
-        "funcall",
-        "task, such as funcall, micro, reasoning:levels=[1,2] or mbpp:variant=sanitized, or your own as FILE.py:CLASS",
-    )
-    data_dir: str | None = opt(
-        None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
-    )
-    temperature: float = opt(1.0, "sampling temperature; before RL, the one that RL will use", least=0)
+    temperature: float = opt(1.0, "sampling temperature; 0 = greedy, one completion", least=0)
     top_k: int | None = opt(None, "sample among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest completion, tokens", least=1)
     seed: int = opt(0, "seed of problem order, sampling and bootstrap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(SamplingSettings):
+    """The task."""
+
+    task: str = opt("funcall", "task, such as funcall, micro, reasoning:levels=[1,2], or your own as FILE.py:CLASS")
+    data_dir: str | None = opt(
+        None, "directory with TASK.SPLIT.jsonl problems and probes, or the task's own files; none = what the task has"
+    )
     tags: Literal["raw"] | None = opt(
-        None,
-        "raw = prompts as plain text without turns, for base models; none = as the checkpoint was trained",
+        None, "raw = prompts as plain text without turns, for base models; none = as the checkpoint was trained"
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", name_of(self.task))  # an object or a class of a notebook, by its name
         super().__post_init__()
+
+    @property
+    def source(self) -> dict[str, str]:
+        """Where the task's problems are, as an option of `tasks.load`."""
+        return {"source": self.data_dir} if self.data_dir else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringSettings(SamplingSettings):
+    """How a checkpoint is scored."""
+
+    contamination: bool = opt(
+        True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
+    )
+    device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemSettings(TaskSettings, ScoringSettings):
+    """Which problems of the task are scored."""
+
+    limit: int | None = opt(None, "problems per split; none = all that the task has", least=0)
+    skip_failing_references: bool = opt(
+        False, "leave out, by name, problems whose own reference solution fails, instead of stopping"
+    )

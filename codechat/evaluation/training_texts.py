@@ -1,11 +1,7 @@
 """The texts that a checkpoint was trained on, source by source, from the data directories that its lineage names.
 
-A corpus is decoded shard by shard, conversations, preferences and problems are read from their files, generated problems are generated again with
-the run's seed. A source that cannot be found is reported in `missing`, and so is one that an older lineage does not name well enough: a check that
-read nothing, or something else, proves nothing.
-
-Left out: data that a lineage does not name (imported weights carry no record of theirs), conversations of token ids (`{input_ids, labels}`, whose
-tokenizer no row names: they are in `missing`), and what a policy sampled itself.
+Generated problems are generated again with the run's seed. A source that cannot be found or read is reported in `missing`: a check that read
+nothing proves nothing.
 """
 
 from __future__ import annotations
@@ -60,10 +56,8 @@ class Texts:
 def _texts_of(entry: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     preferences, data_dir = entry.get("kind") == "preference", entry.get("data_dir")
     if entry.get("task") and not (preferences and data_dir):  # with preferences from files the task only evaluates
-        if preferences and "task_data" not in entry:
-            raise UserError("its lineage names no task_data: where its problems came from is not known")
-        source = entry["task_data"] if preferences else data_dir
-        yield from _problem_texts(entry["task"], source, entry.get("seed"))
+        source = entry.get("task_data") if preferences else data_dir
+        yield from _problem_texts(entry["task"], source, entry.get("seed") or 0)
         return
     if not data_dir:
         raise UserError("its lineage names no data")
@@ -120,14 +114,10 @@ def _preference_texts(directory: Path) -> Iterator[tuple[str, bool]]:
             yield from ((m["content"], True) for m in messages if m["role"] != "system")
 
 
-def _problem_texts(name: str, source: str | None, seed: int | None) -> Iterator[tuple[str, bool]]:
-    """Prompts only: RL never shows a reference solution. seed: of the run; None where an older lineage does not name it, which is an error
-    after the problems of seed 0 where the task samples others for another seed."""
+def _problem_texts(name: str, source: str | None, seed: int) -> Iterator[tuple[str, bool]]:
+    """Prompts only: RL never shows a reference solution. seed: of the run."""
     task = tasks.load(name, **({"source": _source(source)} if source else {}))
-    problems = [request(problem) for problem in task.problems("train", seed=seed or 0)]
-    yield from ((text, True) for text in problems)
-    if seed is None and {*problems} != {request(problem) for problem in task.problems("train", seed=1)}:
-        raise UserError("its lineage names no seed, and the task samples its problems; those of seed 0 were searched")
+    yield from ((request(problem), True) for problem in task.problems("train", seed=seed))
 
 
 def _source(name: str) -> str:

@@ -30,12 +30,11 @@ from codechat.core.config import (
 )
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.core.registry import LOOPS, PREPARATIONS
-from codechat.evaluation.code_filter import FilterConfig
-from codechat.evaluation.code_pass_rates import PasskConfig
 from codechat.evaluation.counterfactuals import SwapsConfig
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
 from codechat.evaluation.natural import NaturalConfig
+from codechat.evaluation.pass_rates import FilterConfig, PasskConfig
 
 
 @dataclass(frozen=True, kw_only=True)

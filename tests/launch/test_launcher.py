@@ -24,9 +24,9 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.core.processes import process_start
 from codechat.core.registry import LOOPS
-from codechat.evaluation.code_pass_rates import PasskConfig
 from codechat.evaluation.diagnose import DiagnoseConfig
 from codechat.evaluation.evaluate import EvaluateConfig
+from codechat.evaluation.pass_rates import PasskConfig
 from codechat.labs.chars import CharsConfig
 from codechat.launch import job_scripts, launcher, live_metrics
 from codechat.launch.job_scripts import Job
