@@ -12,7 +12,6 @@ import pytest
 from codechat.core import config, registry
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.data import synthetic
 from codechat.evaluation import natural
 from codechat.evaluation.training_texts import Texts
 from codechat.launch.recipes.nano import NANO
@@ -23,103 +22,18 @@ from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Problem
 from codechat.tasks.toolbox import everyday
-from codechat.tasks.toolbox.conversations import SMALL_TALK
 from codechat.text import chat, tokenizer
 
 PROBLEMS = natural.read_requests()
 BY_ID = {p.id: p for p in PROBLEMS}
 TASK = natural.NaturalTask()
 
-QUICKSORT = """def quicksort(xs):
-    if len(xs) < 2:
-        return xs
-    p, rest = xs[0], xs[1:]
-    return quicksort([x for x in rest if x < p]) + [p] + quicksort([x for x in rest if x >= p])
-"""
-MERGE_SORT = """def merge_sort(xs):
-    if len(xs) < 2:
-        return xs
-    a, b, out = merge_sort(xs[: len(xs) // 2]), merge_sort(xs[len(xs) // 2 :]), []
-    while a and b:
-        out.append(a.pop(0) if a[0] <= b[0] else b.pop(0))
-    return out + a + b
-"""
-BUBBLE_SORT = """def bubble_sort(xs):
-    for i in range(len(xs)):
-        for j in range(len(xs) - 1 - i):
-            if xs[j] > xs[j + 1]:
-                xs[j], xs[j + 1] = xs[j + 1], xs[j]
-"""
-ROMAN = """def roman_to_int(s):
-    values = [dict(I=1, V=5, X=10, L=50, C=100, D=500, M=1000)[c] for c in s]
-    return sum(-v if v < max(values[i:]) else v for i, v in enumerate(values))
-"""
-BALANCED = """def is_balanced(text):
-    open_ones = []
-    for c in text:
-        if c in "([{":
-            open_ones.append(c)
-        elif c in ")]}" and (not open_ones or open_ones.pop() + c not in ("()", "[]", "{}")):
-            return False
-    return not open_ones
-"""
-RUN_LENGTH = """def run_length_encode(text):
-    out = []
-    for c in text:
-        if out and out[-1][0] == c:
-            out[-1][1] += 1
-        else:
-            out.append([c, 1])
-    return "".join(f"{c}{n}" for c, n in out)
-"""
-TALLY = """def tally_words(text):
-    out = {}
-    for word in text.split():
-        out[word] = out.get(word, 0) + 1
-    return out
-"""
-FIND = """def find_sorted(items, target):
-    low, high = 0, len(items)
-    while low < high:
-        middle = (low + high) // 2
-        if items[middle] < target:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < len(items) and items[low] == target else -1
-"""
-PRIMES = "def primes_up_to(n):\n    return [i for i in range(2, n + 1) if all(i % d for d in range(2, i))]\n"
-FIZZ = "def fizz_buzz(n):\n    return [('Fizz' * (i % 3 == 0) + 'Buzz' * (i % 5 == 0)) or str(i) for i in range(1, n + 1)]\n"
-COLLATZ = "def collatz_steps(n):\n    return 0 if n == 1 else 1 + collatz_steps(n // 2 if n % 2 == 0 else 3 * n + 1)\n"
-FIBONACCI = "def nth_fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
-SECOND = "def second_largest(nums):\n    return sorted(set(nums))[-2]\n"
-SAME_LETTERS = "def same_letters(a, b):\n    return sorted(a.lower()) == sorted(b.lower())\n"
-GCD = "def euclid_gcd(a, b):\n    return euclid_gcd(b, a % b) if b else a\n"
-SOLUTIONS = {  # function: (solves it, what makes it wrong: a piece and its replacement)
-    "quicksort": (QUICKSORT, ("x < p", "x > p")),
-    "merge_sort": (MERGE_SORT, ("out + a + b", "out + a")),
-    "bubble_sort": (BUBBLE_SORT, ("- 1 - i", "- 2 - i")),
-    "reverse_string": ("def reverse_string(s):\n    return s[::-1]\n", ("[::-1]", "[::-2]")),
-    "fizz_buzz": (FIZZ, ("n + 1", "n")),
-    "find_sorted": (FIND, ("else -1", "else low")),
-    "nth_fibonacci": (FIBONACCI, ("a, b = 0, 1", "a, b = 1, 1")),
-    "euclid_gcd": (GCD, ("else a", "else 1")),
-    "primes_up_to": (PRIMES, ("n + 1", "n")),
-    "same_letters": (SAME_LETTERS, (".lower()", "")),
-    "second_largest": (SECOND, ("set(nums)", "nums")),
-    "flatten_once": ("def flatten_once(lists):\n    return [x for l in lists for x in l]\n", ("[x for", "[[x] for")),
-    "tally_words": (TALLY, ("+ 1", "+ 2")),
-    "roman_to_int": (ROMAN, ("-v if", "v if")),
-    "is_balanced": (BALANCED, ("return not open_ones", "return True")),
-    "dedupe_keep_order": (
-        "def dedupe_keep_order(items):\n    return list(dict.fromkeys(items))\n",
-        ("list(dict.fromkeys(items))", "sorted(set(items))"),
-    ),
-    "run_length_encode": (RUN_LENGTH, ("out[-1][0] == c", "c in dict(out)")),
-    "collatz_steps": (COLLATZ, ("1 + ", "2 + ")),
-    "transpose_grid": ("def transpose_grid(rows):\n    return [list(r) for r in zip(*rows)]\n", ("zip(*rows)", "rows")),
-    "longest_word": ("def longest_word(text):\n    return max(text.split(), key=len)\n", ("key=len", "default=''")),
+# function: a solution, and what makes it wrong: a piece and its replacement
+SOLUTIONS = {
+    name: (row["solution"], row["wrong"])
+    for name, row in json.loads(Path(__file__).with_name("natural_solutions.json").read_text()).items()
 }
+QUICKSORT, TALLY = (SOLUTIONS[name][0] for name in ("quicksort", "tally_words"))
 
 
 def of_kind(kind: str) -> list[Problem]:
@@ -157,17 +71,6 @@ def test_every_tool_request_offers_the_tool_and_others_that_cannot_serve() -> No
         themes |= {i for i, theme in enumerate(toolbox.THEMES) if toolbox.TOOLS[name] in vars(theme).values()}
     assert len(themes) == len(toolbox.THEMES)
     assert len({p.gold["name"] for p in of_kind("toolbox")}) == 60
-
-
-def test_the_other_kinds_have_the_form_of_the_training_data() -> None:
-    for problem in of_kind("unfitting"):
-        assert problem.gold is None and 2 <= len(problem.meta["tools"]) <= 5
-        assert not any(toolbox.TOOLS[tool].held_out for tool in problem.meta["tools"])
-    for problem in (*of_kind("code"), *of_kind("chat")):
-        assert [m["role"] for m in problem.messages] == ["user"]
-    for problem in of_kind("code"):
-        assert len(problem.gold["tests"]) >= 3
-        assert not problem.gold["named"] or f"{problem.gold['function']}(" in request(problem)
 
 
 # ---------------------------------------------------------------- scores
@@ -280,15 +183,6 @@ def test_no_tool_request_is_a_template_with_its_slots_filled() -> None:
     assert alike([p for p in PROBLEMS if p.meta["tools"]], patterns) == {}
 
 
-def test_no_request_is_a_taught_courtesy_or_fact() -> None:
-    turns = json.loads(synthetic.CHAT_TURNS.read_text())
-    said = [t for group in (*turns["courtesies"], *turns["facts"]) for t in group["requests"]]
-    said += [request for request, _ in (*SMALL_TALK, *synthetic.small_talk())]
-    patterns = [pattern(text.replace("{}", "{it}"), {"it": r"\w+"}) for text in said]
-    assert len(alike([ask("hi there"), ask("What is the plural of mouse?")], patterns)) == 2
-    assert alike(PROBLEMS, patterns) == {}
-
-
 def test_wordings_and_functions_are_found_where_they_are_planted() -> None:
     texts = [
         ("Oh, WRITE quicksort!", True),
@@ -355,8 +249,8 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(tiny: Path) -> None
     assert [r["id"] for r in rows] == list(BY_ID) and {r["id"] for r in rows if r["trained"]} == {"code-01"}
     table = (run.path / "natural.md").read_text()
     assert table == (tiny / "out" / "natural.md").read_text()
-    assert "| code, trained on: passes all hidden tests | 0 of 1" in table and table.count("~~~~~python") == 20
-    assert all(f"| {p.id} |" in table for p in PROBLEMS if p.meta["kind"] != "code")
+    assert "| code, trained on: passes all hidden tests | 0 of 1" in table
+    assert all(f"| {p.id} |" in table for p in PROBLEMS)
 
 
 def test_constrained_answers_have_no_call_that_is_unreadable_or_not_offered(
@@ -393,7 +287,7 @@ def test_metrics_and_tables_follow_the_rows() -> None:
         "natural/toolbox/right/lo"
     ] > 0.9
     text = natural.markdown({"a": rows}, "greedy")
-    assert "60 of 60" in text and "**passes all tests, trained on** (4 of 4 tests)" in text
+    assert "60 of 60" in text and "**passes all tests, trained on**" in text
     cells = [line for line in text.splitlines() if line.startswith("| toolbox-31 ")]
     assert len(cells) == 1 and len(re.findall(r"(?<!\\)\|", cells[0])) == 6
 
@@ -403,10 +297,6 @@ def test_what_is_missing_ends_it_before_a_run_is_made(tiny: Path) -> None:
         natural.main(["--ckpt", "nobody", "--run-name", "n"])
     with pytest.raises(ConfigError, match="tiny@1"):
         natural.main(["--ckpt", "tiny", "tiny@1", "--run-name", "n"])
-    with pytest.raises(ConfigError):
-        natural.NaturalConfig(ckpt=())
-    with pytest.raises(ConfigError):
-        natural.NaturalConfig(ckpt=("tiny",), temperature=-1.0)
     assert not (tiny / "runs" / "n").exists()
 
 
