@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from tqdm import tqdm
 
 from codechat.core.errors import DataError, MissingFile
+from codechat.distributed import dist
 from codechat.evaluation.intervals import Interval, wilson_interval
+from codechat.models import generate
 from codechat.tasks.base import Message
 from codechat.text import chat
 from codechat.text.tokenizer import Tokenizer
@@ -86,8 +88,6 @@ def behaviour_matrix(
     model: GPT, tokenizer: Tokenizer, tags: str, probes: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> BehaviourMatrix:
     """One completion of each probe {"messages", "asked", "tools_present"}, counted by cell and behaviour. A collective: the ranks share the probes."""
-    from codechat.distributed import dist
-
     numbers = range(dist.rank(), len(probes), dist.world_size())
     was_training = model.training
     # shown at once, and in a terminal only: the probes of a small model are one batch
@@ -108,9 +108,6 @@ def answers(
     model: GPT, tokenizer: Tokenizer, tags: str, conversations: Sequence[Sequence[Message]], **sampling: Any
 ) -> list[str]:
     """One completion of each conversation as text. sampling: further settings of `generate.sample`."""
-    from codechat.distributed import dist
-    from codechat.models import generate
-
     prompts = [chat.prompt(messages, tokenizer, tags) for messages in conversations]
     stop = chat.stop_sequences(tokenizer, tags)
     with dist.autocast(model.wte.weight.device):

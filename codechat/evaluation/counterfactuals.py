@@ -29,10 +29,12 @@ from codechat import tasks
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import DataError
+from codechat.distributed import dist
 from codechat.evaluation.behaviour_probes import answers, behaviour, read_probes
 from codechat.evaluation.evaluate import label
 from codechat.evaluation.intervals import wilson_interval
 from codechat.evaluation.settings import SamplingSettings
+from codechat.models import loading
 from codechat.runs.run import Run
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem
@@ -218,9 +220,6 @@ def flips(swaps: Sequence[Case], before: Sequence[str], after: Sequence[str]) ->
 
 def run_swaps(cfg: SwapsConfig) -> Run:
     """Answer every case with every checkpoint; a row of eval.jsonl per checkpoint and swap, and a few pairs of answers as samples."""
-    from codechat.distributed import dist
-    from codechat.models import loading
-
     problems = tasks.load("funcall", source=cfg.data_dir).problems(cfg.split, seed=cfg.seed)
     probes = read_probes(cfg.data_dir, cfg.split, per_cell=cfg.limit)
     swaps = cases(problems, probes, cfg.limit, cfg.seed)

@@ -19,8 +19,11 @@ from codechat import tasks
 from codechat.core import config
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.distributed import dist, sharding
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.settings import TaskSettings
+from codechat.models import loading
+from codechat.rl import advantages, rollout
 from codechat.runs.run import Run
 from codechat.tasks import custom, redteam
 from codechat.tasks.base import Problem, Task
@@ -28,8 +31,6 @@ from codechat.tasks.base import Problem, Task
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from codechat.models.loading import LoadedModel
-    from codechat.rl.rollout import RolloutBatch
 
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
@@ -83,15 +84,13 @@ def judge(rewards: Tensor, correct: Tensor, *, min_groups: int = MIN_GROUPS) -> 
     """Verdict over rewards (P, G) and exact matches (P, G) bool, by the first rule that holds:
 
     SATURATED: more than 85 % of completions correct. DEAD: under 5 % of groups have variance. WEAK: under 25 %. Else LIVE."""
-    from codechat.rl.advantages import zero_variance
-
     if rewards.ndim != 2 or rewards.shape != correct.shape:
         raise ConfigError(f"rewards {tuple(rewards.shape)}, correct {tuple(correct.shape)}; both must be (problems, G)")
     n_groups, group_size = rewards.shape
     if n_groups < (least := max(1, min_groups)):
         raise ConfigError(f"{n_groups} groups; a verdict needs at least {least}; sample more (--groups {least})")
     _check_group_size(group_size)
-    zero_std = int(zero_variance(rewards).sum())
+    zero_std = int(advantages.zero_variance(rewards).sum())
     share = float(correct.double().mean())
     verdict = verdict_of(share, (n_groups - zero_std) / n_groups, DEAD_BELOW, WEAK_BELOW)
     counts = correct.sum(dim=1).tolist()
@@ -161,8 +160,6 @@ def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tens
     """(how many of this rank's weights differ from the snapshot, on their device and not waited for; of how many)."""
     import torch
 
-    from codechat.distributed import dist
-
     params = [p.detach() for p in model.parameters()]
     if [p.shape for p in params] != [b.shape for b in before]:
         raise ConfigError("the snapshot has other shapes than the model; take bf16_snapshot of the same model")
@@ -174,8 +171,6 @@ def count_changed_bf16(before: Sequence[Tensor], model: nn.Module) -> tuple[Tens
 def share_of_all(changed: float, total: int, model: nn.Module) -> float:
     """Share of changed weights, of all ranks where the model is sharded: then a collective."""
     import torch
-
-    from codechat.distributed import dist, sharding
 
     if sharding.is_sharded(model):
         changed, total = dist.sum_(torch.tensor([int(changed), total])).tolist()
@@ -201,10 +196,10 @@ class DiagnoseConfig(TaskSettings):
             raise ConfigError(f"temperature {self.temperature}; it must be above 0: greedy groups have no variance")
 
 
-def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any) -> RolloutBatch:
+def sample_groups(
+    loaded: loading.LoadedModel, task: Task, problems: Sequence[Problem], cfg: Any
+) -> rollout.RolloutBatch:
     """group_size completions of each problem; cfg: `SamplingSettings` and group_size."""
-    from codechat.rl import rollout
-
     names = ("group_size", "max_new_tokens", "temperature", "top_k", "seed")
     how = {name: getattr(cfg, name) for name in names}
     return rollout.collect(loaded.model, task, problems, loaded.tokenizer, loaded.tags, **how)
@@ -213,9 +208,6 @@ def sample_groups(loaded: LoadedModel, task: Task, problems: Sequence[Problem], 
 def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     """The reference-solution check, then samples on training problems, then the verdict; printed, and kept in a run directory."""
     import torch
-
-    from codechat.distributed import dist
-    from codechat.models import loading
 
     task = tasks.load(cfg.task, **cfg.source)
     problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)

@@ -30,11 +30,14 @@ from codechat import tasks
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError
-from codechat.evaluation import results
+from codechat.distributed import dist
+from codechat.evaluation import contamination, domain_loss, results
 from codechat.evaluation.behaviour_probes import behaviour_matrix, read_probes
 from codechat.evaluation.intervals import estimate_pass_at_k
 from codechat.evaluation.results import ProblemResult, TaskResult
 from codechat.evaluation.settings import ProblemSettings
+from codechat.models import generate, loading
+from codechat.rl import episodes, rollout
 from codechat.runs import checkpoint
 from codechat.runs.paths import STEP, checkpoint_paths, is_run, name_of
 from codechat.runs.run import Run, find_checkpoint, find_run
@@ -43,14 +46,8 @@ from codechat.text import chat
 from codechat.text.call_grammar import CallGrammar, prompt_grammar
 from codechat.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # these import torch
-    from codechat.distributed.dist import World
-    from codechat.evaluation.contamination import Report
-    from codechat.models.generate import Completion
+if TYPE_CHECKING:
     from codechat.models.gpt import GPT
-    from codechat.models.loading import LoadedModel
-    from codechat.rl.episodes import Sampler
-    from codechat.rl.rollout import RolloutBatch
 
 CHUNK_ROWS = 256  # completions sampled between two ticks of the progress bar
 KEPT_SAMPLES = 40  # completions of an evaluation written to samples.jsonl
@@ -76,16 +73,12 @@ def evaluate_task(
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
-    sampler: Sampler | None = None,
+    sampler: episodes.Sampler | None = None,
 ) -> TaskResult:
     """Sample n completions of every problem and score them with the task's own `score`. A collective: the ranks share the problems.
 
     begin: ids with which every completion begins, such as the call tag. constrain: calls are held to the schemas that the prompt offers.
     sampler: that of an engine; none = this process. A prompt that fills the model's block counts as failed."""
-    from codechat.distributed import dist
-    from codechat.models.generate import CUT_OFF
-    from codechat.rl import episodes
-
     _check_sampling(n, ks, temperature)
     if constrain and episodes.made_by(task):
         raise ConfigError(f"task {task.name} has episodes, whose turns are sampled freely; leave out --constrain")
@@ -109,7 +102,7 @@ def evaluate_task(
         # where settings of a task pay less than 1 for full marks, the range stays 0 to 1: their intervals compare
         reward=results.mean_over(counted, [r.reward_mean for r in counted], seed, max(1.0, task.max_reward)),
         completion_tokens_mean=sum(r["tokens"] for r in rows) / len(rows),
-        truncated_frac=sum(r["stop"] in CUT_OFF for r in rows) / len(rows),
+        truncated_frac=sum(r["stop"] in generate.CUT_OFF for r in rows) / len(rows),
         samples=[{k: v for k, v in row.items() if k not in ("parts", "terms")} for row in _spread(rows, KEPT_SAMPLES)],
         examples=rows,
         formatted=tuple(getattr(task, "formatted", ())),
@@ -129,14 +122,11 @@ def _scored_rows(
     batch_size: int | None,
     begin: Sequence[int],
     constrain: bool,
-    sampler: Sampler | None,
+    sampler: episodes.Sampler | None,
     progress: str | None,
     **drawn: Any,
 ) -> list[dict[str, Any]]:
     """Completions of this rank's problems with their scores, in the order of the problems. drawn: of `rollout.collect`."""
-    from codechat.distributed import dist
-    from codechat.rl import rollout
-
     per_chunk = max(1, (batch_size or CHUNK_ROWS) // drawn["group_size"])
     rows: list[dict[str, Any]] = []
     was_training, limited = model.training, {"batch_size": batch_size} if batch_size else {}
@@ -163,13 +153,11 @@ def _sample_those_that_fit(
     samples_per_prompt: int = 1,
     keys: Sequence[Any],
     begin: Sequence[int] = (),
-    sampler: Sampler | None = None,
+    sampler: episodes.Sampler | None = None,
     grammars: Sequence[CallGrammar | None] | None = None,
     **how: Any,
-) -> list[Completion]:
+) -> list[generate.Completion]:
     """`generate.sample`, or another sampler, after `begin`, with an empty completion for each prompt that leaves no room in the block."""
-    from codechat.models import generate
-
     given, zeros = list(begin), [0.0] * len(begin)
     fits = [len(ids) + len(given) < model.cfg.block_size for ids in prompts]
     how |= dict(samples_per_prompt=samples_per_prompt, keys=list(compress(keys, fits)))
@@ -195,7 +183,7 @@ def _check_sampling(n: int, ks: Sequence[int], temperature: float) -> None:
         raise ConfigError(f"temperature 0 with n={n}: all samples are the same; set --n 1 --ks 1 or a temperature")
 
 
-def _rows(task: Task, batch: RolloutBatch) -> Iterator[dict[str, Any]]:
+def _rows(task: Task, batch: rollout.RolloutBatch) -> Iterator[dict[str, Any]]:
     """One row for each completion, problem-major."""
     for i, (completion, score) in enumerate(zip(batch.completions, batch.scores, strict=True)):
         problem = batch.problems[i // batch.group_size]
@@ -306,8 +294,6 @@ def samplings(cfg: EvaluateConfig) -> list[Sampling]:
 
 def run_evaluation(cfg: EvaluateConfig) -> Run:
     """Evaluate every checkpoint on every split; one eval.jsonl row each, and per_problem.jsonl."""
-    from codechat.distributed import dist
-
     task = tasks.load(cfg.task, **cfg.source)
     problems, left_out = {}, {}
     for split in cfg.split:
@@ -339,7 +325,7 @@ def checked_problems(cfg: ProblemSettings, task: Task, split: str) -> tuple[list
 
 
 def evaluate_split(
-    cfg: Any, loaded: LoadedModel, task: Task, problems: Sequence[Problem], split: str, sampling: Sampling
+    cfg: Any, loaded: loading.LoadedModel, task: Task, problems: Sequence[Problem], split: str, sampling: Sampling
 ) -> TaskResult:
     """`evaluate_task` with the settings of a configuration."""
     return evaluate_task(
@@ -361,11 +347,10 @@ def evaluate_split(
     )
 
 
-def find_contamination(cfg: Any, loaded: LoadedModel, problems: Sequence[Problem]) -> Report | None:
+def find_contamination(
+    cfg: Any, loaded: loading.LoadedModel, problems: Sequence[Problem]
+) -> contamination.Report | None:
     """The problems that a checkpoint was trained on, printed; None with --contamination false."""
-    from codechat.distributed import dist
-    from codechat.evaluation import contamination
-
     if not cfg.contamination:
         return None
     report = contamination.check(problems, loaded.meta.get("lineage", ()))
@@ -375,12 +360,9 @@ def find_contamination(cfg: Any, loaded: LoadedModel, problems: Sequence[Problem
 
 
 def _evaluate_checkpoint(
-    cfg: EvaluateConfig, run: Run, task: Task, problems: Mapping[str, Sequence[Problem]], path: Path, world: World
+    cfg: EvaluateConfig, run: Run, task: Task, problems: Mapping[str, Sequence[Problem]], path: Path, world: dist.World
 ) -> dict[str, dict[str, float]]:
     """Metrics of one checkpoint by split; logs and prints them."""
-    from codechat.evaluation import domain_loss
-    from codechat.models import loading
-
     loaded = loading.load_model(path, world.device, cfg.tags)
     step, name, rows = int(loaded.meta["step"]), label(path), {}
     report = find_contamination(cfg, loaded, [p for items in problems.values() for p in items])
@@ -409,12 +391,12 @@ def _evaluate_checkpoint(
 def _evaluate_sampling(
     cfg: EvaluateConfig,
     run: Run,
-    loaded: LoadedModel,
+    loaded: loading.LoadedModel,
     task: Task,
     problems: Sequence[Problem],
     split: str,
     sampling: Sampling,
-    world: World,
+    world: dist.World,
 ) -> TaskResult:
     """One checkpoint on one split, sampled in one way; prints it and keeps its completions."""
     result = evaluate_split(cfg, loaded, task, problems, split, sampling)

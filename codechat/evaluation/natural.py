@@ -23,18 +23,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codechat.core import config
 from codechat.core.atomic_files import write_atomic
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
 from codechat.data.synthetic import parsed
+from codechat.distributed import dist
 from codechat.evaluation import contamination
 from codechat.evaluation.evaluate import Sampling, evaluate_split, label
 from codechat.evaluation.intervals import wilson_interval
 from codechat.evaluation.settings import ScoringSettings
 from codechat.evaluation.training_texts import Texts
+from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks import toolbox
 from codechat.tasks.base import Message, Problem, Score
@@ -44,9 +46,6 @@ from codechat.tasks.coding.task import CodingTask
 from codechat.tasks.funcall import staircase
 from codechat.tasks.funcall.task import NO_CALL
 from codechat.text import chat
-
-if TYPE_CHECKING:
-    from codechat.distributed.dist import World
 
 Row = dict[str, Any]
 REQUESTS = Path(__file__).with_name("natural_requests.jsonl")
@@ -314,8 +313,6 @@ class NaturalConfig(ScoringSettings):
 
 def run_natural(cfg: NaturalConfig) -> Run:
     """Answer every request with every checkpoint: a row of eval.jsonl each, natural.jsonl and natural.md."""
-    from codechat.distributed import dist
-
     paths = {label(path): path for path in map(find_checkpoint, cfg.ckpt)}
     if len(paths) < len(cfg.ckpt) or not paths:
         raise ConfigError(f"--ckpt {' '.join(cfg.ckpt)} names {', '.join(paths)}; give at least one, each once")
@@ -329,10 +326,8 @@ def run_natural(cfg: NaturalConfig) -> Run:
     return run
 
 
-def _answer(cfg: NaturalConfig, run: Run, name: str, path: Path, world: World) -> list[Row]:
+def _answer(cfg: NaturalConfig, run: Run, name: str, path: Path, world: dist.World) -> list[Row]:
     """The rows of one checkpoint, logged."""
-    from codechat.models import loading
-
     loaded = loading.load_model(path, device=world.device)
     task = NaturalTask(tools_style=loaded.tools_style)
     problems, trained = task.problems(), {}

@@ -25,10 +25,12 @@ from codechat.core import config
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, RunError
+from codechat.distributed import dist
 from codechat.evaluation import diagnose
 from codechat.evaluation.evaluate import Sampling, checked_problems, evaluate_split, find_contamination, label
 from codechat.evaluation.results import ProblemResult, TaskResult, append_rows, clean_and_exposed
 from codechat.evaluation.settings import ProblemSettings
+from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks.base import row_of
 from codechat.tasks.coding.rewards import PARSEABLE, RUNNABLE
@@ -77,9 +79,6 @@ def load_task(cfg: PasskConfig) -> CodingTask:
 
 def run_passk(cfg: PasskConfig) -> Run:
     """The reference-solution check, then samples, then rates and verdicts."""
-    from codechat.distributed import dist
-    from codechat.models import loading
-
     task = load_task(cfg)
     problems, failing = checked_problems(cfg, task, cfg.split)
     path = find_checkpoint(cfg.ckpt)

@@ -17,15 +17,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from codechat.core import config
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, MissingFile
+from codechat.distributed import dist, hardware
+from codechat.models import loading
 from codechat.runs import paths
-
-if TYPE_CHECKING:
-    from codechat.models.loading import LoadedModel
 
 SWITCH_S = 0.0005  # between switches of threads: with Python's 5 ms the engine would wait for every reader
 STOP_S = 3  # that running answers get when the server stops
@@ -99,9 +98,6 @@ def serve(cfg: ServeConfig, *, ready: Callable[[Any, str], None] | None = None) 
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"codechat serve needs {error.name}; run pip install 'codechat[serve]'") from None
-    from codechat.distributed import dist, hardware
-    from codechat.models import loading
-
     read_key(cfg.api_key_file)
     with listen(cfg.host, cfg.port) as sock:
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
@@ -112,7 +108,7 @@ def serve(cfg: ServeConfig, *, ready: Callable[[Any, str], None] | None = None) 
         answer(cfg, loading.load_model(path, device), sock, ready, meaning)
 
 
-def name_of(loaded: LoadedModel, ckpt: str) -> str:
+def name_of(loaded: loading.LoadedModel, ckpt: str) -> str:
     """What clients call the model: released/NAME, else the run that the checkpoint says it is of, else `ckpt`."""
     name = paths.name_of(loaded.path.parent.parent)
     return name if name.startswith(f"{paths.RELEASED}/") else str(loaded.meta.get("run") or ckpt)
@@ -120,7 +116,7 @@ def name_of(loaded: LoadedModel, ckpt: str) -> str:
 
 def answer(
     cfg: ServeConfig,
-    loaded: LoadedModel,
+    loaded: loading.LoadedModel,
     sock: socket.socket,
     ready: Callable[[Any, str], None] | None = None,
     meaning: str = "",

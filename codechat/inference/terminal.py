@@ -26,9 +26,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 from codechat.core import config
 from codechat.core.config import Settings, default, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError, nearest
+from codechat.distributed import dist
 from codechat.inference.client import RemoteModel
 from codechat.inference.detokenizer import Detokenizer
 from codechat.inference.fitting_tools import goes_on, tools_for
+from codechat.models import generate, loading
 from codechat.runs import paths
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
@@ -103,9 +105,6 @@ class LocalModel:
     """A loaded checkpoint with sampling settings. Each answer has its own sampling key, so the same request may get another answer."""
 
     def __init__(self, cfg: ChatConfig) -> None:
-        from codechat.distributed import dist
-        from codechat.models import loading
-
         self.cfg, self.answers = cfg, 0
         self.ids: list[int] = []  # sampled for the last answer
         path, meaning = paths.chosen_checkpoint(cfg.ckpt)
@@ -147,9 +146,6 @@ class LocalModel:
         return chat.completion_text(self.ids, self.tokenizer, self.tags)
 
     def _pieces(self, prompt: Sequence[int], detokenizer: Detokenizer, **how: Any) -> Iterator[str]:
-        from codechat.distributed import dist
-        from codechat.models import generate
-
         cfg, shown, self.ids = self.cfg, "", []
         how |= dict(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, seed=cfg.seed, key=self.answers)
         self.answers += 1
