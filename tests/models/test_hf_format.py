@@ -417,16 +417,11 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
     made.decoder = tokenizers.decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=bytes_.alphabet(), show_progress=False
-    )
-    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], trainer)
+    how = dict(vocab_size=400, special_tokens=special, initial_alphabet=bytes_.alphabet(), show_progress=False)
+    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8")], tokenizers.trainers.BpeTrainer(**how))
     made.save(str(folder / "tokenizer.json"))
-    about = {
-        "eos_token": "<|im_end|>",
-        "bos_token": {"__type": "AddedToken", "content": "<|endoftext|>"},
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
+    bos = {"__type": "AddedToken", "content": "<|endoftext|>"}
+    about = {"eos_token": "<|im_end|>", "bos_token": bos, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(about | ({"chat_template": template} if template else {})))
 
 
@@ -532,55 +527,32 @@ TALK = [
 @pytest.mark.parametrize("template", [CHATML, TRIMMING], ids=["chatml", "trimming"])
 def test_the_models_own_template_is_a_third_mode(transformers: Any, tmp_path: Path, template: str) -> None:
     foreign(transformers, tmp_path / "in", template=template)
-    loaded, theirs = imported(tmp_path / "in"), transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
-    tok = loaded.tokenizer
+    tok, theirs = imported(tmp_path / "in").tokenizer, transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
     for text in AWKWARD:
-        assert (
-            tok.encode(text) == theirs(text)["input_ids"]
-            and b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
-        )
-    found = chat.render(TALK, tok, "template")
-    assert found.ids == theirs.apply_chat_template(as_theirs(TALK), return_dict=True)["input_ids"]
+        assert tok.encode(text) == theirs(text)["input_ids"]
+        assert b"".join(map(tok.token_bytes, tok.encode(text))) == text.encode()
+    rendered = chat.render(TALK, tok, "template")
+    assert rendered.ids == theirs.apply_chat_template(as_theirs(TALK), return_dict=True)["input_ids"]
     seven, last = (r"7\n", "so: 7") if template is TRIMMING else ("7\n", "so: 7 ")
-    assert tok.decode([i for i, m in zip(found.ids, found.loss_mask) if m]) == f"assistant<|im_end|>{last}<|im_end|>"
-    assert [(s.role, tok.decode(found.ids[s.body_start : s.body_end])) for s in found.spans] == [
-        ("user", "user a"),
-        ("assistant", "assistant"),
-        ("function", seven),
-        ("assistant", last),
-    ]
-    assert [s.start for s in found.spans] == [0, *(s.end for s in found.spans[:-1])] and found.spans[-1].end == len(
-        found.ids
-    )
+    learned = tok.decode([i for i, m in zip(rendered.ids, rendered.loss_mask) if m])
+    assert learned == f"assistant<|im_end|>{last}<|im_end|>"
+    bodies = [(s.role, tok.decode(rendered.ids[s.body_start : s.body_end])) for s in rendered.spans]
+    assert bodies == [("user", "user a"), ("assistant", "assistant"), ("function", seven), ("assistant", last)]
+    starts, ends = ([getattr(s, name) for s in rendered.spans] for name in ("start", "end"))
+    assert starts == [0, *ends[:-1]] and ends[-1] == len(rendered.ids)
     prompt = chat.prompt(TALK[:3], tok, "template")
     begun = theirs.apply_chat_template(as_theirs(TALK[:3]), add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert prompt == found.ids[: found.spans[3].body_start] == begun
+    assert prompt == rendered.ids[: rendered.spans[3].body_start] == begun
     assert chat.stop_sequences(tok, "template") == ((2,),)
-    answer = chat.completion_ids(last, tok, "template")
-    assert (
-        prompt + answer == found.ids[: len(prompt) + len(answer)]
-        and chat.completion_text(answer, tok, "template") == last
-    )
     opened = chat.prompt(TALK[:1], tok, "template") + chat.completion_ids("assistant", tok, "template")
     assert opened + chat.between_turns(TALK[2:3], tok, "template") == prompt
-
-
-def test_prompts_are_prefixes_whatever_the_answer_begins_with(transformers: Any, tmp_path: Path) -> None:
-    """Joined, the line end of the prompt and that of the answer would be one token, which no policy could have sampled."""
-    foreign(transformers, tmp_path / "in")
-    tok = imported(tmp_path / "in").tokenizer
-    assert len(tok.encode("\n\n")) == 1
-    for content in AWKWARD:
-        found, prompt = (
-            chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template"),
-            chat.prompt(TALK[:1], tok, "template"),
-        )
-        answer = chat.completion_ids(content, tok, "template")
-        assert (
-            found.ids[: len(prompt + answer)] == prompt + answer
-            and chat.completion_text(answer, tok, "template") == content
-        )
-        assert [i for i, m in zip(found.ids, found.loss_mask) if m] == answer
+    if template is CHATML:  # a prompt is a prefix: joined, its line end and the answer's would be one token
+        for content in [*AWKWARD, last]:
+            whole = chat.render([TALK[0], {"role": "assistant", "content": content}], tok, "template")
+            start, answer = chat.prompt(TALK[:1], tok, "template"), chat.completion_ids(content, tok, "template")
+            assert whole.ids[: len(start + answer)] == start + answer
+            assert chat.completion_text(answer, tok, "template") == content
+            assert [i for i, m in zip(whole.ids, whole.loss_mask) if m] == answer
 
 
 def test_templates_that_cannot_be_masked_and_forged_turns_raise(transformers: Any, tmp_path: Path) -> None:

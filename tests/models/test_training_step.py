@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from raising import raising
 from test_packed_attention import DOCS
 from torch._dynamo.utils import counters
 
@@ -25,7 +23,7 @@ from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
 from codechat.rl.rollout import RolloutBatch
-from codechat.runs import checkpoint, paths
+from codechat.runs import checkpoint
 from codechat.tasks.base import Problem, Score
 from codechat.text import tokenizer
 from codechat.training import opening, updates
@@ -145,23 +143,6 @@ def test_the_host_waits_at_most_twice_in_a_training_step(optimizer: str, monkeyp
         assert syncs.total == most <= 2, syncs.calls
 
 
-def test_what_a_host_must_wait_for_is_counted() -> None:
-    x = torch.arange(6.0)
-    with SyncCount() as syncs:
-        (
-            x[x > 2],
-            x.nonzero(),
-            float(x.sum()),
-            bool((x > 0).any()),
-            x[torch.tensor([1])],
-            x * 2,
-            torch.where(x > 1, x, 0.0),
-        )
-        x[x > 2] = 0.0
-    assert syncs.calls["aten._local_scalar_dense.default"] == 2 and syncs.calls["aten.nonzero.default"] >= 1
-    assert syncs.calls["aten.index.Tensor"] == 1 and syncs.calls["aten.index_put_.default"] == 1
-
-
 def test_rows_of_one_shape_hold_what_rows_of_their_own_length_hold() -> None:
     batch, model = rollouts(0), GPT(replace(SHAPE, depth=2))
     advantages = batch.rewards - 0.5
@@ -205,6 +186,7 @@ def test_a_model_whose_weights_are_read_is_not_initialised(tmp_path: Path, monke
         assert torch.equal(a, b) and torch.equal(a, c) and c.device == a.device
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="memory is read from /proc, which this system does not have"
 )
@@ -231,24 +213,17 @@ def test_a_checkpoint_is_not_copied_into_memory_on_its_way_to_the_model(
     assert held[-1] - before < size / 4, (held[-1] - before, size)
 
 
-def test_fp8_says_in_one_line_what_is_absent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the run exists: torchao, then the GPU."""
-    settings = dict(data_dir=str(home / "rows"), model=GPTConfig(depth=1, n_embd=32, n_head=2), tokenizer="bytes")
-    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "domain": "chat"}
-    (home / "rows").mkdir()
-    (home / "rows/chat.train.jsonl").write_text(json.dumps({"id": "1", "meta": {}} | row) + "\n")
-    cfg = sft.SFTConfig(fp8=True, run_name="eight", max_steps=1, **settings)
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with raising(ConfigError, "torchao", "--fp8"):
-        sft.train(cfg)
+def test_fp8_needs_torchao_and_then_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2))
     stand_in = SimpleNamespace(Float8LinearConfig=None, convert_to_float8_training=None)
-    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=stand_in))
-    monkeypatch.setitem(sys.modules, "torchao.float8", stand_in)
-    with raising(ConfigError, "8.9", "--fp8"):
-        sft.train(cfg)
-    assert not paths.exists("eight")
-    with raising(ConfigError, "lora_rank 4", "fp8"):
-        replace(cfg, lora_rank=4)
+    for module, named in ((None, "torchao"), (stand_in, "8.9")):
+        monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=module))
+        monkeypatch.setitem(sys.modules, "torchao.float8", module)
+        with pytest.raises(ConfigError) as caught:
+            fp8.convert(model)
+        assert named in str(caught.value)
+    with pytest.raises(ConfigError):
+        sft.SFTConfig(fp8=True, lora_rank=4)
 
 
 def test_products_in_fp8_keep_names_and_float32_weights() -> None:
