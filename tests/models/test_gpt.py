@@ -322,22 +322,3 @@ def test_token_logprobs_are_those_of_owned_rows(temperature: float) -> None:
     counts = targets >= 0
     torch.testing.assert_close(logprobs, expected * counts, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, -(p * p.log()).sum(-1).float() * counts, atol=1e-5, rtol=1e-5)
-
-
-def test_the_gradient_of_a_token_reaches_nothing_after_it() -> None:
-    model, ids = random_model(pos="learned", tied=False), random_ids(1, 8)
-    logprobs, _ = model.token_logprobs(ids, ids.roll(-1, 1))
-    (g,) = torch.autograd.grad(logprobs[0, 4], model.wpe.weight)
-    assert (g[:5].abs().sum(-1) > 0).all()
-    assert (g[5:] == 0).all()
-
-
-def test_what_is_marked_eager_is_left_out_of_a_compiled_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark itself imports no compiler; compiling applies torch's own."""
-    monkeypatch.setattr(GPT, "_nats", GPT._nats)
-    monkeypatch.setattr(torch, "compile", lambda fn: fn)
-    model = GPT(GPTConfig(depth=1, n_embd=32, n_head=2, block_size=16, vocab_size=64))
-    for _ in range(2):
-        hardware.maybe_compile(model.loss, True, torch.device("cpu"), torch.bfloat16)
-    assert GPT._nats._torchdynamo_disable
-    assert not hasattr(GPT._nats._torchdynamo_orig_callable, "_torchdynamo_disable"), "once"

@@ -12,7 +12,7 @@ from learning import Claim, below, hold, lesson
 
 from codechat.core.config import from_dict
 from codechat.core.errors import ConfigError
-from codechat.models import generate, hf_format, kv_cache, lora, optim
+from codechat.models import kv_cache, optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
@@ -86,36 +86,6 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
         model(ids[:, :1], cache=cache)  # it is full
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@torch.no_grad()
-def test_padded_prompts_shared_prefixes_and_rows_that_leave(options: dict[str, Any]) -> None:
-    """Two prompts of 5 and 3 tokens, three rows that continue them; then one row leaves."""
-    model, prompts, more = random_model(**options), random_ids(2, 5), random_ids(3, 4, seed=3)
-    lengths, owner = [5, 3], [0, 1, 1]
-    cache = kv_cache.new_cache(model.cfg, 2, 5)
-    model.hidden(prompts, cache=cache, n_new=torch.tensor(lengths))
-    shared = cache.share(torch.tensor(owner), room=4)
-    want = torch.cat([model(torch.cat((prompts[p, : lengths[p]], more[i]))[None])[:, -4:] for i, p in enumerate(owner)])
-    close(torch.cat([model(more[:, :1], cache=shared), model(more[:, 1:3], cache=shared)], dim=1), want[:, :3])
-    left = shared.select(torch.tensor([0, 2]))
-    close(model(more[[0, 2], 3:], cache=left), want[[0, 2], 3:])
-    rows = cache.select(torch.tensor([1, 0, 1]))
-    assert rows.k.shape[1] == 3 and cache.k.shape[1] == 2
-
-
-@torch.no_grad()
-def test_sampling_takes_the_cache_and_agrees_with_the_trainer() -> None:
-    model = random_model()
-    done = generate.sample(model, [[1, 2, 3], [4]], max_new_tokens=8, samples_per_prompt=3, seed=0)
-    for i, completion in enumerate(done):
-        prompt = [1, 2, 3] if i < 3 else [4]
-        ids = torch.tensor([prompt + completion.ids])
-        targets = torch.full_like(ids[:, 1:], -100)
-        targets[:, len(prompt) - 1 :] = ids[:, len(prompt) :]
-        found, _ = model.token_logprobs(ids[:, :-1], targets)
-        close(found[0, len(prompt) - 1 :], torch.tensor(completion.logprobs))
-
-
 def test_the_cache_holds_a_latent_and_a_rotary_key_and_nothing_else() -> None:
     """depth x (kv_rank + rope_head_width) numbers per token, against 2 x depth x heads x head width of multi-head attention."""
     cfg = shape(kv_rank=16, rope_head_width=4)
@@ -181,11 +151,3 @@ def test_it_learns_and_a_checkpoint_brings_it_back(tmp_path: Path) -> None:
     again = GPT(from_dict(GPTConfig, found.meta["model_config"]))
     checkpoint.restore(found, again)
     assert again.cfg == model.cfg and torch.equal(again(ids), model(ids))
-
-
-def test_export_and_adapters_name_the_attention() -> None:
-    with pytest.raises(ConfigError):
-        hf_format.family_of(shape())
-    with pytest.raises(ConfigError):
-        lora.attach(GPT(shape()), 2, targets=("qkv",))
-    assert len(list(lora.adapted(lora.attach(GPT(shape()), 2, targets=("qkv", "out"))))) == 2

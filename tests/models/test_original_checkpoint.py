@@ -14,7 +14,6 @@ from torch import Tensor
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile
 from codechat.models import import_weights, loading
 from codechat.runs import paths
-from codechat.text import chat
 
 pytestmark = pytest.mark.usefixtures("runs_root")
 
@@ -113,16 +112,6 @@ def test_norms_use_the_epsilon_of_torch(tmp_path: Path) -> None:
     ids = torch.arange(20)[None]
     found = imported(write(tmp_path / "a.pt", state)).model(ids)[..., :257]
     torch.testing.assert_close(found, logits(state, ids), atol=1e-7, rtol=1e-4)
-
-
-def test_the_whole_vocabulary_keeps_its_rows(tmp_path: Path) -> None:
-    cfg = CFG | dict(vocab_size=50257, depth=1, n_embd=8)
-    loaded = imported(write(tmp_path / "a.pt", original(cfg), cfg=cfg), tokenizer=None)
-    assert loaded.tokenizer.spec == "gpt2" and loaded.model.cfg.padded_vocab == 50304
-    assert (
-        chat.decode(chat.prompt([{"role": "user", "content": "hi"}], loaded.tokenizer, loaded.tags), loaded.tokenizer)
-        == "<|user|>\nhi\n<|end|>\n<|assistant|>\n"
-    )
 
 
 class Bomb:

@@ -98,19 +98,6 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
-@torch.no_grad()
-def test_an_unpadded_causal_prefill_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of different lengths: real tokens never look at the padding on their right. In passes of a few prompts."""
-    model, prompts = GPT(SHAPE), [[5] * n for n in (3, 17, 1, 9, 30)]
-    how = dict(max_new_tokens=12, seed=0, samples_per_prompt=3)
-    want = generate.sample(model, prompts, **how)
-    monkeypatch.setattr(packed_attention, "DENSE", ())
-    monkeypatch.setattr(generate.sampling_memory, "PREFILL_TOKENS", 64)
-    monkeypatch.setattr(generate, "_rows_in_memory", lambda *_: 4)
-    for graph in (True, False):
-        assert [c.ids for c in generate.sample(model, prompts, graph=graph, **how)] == [c.ids for c in want]
-
-
 def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """SFT, RL and prefill as on a GPU: the calls are recorded."""
     calls: list[tuple[str, bool]] = []
@@ -257,25 +244,6 @@ def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch)
     up = torch.randn(found.shape, generator=rng, dtype=torch.float64) * real
     for mine, theirs in zip(torch.autograd.grad(found, (q, k, v), up), torch.autograd.grad(want, (q, k, v), up)):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
-
-
-def test_a_model_learns_from_documents_as_from_their_mask() -> None:
-    """In bfloat16 too; and in a compiled block, which takes the mask."""
-    model = GPT(replace(SHAPE, qk_norm=True))
-    for block in model.blocks:
-        torch.nn.init.normal_(block.attn.out.weight, std=0.1, generator=torch.Generator().manual_seed(1))
-    ids = torch.randint(300, DOCS.shape, generator=torch.Generator().manual_seed(0))
-    targets, seen = ids.roll(-1, 1).masked_fill(DOCS < 0, -100), packed_attention.Documents(DOCS)
-
-    def gradient(mask: Any, dtype: torch.dtype) -> Tensor:
-        model.zero_grad()
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            model.loss(ids, targets, mask=mask).backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-    torch.testing.assert_close(gradient(seen, torch.float32), gradient(seen.mask, torch.float32), atol=1e-6, rtol=1e-4)
-    ours, theirs = (gradient(mask, torch.bfloat16) for mask in (seen, seen.mask))
-    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ from torch._dynamo.utils import counters
 from codechat import sft
 from codechat.bench.sync_count import SyncCount
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist, hardware
+from codechat.distributed import hardware
 from codechat.models import fp8, head, loading, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.rl import losses, rollout
+from codechat.rl import losses
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint
 from codechat.tasks.base import Problem, Score
@@ -141,25 +141,6 @@ def test_the_host_waits_at_most_twice_in_a_training_step(optimizer: str, monkeyp
         with SyncCount() as syncs:
             step()
         assert syncs.total == most <= 2, syncs.calls
-
-
-def test_rows_of_one_shape_hold_what_rows_of_their_own_length_hold() -> None:
-    batch, model = rollouts(0), GPT(replace(SHAPE, depth=2))
-    advantages = batch.rewards - 0.5
-    how = dict(row_tokens=64, rows=2)
-    tables = []
-    for fixed in (False, True):
-        table = torch.zeros(12, 20)
-        for packed in rollout.pack(batch, advantages, fixed=fixed, **how):
-            assert not fixed or packed.ids.shape == (2, 64)
-            where = dict(positions=packed.positions, mask=packed.mask())
-            found = packed.unpack(model.token_logprobs(packed.ids, packed.targets, **where)[0])
-            table[packed.rows(), : found.shape[1]] = found
-        tables.append(table.detach())
-    torch.testing.assert_close(*tables)
-    (longer,) = {p.ids.shape for p in rollout.pack(batch, advantages, row_tokens=16, rows=2, fixed=True)}
-    assert longer[1] % 16 == 0 and longer[1] > 16 and rollout.idle(**how).ids.shape == (2, 64)
-    assert not (rollout.idle(**how).targets >= 0).any() and dist.device().type in ("cpu", "cuda")
 
 
 def test_without_looking_at_targets_the_loss_and_its_gradient_are_bitwise_the_same() -> None:
