@@ -22,7 +22,7 @@ from torch import Tensor
 
 from codechat.models.draws import Truncation, draw, uniform
 from codechat.models.gpt import GPT
-from codechat.models.kv_cache import KVCache, SharedCache, partial_attention
+from codechat.models.kv_cache import KVCache, SharedCache, attend_shared, group_members
 from codechat.models.layers import residual, rope_table
 from codechat.models.sampling_memory import COLUMNS, bucket
 
@@ -50,14 +50,7 @@ class Layer:
             kept.index_copy_(2, at.column, new.to(kept.dtype))
         own_k, own_v, prompt_k, prompt_v = self.own[0], self.own[-1], self.prompt[0], self.prompt[-1]
         own_v, prompt_v = own_v[..., :width], prompt_v[..., :width]
-        rows = (q * q.shape[3] ** -0.5).to(own_k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])  # (B, K, H/K, E)
-        own, own_lse = partial_attention(rows, own_k, own_v, mask)
-        grid = rows[at.members].transpose(1, 2)  # (P, K, W, H/K, E)
-        past, past_lse = partial_attention(grid.flatten(2, 3), prompt_k, prompt_v, at.prompt_real)
-        past, past_lse = (
-            x.unflatten(2, grid.shape[2:4]).transpose(1, 2).flatten(0, 1)[at.place] for x in (past, past_lse)
-        )
-        return torch.lerp(past, own, (own_lse - past_lse).sigmoid().to(own.dtype)).to(q.dtype).reshape(*q.shape[:3], -1)
+        return attend_shared(q, own_k, own_v, mask, prompt_k, prompt_v, at.prompt_real, at.members, at.place)
 
 
 @dataclass
@@ -234,12 +227,9 @@ class Decoder:
 
     def _arrange(self, live: Tensor) -> None:
         """Give every prompt's live slots their places in the grid."""
-        owner, P = self.owner[live], len(self.slots.prompt_real)
-        members = F.one_hot(owner, P).cumsum(0)
-        nth = members.gather(1, owner[:, None])[:, 0] - 1
-        width = max(1, int(members[-1].max())) if len(live) else 1
-        self.slots.members = owner.new_zeros(P, width).index_put((owner, nth), live)
-        self.slots.place = owner.new_zeros(len(self.owner)).index_put((live,), owner * width + nth)
+        members, place = group_members(self.owner[live], len(self.slots.prompt_real))
+        self.slots.members = live[members]
+        self.slots.place = place.new_zeros(len(self.owner)).index_put((live,), place)
 
     def _narrow(self, columns: int) -> bool:
         """Read at least so many own columns; returns whether that changed what a step reads."""

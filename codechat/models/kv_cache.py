@@ -118,9 +118,7 @@ class SharedCache:
         used, self.owner = owner.unique(return_inverse=True)
         if len(used) < len(self.prefix.lengths):
             self.prefix = self.prefix.select(used)
-        members = F.one_hot(self.owner, len(used)).cumsum(0)  # (B, P)
-        self.place = members.gather(1, self.owner[:, None])[:, 0] - 1  # (B,) which member of its group a row is
-        self.width = int(members[-1].max())
+        self.members, self.place = group_members(self.owner, len(used))
         padded = self.prefix.padded  # (P, 1, 1, S), none = no padding
         self.prefix_mask = self.prefix.real[:, None, None, : self.prefix.extent] if padded else None
 
@@ -133,27 +131,10 @@ class SharedCache:
         return _visible(new, self.extent, self.real, self.owner.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over the prefix and what follows it.
-
-        Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
+        """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over the prefix and what follows it."""
         k, v = _store(self.kv[layer], self.extent, k, v)
-        # (B, K, H/K x T, E): the queries of one key head side by side
-        rows = (q * q.shape[3] ** -0.5).to(k.dtype).reshape(len(q), k.shape[1], -1, q.shape[3])
-        visible = None if mask is None else mask.repeat(1, 1, q.shape[1] // k.shape[1], 1)
-        behind, behind_lse = partial_attention(rows, k, v, visible)
-        past, past_lse = self._attend_prefix(layer, rows)
-        share = (behind_lse - past_lse).sigmoid().to(behind.dtype)
-        return torch.lerp(past, behind, share).to(q.dtype).reshape(*q.shape[:3], -1)
-
-    def _attend_prefix(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`partial_attention` of rows (B, K, Q, E) over their prefixes: a group's queries as one matrix."""
-        _, K, Q, E = rows.shape
-        grid = rows.new_zeros(len(self.prefix.lengths), self.width, K, Q, E)
-        grid[self.owner, self.place] = rows
-        k, v = (x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v))
-        y, lse = partial_attention(grid.transpose(1, 2).flatten(2, 3), k, v, self.prefix_mask)
-        y, lse = (x.unflatten(2, (self.width, Q)).transpose(1, 2)[self.owner, self.place] for x in (y, lse))
-        return y, lse
+        prefix = (x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v))
+        return attend_shared(q, k, v, mask, *prefix, self.prefix_mask, self.members, self.place)
 
     def advance(self, new: int, n_new: Tensor | None = None) -> None:
         """Count `new` stored tokens, of which only the first n_new (B,) of each row are real."""
@@ -205,16 +186,52 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causa
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W) by products, the queries of one key head side by side; mask
-    (B|1, 1, T, S)."""
-    rows = (q * q.shape[3] ** -0.5).reshape(len(q), k.shape[1], -1, q.shape[3])  # (B, K, H/K x T, E)
-    if mask is not None and q.shape[2] > 1:
-        mask = mask.repeat(1, 1, q.shape[1] // k.shape[1], 1)
-    y, _ = partial_attention(rows, k, v, mask)
+    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W) by products; mask (B|1, 1, T, S)."""
+    y, _ = partial_attention(*_by_key_head(q, k, mask), k, v)
     return y.reshape(*q.shape[:3], -1)
 
 
-def partial_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def attend_shared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    prefix_k: Tensor,
+    prefix_v: Tensor,
+    prefix_mask: Tensor | None,
+    members: Tensor,
+    place: Tensor,
+) -> Tensor:
+    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's (P, K, S', E); members, place: of `group_members`.
+
+    Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
+    rows, mask = _by_key_head(q, k, mask)
+    rows = rows.to(k.dtype)
+    behind, behind_lse = partial_attention(rows, mask, k, v)
+    grid = rows[members].transpose(1, 2)  # (P, K, W, H/K x T, E): a group's queries as one matrix
+    past, past_lse = partial_attention(grid.flatten(2, 3), prefix_mask, prefix_k, prefix_v)
+    past, past_lse = (x.unflatten(2, grid.shape[2:4]).transpose(1, 2).flatten(0, 1)[place] for x in (past, past_lse))
+    share = (behind_lse - past_lse).sigmoid().to(behind.dtype)
+    return torch.lerp(past, behind, share).to(q.dtype).reshape(*q.shape[:3], -1)
+
+
+def group_members(owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in that table, flattened; owner (B,): a row's group."""
+    counts = F.one_hot(owner, groups).cumsum(0)
+    nth = counts.gather(1, owner[:, None])[:, 0] - 1
+    width = max(1, int(counts[-1].max())) if len(owner) else 1
+    rows = torch.arange(len(owner), device=owner.device)
+    return owner.new_zeros(groups, width).index_put((owner, nth), rows), owner * width + nth
+
+
+def _by_key_head(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scaled queries (B, K, H/K x T, E), those of one key head side by side, and their mask."""
+    rows = (q * q.shape[3] ** -0.5).reshape(len(q), k.shape[1], -1, q.shape[3])
+    repeats = q.shape[1] // k.shape[1]
+    return rows, mask.repeat(1, 1, repeats, 1) if mask is not None and q.shape[2] > 1 else mask
+
+
+def partial_attention(q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of scaled queries (.., Q, E) over some keys (.., S, E), and its log-sum-exp (.., Q, 1)."""
     scores = (q @ k.mT).float()
     if mask is not None:
