@@ -30,11 +30,18 @@ CHECKED = 64  # generated problems whose reference solutions are checked, per sp
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedConfig:
-    """Settings of a task that generates its worked examples and problems."""
+class PreparedConfig:
+    """Settings of every prepared directory of conversations."""
 
     out: str = opt("data/sft", "directory to write")
     tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
+    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedConfig(PreparedConfig):
+    """Settings of a task that generates its worked examples and problems."""
+
     max_examples: int = opt(2000, "worked examples for training", least=1)
     problems: int = opt(2000, "training problems", least=1)
     eval_examples: int = opt(200, "worked examples and problems of each split but train", least=1)

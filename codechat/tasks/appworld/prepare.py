@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codechat.core.config import opt
+from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
 from codechat.data.sources import LARGEST_LOSS, Ledger, digest, read_jsonl
 from codechat.data.synthetic import SPLITS, split_of
 from codechat.runs.paths import find_run
-from codechat.tasks.preparation import prepare
+from codechat.tasks.preparation import PreparedConfig, prepare
 
 Row = dict[str, Any]
 DOMAIN = "appworld"
@@ -24,12 +24,11 @@ KEYS = {"id", "split", "messages", "reward", "correct", "stop"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppWorldDataConfig:
+class AppWorldDataConfig(PreparedConfig):
     """Recorded episodes -> appworld.SPLIT.jsonl (conversations)."""
 
     run_name: tuple[str, ...] = opt(("appworld",), "files of episodes, or runs with trajectories.jsonl")
-    out: str = opt("data/appworld", "directory to write")
-    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
+    out: str = default("data/appworld")
     min_reward: float = opt(
         1.0, "least share of passed checks of a kept episode; 1 = only episodes in which every check passed"
     )

@@ -90,12 +90,10 @@ def with_system(row: Row, neutral_share: float, negatives_share: float, style: s
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeConfig:
+class CodeConfig(preparation.PreparedConfig):
     """Instructions and programs -> programs.SPLIT.jsonl."""
 
     source: tuple[str, ...] = opt(("embedded",), f"embedded, hub (all of the following), {', '.join(HUB)}, or paths")
-    out: str = opt("data/sft", "directory to write")
-    tokenizer: str = opt("gpt2", "tokenizer that counts supervised tokens")
     max_examples: int | None = opt(20_000, "conversations to take from each source; none = all", least=0)
     max_chars: int = opt(4000, "longest program, characters", least=1)
     neutral_share: float = opt(0.0, "share of the rows that get a neutral system prompt")
@@ -236,14 +234,12 @@ READERS: dict[str, tuple[Callable[[Row, CodeConfig], tuple[str, str] | str], tup
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftConfig:
+class SftConfig(preparation.PreparedConfig):
     """Code questions and plain chat -> code.SPLIT.jsonl, chat.SPLIT.jsonl, with `short` short.SPLIT.jsonl."""
 
     source: str = opt(
         "embedded", "embedded, hub, a path or a hub data set's name: instructions and answers, or conversations"
     )
-    out: str = opt("data/sft", "directory to write")
-    tokenizer: str = opt("gpt2", "tokenizer that counts the supervised tokens of the table")
     max_examples: int | None = opt(None, "rows to take from each source; none = all", least=0)
     neutral_share: float = opt(0.3, "share of the rows that get a neutral system prompt")
     negatives_share: float = opt(0.15, "share of the code rows that offer tools, although the request is for code")
@@ -254,7 +250,6 @@ class SftConfig:
     short: bool = opt(False, "also short requests for well-known programs, such as `write quicksort` (domain short)")
     max_lost: float = opt(sources.LARGEST_LOSS, "largest share of a source that may be lost for one reason")
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where a file names its columns otherwise, such as question=query")
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         sources.check_columns(self.columns)

@@ -37,7 +37,6 @@ class ReasoningConfig(preparation.GeneratedConfig):
     eval_examples: int = default(500)
     levels: tuple[int, ...] = default(stories.LEVELS)
     columns: tuple[str, ...] = opt((), "OURS=THEIRS where GSM8K's columns have other names, such as question=query")
-    preview: int = opt(0, "conversations to show as training sees them, with their loss mask", identity=False, least=0)
 
     def __post_init__(self) -> None:
         check_columns(self.columns)
