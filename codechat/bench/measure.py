@@ -78,7 +78,7 @@ def race(
         raise RunError(
             "no contestants to time; install the peers with pip install -e '.[bench]', or choose others with --vs"
         )
-    hardware.keep_freed_memory(dist.device())  # as our loops do; peers gain by it too
+    dist.keep_freed_memory(dist.device())  # as our loops do; peers gain by it too
     most = rounds or ROUNDS
     peak = peak_flops if isinstance(peak_flops, float | int) else 0.0
     bar = tqdm(total=(1 + most) * len(contestants), unit="turn", leave=False, delay=BAR_AFTER_S)
@@ -175,7 +175,7 @@ def peak_memory(module: str, config: dict[str, Any], name: str) -> dict[str, flo
 def _measure_here(module: str, config: str, name: str) -> None:
     import importlib
 
-    hardware.keep_freed_memory(dist.device())
+    dist.keep_freed_memory(dist.device())
     part = importlib.import_module(module)
     contestant = part.builders(part.config_from(json.loads(config)))[name]()
     before = _peak_so_far()

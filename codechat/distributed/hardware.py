@@ -1,11 +1,10 @@
-"""This machine's peak in matrix products (the denominator of MFU), whether torch.compile pays, and memory that a CPU keeps.
+"""This machine's peak in matrix products (the denominator of MFU), and whether torch.compile pays.
 
 `gpu_specs` holds the stated peaks; an unknown GPU, or a CPU, is measured.
 """
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import time
 from collections.abc import Callable
@@ -19,17 +18,6 @@ from codechat.distributed import gpu_specs, sharding
 T = TypeVar("T")
 
 STATED_PEAK = {gpu.reports: gpu.bf16_flops for gpu in gpu_specs.GPUS.values()}  # dense bf16 FLOP/s from data sheets
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
-
-
-@cache
-def keep_freed_memory(device: torch.device) -> None:
-    """From now on a process that computes on a CPU keeps the memory of freed tensors for the next ones. glibc gives large blocks back to the kernel, which then clears
-    every page of the next one: up to 15 % of pretraining and sampling. On a GPU, and elsewhere than on glibc, nothing is done."""
-    libc = ctypes.CDLL(None)
-    if device.type == "cpu" and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, -1)
 
 
 @cache

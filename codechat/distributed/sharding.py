@@ -12,9 +12,6 @@ in float32, and gradients are added in float32. So products run as under `dist.a
 blocks are rounded. Gradients are sums over ranks in both cases.
 
 Forward and backward passes of a sharded model are collectives: every rank runs equally many (`in_step`).
-
-Left out: tensor and pipeline parallelism, offloading. A model whose copy in the compute dtype does not fit a device cannot
-be sampled from.
 """
 
 from __future__ import annotations
@@ -119,7 +116,9 @@ def build(make: Callable[[], M], *, seed: int | None = 0, shard_it: bool | None 
 
 def in_step(model: nn.Module, batches: list[T], idle: T) -> list[T]:
     """Equally many batches on every rank, padded with `idle`, where forward and backward passes are collectives."""
-    return batches + [idle] * (dist.most(len(batches)) - len(batches)) if is_sharded(model) else batches
+    if not is_sharded(model):
+        return batches
+    return batches + [idle] * (max(dist.all_gather_objects(len(batches))) - len(batches))
 
 
 @torch.no_grad()

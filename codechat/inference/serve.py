@@ -22,7 +22,7 @@ from typing import Any, Literal
 from codechat.core import config
 from codechat.core.config import Settings, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.distributed import dist, hardware
+from codechat.distributed import dist
 from codechat.models import loading
 from codechat.runs import paths
 
@@ -104,7 +104,7 @@ def serve(cfg: ServeConfig, *, ready: Callable[[Any, str], None] | None = None) 
         if meaning:
             print(f"[{meaning}]", flush=True)
         device = dist.device()
-        hardware.keep_freed_memory(device)
+        dist.keep_freed_memory(device)
         answer(cfg, loading.load_model(path, device), sock, ready, meaning)
 
 

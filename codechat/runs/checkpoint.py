@@ -388,7 +388,7 @@ def save(
     run_path, model = Path(run_path), unwrap(model)
     _check_plain(dict(extra or {}), "extra")
     final = run_path / "checkpoints" / f"step_{step:06d}"
-    ranks = dist.gather_objects({"extra": dict(extra or {}), "rng": rng_state()})
+    ranks = dist.all_gather_objects({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(run_path, step, model, optimizers, meta)
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:

@@ -34,9 +34,7 @@ def compiled(cfg: Any, model: GPT) -> Callable[..., Tensor]:
 
 
 def backward(loss: Tensor, model: nn.Module, last: bool) -> None:
-    """The backward pass of a microbatch; on several GPUs that of the last one of a step adds the gradients of all ranks meanwhile."""
-    if last:
-        gradient_sums.begin(model)
+    """The backward pass of a microbatch."""
     loss.backward()
 
 
@@ -60,16 +58,11 @@ def apply_gradients(
 
 
 def packs(cfg: Any, model: GPT, batch: RolloutBatch, advantages: Tensor, *, skip_zero: bool = True) -> Iterator[Packed]:
-    """The batch as packed rows on this rank's device, on a GPU of one shape; where the model is sharded, equally many microbatches on every rank.
-
-    For one update: each has one backward pass, and on several GPUs that of the last one adds the gradients of all ranks meanwhile."""
+    """The batch as packed rows on this rank's device, on a GPU of one shape; where the model is sharded, equally many microbatches on every rank."""
     shapes = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, dist.device())
     found = list(rollout.pack(batch, advantages, skip_zero=skip_zero, **shapes))
     idle = rollout.idle(shapes["row_tokens"], shapes["rows"]) if shapes["fixed"] else rollout.idle()
-    found = sharding.in_step(model, found, idle)
-    for number, packed in enumerate(found, 1):
-        if number == len(found):
-            gradient_sums.begin(model)
+    for packed in sharding.in_step(model, found, idle):
         yield packed.to(dist.device())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import GROUP_ENDS, on_ranks
+from ranks import on_ranks
 from torch import nn
 
 from codechat.core.errors import ConfigError
@@ -23,7 +23,7 @@ def test_one_process_needs_no_group() -> None:
         value = torch.ones(2)
         assert dist.sum_(value) is value and dist.mean({"a": 2.0}) == {"a": 2.0}
         assert dist.any(True) and not dist.any(False) and dist.all(True) and not dist.all(False)
-        assert dist.broadcast_object("x") == "x" and dist.gather_objects("x") == ["x"]
+        assert dist.broadcast_object("x") == "x" and dist.all_gather_objects("x") == ["x"]
         dist.barrier()
 
 
@@ -63,7 +63,7 @@ with dist.session() as world:
     assert dist.mean({"b": rank, "a": 4.0 * rank}) == {"a": 2.0, "b": 0.5}
     assert dist.any(rank == 1) and not dist.any(False) and dist.all(True) and not dist.all(rank == 1)
     assert dist.broadcast_object(f"from {rank}") == "from 0"
-    assert dist.gather_objects(rank) == ([0, 1] if rank == 0 else [])
+    assert dist.all_gather_objects(rank) == [0, 1]
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[0](torch.full((1, 2), rank + 1.0)).sum().backward()  # the second layer has no gradient
@@ -126,55 +126,3 @@ def test_the_compute_dtype_and_who_decides(monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(ConfigError, match="CODECHAT_DTYPE='half'.*float32.*bfloat16"):
         dist.compute_dtype(cpu)
     dist._dtype.cache_clear()
-
-
-SUMS = f"""{GROUP_ENDS}
-import torch
-from codechat.distributed import dist, gradient_sums
-from codechat.models import optim
-from codechat.models.config import GPTConfig
-from codechat.models.gpt import GPT
-from codechat.training import backward
-
-gradient_sums.BUCKET = 3000
-
-def trained(beside):
-    model = GPT(GPTConfig(depth=3, n_embd=32, n_head=2, block_size=32, vocab_size=100), seed=3)
-    model.unused = torch.nn.Parameter(torch.ones(5))  # its bucket is complete only at the end
-    optimizers, early = optim.build(model, lr=1e-2, optimizer="muon"), []
-    for step in range(3):
-        with torch.no_grad():  # PPO's values: a pass that never goes back
-            gradient_sums.begin(model, beside=beside)
-        passes = 2 - dist.rank() * step  # of the second rank 2, 1 and none
-        for micro in range(passes):
-            seed = 100 * step + 10 * micro + dist.rank()
-            ids = torch.randint(100, (2, 20), generator=torch.Generator().manual_seed(seed))
-            if micro == passes - 1 and beside:
-                gradient_sums.begin(model, beside=True)
-            model.loss(ids, ids).backward()
-        early += [s.early for s in gradient_sums._running.values()]
-        gradient_sums.finish(model)
-        dist.clip_gradients(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    return [p.detach() for p in model.parameters()], early
-
-with dist.session() as world:
-    after, none = trained(False)
-    while_it_runs, early = trained(True)
-    assert all(map(torch.equal, after, while_it_runs)), "not the same weights"
-    assert not none and len(early) == 3 - dist.rank() and min(early) >= 3, early
-    model = torch.nn.Linear(2, 2)
-    backward(model(torch.ones(1, 2)).sum(), model, last=True)  # on a CPU nothing runs beside
-    assert not gradient_sums._running
-    gradient_sums.finish(model)
-    assert torch.equal(model.weight.grad, torch.full((2, 2), 2.0))
-print("rank done")
-"""
-
-
-@pytest.mark.slow
-def test_gradients_added_while_the_backward_pass_runs_give_the_same_weights(tmp_path: Path) -> None:
-    assert on_ranks(2, SUMS, tmp_path).count("rank done") == 2

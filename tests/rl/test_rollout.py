@@ -13,7 +13,6 @@ import torch
 from raising import raising
 
 from codechat.core.errors import ConfigError
-from codechat.distributed import gradient_sums
 from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -218,19 +217,6 @@ def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
     whole = RolloutSampler(cfg, Local(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
     assert [c.ids for c in parts.completions] == [c.ids for c in whole.completions]
     assert torch.equal(parts.rewards, whole.rewards) and parts.problems == whole.problems
-
-
-def test_gradients_are_added_beside_the_last_backward_pass_of_an_update(
-    policy: GPT, batch: rollout.RolloutBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(gradient_sums, "begin", lambda model: seen.append("begin"))
-    cfg = ReinforceConfig(row_tokens=16, rows=1)
-    for _ in updates.packs(cfg, policy, batch, torch.ones_like(batch.rewards)):
-        seen.append("pass")
-    assert len(seen) > 3 and seen == ["pass"] * (len(seen) - 2) + ["begin", "pass"]
-    seen.clear()
-    assert not [*updates.packs(cfg, policy, batch, torch.zeros_like(batch.rewards))] and not seen
 
 
 def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
