@@ -125,9 +125,7 @@ def sample(
             rows = order[start : start + width]
             at = [of_prompt[r] for r in rows]
             texts, starts, most = ([values[i] for i in at] for values in (prompts, cuts, budgets))
-            states = (
-                None if grammars is None else [grammar and grammar.begin() for grammar in (grammars[i] for i in at)]
-            )
+            states = grammars and [grammars[i] and grammars[i].begin() for i in at]
             batch = _Batch(texts, starts, most, [row_keys[r] for r in rows], states)
             if not max(most):
                 ended = [([], [], False)] * len(rows)
@@ -208,23 +206,19 @@ class Reader:
     compiled: str | None = None
 
 
-def static(device: torch.device, graph: bool | None) -> bool:
-    """Whether to decode with static shapes; graph: none = on a GPU."""
-    return not packed_attention.dense(device) if graph is None else graph
-
-
 @contextmanager
 def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Iterator[Reader]:
     """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU. new_tokens: so many are
     to come, for which a GPU compiles or not."""
     device = model.wte.weight.device
-    if packed_attention.dense(device) and not graph:
+    on_cpu = packed_attention.dense(device)
+    if on_cpu and not graph:
         with model.decoding() as logits_of:
             yield Reader(model, logits_of, model.head_weight())
         return
     copy, head = decoding.reader(lora.merged(model))
     compiled = "inductor" if device.type == "cuda" and new_tokens >= decode_graph.COMPILE_FROM else None
-    yield Reader(copy, lambda hidden: F.linear(hidden, head), head, static(device, graph), compiled)
+    yield Reader(copy, lambda hidden: F.linear(hidden, head), head, not on_cpu if graph is None else graph, compiled)
 
 
 def _decoder(reader: Reader, batch: _Batch, how: Truncation, stops: list[list[int]]) -> decode_graph.Decoder:

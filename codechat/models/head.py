@@ -56,29 +56,23 @@ def _budget(device: torch.device, fixed: int, share: float) -> int:
     return fixed if device.type != "cuda" else max(fixed, int(share * torch.cuda.mem_get_info(device)[1]))
 
 
-def _chunks(n: int, weight: Tensor) -> list[slice]:
-    """Slices of about equal length, whose float32 logits take about CHUNK_BYTES."""
-    count = max(1, -(-n * len(weight) * 4 // _budget(weight.device, CHUNK_BYTES, CHUNK_SHARE)))
-    rows = max(1, -(-n // count))
-    return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
+def _chunks(h: Tensor, w: Tensor, kept: Tensor | None = None, known: bool = False) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept (N, V): where to keep them; known: they are there.
+
+    Else all chunks share a buffer: the page faults of a new one cost more than a pass over it."""
+    count = max(1, -(-len(h) * len(w) * 4 // _budget(w.device, CHUNK_BYTES, CHUNK_SHARE)))
+    size = max(1, -(-len(h) // count))
+    buffer = w.new_empty(0 if kept is not None else min(size, len(h)), len(w))
+    for at in range(0, len(h), size):
+        rows = slice(at, min(at + size, len(h)))
+        out = buffer[: rows.stop - at] if kept is None else kept[rows]
+        yield rows, out if known else torch.mm(h[rows], w.mT, out=out)
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
     """Slices of the rows of x (N, M), whose float32 values take about BLOCK_BYTES; on a GPU all rows."""
     rows = BLOCK_BYTES // (4 * x.shape[1]) if x.device.type == "cpu" else len(x)
     return (slice(at, min(at + max(1, rows), len(x))) for at in range(0, len(x), max(1, rows)))
-
-
-class _Logits:
-    """Logits of a chunk, in a buffer that all chunks share: the page faults of a new one cost more than a pass over it."""
-
-    def __init__(self, rows: int, weight: Tensor) -> None:
-        self.weight = weight  # (V, D) in the compute dtype
-        self.buffer = weight.new_empty(rows, len(weight))
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """(N, V); overwrites those of the chunk before."""
-        return torch.mm(hidden, self.weight.mT, out=self.buffer[: len(hidden)])
 
 
 def _softmax(logits: Tensor, out: Tensor) -> Tensor:
@@ -165,22 +159,18 @@ def _body(body: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learns: bool) -> Tensor:
-        h_all, w = hidden.to(dtype), weight.to(dtype)
+        h, w = hidden.to(dtype), weight.to(dtype)
         total = torch.zeros((), device=hidden.device)
-        chunks = _chunks(len(hidden), w)
-        logits_of = _Logits(chunks[0].stop if chunks else 0, w)
-        d_hidden, d_weight = torch.empty_like(h_all) if learns else None, None
-        loss_and_slope = _body(_loss_and_slope, hidden.device)
-        dense = packed_attention.dense(hidden.device)
-        for rows in chunks:
-            h = h_all[rows]
-            logits, losses = logits_of(h), torch.empty(len(h), 1, device=h.device)
+        d_hidden, d_weight = torch.empty_like(h) if learns else None, None
+        loss_and_slope, dense = _body(_loss_and_slope, hidden.device), packed_attention.dense(hidden.device)
+        for rows, logits in _chunks(h, w):
+            losses = torch.empty(len(logits), 1, device=h.device)
             for block in _blocks(logits):
                 losses[block] = loss_and_slope(logits[block], targets[rows][block], learns, dense)
             total += losses.sum()
             if learns:
                 torch.mm(logits, w, out=d_hidden[rows])
-                d_weight = _add_product(d_weight, logits, h)
+                d_weight = _add_product(d_weight, logits, h[rows])
         if learns:
             ctx.d_hidden = d_hidden
             ctx.d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
@@ -200,17 +190,14 @@ class _Logprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        h_all, w = hidden.to(dtype), weight.to(dtype)
+        h, w = hidden.to(dtype), weight.to(dtype)
         chosen, entropy, lses = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         ctx.set_materialize_grads(False)
-        chunks = _chunks(len(hidden), w)
         budget = _budget(weight.device, KEEP_BYTES, KEEP_SHARE)
-        keep = len(hidden) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
-        kept = w.new_empty(len(hidden), len(w)) if keep else None
-        logits_of = _Logits(0 if keep or not chunks else chunks[0].stop, w)
+        keep = len(h) * len(w) * w.element_size() <= budget and any(ctx.needs_input_grad)
+        kept = w.new_empty(len(h), len(w)) if keep else None
         body, dense = _body(_chosen_and_entropy, hidden.device), packed_attention.dense(hidden.device)
-        for rows in chunks:
-            logits = logits_of(h_all[rows]) if kept is None else torch.mm(h_all[rows], w.mT, out=kept[rows])
+        for rows, logits in _chunks(h, w, kept):
             for block in _blocks(logits):
                 values = body(logits[block], targets[rows][block], temperature, dense)
                 chosen[rows][block], entropy[rows][block], lses[rows][block] = values
@@ -224,22 +211,19 @@ class _Logprobs(torch.autograd.Function):
         ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
     ) -> tuple[Tensor, Tensor, None, None, None]:
         hidden, weight, targets, lses, entropy = ctx.saved_tensors
-        h_all, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
-        d_hidden, d_weight = torch.empty_like(h_all), None
+        h, w = hidden.to(ctx.dtype), weight.to(ctx.dtype)
+        d_hidden, d_weight = torch.empty_like(h), None
         d_chosen = torch.zeros_like(lses) if d_chosen is None else d_chosen
-        chunks = _chunks(len(hidden), w)
-        longest = chunks[0].stop if chunks else 0
-        logits_of, slopes = _Logits(0 if ctx.kept is not None else longest, w), w.new_empty(longest, len(w))
-        body = _body(_slope, hidden.device)
-        for rows in chunks:
-            h, slope = h_all[rows], slopes[: len(h_all[rows])]
-            logits = logits_of(h) if ctx.kept is None else ctx.kept[rows]
+        slopes, body = w.new_empty(0), _body(_slope, hidden.device)
+        for rows, logits in _chunks(h, w, ctx.kept, ctx.kept is not None):
+            slopes = torch.empty_like(logits) if len(slopes) < len(logits) else slopes
+            slope = slopes[: len(logits)]
             for block in _blocks(logits):
                 values = [x[rows][block] for x in (lses, entropy, d_chosen)]
                 up_entropy = None if d_entropy is None else d_entropy[rows][block]
                 slope[block] = body(logits[block], targets[rows][block], ctx.temperature, *values, up_entropy)
             torch.mm(slope, w, out=d_hidden[rows])
-            d_weight = _add_product(d_weight, slope, h)
+            d_weight = _add_product(d_weight, slope, h[rows])
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden.to(hidden.dtype), d_weight, None, None, None
 

@@ -4,12 +4,8 @@ The ids equal those of `tokenizer.encode`, and of `chat.render` and `chat.prompt
 line ends and contents apart, but a template yields one text. So the tokenizer cuts that text again: its normaliser puts the mark `CUT` where
 `chat` begins a new piece, and its pre-tokeniser splits there and drops the mark. Reserved tags are added special tokens with the ids of their rows.
 
-The template raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>. `chat.render` accepts
-these with reserved tags. The role "tool" is accepted for "function". In text mode plain text that holds a tag is cut like a conversation.
-
-Left out: tools and tool_calls arguments of templates (put the text of `chat.tools_prompt` into the system message); characters outside a
-`chars:` alphabet (dropped there; `encode` raises); cutting runs of 50,000 blanks. In text mode <|end|> is several tokens, so
-`generate` needs stop_strings=["<|end|>"] and its tokenizer.
+The template raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>. The role "tool" is
+accepted for "function". In text mode <|end|> is several tokens, so `generate` needs stop_strings=["<|end|>"] and its tokenizer.
 """
 
 from __future__ import annotations
@@ -75,20 +71,14 @@ def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dic
     ConfigError for an imported tokenizer with reserved tags: its ids keep their meaning only with its own template, or with tags as text."""
     imported, reserved = isinstance(tokenizer, ImportedTokenizer), tags == "reserved"
     if imported and reserved:
-        raise ConfigError(
-            f"tags reserved with the imported tokenizer {tokenizer.spec}; required are tags template or text"
-        )
-    end = END_TAG if reserved else END_OF_TEXT
+        raise ConfigError(f"tags reserved with the imported {tokenizer.spec}; required are tags template or text")
+    special = dict(bos_token=END_OF_TEXT, eos_token=END_TAG if reserved else END_OF_TEXT, pad_token=END_OF_TEXT)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
-        **(
-            tokenizer.saved["special"]
-            if imported
-            else dict(bos_token=END_OF_TEXT, eos_token=end, pad_token=END_OF_TEXT)
-        ),
+        **(tokenizer.saved["special"] if imported else special),
     }
     eot, named = tokenizer.eot_id, tokenizer.n_vocab + (len(TAGS) if reserved else 0)
     generation = {"bos_token_id": eot, "eos_token_id": end_ids(tokenizer, tags), "pad_token_id": eot}
@@ -111,9 +101,7 @@ def _template(tokenizer: Tokenizer, tags: str) -> str:
 def tokenizer_json(tokenizer: Tokenizer, tags: str) -> dict[str, Any]:
     """The `tokenizers` package's own file."""
     if not isinstance(tokenizer, (BpeTokenizer, TableTokenizer)):
-        raise ConfigError(
-            f"tokenizer {tokenizer.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars and bytes do"
-        )
+        raise ConfigError(f"tokenizer {tokenizer.spec} has no tokenizer.json; gpt2, gpt2:N, python:N, chars, bytes do")
     letters = isinstance(tokenizer, TableTokenizer) and tokenizer.alphabet is not None
     bpe = isinstance(tokenizer, BpeTokenizer)
     special = [(tokenizer.eot_id, END_OF_TEXT), *(enumerate(TAGS, tokenizer.n_vocab) if tags == "reserved" else ())]
