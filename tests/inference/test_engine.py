@@ -280,14 +280,6 @@ def test_a_late_request_ends_in_the_batch_and_in_the_queue() -> None:
         assert finished(engine.submit([asked([1], n=2)]))[0].end == "length", "the engine goes on"
 
 
-def test_a_cancelled_request_leaves_the_queue() -> None:
-    with Engine(loaded(block_size=5000), max_rows=1) as engine:
-        running, queued = engine.submit([asked([1], n=4900), asked([1], n=5)])
-        queued.cancel()
-        assert queued.wait(30) and queued.end == "cancelled" and running.end is None
-        running.cancel()
-
-
 def test_closing_ends_every_request_and_takes_no_more() -> None:
     engine = Engine(loaded(block_size=5000), max_rows=1)
     with engine:

@@ -13,7 +13,7 @@ from browser import CHROMIUM, Browser
 from server import Serving
 from test_server import ANSWER, CODE, REQUEST, TOK, Running, root, say, up  # noqa: F401
 
-from codechat.inference import engine, terminal
+from codechat.inference import engine
 from codechat.text import chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
@@ -191,16 +191,6 @@ def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
     page.ask("$('auto').checked = false, $('max_tokens').value = ''")
 
 
-def test_the_system_message_is_neutral_where_no_function_is_offered(page: Browser) -> None:
-    assert page.ask("fetch('/page/about').then(r => r.json()).then(found => found.neutral)") == terminal.NEUTRAL
-    page.ask("about.neutral = 'Neutral.', offered = ['square']")
-    assert page.ask("seen().map(m => m.role)") == []
-    page.ask("offered = []")
-    assert page.ask("seen()") == [{"role": "system", "content": "Neutral."}]
-    page.ask("$('system').value = 'Be brief.'")
-    assert page.ask("seen()") == [{"role": "system", "content": "Be brief."}]
-
-
 def test_an_unreadable_call_is_a_failed_card(page: Browser) -> None:
     page.ask("$('max_tokens').value = 9, $('hold').click()")
     tell(page, REQUEST)
@@ -301,36 +291,3 @@ def test_a_server_that_leaves_and_returns(chromium: Browser, root: Path) -> None
         chromium.until(SETTLED)
         assert chromium.ask("messages.at(-1).content") == CODE
     chromium.problems.clear()  # the browser's own lines about connections
-
-
-def test_a_phone_with_settings_and_inspector_open(page: Browser, tmp_path: Path) -> None:
-    page.resize(390, 800)
-    page.ask("$('auto').click()")
-    tell(page, REQUEST)
-    page.until(SETTLED)
-    page.ask("$('auto').click()")
-    page.ask("$('view').click()")
-    page.ask("document.querySelectorAll('.tokens span')[5].focus()")
-    page.ask("$('more').click()")
-    assert page.ask(OVERFLOW) == 0 and not page.ask("$('settings').hidden || $('inspector').hidden")
-    inside = "(() => { const r = $('{0}').getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth && r.top >= 0 && r.bottom <= innerHeight; })()"
-    assert all(page.ask(inside.replace("{0}", id)) for id in ("inspector", "say", "send", "view", "fresh", "model"))
-    assert page.ask("$('log').clientHeight") > 130, "the conversation stays in sight"
-    rows = "[...document.querySelectorAll('#inspector tr')].map(row => row.clientHeight)"
-    assert max(page.ask(rows)) < 30, "no token of the inspector is broken into lines"
-    page.ask("$('more').click()")
-    assert page.ask("$('log').clientHeight") > 150, "more of it when the settings are closed"
-    chosen = page.ask(
-        "(() => { const r = marked.getBoundingClientRect(), log = $('log').getBoundingClientRect(); return r.top >= log.top - 1 && r.bottom <= log.bottom + 1; })()"
-    )
-    assert chosen, "so does the token that was chosen"
-    page.shot(tmp_path / "inspector.png")
-    page.ask("$('inspector').querySelector('button').click()")
-    assert page.ask("$('inspector').hidden")
-    page.ask("$('more').click()")
-    cut = page.ask(
-        "[...document.querySelectorAll('#tools label'), $('model')].filter(n => n.scrollWidth > n.clientWidth + 1).map(n => n.textContent)"
-    )
-    assert cut == [], "names are whole"
-    assert page.ask(OVERFLOW) == 0
-    page.resize(1280, 800)
