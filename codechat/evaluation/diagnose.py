@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Verdict = Literal["SATURATED", "DEAD", "WEAK", "LIVE"]
 
 MIN_GROUPS = 64
+REFERENCE_SOLUTIONS = 256  # of training problems, which must score the maximum first
 SATURATED_ABOVE = 0.85  # share of correct completions
 DEAD_BELOW = 0.05  # share of groups with variance
 WEAK_BELOW = 0.25
@@ -188,7 +189,6 @@ class DiagnoseConfig(TaskSettings):
     ckpt: str = opt(config.REQUIRED, "checkpoint: run name, run@best, run@STEP, run directory or checkpoint")
     groups: int = opt(64, "training problems to sample", least=MIN_GROUPS)
     group_size: int = opt(8, "completions per problem", least=2)
-    gold_examples: int = opt(256, "training problems whose reference solutions must score the maximum first", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,8 +210,8 @@ def diagnose(cfg: DiagnoseConfig) -> Diagnosis:
     import torch
 
     task = tasks.load(cfg.task, **cfg.source)
-    problems = task.problems("train", limit=max(cfg.groups, cfg.gold_examples), seed=cfg.seed)
-    check = tasks.check_reference_solutions(task, problems[: cfg.gold_examples]).require()
+    problems = task.problems("train", limit=max(cfg.groups, REFERENCE_SOLUTIONS), seed=cfg.seed)
+    check = tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
     if custom.is_custom(task):
         redteam.report(task, problems)
     loaded = loading.load_model(cfg.ckpt, dist.device(), cfg.tags)

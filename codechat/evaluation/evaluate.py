@@ -69,7 +69,6 @@ def evaluate_task(
     max_new_tokens: int = 64,
     ks: Sequence[int] = (1,),
     seed: int = 0,
-    batch_size: int | None = None,
     begin: Sequence[int] = (),
     constrain: bool = False,
     progress: str | None = None,
@@ -86,9 +85,18 @@ def evaluate_task(
         raise DataError(f"no problems of task {task.name} to evaluate; check the split and the limit")
     mine = problems[dist.rank() :: dist.world_size()]
     drawn = dict(group_size=n, temperature=temperature, top_k=top_k, max_new_tokens=max_new_tokens, seed=seed)
-    how = dict(batch_size=batch_size, begin=begin, constrain=constrain, sampler=sampler)
-    shown = progress if dist.is_main() else None
-    my_rows = _scored_rows(model, tokenizer, tags, task, mine, **how, progress=shown, **drawn)
+    fitting = partial(_sample_those_that_fit, begin=begin, sampler=sampler)
+    was_training, my_rows, per_chunk = model.training, [], max(1, CHUNK_ROWS // n)
+    model.eval()
+    with tqdm(total=len(mine), desc=progress, unit="problem", disable=not (progress and dist.is_main())) as bar:
+        for at in range(0, len(mine), per_chunk):
+            chunk = mine[at : at + per_chunk]
+            held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
+            how = dict(keys=[p.id for p in chunk], sampler=partial(fitting, grammars=held))
+            with dist.autocast(model.wte.weight.device):
+                my_rows += _rows(task, rollout.collect(model, task, chunk, tokenizer, tags, **how, **drawn))
+            bar.update(len(chunk))
+    model.train(was_training)
     rows = _in_order(dist.all_gather_objects(my_rows), len(problems), n)
     by = getattr(task, "clustered_by", "")
     counted = [_problem_result(p, rows[i * n : (i + 1) * n], by) for i, p in enumerate(problems)]
@@ -110,39 +118,6 @@ def evaluate_task(
         classified_by=getattr(task, "classified_by", ""),
         classes=tuple(getattr(task, "classes", ())),
     )
-
-
-def _scored_rows(
-    model: GPT,
-    tokenizer: Tokenizer,
-    tags: str,
-    task: Task,
-    problems: Sequence[Problem],
-    *,
-    batch_size: int | None,
-    begin: Sequence[int],
-    constrain: bool,
-    sampler: episodes.Sampler | None,
-    progress: str | None,
-    **drawn: Any,
-) -> list[dict[str, Any]]:
-    """Completions of this rank's problems with their scores, in the order of the problems. drawn: of `rollout.collect`."""
-    per_chunk = max(1, (batch_size or CHUNK_ROWS) // drawn["group_size"])
-    rows: list[dict[str, Any]] = []
-    was_training, limited = model.training, {"batch_size": batch_size} if batch_size else {}
-    model.eval()
-    with tqdm(total=len(problems), desc=progress, unit="problem", disable=progress is None) as bar:
-        for at in range(0, len(problems), per_chunk):
-            chunk = problems[at : at + per_chunk]
-            held = [prompt_grammar(task.prompt(p), tokenizer, tags) for p in chunk] if constrain else None
-            fitting = partial(_sample_those_that_fit, begin=begin, sampler=sampler, grammars=held, **limited)
-            keys = [p.id for p in chunk]
-            with dist.autocast(model.wte.weight.device):
-                batch = rollout.collect(model, task, chunk, tokenizer, tags, keys=keys, sampler=fitting, **drawn)
-            rows += _rows(task, batch)
-            bar.update(len(chunk))
-    model.train(was_training)
-    return rows
 
 
 def _sample_those_that_fit(
@@ -340,7 +315,6 @@ def evaluate_split(
         max_new_tokens=cfg.max_new_tokens,
         ks=sampling.ks,
         seed=cfg.seed,
-        batch_size=cfg.device_batch_size,
         begin=chat.call_beginning(loaded.tokenizer, loaded.tags) if sampling.forced_call else (),
         constrain=sampling.constrained,
         progress=f"{label(loaded.path)} on {split}",

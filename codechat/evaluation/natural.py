@@ -35,7 +35,6 @@ from codechat.evaluation import contamination
 from codechat.evaluation.evaluate import Sampling, evaluate_split, label
 from codechat.evaluation.intervals import wilson_interval
 from codechat.evaluation.settings import ScoringSettings
-from codechat.evaluation.training_texts import Texts
 from codechat.models import loading
 from codechat.runs.run import Run, find_checkpoint
 from codechat.tasks import toolbox
@@ -332,7 +331,7 @@ def _answer(cfg: NaturalConfig, run: Run, name: str, path: Path, world: dist.Wor
     task = NaturalTask(tools_style=loaded.tools_style)
     problems, trained = task.problems(), {}
     if cfg.contamination:
-        texts = Texts(loaded.meta.get("lineage", ()))
+        texts = contamination.Texts(loaded.meta.get("lineage", ()))
         trained = find_trained(problems, texts)
         if world.is_main:
             print(contamination.Report(len(problems), trained, tuple(texts.read), tuple(texts.missing)))

@@ -50,7 +50,6 @@ class ScoringSettings(SamplingSettings):
     contamination: bool = opt(
         True, "search what the checkpoint was trained on for the problems before printing scores", identity=False
     )
-    device_batch_size: int | None = opt(None, "completions sampled at a time; none = what memory allows", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

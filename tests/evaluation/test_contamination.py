@@ -106,7 +106,7 @@ def test_problems_of_micro_are_not_exposed_by_its_own_solutions_but_a_leak_is() 
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose lineage is a corpus and conversations, both with room for a leak."""
     monkeypatch.setattr(paths, "ROOT", tmp_path)
-    monkeypatch.setattr("codechat.evaluation.training_texts.ROOT", tmp_path)
+    monkeypatch.setattr("codechat.evaluation.contamination.ROOT", tmp_path)
     (tmp_path / "source").mkdir()
     for i in range(40):
         (tmp_path / "source" / f"module_{i}.py").write_text(

@@ -126,9 +126,11 @@ def test_completions_are_counted_by_group_and_class(policy: tuple[GPT, tokenizer
 
 
 def test_draws_do_not_depend_on_the_other_problems_or_the_batch(
-    policy: tuple[GPT, tokenizer.Tokenizer],
+    policy: tuple[GPT, tokenizer.Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, part = toy_result(policy), toy_result(policy, count=2, batch_size=3)
+    whole = toy_result(policy)
+    monkeypatch.setattr(evaluate, "CHUNK_ROWS", 3)
+    part = toy_result(policy, count=2)
     assert part.problems == whole.problems[:2]
     assert toy_result(policy, seed=6).problems != whole.problems
 

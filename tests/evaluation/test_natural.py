@@ -13,7 +13,7 @@ from codechat.core import config, registry
 from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.evaluation import natural
-from codechat.evaluation.training_texts import Texts
+from codechat.evaluation.contamination import Texts
 from codechat.launch.recipes.nano import NANO
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
