@@ -261,10 +261,7 @@ def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
 
 
 def _as_json(key: str, value: Any) -> str:
-    text = json.dumps({key: value}, ensure_ascii=False, default=str)
-    for tag in chat.TAGS:  # as json may spell it, so that no result can open a turn where tags are plain text
-        text = text.replace(tag, f"\\u003c{tag[1:]}")
-    return text
+    return chat.escape_tags(json.dumps({key: value}, ensure_ascii=False, default=str))
 
 
 def gather(

@@ -83,7 +83,12 @@ def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         needed = "give strings, finite numbers, booleans, None, lists and dicts with string keys"
         raise DataError(f"arguments of {name} are not JSON ({error}); {needed}") from None
-    return f"{CALL_TAG} {_TAG_IN_JSON.sub(lambda _: chr(92) + 'u003c', body)}"
+    return f"{CALL_TAG} {escape_tags(body)}"
+
+
+def escape_tags(text: str) -> str:
+    """JSON whose strings spell no tag, so they open no turn where tags are plain text; it reads as the same value."""
+    return _TAG_IN_JSON.sub(r"\\u003c", text)
 
 
 DECLINE = format_call(NOTHING, {})  # what a model writes that declines; `in_words` for people

@@ -17,7 +17,7 @@ from codechat.tasks.apps.people import Contacts, Mail
 from codechat.tasks.apps.plans import Calendar, Notes
 from codechat.tasks.apps.store import AppError, Store
 from codechat.tasks.apps.things import Files, Shop
-from codechat.text.tool_calls import TAGS
+from codechat.text.tool_calls import escape_tags
 from codechat.text.tool_functions import schema_of
 
 KINDS: dict[str, type] = {"string": str, "integer": int}
@@ -124,7 +124,4 @@ def as_text(key: str, value: Any) -> str:
     text = json.dumps({key: value}, ensure_ascii=False)
     if len(text) > LONGEST:
         return as_text("error", f"the result has {len(text)} characters; at most {LONGEST} can be read")
-    if "<" in text:
-        for tag in TAGS:
-            text = text.replace(tag, f"\\u003c{tag[1:]}")
-    return text
+    return escape_tags(text)
