@@ -1,8 +1,10 @@
 """A task of rows and reward functions: replace the rows of my_task.jsonl and the functions by your own.
 
-codechat diagnose --ckpt RUN --task my_task.py:MyTask     does the reward give a gradient?
-codechat grpo --init-from RUN --task my_task.py:MyTask --run-name my_task
-codechat evaluate --ckpt my_task --task my_task.py:MyTask
+    codechat diagnose --ckpt RUN --task my_task.py:MyTask     does the reward give a gradient?
+    codechat grpo --init-from RUN --task my_task.py:MyTask --run-name my_task
+    codechat evaluate --ckpt my_task --task my_task.py:MyTask
+
+`codechat new task NAME` copies this file, its rows and its test under a name of yours.
 """
 
 from codechat.tasks import Problem, RowsTask

@@ -41,3 +41,9 @@ def nearest(key: str, valid: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid: {', '.join(names[:40])}" + (", ..." if len(names) > 40 else "")
+
+
+def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
+    """ConfigError unless the value is one of the choices. what: the name of the setting."""
+    if value not in (names := list(choices)):
+        raise ConfigError(f"{what} {value!r}; required: one of {', '.join(names)}{nearest(str(value), names)}")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from codechat.core.errors import ConfigError, UserError, nearest
+from codechat.core.errors import ConfigError, UserError, check_choice
 from codechat.tasks.base import (
     SPLITS,
     Problem,
@@ -76,8 +76,7 @@ def task_class(name: str) -> Callable[..., Task]:
     """The class of the task called `name`, or of FILE.py:CLASS. ConfigError names the nearest known task."""
     if match := _FILE.fullmatch(name):
         return file_class(match["path"], match["cls"])
-    if name not in TASKS:
-        raise ConfigError(f"task {name!r}; required: one of {', '.join(TASKS)}{nearest(name, TASKS)}")
+    check_choice("task", name, TASKS)
     entry = TASKS[name]
     if isinstance(entry, TaskEntry):
         return getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.cls)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from codechat.core.errors import ConfigError, DataError
+from codechat.core.errors import ConfigError, DataError, check_choice
 
 Message = dict[str, str]
 SPLITS = ("train", "select", "test", "test_hard")
@@ -98,8 +98,7 @@ def score_all(task: Task, problems: Sequence[Problem], texts: Sequence[str]) -> 
 
 def check_split(split: str, splits: Sequence[str] = SPLITS, owner: str = "") -> None:
     """ConfigError for a split that is not one of `splits`. owner: whose splits, for the message."""
-    if split not in splits:
-        raise ConfigError(f"split {split!r}{owner and f' of {owner}'}; required: one of {', '.join(splits)}")
+    check_choice(f"{owner} split".strip(), split, splits)
 
 
 def check_levels(levels: Iterable[int], known: Collection[int]) -> None:

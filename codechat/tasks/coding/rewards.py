@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codechat.core.errors import ConfigError
 from codechat.data.synthetic import parsed
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ TIERS = ("empty", "unparseable", "raises", "none_passed", "some_passed", "all_pa
 PARSEABLE, RUNNABLE = TIERS[2:], TIERS[3:]
 RAISES, RUNS = 0.05, 0.15
 WRONG = "assertion failed"
-
-
-def check_mode(mode: str) -> None:
-    if mode not in MODES:
-        raise ConfigError(f"reward {mode!r}; required: one of {', '.join(MODES)}")
 
 
 def tier_without_running(code: str) -> str | None:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from codechat.core.errors import ConfigError
+from codechat.core.errors import ConfigError, check_choice
 from codechat.sandbox import Pool, Program
 from codechat.sandbox.programs import MEMORY_MB, MESSAGE_MB, Verdict
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
@@ -53,7 +53,7 @@ class CodingTask:
         memory_mb: int = MEMORY_MB,
         message_mb: int = MESSAGE_MB,
     ) -> None:
-        rewards.check_mode(reward)
+        check_choice("reward", reward, rewards.MODES)
         self.name, self.reward, self.isolation = name, reward, isolation
         self.limits = {"timeout_s": float(timeout_s), "memory_mb": int(memory_mb), "message_mb": int(message_mb)}
         self.rows = list(problems)
@@ -132,8 +132,7 @@ class Benchmark(CodingTask):
         message_mb: int = MESSAGE_MB,
     ) -> None:
         plain, variant = self.variants[0], variant or self.variants[0]
-        if variant not in self.variants:
-            raise ConfigError(f"variant {variant!r} of {self.name}; required: one of {', '.join(self.variants)}")
+        check_choice("variant", variant, self.variants)
         source = str(source or (self.source if variant == plain else "hub"))
         problems = sources.read(self.name if variant == plain else f"{self.name}-{variant}", source)
         limit_s = self.timeout_s if timeout_s is None else timeout_s

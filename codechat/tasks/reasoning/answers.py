@@ -54,15 +54,15 @@ class Unreadable(ValueError):
 
 def last_number(text: str) -> str | None:
     """The last number of a text without thousands separators, or None."""
-    found = _LAST.findall(text)
-    return found[-1].replace(",", "") if found else None
+    numbers = _LAST.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def choice_letter(text: str) -> str | None:
     """The letter A to D after "answer is" (or "answer:"), in either case but no article ("answer is a mammal"), else a
     letter alone on the first or last line, or None."""
-    if found := _CHOICE.findall(text):
-        return found[-1].upper()
+    if choices := _CHOICE.findall(text):
+        return choices[-1].upper()
     lines = [line.strip(" .()*") for line in text.strip().splitlines()]
     return next((line for line in (*lines[:1], *lines[-1:]) if line in {"A", "B", "C", "D"}), None)
 
@@ -83,8 +83,8 @@ def boxed(text: str) -> str | None:
 
 def stated(text: str) -> str | None:
     r"""The stated answer: \boxed{...}, else the line after "####", else the text after "answer is", or None."""
-    if (found := boxed(text)) is not None:
-        return found
+    if (answer := boxed(text)) is not None:
+        return answer
     for pattern in (r"####[ \t]*(\S[^\n]*)", r"answer\s+is\s*:?[ \t]*(\S[^\n]*)"):
         if hits := re.findall(pattern, text, re.I):
             return hits[-1].strip().rstrip(".")
@@ -94,8 +94,8 @@ def stated(text: str) -> str | None:
 def gsm8k_gold(text: str) -> str | None:
     """The number after the last "####" of a GSM8K solution without separators, or None."""
     _, mark, rest = text.rpartition("####")
-    found = rest.strip().lstrip("$").replace(",", "")
-    return found if mark and re.fullmatch(r"-?\d+(\.\d+)?", found) else None
+    number = rest.strip().lstrip("$").replace(",", "")
+    return number if mark and re.fullmatch(r"-?\d+(\.\d+)?", number) else None
 
 
 # ---------------------------------------------------------------- comparing
@@ -150,9 +150,9 @@ def normal(text: str) -> str:
         text = text.replace(spelling, plain)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     for _ in range(5):  # a fraction in a fraction, five deep
-        text, found = re.subn(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
+        text, fractions = re.subn(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
         text, roots = re.subn(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", text)
-        if not found + roots:
+        if not fractions + roots:
             break
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
     text = re.sub(r"\\sqrt\s*(\w)", r"sqrt(\1)", text)

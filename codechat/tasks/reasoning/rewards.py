@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codechat.core.errors import ConfigError, nearest
 from codechat.tasks.base import Score
 from codechat.tasks.reasoning import answers
 
@@ -145,12 +144,6 @@ GRADERS: dict[str, Callable[[str, str | None, str], Score]] = {
     "plain": grade_plain,
 }
 MAXIMUM = {"xml": 4.0, "r1_zero": 1.0, "question_only": 1.0, "plain": 1.0}
-
-
-def check(reward: str) -> None:
-    """ConfigError for an unknown grader."""
-    if reward not in GRADERS:
-        raise ConfigError(f"reward {reward!r}; required: one of {', '.join(GRADERS)}{nearest(reward, GRADERS)}")
 
 
 def written(reward: str, steps: str, answer: str) -> str:

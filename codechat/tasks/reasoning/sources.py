@@ -65,8 +65,8 @@ def read(name: str, source: str, split: str, columns: Sequence[str] = ()) -> lis
         written = path / f"{name}.{split}.jsonl"
         return [problem_of(row, GOLD) for row in local_rows(written)] if written.exists() else []
     paths = sorted(f for f in path.iterdir() if row_format(f)) if path.is_dir() else [path]
-    found = [one for one in paths if _file_of(name, one) == file]
-    return [problem for one in found for problem in _problems(name, rows_of(str(one), columns), file, split)]
+    chosen = [str(path) for path in paths if _file_of(name, path) == file]
+    return [problem for path in chosen for problem in _problems(name, rows_of(path, columns), file, split)]
 
 
 def _file_of(name: str, path: Path) -> str:

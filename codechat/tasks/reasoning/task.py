@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from codechat.core.errors import check_choice
 from codechat.data.sources import digest
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
 from codechat.tasks.preparation import generated_or_read
@@ -32,9 +33,9 @@ class AnswerTask:
     columns: Sequence[str] = ()
 
     def __init__(self, source: str | Path | None, template: str, reward: str | None) -> None:
-        templates.check(template)
+        check_choice("template", template, templates.GRADING)
         self.source, self.template, self.reward = source, template, reward or templates.GRADING[template]
-        rewards.check(self.reward)
+        check_choice("reward", self.reward, rewards.GRADERS)
         self.max_reward = rewards.MAXIMUM[self.reward]
         self.stop_texts = templates.STOP_TEXTS.get(template, ())
         self._problems: dict[str, list[Problem]] = {}  # of each split that was read

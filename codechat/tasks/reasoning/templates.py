@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codechat.core.errors import ConfigError, nearest
 from codechat.tasks.base import Message
 
 XML_SYSTEM = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"
@@ -45,12 +44,6 @@ GRADING = {
 def messages(template: str, question: str, kind: str) -> list[Message]:
     """The prompt of a question whose answer is of `kind` ("number" or "letter")."""
     return _MAKE[template](question, kind)
-
-
-def check(template: str) -> None:
-    """ConfigError for an unknown template."""
-    if template not in _MAKE:
-        raise ConfigError(f"template {template!r}; required: one of {', '.join(_MAKE)}{nearest(template, _MAKE)}")
 
 
 def _user(content: str) -> Message:
