@@ -14,17 +14,14 @@ import pytest
 import torch
 from jinja2 import TemplateError
 
-from codechat import cli, grpo, sft
-from codechat.core import config
+from codechat import cli, sft
 from codechat.core.errors import CheckpointError, ConfigError, DataError, MissingFile, RunError, UserError
 from codechat.models import export, generate, hf_format, hf_tokenizer, import_weights, loading
-from codechat.models.config import LORA_TARGETS, PRESETS, GPTConfig
+from codechat.models.config import PRESETS, GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.layers import rope_frequencies
 from codechat.runs import checkpoint, paths
 from codechat.runs.run import Run
-from codechat.tasks.base import Score
-from codechat.tasks.reasoning import task as reasoning
 from codechat.text import chat, tokenizer
 
 pytestmark = pytest.mark.usefixtures("runs_root")
@@ -228,18 +225,6 @@ def test_the_tokenizer_and_its_template_give_our_ids(transformers: Any, tmp_path
             else None
         )
         assert begun is None or messages[-2]["role"] == "assistant" or begun == chat.prompt(messages[:-1], ours, tags)
-
-
-def test_reserved_tags_are_special_tokens_at_their_rows(transformers: Any, tmp_path: Path) -> None:
-    saved()
-    out = exported(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(out)
-    assert theirs.convert_tokens_to_ids(list(chat.TAGS)) == list(range(400, 406)) and len(theirs) == 406
-    assert {*chat.TAGS} <= {*theirs.all_special_tokens} | {
-        t.content for t in theirs.added_tokens_decoder.values() if t.special
-    }
-    assert theirs.decode([400, 10, 404], skip_special_tokens=True) == tokenizer.load(SPEC).decode([10])
-    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [404, 399]
 
 
 @pytest.mark.parametrize("tags", chat.MODES)
@@ -675,37 +660,3 @@ def test_an_imported_model_is_tuned_in_its_own_template(transformers: Any, tmp_p
     assert (chat.completion_text(answer.ids, tuned.tokenizer, tuned.tags), answer.stop) == ("ok", "stop")
     theirs = transformers.AutoTokenizer.from_pretrained(exported(tmp_path, "tuned"))
     assert theirs.apply_chat_template(talks[0][:1], add_generation_prompt=True, return_dict=True)["input_ids"] == prompt
-
-
-def test_an_imported_qwen_trains_grpo_with_adapters_in_its_own_template(
-    transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The published recipe (`--preset lora`) on a random model of Qwen's shape."""
-    foreign(transformers, tmp_path / "in", "qwen2-grouped", max_position_embeddings=512)
-    start = imported(tmp_path / "in")
-    rows = [{"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(40)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = f"--preset lora --init-from theirs --data-dir {tmp_path} --run-name tuned --max-steps 2 --max-new-tokens 24 --save-every 0"
-    words += " --device-batch-size 2 --diagnose-groups 0 --eval-examples 2 --warmup-steps 0 --lr 1e-2"
-    cfg = config.parse(grpo.GRPOConfig, words.split(), presets=grpo.RUN_PRESETS)
-    assert (cfg.lora_rank, cfg.lora_alpha, cfg.group_size, cfg.schedule) == (16, 64.0, 16, "cosine")
-
-    def score(self: Any, problem: Any, text: str) -> Score:  # random weights never earn the task's own reward
-        variety = len(set(text)) / 24
-        return Score(variety, "neither", {}, False, {"variety": variety})
-
-    monkeypatch.setattr(reasoning.AnswerTask, "score", score)
-    run = grpo.train(cfg)
-    assert run.status["status"] == "finished" and (run.metrics()["grad_norm"] > 0).all()
-    tuned, saved_run = loading.load_model("tuned"), checkpoint.load("tuned")
-    assert (
-        tuned.tags == "template" and len(saved_run.extra["lora"]) == 2 * 2 * 5
-    )  # A and B of five matrices in two blocks
-    before = start.model.state_dict()
-    changed = {name for name, p in tuned.model.state_dict().items() if not torch.equal(p, before[name])}
-    assert changed and all(name.rsplit(".", 2)[1] in LORA_TARGETS for name in changed), "only matrices with adapters"
-    theirs, ids = (
-        transformers.AutoModelForCausalLM.from_pretrained(exported(tmp_path, "tuned")),
-        torch.tensor([[5, 6, 7]]),
-    )
-    torch.testing.assert_close(theirs(ids).logits[..., :411], tuned.model(ids)[..., :411].float(), atol=1e-3, rtol=1e-3)
