@@ -36,6 +36,7 @@ from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat
 from codechat.text.call_grammar import call_grammar
 from codechat.text.token_view import visible
+from codechat.text.tool_calls import escape_tags
 from codechat.text.tool_functions import executors_of, load_executors
 
 Message = dict[str, str]
@@ -261,7 +262,7 @@ def misfit(arguments: Mapping[str, Any], parameters: Schema) -> str:
 
 
 def _as_json(key: str, value: Any) -> str:
-    return chat.escape_tags(json.dumps({key: value}, ensure_ascii=False, default=str))
+    return escape_tags(json.dumps({key: value}, ensure_ascii=False, default=str))
 
 
 def gather(

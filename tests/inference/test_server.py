@@ -379,6 +379,23 @@ def test_plain_completions(up: Running) -> None:
     assert "".join(c.choices[0].text for c in streamed) == got.choices[0].text
 
 
+def test_the_page_gets_its_functions_and_a_conversation_that_fits(up: Running) -> None:
+    about = up.send("GET", "/page/about")[1]
+    assert about["model"] == "tiny/sft" and about["alone"] and SQUARE in about["tools"]
+    asked = [{"role": "user", "content": REQUEST}]
+    found = up.send("POST", "/page/prepare", {"messages": asked})[1]
+    assert found == {"offered": ["square"], "dropped": 0, "goes_on": False}
+    long = [*turns("x < 1 " * 60, "y") * 2, {"role": "user", "content": "and of 13?"}]
+    found = up.send("POST", "/page/prepare", {"messages": long, "before": ["square"]})[1]
+    assert found["offered"] == ["square"] and found["goes_on"] and found["dropped"] in (2, 4)
+    status, body = up.send("POST", "/page/prepare", {"messages": asked, "tools": ["squar"]})
+    assert (status, body["error"]["param"]) == (400, "tools")
+    assert up.send("POST", "/page/call", {"name": "square", "arguments": {"x": 12}}) == (200, {"result": 144})
+    assert "error" in up.send("POST", "/page/call", {"name": "cube", "arguments": {}})[1]
+    status, text = up.send("GET", "/")
+    assert status == 200 and "{{nonce}}" not in text
+
+
 # ---- many at once
 
 
