@@ -233,9 +233,10 @@ def _answer(function: Callable[..., Any], given: Sequence[Any]) -> str:
 # ---------------------------------------------------------------- the task and its data
 
 
-class MicroTask(CodingTask):
-    """source: None generates problems; a directory has them in micro.SPLIT.jsonl. levels: of the problems; a repeated level is sampled more
-    often."""
+class MicroTask(preparation.GeneratedTask, CodingTask):
+    """Small code problems. levels: a repeated level is sampled more often. Other options: see `CodingTask`."""
+
+    gold_fields = GOLD
 
     def __init__(
         self,
@@ -248,18 +249,8 @@ class MicroTask(CodingTask):
         super().__init__("micro", [], reward, timeout_s, 0, isolation)
         self.source, self.levels = source, tuple(levels)
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
-        return preparation.generated_or_read(
-            self.name,
-            self.source,
-            split,
-            limit,
-            seed,
-            generate=lambda n: problems(split, n, seed, self.levels),
-            gold=GOLD,
-            keep=lambda problem: problem.meta.get("level", 1) in self.levels,
-        )
+    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
+        return problems(split, n, seed, self.levels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,10 +267,8 @@ class MicroConfig(preparation.GeneratedConfig):
 
 def prepare_micro(cfg: MicroConfig) -> dict[str, Any]:
     """`codechat data micro`: write conversations and problems. Returns the manifest of the directory."""
-    return preparation.prepare_generated(
-        cfg,
-        "micro",
-        DOMAIN,
-        lambda split, n: dialogues(split, n, cfg.seed, cfg.levels),
-        lambda split, n: problems(split, n, cfg.seed, cfg.levels),
-    )
+
+    def worked(split: str, n: int) -> Iterator[dict[str, Any]]:
+        return dialogues(split, n, cfg.seed, cfg.levels)
+
+    return preparation.prepare_generated(cfg, MicroTask(levels=cfg.levels), DOMAIN, worked, check=False)

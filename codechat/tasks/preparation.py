@@ -15,7 +15,6 @@ from codechat.data.sources import Ledger, read_jsonl
 from codechat.tasks.base import (
     SPLITS,
     Problem,
-    Task,
     check_reference_solutions,
     check_split,
     problem_of,
@@ -70,62 +69,65 @@ def prepare(cfg: Any, collect: Callable[[list[Ledger]], dict[str, list[Row]]]) -
     return write(out, files, ledgers, cfg)
 
 
+class GeneratedTask:
+    """Base of a task that generates its problems, or reads them from NAME.SPLIT.jsonl in the directory `source`. Its __init__ sets source and levels.
+
+    gold_fields, meta_fields: fields that the rows of the file must have."""
+
+    name: str
+    source: str | Path | None
+    levels: tuple[int, ...]
+    gold_fields: Collection[str] = ()
+    meta_fields: Collection[str] = ()
+
+    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
+        raise NotImplementedError
+
+    def keeps(self, problem: Problem) -> bool:
+        """Whether a problem of the file belongs to the task's settings."""
+        return problem.meta.get("level", 1) in self.levels
+
+    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
+        """At most `limit` problems. Without a limit: DEFAULT_LIMIT generated ones, or all of the file.
+
+        MissingFile, DataError, and ConfigError for an unknown split."""
+        check_split(split)
+        if self.source is None:
+            return self.generate(split, DEFAULT_LIMIT if limit is None else limit, seed)
+        command = f"codechat data {self.name}"
+        path, problems = Path(self.source) / f"{self.name}.{split}.jsonl", []
+        if not path.is_file():
+            raise MissingFile(f"{path} does not exist; write it with `{command} --out {self.source}`")
+        for number, row in read_jsonl(path):
+            try:
+                problems.append(problem_of(row, self.gold_fields, self.meta_fields))
+            except DataError as error:
+                raise DataError(f"{path}:{number}: {error} with `{command}`") from None
+        return shuffled(filter(self.keeps, problems), limit, seed)
+
+
 def prepare_generated(
     cfg: GeneratedConfig,
-    name: str,
+    task: Any,  # a GeneratedTask
     domain: str,
     dialogues: Callable[[str, int], Iterable[Row]],
-    problems: Callable[[str, int], list[Problem]],
-    *,
     splits: Collection[str] = SPLITS,
-    task: Task | None = None,
+    check: bool = True,
 ) -> Row:
-    """Write DOMAIN.SPLIT.jsonl from dialogues(split, n) and NAME.SPLIT.jsonl from problems(split, n). Returns the manifest.
+    """Write DOMAIN.SPLIT.jsonl from dialogues(split, n) and NAME.SPLIT.jsonl from the task. Returns the manifest.
 
-    task: check reference solutions with it; DataError where one does not score the maximum."""
+    check: DataError where one of the first reference solutions of a split does not score the maximum."""
 
     def collect(ledgers: list[Ledger]) -> dict[str, list[Row]]:
-        ledgers.append(ledger := Ledger(name))
-        counts = dict.fromkeys(HELD_OUT, cfg.eval_examples)
-        files = {
-            f"{domain}.{split}": list(ledger.counted(dialogues(split, n)))
-            for split, n in ({"train": cfg.max_examples} | counts).items()
-        }
+        ledgers.append(ledger := Ledger(task.name))
+        counts = {"train": cfg.max_examples} | dict.fromkeys(HELD_OUT, cfg.eval_examples)
+        files = {f"{domain}.{split}": list(ledger.counted(dialogues(split, n))) for split, n in counts.items()}
         for split in splits:
-            drawn = problems(split, cfg.problems if split == "train" else cfg.eval_examples)
-            if task:
-                check_reference_solutions(task, drawn[:CHECKED]).require()
-            files[f"{name}.{split}"] = [row_of(problem) for problem in drawn]
+            n = cfg.problems if split == "train" else cfg.eval_examples
+            problems = task.generate(split, n, cfg.seed)
+            if check:
+                check_reference_solutions(task, problems[:CHECKED]).require()
+            files[f"{task.name}.{split}"] = [row_of(problem) for problem in problems]
         return files
 
     return prepare(cfg, collect)
-
-
-def generated_or_read(
-    name: str,
-    source: str | Path | None,
-    split: str,
-    limit: int | None,
-    seed: int,
-    *,
-    generate: Callable[[int], list[Problem]],
-    gold: Collection[str],
-    meta: Collection[str] = (),
-    keep: Callable[[Problem], bool] | None = None,
-) -> list[Problem]:
-    """At most `limit` problems. source None: generate(n). Else those of NAME.SPLIT.jsonl in the directory `source` that `keep`
-    passes, in the seed's order.
-
-    gold, meta: fields that the rows must have. MissingFile, DataError, and ConfigError for an unknown split."""
-    check_split(split)
-    if source is None:
-        return generate(DEFAULT_LIMIT if limit is None else limit)
-    path, problems = Path(source) / f"{name}.{split}.jsonl", []
-    if not path.is_file():
-        raise MissingFile(f"{path} does not exist; write it with `codechat data {name} --out {source}`")
-    for number, row in read_jsonl(path):
-        try:
-            problems.append(problem_of(row, gold, meta))
-        except DataError as error:
-            raise DataError(f"{path}:{number}: {error} with `codechat data {name}`") from None
-    return shuffled(filter(keep, problems), limit, seed)

@@ -6,6 +6,7 @@ carry no loss. Training problems differ from the experts' problems.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,12 +33,8 @@ def prepare_apps(cfg: AppsConfig) -> dict[str, Any]:
     """Write episodes and problems. Returns the manifest of the directory. Raises UserError, also where an expert's
     solution does not score the maximum."""
     task = apps.AppsTask(levels=cfg.levels, actions=cfg.actions, apps=cfg.apps)
-    return preparation.prepare_generated(
-        cfg,
-        "apps",
-        apps.DOMAIN,
-        lambda split, n: apps.dialogues(split, n, cfg.seed, cfg.levels, cfg.actions, cfg.apps),
-        lambda split, n: task.problems(split, n, cfg.seed),
-        splits=("train", *preparation.HELD_OUT),
-        task=task,
-    )
+
+    def episodes(split: str, n: int) -> Iterator[dict[str, Any]]:
+        return apps.dialogues(split, n, cfg.seed, cfg.levels, cfg.actions, cfg.apps)
+
+    return preparation.prepare_generated(cfg, task, apps.DOMAIN, episodes, splits=("train", *preparation.HELD_OUT))

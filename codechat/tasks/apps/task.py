@@ -9,10 +9,10 @@ from codechat.core.errors import ConfigError
 from codechat.tasks.apps import generator
 from codechat.tasks.apps.environment import TIERS, AppsEnvironment
 from codechat.tasks.base import Message, Problem, Score
-from codechat.tasks.preparation import generated_or_read
+from codechat.tasks.preparation import GeneratedTask
 
 
-class AppsTask:
+class AppsTask(GeneratedTask):
     """source: None generates problems; a directory has them in apps.SPLIT.jsonl. levels: of the problems; a repeated level
     is sampled more often. apps: the apps that levels 1 and 2 use; empty = all. actions: "call" or "code". max_turns:
     most answers of an episode.
@@ -20,6 +20,8 @@ class AppsTask:
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
     name, tiers, max_reward = "apps", TIERS, 1.0
+    gold_fields = ("world", "calls", "changes")
+    meta_fields = ("level", "tools", "actions")
 
     def __init__(
         self,
@@ -36,19 +38,11 @@ class AppsTask:
         self.source, self.levels, self.only = source, tuple(levels), tuple(apps)
         self.actions, self.max_turns = actions, max_turns
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
-        return generated_or_read(
-            self.name,
-            self.source,
-            split,
-            limit,
-            seed,
-            generate=lambda n: generator.problems(split, n, seed, self.levels, self.actions, self.only),
-            gold=("world", "calls", "changes"),
-            meta=("level", "tools", "actions"),
-            keep=lambda p: p.meta["level"] in self.levels and p.meta["actions"] == self.actions,
-        )
+    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
+        return generator.problems(split, n, seed, self.levels, self.actions, self.only)
+
+    def keeps(self, problem: Problem) -> bool:
+        return super().keeps(problem) and problem.meta["actions"] == self.actions
 
     def environment(self) -> AppsEnvironment:
         return AppsEnvironment(self.actions)

@@ -53,9 +53,7 @@ def prepare_reasoning(cfg: ReasoningConfig) -> Row:
     def dialogues(split: str, n: int) -> Iterator[Row]:
         return conversations(task, task.sampled("worked" if split == "train" else split, split, n, cfg.seed))
 
-    return preparation.prepare_generated(
-        cfg, task.name, DOMAIN, dialogues, lambda split, n: task.sampled(split, split, n, cfg.seed), task=task
-    )
+    return preparation.prepare_generated(cfg, task, DOMAIN, dialogues)
 
 
 def _prepare_gsm8k(cfg: ReasoningConfig) -> Row:

@@ -18,7 +18,7 @@ from pathlib import Path
 from codechat.core.errors import check_choice
 from codechat.data.sources import digest
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
-from codechat.tasks.preparation import generated_or_read
+from codechat.tasks.preparation import GeneratedTask
 from codechat.tasks.reasoning import rewards, sources, stories, templates
 
 
@@ -57,10 +57,11 @@ class AnswerTask:
         return rewards.written(self.reward, problem.gold["steps"], problem.gold["answer"])
 
 
-class ReasoningTask(AnswerTask):
-    """Generated word problems. source: None generates any number; a directory has them in reasoning.SPLIT.jsonl. levels: of the problems."""
+class ReasoningTask(GeneratedTask, AnswerTask):
+    """Generated word problems. levels: a repeated level is sampled more often."""
 
     name = "reasoning"
+    gold_fields = sources.GOLD
 
     def __init__(
         self,
@@ -72,18 +73,8 @@ class ReasoningTask(AnswerTask):
         super().__init__(source, template, reward)
         self.levels = tuple(levels)
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
-        return generated_or_read(
-            self.name,
-            self.source,
-            split,
-            limit,
-            seed,
-            generate=lambda n: self.sampled(split, split, n, seed),
-            gold=sources.GOLD,
-            keep=lambda problem: problem.meta.get("level", 1) in self.levels,
-        )
+    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
+        return self.sampled(split, split, n, seed)
 
     def sampled(self, part: str, split: str, n: int, seed: int) -> list[Problem]:
         """n problems from one part of the questions (`stories.PARTS`)."""

@@ -6,6 +6,7 @@ environment carry no loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,11 +35,8 @@ def prepare_repair(cfg: RepairConfig) -> dict[str, Any]:
     """Write conversations and problems. Returns the manifest of the directory. Raises UserError, also where an expert's repair does not score the
     maximum."""
     task = RepairTask(levels=cfg.levels, actions=cfg.actions)
-    return preparation.prepare_generated(
-        cfg,
-        "repair",
-        generator.DOMAIN,
-        lambda split, n: generator.dialogues(split, n, cfg.seed, cfg.levels, cfg.actions),
-        lambda split, n: task.problems(split, n, cfg.seed),
-        task=task,
-    )
+
+    def repairs(split: str, n: int) -> Iterator[dict[str, Any]]:
+        return generator.dialogues(split, n, cfg.seed, cfg.levels, cfg.actions)
+
+    return preparation.prepare_generated(cfg, task, generator.DOMAIN, repairs)

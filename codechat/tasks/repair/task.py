@@ -8,12 +8,12 @@ from pathlib import Path
 from codechat.core.errors import ConfigError
 from codechat.tasks.base import Message, Problem, Score, check_levels
 from codechat.tasks.coding.task import pool_of
-from codechat.tasks.preparation import generated_or_read
+from codechat.tasks.preparation import GeneratedTask
 from codechat.tasks.repair import generator, scoring
 from codechat.tasks.repair.environment import RepairEnvironment
 
 
-class RepairTask:
+class RepairTask(GeneratedTask):
     """source: None generates problems; a directory has them in repair.SPLIT.jsonl. levels: of the problems; a repeated level is sampled more often.
     actions: "edits" (one answer with search/replace blocks or a unified diff) or "tools" (episodes). max_turns: most answers of an episode.
     timeout_s: wall seconds of each test. isolation: see `Pool`.
@@ -21,6 +21,8 @@ class RepairTask:
     ConfigError for invalid settings, MissingFile and DataError for unreadable files."""
 
     name, tiers, max_reward = "repair", scoring.TIERS, 1.0
+    gold_fields = ("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix")
+    meta_fields = ("level", "actions")
 
     def __init__(
         self,
@@ -41,19 +43,11 @@ class RepairTask:
         if actions == "tools":  # what has environments is played as episodes
             self.environment = lambda: RepairEnvironment(self.timeout_s, self.isolation)
 
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        """At most `limit` problems. Without a limit: 500 generated ones, or all of the file."""
-        return generated_or_read(
-            self.name,
-            self.source,
-            split,
-            limit,
-            seed,
-            generate=lambda n: generator.problems(split, n, seed, self.levels, self.actions),
-            gold=("files", "imports", "tests", "FAIL_TO_PASS", "PASS_TO_PASS", "fix"),
-            meta=("level", "actions"),
-            keep=lambda p: p.meta["level"] in self.levels and p.meta["actions"] == self.actions,
-        )
+    def generate(self, split: str, n: int, seed: int) -> list[Problem]:
+        return generator.problems(split, n, seed, self.levels, self.actions)
+
+    def keeps(self, problem: Problem) -> bool:
+        return super().keeps(problem) and problem.meta["actions"] == self.actions
 
     def prompt(self, problem: Problem) -> list[Message]:
         return problem.messages
