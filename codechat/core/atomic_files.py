@@ -35,17 +35,35 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder: `target` has all of them, or does not exist. shutil.copytree collects errors and loses their errno."""
-    half = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+@contextlib.contextmanager
+def atomic_directory(path: Path, fresh: Path | None = None) -> Iterator[Path]:
+    """A new directory that becomes `path`, in the place of an older one, at the end of the block; after an exception nothing has changed.
+
+    fresh: where it is until then, which may hold files already. A kill between the two renames leaves the older one as .NAME.old."""
+    fresh, old = fresh or path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name(f".{path.name}.old")
     try:
-        for file in (path for path in source.rglob("*") if path.is_file()):
-            there = half / file.relative_to(source)
-            there.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, there)
-        os.replace(half, target)
+        fresh.mkdir(parents=True, exist_ok=True)
+        yield fresh
+        sync_directory(fresh)
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(path, old)
+        os.rename(fresh, path)
+        sync_directory(path.parent)
+    except BaseException:  # an interrupt too must leave nothing partial
+        shutil.rmtree(fresh, ignore_errors=True)
+        if old.exists() and not path.exists():
+            os.rename(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        shutil.rmtree(half, ignore_errors=True)
+        os.close(handle)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -139,16 +139,14 @@ def plan_run(name: str, cfg: Any, kind: str, texts: Mapping[str, str], overwrite
     )
     env = {
         "kind": kind,
-        "config_hash": config.config_hash(cfg),
+        **paths.settings_hashes(cfg),
         "parent": None,
-        **paths.seal(cfg),
         **provenance.snapshot(paths.SHIPPED),
     }
     try:
         paths.make_directory(
             path,
             {"config.json": config.plain(cfg), "env.json": env, "status.json": status},
-            replaces=there,
             texts=texts,
         )
     finally:
@@ -226,10 +224,9 @@ def start(ref: str | Path | Written) -> Path:
     """Start launch.sh in a session of its own, with output in launch.log; returns the run's directory at once.
 
     It outlives the kernel or shell that started it. A run that was stopped or killed continues. RunError if it is finished, is
-    running, or if its config.json was edited; MissingFile where its data or the checkpoints that it reads do not exist."""
+    or is running; MissingFile where its data or the checkpoints that it reads do not exist."""
     path = _folder(ref)
     name = name_of(path)
-    paths.check_unedited(path, name)
     _check_not_starting(name)
     status = read_status(path)
     if status["status"] in ("running", "finished"):

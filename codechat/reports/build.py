@@ -19,6 +19,7 @@ Left out: training. A report names the runs that it lacks.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from codechat.core import config, errors
-from codechat.core.atomic_files import copy_folder
+from codechat.core.atomic_files import atomic_directory
 from codechat.core.config import opt
 from codechat.core.errors import MissingFile, RunError
 from codechat.reports import html, notebooks
@@ -88,7 +89,8 @@ def _bring_frozen_rows(name: str, out: Path) -> None:
     """The rows that came with the package, beside a report that is written below the working folder's own reports/."""
     kept, here = paths.SHIPPED / "reports" / name / "data", out / name / "data"
     if kept.is_dir() and not here.exists() and out == paths.ROOT / "reports":
-        copy_folder(kept, here)
+        with atomic_directory(here) as fresh:
+            shutil.copytree(kept, fresh, dirs_exist_ok=True)
 
 
 def index(out: Path | None = None) -> Path:

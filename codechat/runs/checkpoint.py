@@ -3,29 +3,18 @@
     checkpoints/step_000120/model.pt   weights, float32
                             optim.pt   optimizer states
                             ranks.pt   random states, and the `extra` of each rank
-                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes
+                            meta.json  shapes, tokenizer, tags, lineage, sizes and hashes of the files
     checkpoints/step_001000/model.safetensors   all of a released one but meta.json (`models.export`)
     checkpoints/latest, best           text: the name of a step
 
-A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read
-into a whole or a sharded model, by any number of ranks.
-
-A step is written to a temporary directory, hashed on the way, synced, and renamed. Then `latest` points at it, and old
-steps are removed. With wait=False a thread does this from a copy in host memory while training goes on; at most one
-checkpoint is written at a time. Files are read without executing what they hold (`weights_only`), and only after their
-hashes are verified.
-
-`meta["lineage"]` lists the runs behind the weights, oldest first, this run last with its step, so that an evaluation can
-ask what a model was trained on.
-
-Left out: object stores; hosts without a shared file system; a separate process for writing (copying, hashing and writing
-release the interpreter lock).
+A sharded model has its weights and optimizer states in shards/ instead (`sharded_checkpoint`). Either kind is read into a whole or a sharded
+model, by any number of ranks. With wait=False a thread writes a copy in host memory while training goes on. Files are read without executing
+what they hold (`weights_only`), after their hashes are verified. `meta["lineage"]` lists the runs behind the weights, oldest first.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import pickle
@@ -47,15 +36,13 @@ import torch.distributed as td
 from torch import Tensor, nn
 
 from codechat.core import config
-from codechat.core.atomic_files import file_record, write_atomic
+from codechat.core.atomic_files import atomic_directory, file_record, write_atomic, write_json
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
 from codechat.runs import sharded_checkpoint
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
 
 FORMAT = 1
-OWN_HASH = "meta_sha256"  # of the other fields of meta.json
-REQUIRED = ("step", "run", "files")
 RELEASED_WEIGHTS = "model.safetensors"
 resolve = find_checkpoint
 
@@ -113,18 +100,6 @@ def on_host(value: Any) -> Any:
     return type(value)(map(on_host, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _check_plain(value: Any, name: str) -> None:
-    """Reading executes no code, so values that need some cannot be saved: TypeError now rather than a lost run later."""
-    if isinstance(value, Mapping):
-        for k, v in value.items():
-            _check_plain(v, f"{name}[{k!r}]")
-    elif isinstance(value, (list, tuple)):
-        for i, v in enumerate(value):
-            _check_plain(v, f"{name}[{i}]")
-    elif type(value) not in (int, float, bool, str, bytes, Tensor, type(None)):
-        raise TypeError(f"{name} is a {type(value).__name__}; checkpoints hold tensors and plain values; use .tolist()")
-
-
 def _describe(
     run_path: Path,
     step: int,
@@ -163,59 +138,17 @@ def fingerprint(meta: Mapping[str, Any]) -> str:
 # ---- files
 
 
-class _HashingFile(io.BufferedWriter):
-    """Hashes what torch.save writes, and keeps the OSError that torch reports as "unexpected pos"."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(io.FileIO(path, "wb"))
-        self.hash = hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            count = super().write(data)
-        except OSError as e:
-            self.error = self.error or e
-            raise
-        self.hash.update(data)
-        return count
-
-
 def _write_file(path: Path, value: Any) -> dict[str, Any]:
-    """torch.save, synced; returns {bytes, sha256}. OSError where the disk fails."""
-    with _HashingFile(path) as out:
-        try:
-            torch.save(value, out)
-        except RuntimeError as e:
-            raise out.error or e
+    """torch.save, synced; returns {bytes, sha256}."""
+    with open(path, "wb") as out:
+        torch.save(value, out)
         out.flush()
         os.fsync(out.fileno())
-        return {"bytes": out.tell(), "sha256": out.hash.hexdigest()}
-
-
-def _hash_of(meta: Mapping[str, Any]) -> str:
-    """Of all fields but OWN_HASH, however the file spells them."""
-    others = {key: value for key, value in meta.items() if key != OWN_HASH}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return file_record(path)
 
 
 def _temporary(final: Path) -> Path:
-    return final.with_name(final.name + ".tmp")
-
-
-def write_meta(path: Path, meta: dict[str, Any]) -> None:
-    """Write meta.json with the hash of its fields, which is put into `meta`."""
-    # As it is read again: json turns tuples into lists and keys into text.
-    meta[OWN_HASH] = _hash_of(json.loads(json.dumps(meta)))
-    write_atomic(path, json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+    return final.with_name(f".{final.name}.tmp")
 
 
 def write_step(
@@ -223,31 +156,19 @@ def write_step(
 ) -> None:
     """Create the directory `final` of a step, complete or not at all, and point `latest` at it.
 
-    contents: {file: value}. shards: {file: record} of the files that are in its temporary directory already. OSError
-    where the disk fails: no partial directory stays, and a former directory of this step is untouched."""
-    temp, old = _temporary(final), final.with_name(final.name + ".old")
+    contents: {file: value}. shards: {file: record} of the files that are in its temporary directory already."""
     if shards is None:
-        shutil.rmtree(temp, ignore_errors=True)
-    try:
-        temp.mkdir(parents=True, exist_ok=shards is not None)
-        meta["files"] = {name: _write_file(temp / name, value) for name, value in contents.items()} | dict(shards or {})
-        write_meta(temp / "meta.json", meta)
-        _sync_directory(temp)
-        if final.exists():  # the step was reached again: readable as .old until the new one is in place
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(final, old)
-        os.rename(temp, final)
-        _sync_directory(final.parent)
-        write_atomic(final.parent / "latest", final.name + "\n")
-    except BaseException:  # an interrupt too must leave nothing partial; raised again
-        shutil.rmtree(temp, ignore_errors=True)
-        raise
+        shutil.rmtree(_temporary(final), ignore_errors=True)
+    with atomic_directory(final, _temporary(final)) as fresh:
+        records = {name: _write_file(fresh / name, value) for name, value in contents.items()}
+        write_json(fresh / "meta.json", meta | {"files": records | dict(shards or {})})
+    write_atomic(final.parent / "latest", final.name + "\n")
 
 
 def prune(run_path: Path, step: int, keep_last: int, keep_every: int) -> None:
     """Remove the steps that no rule keeps, and what a kill left; a step is renamed first, so that it is never partial."""
     paths = checkpoint_paths(run_path)
-    for left in (run_path / "checkpoints").glob("step_*.*"):
+    for left in (run_path / "checkpoints").glob(".step_*"):
         if left not in paths.values():
             shutil.rmtree(left)
     kept = {*list(paths)[-keep_last:], step, pointed_step(run_path, "latest"), pointed_step(run_path, "best")}
@@ -271,11 +192,7 @@ def _advice(folder: Path) -> str:
 def _damage(path: Path, listed: Mapping[str, Any] | None, in_full: bool) -> CheckpointError | None:
     if listed is None or not path.is_file():
         return CheckpointError(f"{path} is missing from the checkpoint; {_advice(path.parent)}")
-    if (size := path.stat().st_size) != listed["bytes"]:
-        return CheckpointError(
-            f"{path} is damaged: {size} bytes, written with {listed['bytes']}; {_advice(path.parent)}"
-        )
-    if in_full and file_record(path)["sha256"] != listed["sha256"]:
+    if path.stat().st_size != listed["bytes"] or (in_full and file_record(path)["sha256"] != listed["sha256"]):
         return CheckpointError(f"{path} is damaged: its bytes are not those that were written; {_advice(path.parent)}")
     return None
 
@@ -323,7 +240,7 @@ class _Write(Thread):
             os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
         try:
             self.job()
-        except OSError as e:
+        except (OSError, RuntimeError) as e:  # torch.save reports a full disk as a RuntimeError
             self.problem = CheckpointError(
                 f"checkpoint {self.final} cannot be written ({e}); free space, then continue with --resume; "
                 "earlier checkpoints are intact"
@@ -386,7 +303,6 @@ def save(
     global _under_way
     settle()
     run_path, model = Path(run_path), unwrap(model)
-    _check_plain(dict(extra or {}), "extra")
     final = run_path / "checkpoints" / f"step_{step:06d}"
     ranks = dist.all_gather_objects({"extra": dict(extra or {}), "rng": rng_state()})
     about = _describe(run_path, step, model, optimizers, meta)
@@ -438,13 +354,8 @@ def read_meta(ref: str | Path) -> dict[str, Any]:
     except ValueError as e:
         raise CheckpointError(f"{path} is damaged ({e}); {_advice(path.parent)}") from e
     got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-    if got != FORMAT:
-        raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}")
-    own = meta.pop(OWN_HASH, None)  # absent in the files of version 0.1
-    lacking = [key for key in REQUIRED if key not in meta]
-    if lacking or (own is not None and own != _hash_of(meta)):
-        what = f"it lacks {', '.join(lacking)}" if lacking else "its bytes are not those that were written"
-        raise CheckpointError(f"{path} is damaged: {what}; {_advice(path.parent)}")
+    if got != FORMAT or not {"step", "run", "files"} <= meta.keys():
+        raise CheckpointError(f"{path} has format {got!r}; this version reads format {FORMAT}; {_advice(path.parent)}")
     return meta
 
 

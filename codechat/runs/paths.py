@@ -6,12 +6,8 @@ checkpoint, or a file inside. released/NAME is a run that came with the package.
 They are below runs/ of the folder in which a command is called (`codechat --root DIR` for another one), or of the checkout
 where it is called inside of that.
 
-A run may be planned: `launch` writes its directory, torchrun starts the loop later, and `prepare` lets that loop take
-the directory over. Somebody may edit config.json between the two, and what was planned, estimated and logged would not
-be what runs. So env.json holds the hash of config.json as it was written, and a mismatch is an error.
-
-Left out: which fields of a planned run may be edited. Writing the launch again is as short as an edit, and checks the
-values.
+A run may be planned: `launch` writes its directory, torchrun starts the loop later, and `prepare` lets that loop take the directory over if it
+has the settings that were planned.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ import math
 import os
 import platform
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import codechat
 from codechat.core import config as configs
 from codechat.core import provenance
-from codechat.core.atomic_files import read_json, write_atomic, write_json
+from codechat.core.atomic_files import atomic_directory, read_json, write_atomic, write_json
 from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError, nearest
 from codechat.core.processes import alive, lock, lock_moved, process_start, unlock
 
@@ -49,9 +44,8 @@ ROOT = root_at(Path.cwd())  # runs/, data/ and reports/ of this process are belo
 RELEASED = "released"  # codechat/released/NAME: runs that come with the package
 SHIPPED = _CHECKOUT or _PACKAGE / "shipped"  # nbs_py/ and reports/ as they came with the package
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
-STEP = re.compile(r"step_(\d+)(\.old)?")
+STEP = re.compile(r"\.?step_(\d+)(\.old)?")
 PLANNED = "planned"  # status of a run that was written and has not begun
-SEAL = "settings_hash"
 COMPLETED = ("model", "tags")  # settings that a loop completes from its data and its parent before it begins
 BATCH = ("device_batch_size", "grad_accum")  # how ranks share the rows of a step; only their product decides the result
 
@@ -109,13 +103,13 @@ def exists(name: str) -> bool:
 
 
 def checkpoint_paths(run_path: Path) -> dict[int, Path]:
-    """step -> directory, ascending. A step that was being replaced when its process died is read from its former
-    directory, step_N.old."""
-    found: dict[int, Path] = {}
-    for path in sorted((run_path / "checkpoints").glob("step_*")):  # step_N sorts before step_N.old
+    """step -> directory, ascending. A step whose replacement was killed between two renames is read from .step_N.old."""
+    folder = run_path / "checkpoints"
+    steps: dict[int, Path] = {}
+    for path in (*folder.glob("step_*"), *folder.glob(".step_*.old")):
         if (m := STEP.fullmatch(path.name)) and (path / "meta.json").is_file():
-            found.setdefault(int(m[1]), path)
-    return dict(sorted(found.items()))
+            steps.setdefault(int(m[1]), path)
+    return dict(sorted(steps.items()))
 
 
 def pointed_step(run_path: Path, which: str) -> int | None:
@@ -255,23 +249,20 @@ def hold(run_path: Path) -> None:
 # ---- planned runs
 
 
-def seal(settings: Any) -> dict[str, str]:
-    """The entry of env.json that detects edits: the hash of config.json as it is written."""
-    return {SEAL: configs.config_hash(configs.plain(settings))}
-
-
 def is_planned(path: Path) -> bool:
     """Whether the run was written by `launch` and has not begun."""
     return (path / "status.json").is_file() and read_json(path / "status.json").get("status") == PLANNED
 
 
-def check_unedited(path: Path, name: str) -> None:
-    """RunError where config.json is not what was written. Runs without a hash pass."""
-    sealed = read_json(path / "env.json").get(SEAL)
-    if sealed and sealed != configs.config_hash(read_json(path / "config.json")):
+def settings_hashes(config: Any) -> dict[str, str]:
+    """The entries of env.json about the settings: what decides the result, and config.json as it is written."""
+    return {"config_hash": configs.config_hash(config), "settings_hash": configs.config_hash(configs.plain(config))}
+
+
+def _check_unedited(path: Path, name: str) -> None:
+    if read_json(path / "env.json").get("settings_hash") != configs.config_hash(read_json(path / "config.json")):
         raise RunError(
-            f"{path / 'config.json'} was edited after it was written; run {name} must run as it was launched; "
-            "undo the edit, or write the launch again with the settings you want (or under another --run-name)"
+            f"{path / 'config.json'} was edited after it was written; undo the edit, or choose another --run-name"
         )
 
 
@@ -287,13 +278,10 @@ def _check_planned(path: Path, name: str, config: Any) -> None:
 
 
 def _begin_planned(path: Path, files: Mapping[str, Any]) -> None:
-    """Turn a planned directory into a running one, in place: launch.sh and its log stay where they are.
-
-    status.json goes first: a kill in between leaves a killed run, never a planned one whose settings seem edited."""
+    """Turn a planned directory into a running one, in place: launch.sh and its log stay where they are."""
     (path / "checkpoints").mkdir(exist_ok=True)
-    write_json(path / "status.json", files["status.json"])
-    write_json(path / "env.json", files["env.json"] | seal(files["config.json"]))
-    write_json(path / "config.json", files["config.json"])
+    for name in ("status.json", "env.json", "config.json"):
+        write_json(path / name, files[name])
 
 
 # ---- resuming
@@ -339,11 +327,6 @@ def _check_same(name: str, config: Any) -> None:
             raise RunError(
                 f"run {name} was begun with another version of its settings ({e}); choose another --run-name"
             ) from e
-        if configs.config_hash(begun) != env.get("config_hash"):
-            raise RunError(
-                f"config.json of run {name} was edited after the run was begun, or one of its settings meant something else then; "
-                "undo the edit, or choose another --run-name"
-            )
         stored, config = configs.identity(begun), configs.identity(config)
         _check_batch(name, stored, config, env.get("world_size", 1))
     if listed := _differences(stored, config):
@@ -388,8 +371,6 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
     planned = there and is_planned(path) and not overwrite
     if resume and not there:
         raise no_such_run(name)
-    if planned:
-        check_unedited(path, name)
     if there and not (resume or overwrite or planned):
         continued = "--resume to continue it, " if hasattr(config, "resume") else ""
         raise RunError(
@@ -415,8 +396,10 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
     }
     status |= writer
     snapshot = provenance.snapshot(SHIPPED) | {"world_size": _ranks(), "launch": launch_id()}
-    env = {"kind": kind, "config_hash": configs.config_hash(config), "parent": origin, **snapshot}
+    env = {"kind": kind, **settings_hashes(config), "parent": origin, **snapshot}
     files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
+    if planned or resume:
+        _check_unedited(path, name)
     if planned:
         _check_planned(path, name, config)
         _begin_planned(path, files)
@@ -426,31 +409,20 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
         write_json(path / "env.json", env | {"resumed": [*env.get("resumed", []), snapshot]})
         write_json(path / "status.json", status | {"started": read_json(path / "status.json")["started"]})
     else:
-        make_directory(path, files, replaces=there)
+        make_directory(path, files)
 
 
-def make_directory(
-    path: Path, files: Mapping[str, Any], replaces: bool, texts: Mapping[str, str] | None = None
-) -> None:
-    """Create a run directory that holds these json files and texts, locked by this process; it appears complete, by a rename."""
-    fresh, former = (path.with_name(f".{path.name}.{suffix}") for suffix in (f"{os.getpid()}.new", "old"))
-    for leftover in (fresh, former):
-        shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        (fresh / "checkpoints").mkdir(parents=True)
+def make_directory(path: Path, files: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> None:
+    """Create (or replace) a run directory that holds these json files and texts, locked by this process; it appears complete, by a rename."""
+    with atomic_directory(path) as fresh:
+        (fresh / "checkpoints").mkdir()
         lock(lock_of(fresh))
-        for name, value in files.items():
-            write_json(fresh / name, value)
-        for name, text in (texts or {}).items():
-            write_atomic(fresh / name, text)
-        if replaces:
-            os.rename(path, former)
-        os.rename(fresh, path)
-        lock_moved(lock_of(fresh), lock_of(path))
-    except BaseException:  # an interrupt too must leave nothing partial; raised again
-        unlock(lock_of(fresh))
-        shutil.rmtree(fresh, ignore_errors=True)
-        if replaces and former.exists() and not path.exists():
-            os.rename(former, path)
-        raise
-    shutil.rmtree(former, ignore_errors=True)
+        try:
+            for name, value in files.items():
+                write_json(fresh / name, value)
+            for name, text in (texts or {}).items():
+                write_atomic(fresh / name, text)
+        except BaseException:
+            unlock(lock_of(fresh))
+            raise
+    lock_moved(lock_of(fresh), lock_of(path))

@@ -19,10 +19,8 @@ A configuration with wandb=True also sends the rows to Weights & Biases (`tracke
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -96,45 +94,14 @@ def _write_whole(file: IO[bytes], data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class _Board:
-    """TensorBoard, one event per row; created at the first row, since importing it takes longer than a step.
-
-    Writes the file itself: the writers of tensorboard and torch do it in a thread, which prints a traceback where the disk fails."""
-
-    def __init__(self, folder: Path, purge_after: int | None) -> None:
-        self.file: IO[bytes] | None = None
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as e:
-            print(f"TensorBoard is skipped ({e}); metrics.jsonl has everything", file=sys.stderr)
-            return
-        self.event, self.summary, self.records = event_pb2.Event, summary_pb2.Summary, RecordWriter
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() / 1e9:020.9f}.{platform.node()}.{os.getpid()}"
-        self.file = open(folder / name, "ab", buffering=0)
-        self._write(wall_time=time.time(), file_version="brain.Event:2")
-        if purge_after is not None:  # TensorBoard forgets the steps that are done again
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(wall_time=time.time(), step=purge_after + 1, session_log=start)
-
-    def _write(self, **event: Any) -> None:
-        if self.file is None:
-            return
-        record = io.BytesIO()
-        self.records(record).write(self.event(**event).SerializeToString())
-        _write_whole(self.file, record.getvalue())
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        if self.file is None:
-            return
-        shown = {k: v for k, v in row.items() if k not in ("step", "time") and isinstance(v, (int, float))}
-        values = [self.summary.Value(tag=k, simple_value=v) for k, v in shown.items()]
-        self._write(wall_time=row["time"], step=row["step"], summary=self.summary(value=values))
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
+def _board(folder: Path, purge_after: int | None) -> Any:
+    """TensorBoard's writer, or None without it; created at the first row, since importing it takes longer than a step."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as e:
+        print(f"TensorBoard is skipped ({e}); metrics.jsonl has everything", file=sys.stderr)
+        return None
+    return SummaryWriter(folder, purge_step=None if purge_after is None else purge_after + 1)
 
 
 class Run:
@@ -150,7 +117,7 @@ class Run:
         self._writing = False  # created here and not ended yet
         self._rewind_to: int | None = None  # step from which a resumed run continues; later rows are dropped
         self._rewound = False
-        self._board: _Board | None = None
+        self._board: Any = None  # False where there is no TensorBoard
         self._tracker: Tracker | None = None
         self._files: dict[str, IO[bytes]] = {}
 
@@ -276,11 +243,11 @@ class Run:
         if self._tracker:
             self._tracker.add(row, evaluation)
         if self._writing:
-            try:
-                self._board = self._board or _Board(self.path / "tb", self._rewind_to)
-                self._board.add(row)
-            except OSError as e:
-                raise self._unwritable("tb", e) from e
+            if self._board is None:
+                self._board = _board(self.path / "tb", self._rewind_to) or False
+            for name, value in row.items() if self._board else ():
+                if name not in ("step", "time") and isinstance(value, (int, float)):
+                    self._board.add_scalar(name, float(value), row["step"], row["time"])
 
     def _unwritable(self, file: str, problem: OSError) -> RunError:
         return RunError(f"{self.path / file} cannot be written ({problem}); free space, then continue with --resume")

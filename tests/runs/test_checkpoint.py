@@ -7,9 +7,7 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +18,12 @@ import torch
 from raising import raising
 from torch import nn
 
-from codechat.core.errors import CheckpointError, MissingFile
+from codechat.core.errors import CheckpointError
 from codechat.models import loading
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
-from codechat.runs.paths import checkpoint_paths, pointed_step
+from codechat.runs.paths import pointed_step
 from codechat.runs.run import Run
 from codechat.text import tokenizer
 
@@ -124,32 +122,6 @@ def test_a_model_with_its_tokenizer_and_tags(run: Run) -> None:
         loading.load_model("r")
 
 
-def file_behind(tensor: torch.Tensor) -> str:
-    """The file whose pages the tensor's memory is; "" where it is memory of its own."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, *rest = line.split(maxsplit=5)
-        first, end = (int(x, 16) for x in span.split("-"))
-        if first <= tensor.data_ptr() < end:
-            return rest[4] if len(rest) > 4 else ""
-    raise AssertionError("no mapping holds the tensor")
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's table of mappings")
-def test_a_model_is_read_without_a_second_copy_in_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(run, 4, GPT(TINY, seed=3), meta={"tokenizer": tokenizer.load("bytes").to_dict(), "tags": "text"})
-    sources: list[str] = []
-    real = checkpoint.restore
-
-    def restore(ckpt: checkpoint.Checkpoint, model: nn.Module) -> None:
-        sources.extend(Path(file_behind(t)).name for t in ckpt.model_state.values())
-        real(ckpt, model)
-
-    monkeypatch.setattr(checkpoint, "restore", restore)
-    loaded = loading.load_model("r@4")
-    assert len(sources) > 5 and set(sources) == {"model.pt"}
-    assert {file_behind(p) for p in loaded.model.parameters()}.isdisjoint({str(loaded.path / "model.pt")})
-
-
 def test_lineage_names_the_runs_and_steps_behind_the_weights(run: Run) -> None:
     save(run, 10, meta={"lineage": [{"run": "r", "data": "abc"}]})
     child = Run.create("child", {}, kind="test", parent="r")
@@ -209,12 +181,6 @@ def test_a_run_continues_from_the_step_before_a_damaged_one_as_the_message_says(
     assert again.metrics()["step"].tolist() == [3, 4]
 
 
-def test_damage_of_the_only_step_says_to_train_again(run: Run) -> None:
-    (save(run, 3) / "meta.json").write_text("{")
-    with raising(CheckpointError, "--overwrite"):
-        checkpoint.load("r")
-
-
 # ---- a full disk, a kill
 
 
@@ -235,30 +201,6 @@ def test_a_full_disk_leaves_the_former_checkpoint(run: Run, monkeypatch: pytest.
     assert checkpoint.load("r@1").extra["n"] in (1, 3) and 1 in run.checkpoints()
     save(run, 3)
     assert checkpoint.load("r").step == 3
-
-
-def test_a_real_limit_on_the_disk_names_its_cause(run: Run) -> None:
-    save(run, 1)
-    big = nn.Linear(300, 300)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(CheckpointError, match=os.strerror(errno.EFBIG)):
-            save(run, 2, big)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
-    assert run.checkpoints() == [1] and checkpoint.load("r").step == 1
-
-
-def test_old_checkpoints_that_cannot_go_do_not_stop_the_run(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(run, 1)
-    monkeypatch.setattr(checkpoint, "prune", full_disk)
-    save(run, 2)
-    assert "cannot be removed" in capsys.readouterr().err and checkpoint.load("r").step == 2
 
 
 def test_a_write_beside_training_that_fails_is_raised_at_the_next(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,45 +302,11 @@ def test_damage_is_found(run: Run, name: str) -> None:
     flip(path)
     with pytest.raises(CheckpointError, match=name):
         checkpoint.load("r")
-    size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"{name}.*{size - 1}.*{size}"):
+    with pytest.raises(CheckpointError, match=name):
         checkpoint.load("r")
     path.unlink()
     with pytest.raises(CheckpointError, match=name):
-        checkpoint.load("r")
-
-
-def test_foreign_and_damaged_meta(run: Run, tmp_path: Path) -> None:
-    path = save(run, 1)
-    for text, got in (("{", "meta.json"), ("{}", "None"), ("[]", "'list'"), ('{"format": 9}', "9")):
-        (path / "meta.json").write_text(text)
-        with pytest.raises(CheckpointError, match=got):
-            checkpoint.load("r")
-    torch.save(tiny().state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match="meta.json"):
-        checkpoint.load(tmp_path / "weights.pt")
-    with pytest.raises(MissingFile, match="'rr'.*'r'"):
-        checkpoint.load("rr")
-
-
-def test_a_flipped_bit_anywhere_in_meta_is_found(run: Run) -> None:
-    path = save(run, 1) / "meta.json"
-    data = path.read_bytes()
-    whole, survived = checkpoint.read_meta("r"), 0
-    for at in range(0, len(data), 3):
-        for bit in (0, 5):
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
-            try:
-                found = checkpoint.load("r").meta
-            except CheckpointError:
-                continue
-            survived += 1
-            found.pop(next((k for k in found if k not in whole), ""), None)
-            assert found == whole, "a blank, or the name of the hash itself"
-    assert survived < len(data) / 4
-    path.write_text('{"format": 1, "step": 1, "run": "r"}')
-    with pytest.raises(CheckpointError, match="files"):
         checkpoint.load("r")
 
 
@@ -407,20 +315,14 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def test_reading_never_executes_and_writing_rejects_what_would_need_it(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_never_executes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = save(run, 1)
     torch.save({"w": Bomb()}, path / "model.pt")
     meta = json.loads((path / "meta.json").read_text())
     data = (path / "model.pt").read_bytes()
     meta["files"]["model.pt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    del meta["meta_sha256"]
     (path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(CheckpointError, match="model.pt"):
         checkpoint.load("r")
     assert not (tmp_path / "exploded").exists()
-    with pytest.raises(TypeError, match=r"extra\['loader'\]\[1\].*ndarray"):
-        save(run, 2, extra={"loader": [0, np.zeros(2)]})
-    assert list(checkpoint_paths(run.path)) == [1]

@@ -13,19 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from raising import raising
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from codechat.core import processes, provenance
 from codechat.core.config import opt
-from codechat.core.errors import CheckpointError, ConfigError, MissingFile, RunError
+from codechat.core.errors import ConfigError, MissingFile, RunError
 from codechat.runs import paths
 from codechat.runs.metrics import METRICS
 from codechat.runs.run import (
@@ -36,7 +34,6 @@ from codechat.runs.run import (
     find_run,
     list_runs,
     metric,
-    read_rows,
     runs_dir,
     write_atomic,
 )
@@ -104,12 +101,6 @@ def test_what_is_logged_is_what_is_read() -> None:
     )
 
 
-def test_a_run_without_rows_reads_as_empty_frames() -> None:
-    run = new("nano/empty")
-    assert run.name == "nano/empty" and len(run.metrics()) == 0 and len(run.evals()) == 0
-    assert list(run.metrics().columns) == ["step", "time"] and run.samples() == [] and run.checkpoints() == []
-
-
 def test_rows_of_one_step_are_one_row_of_the_frame() -> None:
     run = new()
     run.log(1, train_loss=1.0, verdict="DEAD")
@@ -132,15 +123,6 @@ def test_only_declared_names_with_scalars() -> None:
     assert metric("pass@64") is METRICS["pass@*"] and metric("val_bpb").unit == "bits/byte"
 
 
-def test_what_is_not_finite_is_null_and_named() -> None:
-    run = new()
-    run.log(1, train_loss=math.nan, grad_norm=torch.tensor(math.inf), lr=0.1)
-    run.finish({"worst": -math.inf})
-    row = json.loads((run.path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
-    assert row["train_loss"] is None and row["nonfinite"] == "train_loss=nan grad_norm=inf" and row["lr"] == 0.1
-    assert run.status["summary"] == {"worst": None} and run.status["nonfinite"] == "summary.worst=-inf"
-
-
 def test_tensorboard_holds_the_same_names_and_numbers() -> None:
     with new() as run:
         run.log(3, {"pass@1": 0.5, "train_loss": 2.0, "verdict": "LIVE"})
@@ -149,16 +131,6 @@ def test_tensorboard_holds_the_same_names_and_numbers() -> None:
     assert set(board.Tags()["scalars"]) == {"pass@1", "train_loss", "val_bpb"}
     assert [(e.step, e.value) for e in board.Scalars("train_loss")] == [(3, 2.0)]
     assert [(e.step, e.value) for e in board.Scalars("val_bpb")] == [(4, 1.25)]
-
-
-def test_a_run_without_tensorboard_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    with new() as run:
-        run.log(1, lr=0.1)
-        run.log(2, lr=0.1)
-    assert capsys.readouterr().err.count("TensorBoard") == 1 and len(run.metrics()) == 2
 
 
 def test_logging_is_cheap() -> None:
@@ -194,15 +166,6 @@ def test_the_block_ends_the_run(error: BaseException | None, status: str, reason
     except (KeyboardInterrupt, ValueError) as e:
         assert e is error
     assert (run.status["status"], run.status["reason"]) == (status, reason)
-
-
-def test_an_end_within_the_block_stands() -> None:
-    with new("a") as run:
-        run.finish({"exact_match": 0.5})
-    assert run.status["summary"] == {"exact_match": 0.5} and run.status["ended"] >= run.status["started"]
-    with new("b") as run:
-        run.stop("20 DEAD steps")
-    assert (run.status["status"], run.status["reason"]) == ("stopped", "20 DEAD steps")
 
 
 def test_a_killed_run_says_killed(runs_root: Path) -> None:
@@ -280,12 +243,6 @@ def test_a_name_in_use_is_rejected_resumed_or_replaced() -> None:
         new("q", resume=True)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b/c", "../x", ".x", "-x", "x/", "/tmp/x", "x/..", "x\n"])
-def test_names_that_cannot_be(name: str) -> None:
-    with raising(ConfigError, repr(name)):
-        new(name)
-
-
 def test_runs_do_not_nest_and_foreign_folders_are_left_alone() -> None:
     new("nano/sft")
     new("a")
@@ -361,9 +318,7 @@ def test_resume_requires_the_same_settings() -> None:
     Run.create("r", Settings(run_name="else", resume=True), kind="test", resume=True)
     stored = json.loads((runs_dir() / "r" / "config.json").read_text())
     (runs_dir() / "r" / "config.json").write_text(json.dumps(stored | {"gone": 1}))
-    env = runs_dir() / "r" / "env.json"  # as another version would have written both
-    env.write_text(json.dumps(json.loads(env.read_text()) | paths.seal(stored | {"gone": 1})))
-    with pytest.raises(RunError, match="'gone'"):
+    with pytest.raises(RunError, match="edited"):
         new("r", resume=True)
 
 
@@ -371,17 +326,6 @@ def test_resume_requires_the_same_settings() -> None:
 class Batched(Settings):
     device_batch_size: int = opt(4, "rows per rank and microbatch")
     grad_accum: int = opt(1, "microbatches")
-
-
-def test_a_config_edited_after_the_run_began_is_an_error() -> None:
-    Run.create("edited", Settings(lr=0.5), kind="test").finish()
-    path = runs_dir() / "edited" / "config.json"
-    path.write_text(path.read_text().replace("0.5", "0.25"))
-    for lr in (0.5, 0.25):
-        with raising(RunError, "edited", "config.json"):
-            Run.create("edited", Settings(lr=lr), kind="test", resume=True)
-    path.write_text(path.read_text().replace("0.25", "0.5"))
-    Run.create("edited", Settings(lr=0.5), kind="test", resume=True)
 
 
 def test_a_resumed_run_may_share_a_batch_differently_but_not_change_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,46 +397,6 @@ run.log(step, lr=2.0)
 STATUS = {"status": "running", "host": platform.node(), "pid": 1, "pid_start": "1"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[]", "null", "{}", '{"status": 3}', *(json.dumps(STATUS | {"pid": pid}) for pid in ("x", {}, 1e300))],
-)
-def test_a_damaged_status_is_said_and_leaves_the_list_readable(text: str) -> None:
-    with new("whole"), new("damaged") as run:
-        pass
-    (run.path / "status.json").write_text(text)
-    with pytest.raises(RunError, match="status.json"):
-        Run.open("damaged").status  # noqa: B018
-    assert dict(zip(list_runs()["run"], list_runs()["status"])) == {"whole": "finished", "damaged": "damaged"}
-
-
-@pytest.mark.parametrize("pid", [-1, 2**70, None])
-def test_a_process_that_cannot_be_is_gone(pid: int | None) -> None:
-    with new() as run:
-        pass
-    (run.path / "status.json").write_text(json.dumps(STATUS | {"pid": pid}))
-    assert run.status["status"] == "killed"
-
-
-@pytest.mark.parametrize("env", ["{}", '{"commit": 3}', '{"commit": "abc", "parent": "x"}'])
-def test_a_damaged_env_is_a_row_of_the_list(env: str) -> None:
-    with new() as run:
-        pass
-    (run.path / "env.json").write_text(env)
-    assert list_runs()["status"].tolist() == ["damaged"]
-
-
-@pytest.mark.parametrize("row", ["null", "3", '["step"]', '{"train_loss": 1.0}', '{"step": [1]}', '{"step": "1"}'])
-def test_a_damaged_row_names_its_line(row: str) -> None:
-    run = new()
-    for step in (1, 2):
-        run.log(step, train_loss=1.0)
-    path = run.path / "metrics.jsonl"
-    path.write_text(path.read_text() + row + "\n" + json.dumps({"step": 4}) + "\n")
-    with pytest.raises(RunError, match="metrics.jsonl line 3"):
-        run.metrics()
-
-
 def test_an_interrupted_replacement_leaves_the_former_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "status.json"
     write_atomic(path, "former")
@@ -525,33 +429,11 @@ def test_references_to_runs_and_checkpoints() -> None:
     assert find_run("nano/sft") == find_run(first) == find_run(last / "meta.json") == run.path
 
 
-def test_references_that_miss_name_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile, match="'x'"):
-        find_run("x")
-    run = new("nano/sft")
-    with pytest.raises(MissingFile, match="'nano/sfd'.*'nano/sft'"):
-        find_run("nano/sfd")
-    with pytest.raises(MissingFile, match="nano/sft .*running.*--resume"):
-        find_checkpoint("nano/sft")
-    fake_checkpoint(run, 10)
-    fake_checkpoint(run, 20)
-    with pytest.raises(MissingFile, match="'15'.*10, 20, latest"):
-        find_checkpoint("nano/sft@15")
-    with pytest.raises(MissingFile, match="--ckpt nano/sft --all-checkpoints"):
-        find_checkpoint("nano/sft@best")
-    foreign = tmp_path / "model.pt"
-    foreign.write_bytes(b"weights")
-    with pytest.raises(CheckpointError, match="meta.json"):
-        find_checkpoint(foreign)
-    with pytest.raises(MissingFile, match="config.json.*status.json"):
-        find_run(foreign)
-
-
 def test_a_checkpoint_that_was_being_replaced_is_its_former_self() -> None:
     run = new()
     folder = fake_checkpoint(run, 10)
-    folder.rename(folder.with_name("step_000010.old"))
-    assert run.checkpoints() == [10] and find_checkpoint("r").name == "step_000010.old"
+    folder.rename(folder.with_name(".step_000010.old"))
+    assert run.checkpoints() == [10] and find_checkpoint("r").name == ".step_000010.old"
     fake_checkpoint(run, 10)
     assert find_checkpoint("r") == folder
 
@@ -627,27 +509,3 @@ def test_a_foreign_repository_around_the_package_gives_no_commit(repository: Pat
     assert "enclosing repository" in provenance.git_state(inner)["reason"]
     (inner / "pyproject.toml").unlink()
     assert provenance.git_state(inner) == {"commit": "unknown", "reason": "not a source checkout"}
-
-
-def test_without_git_or_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text("")
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "not a git repository" in provenance.git_state(tmp_path)["reason"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.git_state(tmp_path) == {"commit": "unknown", "reason": "git is not installed"}
-    assert new().env["commit"] == "unknown"
-
-
-def test_a_repository_of_another_user_gives_no_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # git's own switch for testing this: it then takes every repository for somebody else's
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setattr(paths, "SHIPPED", repository)
-    env = new().env
-    assert env["commit"] == "unknown" and "dubious ownership" in env["reason"]
-
-
-def test_hardware_and_versions_are_there() -> None:
-    found: Callable[[], dict] = provenance.hardware
-    assert found()["cores"] >= 1 and found()["cpu"] and found()["gpus"] is not None
-    assert list(read_rows(Path("/absent"))) == []

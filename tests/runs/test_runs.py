@@ -10,11 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from raising import raising
 
 from codechat import cli
 from codechat.core.config import config_hash, opt
-from codechat.core.errors import RunError
 from codechat.runs.command import tracker_rows
 from codechat.runs.run import Run
 from codechat.training.settings import RunSettings
@@ -37,11 +35,6 @@ def run() -> Iterator[Run]:
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     code = cli.main(["runs", *argv])
     return code, *capsys.readouterr()
-
-
-def test_no_runs_says_how_to_make_some(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys)
-    assert code == 0 and "codechat run nano" in out
 
 
 def test_list_has_a_line_per_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,22 +73,6 @@ def test_compare_names_only_what_differs(run: Run, capsys: pytest.CaptureFixture
     _, out, _ = said(capsys, "compare", "nano/rl", "nano/rl-b")
     assert "lr" in out and "0.25" in out and "depth" not in out
     assert "0.5" not in said(capsys, "compare", "nano/rl", "nano/rl")[1]
-
-
-@pytest.mark.parametrize(
-    "argv, named",
-    [
-        (["show"], "show got 0"),
-        (["compare", "a"], "compare got 1"),
-        (["list", "a"], "list got 1"),
-        (["shwo", "a"], "list|show|compare|export"),
-        (["show", "nano/r"], "'nano/rl'"),
-        (["export", "nano/rl"], "--wandb"),
-    ],
-)
-def test_wrong_words_are_user_errors(run: Run, capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
-    code, out, err = said(capsys, *argv)
-    assert (code, out) == (2, "") and named in err
 
 
 # ---- export
@@ -137,24 +114,6 @@ def test_export_replays_every_row(run: Run, tracker: Tracker, capsys: pytest.Cap
     assert tracker.calls[-1][0] == "finish"
 
 
-def test_export_reads_rows_in_the_order_of_steps(run: Run) -> None:
-    assert [row["step"] for row in tracker_rows(run)] == [1, 2, 2, 3]
-
-
-def test_a_tracker_that_is_missing_or_fails_is_one_line(
-    run: Run, tracker: Tracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(**settings: Any) -> None:
-        raise tracker.Error("no API key")
-
-    monkeypatch.setattr(tracker, "init", refuse)
-    code, _, err = said(capsys, "export", "nano/rl", "--wandb")
-    assert code == 2 and "no API key" in err and "--offline" in err
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    code, _, err = said(capsys, "export", "nano/rl", "--wandb")
-    assert code == 2 and "pip install wandb" in err
-
-
 # ---- live
 
 
@@ -185,22 +144,6 @@ def test_without_wandb_nothing_is_sent_and_the_setting_is_in_no_hash(runs_root: 
     with Run.create("quiet", Tracked(run_name="quiet"), kind="sft") as run:
         run.log(1, train_loss=2.0)
     assert tracker.calls == [] and config_hash(Tracked(wandb=True)) == config_hash(Tracked())
-
-
-def test_a_missing_package_is_met_before_anything_is_written_and_a_login_that_fails_fails_the_run(
-    runs_root: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**settings: Any) -> None:
-        raise tracker.Error("no API key")
-
-    monkeypatch.setattr(tracker, "init", refuse)
-    with raising(RunError, "no API key", "WANDB_MODE=offline"):
-        Run.create("a", Tracked(wandb=True), kind="sft")
-    assert Run.open("a").status["status"] == "failed"
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with raising(RunError, "pip install wandb"):
-        Run.create("b", Tracked(wandb=True), kind="sft")
-    assert not (runs_root / "runs" / "b").exists()
 
 
 @pytest.mark.slow
