@@ -17,9 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import distributed, evaluation, rl, runs, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
+from codechat.distributed import dist
+from codechat.evaluation import diagnose
+from codechat.rl import advantages, engines, losses
+from codechat.runs import run as run_module
 from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
@@ -55,19 +59,19 @@ def kept_completions(batch: RolloutBatch, keep: str) -> Tensor:
     if keep == "correct":
         return batch.correct
     best = batch.rewards == batch.rewards.amax(1, keepdim=True)
-    return best & ~rl.advantages.zero_variance(batch.rewards)[:, None]
+    return best & ~advantages.zero_variance(batch.rewards)[:, None]
 
 
 def train(cfg: ExpertConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         cfg, parent, tok = training.load_parent(cfg)
         task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "expert", parent, task=cfg.task, data_dir=cfg.data_dir)
-        sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
+        sentinel = diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("expert", cfg, model, optimizers)
         start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
         if last:
@@ -97,7 +101,7 @@ def train(cfg: ExpertConfig) -> Run:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
                     sample.ahead(step + 1, cursor + world.size * cfg.problems_per_rank + first, first)
-                except rl.engines.EngineLost as error:
+                except engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
@@ -120,7 +124,7 @@ def train(cfg: ExpertConfig) -> Run:
                     for packed in training.packs(cfg, model, part, kept[groups].float()):
                         mask = packed.targets >= 0  # (R, T)
                         logprobs, _ = training.token_logprobs(cfg, model, packed)  # (R, T)
-                        loss = rl.losses.policy_gradient_loss(logprobs, packed.advantages, mask, n_tokens)
+                        loss = losses.policy_gradient_loss(logprobs, packed.advantages, mask, n_tokens)
                         loss.backward()
                         meter.loss(loss, packed.n_tokens)
                         meter.add(tokens=mask.sum(), train_loss=-packed.at_targets(logprobs.detach()).sum())

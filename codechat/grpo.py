@@ -23,10 +23,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import distributed, evaluation, rl, runs, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.distributed import dist
+from codechat.evaluation import diagnose
+from codechat.rl import advantages, engines, losses
+from codechat.runs import run as run_module
 from codechat.training.presets import LORA_RUN, TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
@@ -157,7 +161,7 @@ def resample_flat_groups(
     A collective: all ranks count together, since what one replaces decides what the next one draws; each samples in every round."""
     drawn = world.size * cfg.problems_per_rank
     for _ in range(cfg.resample_rounds):
-        flat = rl.advantages.zero_variance(batch.rewards).nonzero()[:, 0].tolist()
+        flat = advantages.zero_variance(batch.rewards).nonzero()[:, 0].tolist()
         (wanted,) = training.totals([[len(flat) * (rank == world.rank) for rank in range(world.size)]])
         if not sum(wanted):
             break
@@ -175,18 +179,18 @@ def credit(
 
     The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree. It makes no
     completion live: where rewards agree, rounding alone gives each completion a penalty of its own."""
-    advantage = rl.advantages.group_advantages(batch.rewards, cfg.baseline)
+    advantage = advantages.group_advantages(batch.rewards, cfg.baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
         return advantage, live
-    penalty = (rl.losses.kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
+    penalty = (losses.kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
     baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
-    return advantage - cfg.kl_coef * rl.advantages.group_advantages(penalty, baseline), live
+    return advantage - cfg.kl_coef * advantages.group_advantages(penalty, baseline), live
 
 
 def train(cfg: GRPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         cfg, parent, tok = training.load_parent(cfg.resolved())
         task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
@@ -194,7 +198,7 @@ def train(cfg: GRPOConfig) -> Run:
         optimizers = training.build_optimizers(cfg, model)
         engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "grpo", parent, task=cfg.task, data_dir=cfg.data_dir)
-        sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
+        sentinel = diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("grpo", cfg, model, optimizers)
         start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
         if last:
@@ -225,7 +229,7 @@ def train(cfg: GRPOConfig) -> Run:
                     batch = sample(cursor + first, cfg.problems_per_rank, seed, key=first)
                     batch, drawn = resample_flat_groups(cfg, world, batch, sample, cursor, seed)
                     sample.ahead(step + 1, cursor + drawn + first, first)
-                except rl.engines.EngineLost as error:
+                except engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
@@ -233,14 +237,14 @@ def train(cfg: GRPOConfig) -> Run:
                 cursor += drawn
 
                 # credit: a completion's reward above its group's baseline; log-probabilities that ratio and KL start from
-                sampler = distributed.dist.send(batch.logprobs(), world.device)  # (N, C)
+                sampler = dist.send(batch.logprobs(), world.device)  # (N, C)
                 old = training.score(cfg, model, batch) if cfg.old_logprobs == "trainer" else sampler  # (N, C)
                 ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
-                importance, off_policy = rl.losses.importance_weights(
-                    old, sampler, distributed.dist.send(batch.mask(), world.device), cfg.importance_cap
+                importance, off_policy = losses.importance_weights(
+                    old, sampler, dist.send(batch.mask(), world.device), cfg.importance_cap
                 )  # (N, C)
                 advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
-                per_completion = distributed.dist.send(advantage.view(-1, 1), world.device)  # (N, 1)
+                per_completion = dist.send(advantage.view(-1, 1), world.device)  # (N, 1)
                 meter.rolled_out(model)
 
                 # learn: each minibatch is one update, its loss divided by the sequences or tokens of all ranks
@@ -253,14 +257,14 @@ def train(cfg: GRPOConfig) -> Run:
                         parts[update % len(parts)],
                         counts[update % len(parts)],
                     )
-                    if not rl.advantages.worth_an_update(n_live):
+                    if not advantages.worth_an_update(n_live):
                         continue
                     skip_zero = not (cfg.entropy_coef or (cfg.kl_coef and cfg.kl_in == "loss"))
                     for packed in training.packs(cfg, model, part, advantage[groups], skip_zero=skip_zero):
                         logprobs, entropy = training.token_logprobs(cfg, model, packed)  # (R, T) each
                         new, mask = packed.unpack(logprobs), packed.unpack(packed.completion >= 0)  # (B, C)
                         rows, C = training.rows_in(batch, groups, packed), new.shape[1]
-                        token_loss, clipped = rl.losses.clipped_policy_loss(
+                        token_loss, clipped = losses.clipped_policy_loss(
                             new,
                             old[rows, :C],
                             per_completion[rows],
@@ -271,26 +275,22 @@ def train(cfg: GRPOConfig) -> Run:
                         )  # (B, C)
                         token_loss = token_loss * importance[rows, :C]
                         if ref is not None and cfg.kl_in == "loss":
-                            token_loss = token_loss + cfg.kl_coef * rl.losses.kl_estimate(
-                                new, ref[rows, :C], cfg.kl_kind
-                            )
+                            token_loss = token_loss + cfg.kl_coef * losses.kl_estimate(new, ref[rows, :C], cfg.kl_kind)
                         if cfg.entropy_coef:
                             token_loss = token_loss - cfg.entropy_coef * packed.unpack(entropy)
-                        weights = rl.losses.token_weights(
+                        weights = losses.token_weights(
                             mask.sum(1),
                             cfg.loss_aggregation,
                             n_sequences=n_sequences,
                             n_tokens=n_tokens,
                             max_tokens=cfg.max_new_tokens,
                         )  # (B, 1)
-                        loss = rl.losses.masked_sum(token_loss * weights, mask)
+                        loss = losses.masked_sum(token_loss * weights, mask)
                         loss.backward()
                         meter.loss(loss, packed.n_tokens)
                         meter.add(**clipped)
                         if ref is not None:
-                            meter.add(
-                                kl_ref=rl.losses.masked_sum(rl.losses.kl_estimate(new.detach(), ref[rows, :C]), mask)
-                            )
+                            meter.add(kl_ref=losses.masked_sum(losses.kl_estimate(new.detach(), ref[rows, :C]), mask))
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
                     grad_norm = training.apply_gradients(cfg, optimizers, model)

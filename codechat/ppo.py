@@ -19,10 +19,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import distributed, evaluation, rl, runs, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.distributed import dist
+from codechat.evaluation import diagnose
+from codechat.rl import advantages, engines, losses, rollout_metrics
+from codechat.runs import run as run_module
 from codechat.training.presets import LORA_RUN, TOY_RUN
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
@@ -87,17 +91,15 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor, ref: Tensor | None) -> Tensor:
     """(N, C) reward of each token: `paid` (P, G) at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
     rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
-    rows, ends, last = (
-        distributed.dist.send(x, old.device) for x in (rows, batch.lengths()[rows] - 1, paid.flatten()[rows])
-    )
+    rows, ends, last = (dist.send(x, old.device) for x in (rows, batch.lengths()[rows] - 1, paid.flatten()[rows]))
     rewards = old.new_zeros(old.shape)
     rewards[rows, ends] = last.to(rewards.dtype)
-    return rewards if ref is None else rewards - cfg.kl_coef * rl.losses.kl_estimate(old, ref, cfg.kl_kind)
+    return rewards if ref is None else rewards - cfg.kl_coef * losses.kl_estimate(old, ref, cfg.kl_kind)
 
 
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         cfg, parent, tok = training.load_parent(cfg)
         task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
@@ -106,7 +108,7 @@ def train(cfg: PPOConfig) -> Run:
         optimizers = training.build_optimizers(cfg, model) + head.optimizers(cfg.value_lr)
         engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "ppo", parent, task=cfg.task, data_dir=cfg.data_dir)
-        sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
+        sentinel = diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("ppo", cfg, model, optimizers)
         start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
         if last:
@@ -137,7 +139,7 @@ def train(cfg: PPOConfig) -> Run:
                     engine.push(model, step)
                     batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
                     sample.ahead(step + 1, cursor + world.size * cfg.problems_per_rank + first, first)
-                except rl.engines.EngineLost as error:
+                except engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
@@ -145,13 +147,13 @@ def train(cfg: PPOConfig) -> Run:
                 cursor += world.size * cfg.problems_per_rank
 
                 # credit: each token's reward, its value before it was written, and from both its advantage and return
-                old, mask = (distributed.dist.send(x, world.device) for x in (batch.logprobs(), batch.mask()))  # (N, C)
-                written = distributed.dist.send(batch.mask().flatten().nonzero()[:, 0], world.device)  # of (N C)
+                old, mask = (dist.send(x, world.device) for x in (batch.logprobs(), batch.mask()))  # (N, C)
+                written = dist.send(batch.mask().flatten().nonzero()[:, 0], world.device)  # of (N C)
                 paid = batch.rewards - cfg.non_stop_penalty * batch.cut_off()  # (P, G); what is logged stays the task's
                 ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
                 rewards = token_rewards(cfg, batch, paid, old, ref)  # (N, C)
                 old_values = training.values_of(cfg, model, head, batch)  # (N, C)
-                advantage, returns = rl.advantages.estimate_gae(
+                advantage, returns = advantages.estimate_gae(
                     rewards, old_values, mask, gamma=cfg.gamma, lam=cfg.lam
                 )  # (N, C) each
                 explained = training.explained_variance(returns.flatten()[written], old_values.flatten()[written])
@@ -164,7 +166,7 @@ def train(cfg: PPOConfig) -> Run:
                 lr = training.set_rate(cfg, optimizers, step)
                 grad_norm = 0.0
                 parts = training.minibatches(batch, cfg.minibatches)
-                live = rl.rollout_metrics.live_groups(paid)
+                live = rollout_metrics.live_groups(paid)
                 counts = training.totals([[part.n_tokens, live] for _, part in parts])
                 for update in range(cfg.inner_epochs * cfg.minibatches):
                     (groups, part), (n_tokens, n_live) = parts[update % len(parts)], counts[update % len(parts)]
@@ -176,7 +178,7 @@ def train(cfg: PPOConfig) -> Run:
                         new, entropy = packed.unpack(logprobs), packed.unpack(entropy)  # (B, C) each
                         rows, C = training.rows_in(batch, groups, packed), new.shape[1]
                         on = mask[rows, :C]
-                        policy_loss, clipped = rl.losses.clipped_policy_loss(
+                        policy_loss, clipped = losses.clipped_policy_loss(
                             new,
                             old[rows, :C],
                             advantage[rows, :C],
@@ -184,18 +186,16 @@ def train(cfg: PPOConfig) -> Run:
                             clip_eps_low=cfg.clip_eps_low,
                             clip_eps_high=cfg.clip_eps_high,
                         )  # (B, C)
-                        value_loss = rl.losses.value_loss(
+                        value_loss = losses.value_loss(
                             values, old_values[rows, :C], returns[rows, :C], cfg.value_clip_eps
                         )  # (B, C)
                         token_loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
-                        rl.losses.masked_mean(token_loss, on, n_tokens).backward()
-                        meter.loss(rl.losses.masked_mean(policy_loss.detach(), on, n_tokens), packed.n_tokens)
+                        losses.masked_mean(token_loss, on, n_tokens).backward()
+                        meter.loss(losses.masked_mean(policy_loss.detach(), on, n_tokens), packed.n_tokens)
                         meter.add(**clipped)
-                        meter.add(value_loss=rl.losses.masked_sum(value_loss.detach(), on))
+                        meter.add(value_loss=losses.masked_sum(value_loss.detach(), on))
                         if ref is not None:
-                            meter.add(
-                                kl_ref=rl.losses.masked_sum(rl.losses.kl_estimate(new.detach(), ref[rows, :C]), on)
-                            )
+                            meter.add(kl_ref=losses.masked_sum(losses.kl_estimate(new.detach(), ref[rows, :C]), on))
                         if update == 0:
                             meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
                     grad_norm = training.apply_gradients(cfg, optimizers, model, head)

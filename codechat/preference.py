@@ -17,10 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import distributed, evaluation, models, rl, runs, tasks, training
+from codechat import tasks, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
+from codechat.distributed import dist, sharding
+from codechat.evaluation import diagnose
+from codechat.models import lora
+from codechat.rl import engines, preference_data, preference_losses, rollout
+from codechat.runs import run as run_module
 from codechat.tasks import NAMES
 from codechat.training.presets import TOY_RUN
 from codechat.training.settings import LearningSettings, PolicySettings, run_presets
@@ -86,7 +91,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
 
     def resolved(self) -> PreferenceConfig:
         """With what is none filled in from the paper."""
-        paper = rl.preference_losses
+        paper = preference_losses
         beta = paper.BETA[self.loss] if self.beta is None else self.beta
         return replace(self, beta=beta, sft_coef=paper.SFT_COEF[self.loss] if self.sft_coef is None else self.sft_coef)
 
@@ -104,29 +109,29 @@ class Judge:
         self.cfg, self.model = cfg, model
         known = [batch for batch in batches if batch is not None]
         self.rows = max(map(self.rows_of, known))
-        needs_reference = cfg.loss in rl.preference_losses.NEEDS_REFERENCE
+        needs_reference = cfg.loss in preference_losses.NEEDS_REFERENCE
         self.refs = {id(batch): self.totals(batch) for batch in known if needs_reference}
-        mismatched = rl.preference_data.mismatched
+        mismatched = preference_data.mismatched
         self.others = {id(b): mismatched(b, cfg.model.block_size) for b in known if cfg.loss == "kto"}
         self.other_refs = {at: self.totals(batch) for at, batch in self.others.items()}
 
     def totals(self, batch: RolloutBatch) -> Tensor:
         """(P, G) summed log-probabilities, without gradient."""
-        with distributed.sharding.whole(self.model) as reader, distributed.dist.autocast():
+        with sharding.whole(self.model) as reader, dist.autocast():
             how = dict(row_tokens=self.cfg.row_tokens, rows=min(self.rows, SCORED_ROWS))
-            logprobs = rl.rollout.score_logprobs(reader, batch, temperature=1.0, **how)
+            logprobs = rollout.score_logprobs(reader, batch, temperature=1.0, **how)
         return logprobs.sum(1).view_as(batch.rewards)
 
     def rows_of(self, batch: RolloutBatch) -> int:
         """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need; else as many as there are."""
         import torch
 
-        shapes = rl.rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, distributed.dist.device())
+        shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
         if not shapes["fixed"]:
             return shapes["rows"]
         sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor([len(ids) for ids in batch.prompts])
         longest = batch.take(sizes.argsort(descending=True)[: self.cfg.device_batch_size].tolist())
-        (packed,) = rl.rollout.pack(
+        (packed,) = rollout.pack(
             longest, torch.ones_like(longest.rewards), skip_zero=False, **shapes | dict(fixed=False)
         )
         return len(packed.ids)
@@ -135,12 +140,12 @@ class Judge:
         """(B, G) summed log-probabilities of the completions under the policy."""
         import torch
 
-        device, sums, numbers = distributed.dist.device(), [], []
-        shapes = rl.rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
-        for packed in rl.rollout.pack(part, torch.ones_like(part.rewards), skip_zero=False, **shapes):
+        device, sums, numbers = dist.device(), [], []
+        shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
+        for packed in rollout.pack(part, torch.ones_like(part.rewards), skip_zero=False, **shapes):
             packed = packed.to(device)
             where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
-            with distributed.dist.autocast():
+            with dist.autocast():
                 logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **where)
             sums.append(packed.unpack(logprobs).sum(1))
             numbers.append(packed.rows())
@@ -154,7 +159,7 @@ class Judge:
         part = batch.take(rows)
         with torch.set_grad_enabled(learns):
             summed = self.summed(part)  # (B, G)
-        lengths = distributed.dist.send(part.lengths(), summed.device).view(part.rewards.shape)
+        lengths = dist.send(part.lengths(), summed.device).view(part.rewards.shape)
         total, sums = (self.kto if self.cfg.loss == "kto" else self.pairs)(batch, rows, part, summed, lengths)
         return total, sums | dict(loss=total.detach(), pairs=len(rows))
 
@@ -166,14 +171,14 @@ class Judge:
         cfg, other = self.cfg, self.others[id(batch)].take(rows)
         drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
         ((total, count),) = training.totals([[float(drift.double().sum()), drift.numel()]])
-        kl = rl.preference_losses.kto_reference_point(total, count)
-        liked = distributed.dist.send(part.rewards.bool().flatten(), summed.device)
+        kl = preference_losses.kto_reference_point(total, count)
+        liked = dist.send(part.rewards.bool().flatten(), summed.device)
 
         def over(chosen: Tensor, x: Tensor) -> Tensor:
             """Sum over these completions; a selection by a mask would have to be waited for."""
             return torch.where(chosen, x, 0.0).sum()
 
-        found, reward = rl.preference_losses.kto_loss(
+        found, reward = preference_losses.kto_loss(
             summed.flatten(),
             picked(self.refs[id(batch)], rows).flatten(),
             liked,
@@ -182,7 +187,7 @@ class Judge:
             liked_weight=cfg.liked_weight,
             disliked_weight=cfg.disliked_weight,
         )
-        sft = rl.preference_losses.sft_loss(summed.flatten(), lengths.flatten())
+        sft = preference_losses.sft_loss(summed.flatten(), lengths.flatten())
         reward = reward.detach()
         return found.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(
             chosen_rewards=over(liked, reward),
@@ -196,7 +201,7 @@ class Judge:
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
         cfg, ref = self.cfg, picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
-        found = rl.preference_losses.pair_loss(
+        found = preference_losses.pair_loss(
             cfg.loss,
             summed[:, 0],
             summed[:, 1],
@@ -220,12 +225,12 @@ def picked(table: Tensor, rows: list[int]) -> Tensor:
     """These rows of a table that may lie on a GPU."""
     import torch
 
-    return table[distributed.dist.send(torch.tensor(rows), table.device)]
+    return table[dist.send(torch.tensor(rows), table.device)]
 
 
 def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         cfg, parent, tok = training.load_parent(cfg.resolved())
         task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
@@ -233,7 +238,7 @@ def train(cfg: PreferenceConfig) -> Run:
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         check_pairs(cfg, train=pairs, select=held_out)
         judge = Judge(cfg, model, pairs, held_out)
-        models.lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
+        lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
         training.compile_on_gpu(model)
         optimizers = training.build_optimizers(cfg, model)
         lineage = training.lineage(
@@ -267,7 +272,7 @@ def train(cfg: PreferenceConfig) -> Run:
 
                 # learn: the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
                 lr = training.set_rate(cfg, optimizers, step)
-                before = evaluation.diagnose.bf16_snapshot(model)
+                before = diagnose.bf16_snapshot(model)
                 count = cfg.device_batch_size * cfg.grad_accum * world.size
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
@@ -278,11 +283,11 @@ def train(cfg: PreferenceConfig) -> Run:
                 grad_norm = training.apply_gradients(cfg, optimizers, model)
 
                 # log
-                differ, n_weights = evaluation.diagnose.count_changed_bf16(before, model)
+                differ, n_weights = diagnose.count_changed_bf16(before, model)
                 (changed,) = meter.read(differ)
-                row = pair_means(distributed.dist.mean(dict(meter.sums)), pairs.group_size)
+                row = pair_means(dist.mean(dict(meter.sums)), pairs.group_size)
                 row |= dict(epoch=(step + 1) * count / size, lr=lr, grad_norm=grad_norm, step_s=meter.seconds())
-                row |= dict(weights_changed_bf16=evaluation.diagnose.share_of_all(changed, n_weights, model))
+                row |= dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, model))
                 run.log(step + 1, row)
                 bar.update(1)
                 loss, margin, right = (row[f"preference_{name}"] for name in ("loss", "margin", "accuracy"))
@@ -298,10 +303,10 @@ def read_or_sample(
     block = cfg.model.block_size
     if cfg.data_dir is None:
         assert task is not None
-        problems, local = task.problems("train", seed=cfg.seed), rl.engines.Local()
+        problems, local = task.problems("train", seed=cfg.seed), engines.Local()
         sample = training.RolloutSampler(cfg, local, model, task, problems, tok)
-        return rl.preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
-    read = rl.preference_data.read_preferences
+        return preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
+    read = preference_data.read_preferences
     pairs = read(cfg.data_dir, "train", tok, cfg.tags, block)
     try:
         return pairs, read(cfg.data_dir, "select", tok, cfg.tags, block, limit=cfg.eval_examples)

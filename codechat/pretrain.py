@@ -15,11 +15,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from codechat import data, distributed, runs, text, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
+from codechat.data import corpus, prefetch
+from codechat.distributed import dist as dist_module
+from codechat.distributed import sharding
 from codechat.models.config import PRESETS, GPTConfig
+from codechat.runs import checkpoint
+from codechat.runs import run as run_module
+from codechat.text import tokenizer
 from codechat.training.settings import SupervisedSettings
 
 if TYPE_CHECKING:
@@ -66,9 +72,9 @@ def bits_per_byte(
     import torch
 
     total = torch.zeros(3, dtype=torch.float64, device=device)
-    dist = distributed.dist
+    dist = dist_module
     model.eval()
-    windows = data.corpus.val_windows(
+    windows = corpus.val_windows(
         data_dir, length, limit=-(-limit // length), batch=batch, rank=dist.rank(), world=dist.world_size()
     )
     for ids, targets, n_bytes in windows:
@@ -82,15 +88,15 @@ def bits_per_byte(
 
 def train(cfg: PretrainConfig) -> Run:
     """Train `cfg.model` on the corpus; returns the finished run. UserError, before anything is written, for bad settings."""
-    manifest = data.corpus.read_manifest(cfg.data_dir)
-    tok = text.tokenizer.load(manifest["tokenizer"])
+    manifest = corpus.read_manifest(cfg.data_dir)
+    tok = tokenizer.load(manifest["tokenizer"])
     cfg = replace(cfg, model=replace(cfg.model, vocab_size=tok.n_vocab))
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
-        parent = runs.checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
-        windows = data.corpus.WindowLoader(
+    with dist_module.session(cfg) as world, run_module.StopSignal() as interrupt:
+        parent = checkpoint.load(cfg.init_from, optimizer=False, mmap=True) if cfg.init_from else None
+        windows = corpus.WindowLoader(
             cfg.data_dir, "train", cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
         )
-        loader = data.prefetch.Prefetched(windows, world.device)
+        loader = prefetch.Prefetched(windows, world.device)
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         lineage = training.lineage(cfg, "pretrain", parent, data=manifest.get("hash"), data_dir=cfg.data_dir)
@@ -102,7 +108,7 @@ def train(cfg: PretrainConfig) -> Run:
         loss_of = training.compiled(cfg, model)
 
         def validate() -> dict[str, float]:
-            with distributed.sharding.whole(model) as reader:
+            with sharding.whole(model) as reader:
                 return bits_per_byte(
                     reader, cfg.data_dir, cfg.length, cfg.device_batch_size, cfg.eval_tokens, world.device
                 )
@@ -129,7 +135,7 @@ def train(cfg: PretrainConfig) -> Run:
                 nats = 0.0
                 for micro in range(cfg.grad_accum):
                     ids, targets = (x.to(world.device, non_blocking=True) for x in loader.next())  # (B, T) each
-                    with distributed.dist.autocast():
+                    with dist_module.autocast():
                         loss = loss_of(ids, targets, reduction="sum", every=True) / tokens_per_step
                     training.backward(loss, model, last=micro == cfg.grad_accum - 1)
                     nats += loss.detach()

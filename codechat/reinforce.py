@@ -17,9 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import distributed, evaluation, rl, runs, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
+from codechat.distributed import dist
+from codechat.evaluation import diagnose
+from codechat.rl import advantages, engines, losses
+from codechat.runs import run as run_module
 from codechat.training.presets import TOY_ONE_UPDATE
 from codechat.training.settings import RLSettings, run_presets
 
@@ -48,14 +52,14 @@ RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE)
 
 def train(cfg: ReinforceConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         cfg, parent, tok = training.load_parent(cfg)
         task, problems, evaluate = training.load_task(cfg, tok)
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
         lineage = training.lineage(cfg, "reinforce", parent, task=cfg.task, data_dir=cfg.data_dir)
-        sentinel = evaluation.diagnose.Sentinel(cfg.dead_patience)
+        sentinel = diagnose.Sentinel(cfg.dead_patience)
         run, last = training.open_run("reinforce", cfg, model, optimizers)
         start = last.step if last else 0
         if last:
@@ -85,7 +89,7 @@ def train(cfg: ReinforceConfig) -> Run:
                     at = step * world.size * cfg.problems_per_rank + first
                     batch = sample(at, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
                     sample.ahead(step + 1, at + world.size * cfg.problems_per_rank, first)
-                except rl.engines.EngineLost as error:
+                except engines.EngineLost as error:
                     lost = error
                     if step > start:
                         save(step, wait=True)
@@ -93,7 +97,7 @@ def train(cfg: ReinforceConfig) -> Run:
                 meter.rolled_out(model)
 
                 # credit: a completion's reward above its group's baseline
-                advantage = rl.advantages.group_advantages(batch.rewards, cfg.baseline)  # (P, G)
+                advantage = advantages.group_advantages(batch.rewards, cfg.baseline)  # (P, G)
 
                 # learn: one step on the ids that were sampled, divided by the tokens of all completions of all ranks
                 lr = training.set_rate(cfg, optimizers, step)
@@ -102,12 +106,12 @@ def train(cfg: ReinforceConfig) -> Run:
                 for packed in packs:
                     mask = packed.targets >= 0  # (R, T)
                     logprobs, entropy = training.token_logprobs(cfg, model, packed)  # (R, T) each
-                    weight, off_policy = rl.losses.importance_weights(
+                    weight, off_policy = losses.importance_weights(
                         logprobs, packed.old_logprobs, mask, cfg.importance_cap
                     )
-                    loss = rl.losses.policy_gradient_loss(logprobs, packed.advantages * weight, mask, n_tokens)
+                    loss = losses.policy_gradient_loss(logprobs, packed.advantages * weight, mask, n_tokens)
                     if cfg.entropy_coef:
-                        loss = loss - cfg.entropy_coef * rl.losses.masked_mean(entropy, mask, n_tokens)
+                        loss = loss - cfg.entropy_coef * losses.masked_mean(entropy, mask, n_tokens)
                     loss.backward()
                     meter.loss(loss, packed.n_tokens)
                     meter.add(tokens=mask.sum(), **off_policy)

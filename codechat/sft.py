@@ -18,10 +18,17 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import data, distributed, evaluation, rl, runs, text, training
+from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
+from codechat.data import conversations, prefetch, prepared
+from codechat.distributed import dist, sharding
+from codechat.evaluation import domain_loss
+from codechat.evaluation import evaluate as evaluate_module
+from codechat.rl import engines
+from codechat.runs import run as run_module
+from codechat.text import chat
 from codechat.training.settings import EngineSettings, PolicySettings, SupervisedSettings, run_presets
 
 if TYPE_CHECKING:
@@ -93,7 +100,7 @@ def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
 
 def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> None:
     """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
-    if cfg.tags != "reserved" or cfg.model.n_ids >= tok.n_vocab + text.chat.N_TAGS:
+    if cfg.tags != "reserved" or cfg.model.n_ids >= tok.n_vocab + chat.N_TAGS:
         return
     advice = "leave --model.n-tags at 6, or set --tags text"
     if parent:
@@ -101,10 +108,10 @@ def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> Non
     raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
 
 
-def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[data.conversations.Example]]:
+def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[conversations.Example]]:
     """Validation conversations by domain; none, and a note, where the directory has none."""
     try:
-        return data.conversations.load_domains(
+        return conversations.load_domains(
             cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
         )
     except MissingFile as absent:
@@ -114,29 +121,28 @@ def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[data.convers
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    with distributed.dist.session(cfg) as world, runs.run.StopSignal() as interrupt:
+    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
         cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
         check_tags(cfg, tok, parent)
         block = cfg.model.block_size
         length = min(cfg.length, block)
-        examples = data.conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
+        examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
         held = read_held_out(cfg, tok)
         probes = training.read_probes(cfg)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
-            shares = data.conversations.token_weights(examples, shares)
-        rows = data.conversations.PackedLoader(
+            shares = conversations.token_weights(examples, shares)
+        rows = conversations.PackedLoader(
             examples, shares, cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
         )
-        loader = data.prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
+        loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
         held_out = {
-            domain: data.conversations.held_out(some, cfg.device_batch_size, cfg.length)
-            for domain, some in held.items()
+            domain: conversations.held_out(some, cfg.device_batch_size, cfg.length) for domain, some in held.items()
         }
         model = training.build_policy(cfg, parent)
         optimizers = training.build_optimizers(cfg, model)
         sampled = training.open_eval_task(cfg, tok, interrupt)
-        style = data.prepared.tools_style(cfg.data_dir)
+        style = prepared.tools_style(cfg.data_dir)
         listed = {} if style == "compact" else {"tools_style": style}
         lineage = training.lineage(cfg, "sft", parent, data_dir=cfg.data_dir, **listed)
         run, last = training.open_run("sft", cfg, model, optimizers)
@@ -154,10 +160,10 @@ def train(cfg: SFTConfig) -> Run:
 
         def evaluate(step: int) -> tuple[list[dict[str, float]], list[str]]:
             """Held-out losses up to here, and the domains whose loss rises."""
-            with distributed.sharding.whole(model) as reader:
-                losses = evaluation.domain_loss.held_out_losses(reader, held_out, world.device)
+            with sharding.whole(model) as reader:
+                losses = domain_loss.held_out_losses(reader, held_out, world.device)
                 found = (
-                    evaluation.evaluate.behaviour_matrix(reader, tok, cfg.tags, probes, seed=cfg.seed).metrics()
+                    evaluate_module.behaviour_matrix(reader, tok, cfg.tags, probes, seed=cfg.seed).metrics()
                     if probes
                     else {}
                 )
@@ -181,7 +187,7 @@ def train(cfg: SFTConfig) -> Run:
                 if turn.evaluate:
                     try:
                         history, regression = evaluate(step)
-                    except rl.engines.EngineLost as error:
+                    except engines.EngineLost as error:
                         lost = error
                         if step > start:
                             save(step, wait=True)
@@ -201,10 +207,8 @@ def train(cfg: SFTConfig) -> Run:
                 for micro, batch in enumerate(batches):
                     places = batch.places(world.device)
                     batch = batch.to(world.device)
-                    where = dict(
-                        positions=batch.positions, mask=data.conversations.packed_mask(batch.docs), places=places
-                    )
-                    with distributed.dist.autocast():
+                    where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs), places=places)
+                    with dist.autocast():
                         total = loss_of(batch.ids, batch.targets, reduction="sum", **where)
                     training.backward(total / n_tokens, model, last=micro == cfg.grad_accum - 1)
                     nats += (total / n_tokens).detach()
