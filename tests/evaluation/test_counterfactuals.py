@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,16 +74,6 @@ def test_a_renamed_tool_is_called_by_its_new_name_or_from_memory() -> None:
     assert "sum_digit(n: integer)" in case.after[0]["content"] and "digit_sum(" not in case.after[0]["content"]
     assert [case.judge(call(n, n=195)) for n in ("sum_digit", "digit_sum", "add")] == ["follows", "ignores", "other"]
     assert "add_it(" in counterfactuals.tool_renamed(ADD, RNG).after[0]["content"]
-
-
-def test_lists_with_the_name_after_its_description_are_changed_in_their_style() -> None:
-    for make, gone in ((counterfactuals.tool_swapped, "add("), (counterfactuals.tool_renamed, " add(")):
-        shown = replace(ADD, messages=[m | {"content": chat.described(m["content"])} for m in ADD.messages])
-        plain, case = make(ADD, random.Random(3)), make(shown, random.Random(3))
-        assert (
-            case.after[0]["content"] == chat.described(plain.after[0]["content"])
-            and gone not in case.after[0]["content"]
-        )
 
 
 def test_a_swapped_value_must_be_carried_over_with_its_type() -> None:

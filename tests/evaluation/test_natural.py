@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from codechat.core import config, registry
-from codechat.core.atomic_files import read_rows
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.evaluation import natural
 from codechat.evaluation.contamination import Texts
@@ -251,24 +250,6 @@ def test_the_command_writes_a_row_for_each_answer_and_tables(tiny: Path) -> None
     assert table == (tiny / "out" / "natural.md").read_text()
     assert "| code, trained on: passes all hidden tests | 0 of 1" in table
     assert all(f"| {p.id} |" in table for p in PROBLEMS)
-
-
-def test_constrained_answers_have_no_call_that_is_unreadable_or_not_offered(
-    runs_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = ("toolbox-11", "toolbox-47", "unfitting-08")  # the last two are lost by the released model
-    read = natural.read_requests
-    monkeypatch.setattr(natural, "read_requests", lambda **how: [p for p in read(**how) if p.id in ids])
-    lost = {}
-    for constrain in ("false", "true"):
-        how = ["--ckpt", "released/nano", "--constrain", constrain, "--contamination", "false", "--run-name", constrain]
-        natural.main([*how, "--max-new-tokens", "48"])
-        rows = list(read_rows(runs_root / "runs" / constrain / "natural.jsonl"))
-        assert [r["id"] for r in rows] == list(ids) and all(
-            r.get("constrained", False) == (constrain == "true") for r in rows
-        )
-        lost[constrain] = sum(r["verdict"] in (natural.NOT_OFFERED, "unreadable call") for r in rows)
-    assert lost["false"] >= 1 and lost["true"] == 0
 
 
 def test_metrics_and_tables_follow_the_rows() -> None:
