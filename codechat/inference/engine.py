@@ -27,8 +27,8 @@ from codechat.core.errors import ConfigError, RunError
 from codechat.distributed import dist
 from codechat.inference.slot_cache import SlotCache
 from codechat.models import generate
+from codechat.models.draws import apply_grammars, take_allowed
 from codechat.models.generate import Truncation, draw, last_real, pad_right, uniform
-from codechat.models.grammar_masks import apply_grammars, take_allowed
 from codechat.models.kv_cache import new_cache
 from codechat.models.loading import LoadedModel
 from codechat.runs.checkpoint import fingerprint

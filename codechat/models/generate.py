@@ -24,9 +24,8 @@ from torch import Tensor
 
 from codechat.core.errors import ConfigError
 from codechat.models import decode_graph, decoding, lora, packed_attention, sampling_memory
-from codechat.models.draws import Truncation, draw, row_key, uniform
+from codechat.models.draws import Truncation, apply_grammars, draw, row_key, stopped_by, take_allowed, uniform
 from codechat.models.gpt import GPT
-from codechat.models.grammar_masks import apply_grammars, stopped_by, take_allowed
 from codechat.models.kv_cache import KVCache, SharedCache
 
 if TYPE_CHECKING:
