@@ -113,7 +113,7 @@ def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
 
 def test_system_prompts_of_code_rows_list_tools_in_the_style_of_the_settings(tmp_path: Path) -> None:
     for style in chat.STYLES:
-        prepare_sft(SftConfig(out=str(tmp_path / style), max_examples=30, neutral_share=0, negatives_share=1, tools_style=style))  # fmt: skip
+        prepare_sft(SftConfig(out=str(tmp_path / style), tokenizer="bytes", max_examples=30, neutral_share=0, negatives_share=1, tools_style=style))  # fmt: skip
         offered = [row["messages"][0]["content"] for row in rows_of(tmp_path / style / "code.train.jsonl")]
         assert offered and all(map(chat.offered_names, offered))
         assert {'"parameters"' in text for text in offered} == {style == "json"}
