@@ -10,8 +10,8 @@ import pytest
 
 from codechat import tasks
 from codechat.core.errors import ConfigError, DataError, UserError
-from codechat.data import command, conversations
-from codechat.tasks.coding.prepare import HUB, SftConfig, prepare_sft
+from codechat.data import command, conversations, synthetic
+from codechat.tasks.coding.prepare import HUB, with_system
 from codechat.text import chat, tokenizer
 
 BYTES = tokenizer.load("bytes")
@@ -111,11 +111,12 @@ def test_cells_that_hold_no_text_are_counted_by_reason(tmp_path: Path) -> None:
             prepare(tmp_path, *refused)
 
 
-def test_system_prompts_of_code_rows_list_tools_in_the_style_of_the_settings(tmp_path: Path) -> None:
+def test_system_prompts_of_code_rows_list_tools_in_the_style_of_the_settings() -> None:
+    rows = [synthetic.row(f"Add {i}.", ADD, "code", asked="code") for i in range(20)]
     for style in chat.STYLES:
-        prepare_sft(SftConfig(out=str(tmp_path / style), tokenizer="bytes", max_examples=30, neutral_share=0, negatives_share=1, tools_style=style))  # fmt: skip
-        offered = [row["messages"][0]["content"] for row in rows_of(tmp_path / style / "code.train.jsonl")]
-        assert offered and all(map(chat.offered_names, offered))
+        written = [with_system(row, 0, 1, style) for row in rows]
+        offered = [row["messages"][0]["content"] for row in written if row["meta"]["tools_present"]]
+        assert len(offered) == 20 and all(map(chat.offered_names, offered))
         assert {'"parameters"' in text for text in offered} == {style == "json"}
 
 
