@@ -23,16 +23,13 @@ takes it; training can begin from it (--init-from) but not resume. Rounding to b
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from codechat.core import config
-from codechat.core.atomic_files import file_record, read_json, write_json
+from codechat.core.atomic_files import atomic_directory, file_record, read_json, write_json
 from codechat.core.config import REQUIRED, opt
 from codechat.core.errors import ConfigError, RunError, UserError
 from codechat.runs import paths
@@ -68,9 +65,18 @@ def export(cfg: ExportConfig) -> Path:
 
 
 def write(cfg: ExportConfig) -> str:
-    """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits."""
-    with fresh_directory(cfg.out, overwrite=cfg.overwrite) as folder:
-        return f"{cfg.out}: {(_write_run if cfg.format == 'run' else _write_hf)(cfg, folder)}"
+    """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits, or --out is in use."""
+    out = cfg.out.resolve()
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (cfg.overwrite and _is_export(out))):
+        remedy = "set --overwrite or choose another name" if out.is_dir() and _is_export(out) else "choose another name"
+        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export; {remedy}")
+    try:
+        with atomic_directory(out) as folder:
+            return f"{cfg.out}: {(_write_run if cfg.format == 'run' else _write_hf)(cfg, folder)}"
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
 
 
 def _write_hf(cfg: ExportConfig, folder: Path) -> str:
@@ -107,7 +113,7 @@ def _write_run(cfg: ExportConfig, folder: Path) -> str:
     weights.parent.mkdir(parents=True)
     size = hf_format.save(weights, ckpt.model_state, cfg.dtype)
     changed = {"optimizers": [], "sharded": False, "files": {weights.name: file_record(weights)}}
-    checkpoint.write_meta(weights.with_name("meta.json"), ckpt.meta | changed)
+    write_json(weights.with_name("meta.json"), ckpt.meta | changed)
     env, status = read_json(run / "env.json"), read_json(run / "status.json")
     env = {key: value for key, value in env.items() if key not in OF_THE_MACHINE}
     env["hardware"] = {key: value for key, value in env.get("hardware", {}).items() if key != "system"}
@@ -123,30 +129,6 @@ def _is_export(out: Path) -> bool:
     """Whether a directory holds an export of either format: config.json, no metrics, and no checkpoint but released ones."""
     released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
     return (out / "config.json").is_file() and not (out / "metrics.jsonl").exists() and released
-
-
-@contextmanager
-def fresh_directory(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A directory to fill, which becomes `out` when the context closes. On any error it is removed and an earlier `out` stays as it was."""
-    out = out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (overwrite and _is_export(out))):
-        remedy = "set --overwrite or choose another name" if out.is_dir() and _is_export(out) else "choose another name"
-        raise ConfigError(f"--out {out} exists; required is a free name, or an earlier export; {remedy}")
-    fresh, former = (out.with_name(f".{out.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
-    try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        if out.exists():
-            os.rename(out, former)
-        os.rename(fresh, out)
-    except BaseException as error:  # also an interrupt leaves nothing half written
-        shutil.rmtree(fresh, ignore_errors=True)
-        if former.exists() and not out.exists():
-            os.rename(former, out)
-        if isinstance(error, OSError) and not isinstance(error, UserError):
-            raise RunError(f"{out} cannot be written ({error}); free space or change permissions") from error
-        raise
-    shutil.rmtree(former, ignore_errors=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,6 @@ A directory is complete or absent, and the one before it goes. Samplers on other
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from codechat.core import config
-from codechat.core.atomic_files import read_json
+from codechat.core.atomic_files import atomic_directory, read_json
 from codechat.core.errors import CheckpointError, RunError
 from codechat.distributed import dist, sharding
 from codechat.models import hf_format
@@ -35,21 +34,18 @@ def publish(folder: Path, step: int, model: GPT, meta: Mapping[str, Any]) -> tup
 
     RunError, on every rank, where memory or disk is full: nothing partial stays."""
     version = dist.broadcast_object(f"{folder.name}@{step}-{secrets.token_hex(6)}")
-    final, temp, problem = folder / f"live_{step:06d}", folder / "live.tmp", None
+    final, problem = folder / f"live_{step:06d}", None
     if sharding.is_sharded(model):
         cast(FSDPModule, model).reshard()  # after a forward pass the root's weights are still gathered
     tensors = {name: _gathered(name, p) for name, p in model.state_dict().items()}
     if dist.is_main():
         about = dict(meta, step=step, version=version, model_config=config.to_dict(model.cfg))
         try:
-            shutil.rmtree(temp, ignore_errors=True)
-            temp.mkdir(parents=True)
-            hf_format.save(temp / ONE_FILE, tensors)
-            (temp / META).write_text(json.dumps(config.plain(about)))
-            withdraw(folder)
-            os.rename(temp, final)
+            with atomic_directory(final) as fresh:
+                hf_format.save(fresh / ONE_FILE, tensors)
+                (fresh / META).write_text(json.dumps(config.plain(about)))
+                withdraw(folder)
         except OSError as error:
-            shutil.rmtree(temp, ignore_errors=True)
             problem = RunError(f"the weights of step {step} cannot be written to {folder} ({error}); free memory there")
     dist.raise_together(problem)
     return final, version
