@@ -21,8 +21,9 @@ from codechat.models.gpt import GPT
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.tasks.base import SPLITS, Score
-from codechat.tasks.reasoning import rewards, stories, templates
+from codechat.tasks.reasoning import rewards, stories
 from codechat.tasks.reasoning.rewards import GRADERS
+from codechat.tasks.reasoning.templates import TEMPLATES
 from codechat.text import tokenizer
 
 GOOD = "<reasoning>\n6 + 3 = 9\n9 - 2 = 7\n</reasoning>\n<answer>\n7\n</answer>"
@@ -122,7 +123,7 @@ def test_the_named_functions_are_the_graders() -> None:
 
 
 def test_every_template_holds_the_question_and_its_reference_solution_passes() -> None:
-    for template in templates.GRADING:
+    for template in TEMPLATES:
         task = tasks.load("reasoning", template=template)
         problems = task.problems("train", 40)
         assert all(p.messages[-1]["content"] in task.prompt(p)[-1]["content"] for p in problems)
@@ -130,7 +131,7 @@ def test_every_template_holds_the_question_and_its_reference_solution_passes() -
         assert task.max_reward == (4.0 if template == "xml" else 1.0)
         roles = [m["role"] for m in task.prompt(problems[0])]
         assert roles == (["system", "user"] if template in ("xml", "zero_shot") else ["user"])
-    r1, alpaca = (templates.messages(name, "2 + 2?", "number")[0]["content"] for name in ("r1_zero", "alpaca"))
+    r1, alpaca = (TEMPLATES[name].messages("2 + 2?", "number")[0]["content"] for name in ("r1_zero", "alpaca"))
     assert r1.endswith("\nAssistant: <think>") and "### Response:\n" in alpaca
 
 
@@ -206,7 +207,7 @@ def test_gsm8k_gold_is_after_the_hashes_and_select_is_part_of_train(gsm8k: Path)
     problem = test["What is 1005 + 1?"]
     assert problem.gold == {"answer": "1006", "steps": "It is 1005 + 1 = 1006."}
     assert task.score(problem, "<answer>1,006 apples</answer>").correct
-    for template in templates.GRADING:
+    for template in TEMPLATES:
         other = tasks.load("gsm8k", source=str(gsm8k), template=template)
         tasks.check_reference_solutions(other, list(test.values())).require()
 

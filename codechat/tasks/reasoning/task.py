@@ -19,7 +19,8 @@ from codechat.core.errors import check_choice
 from codechat.data.sources import digest
 from codechat.tasks.base import SPLITS, Message, Problem, Score, check_split, shuffled
 from codechat.tasks.preparation import GeneratedTask
-from codechat.tasks.reasoning import rewards, sources, stories, templates
+from codechat.tasks.reasoning import rewards, sources, stories
+from codechat.tasks.reasoning.templates import TEMPLATES
 
 
 class AnswerTask:
@@ -33,11 +34,12 @@ class AnswerTask:
     columns: Sequence[str] = ()
 
     def __init__(self, source: str | Path | None, template: str, reward: str | None) -> None:
-        check_choice("template", template, templates.GRADING)
-        self.source, self.template, self.reward = source, template, reward or templates.GRADING[template]
+        check_choice("template", template, TEMPLATES)
+        self.source, self.template = source, TEMPLATES[template]
+        self.reward = reward or self.template.grader
         check_choice("reward", self.reward, rewards.GRADERS)
         self.max_reward = rewards.MAXIMUM[self.reward]
-        self.stop_texts = templates.STOP_TEXTS.get(template, ())
+        self.stop_texts = self.template.stop_texts
         self._problems: dict[str, list[Problem]] = {}  # of each split that was read
 
     def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
@@ -48,7 +50,7 @@ class AnswerTask:
         return shuffled(self._problems[split], limit, seed)
 
     def prompt(self, problem: Problem) -> list[Message]:
-        return templates.messages(self.template, problem.messages[-1]["content"], self.kind)
+        return self.template.messages(problem.messages[-1]["content"], self.kind)
 
     def score(self, problem: Problem, completion: str) -> Score:
         return rewards.GRADERS[self.reward](completion, problem.gold["answer"], self.kind)

@@ -7,12 +7,12 @@
     zero_shot      a system prompt that requests steps and "The answer is N."
 
 A template makes messages, which are rendered like any other conversation. With tags "raw" they are the text itself, as
-those papers ran base models; `STOP_TEXTS` ends a completion there.
+those papers ran base models; a stop text ends a completion there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 from codechat.tasks.base import Message
 
@@ -31,33 +31,26 @@ ZERO_SHOT_SYSTEM = {
     "number": 'Solve the problem step by step. End with the sentence "The answer is N.", where N is a number.',
     "letter": 'Answer the question with one of the choices. End with the sentence "The answer is X.", where X is A, B, C or D.',
 }
-STOP_TEXTS = {"r1_zero": ("</answer>",)}
-GRADING = {
-    "xml": "xml",
-    "r1_zero": "r1_zero",
-    "question_only": "question_only",
-    "alpaca": "plain",
-    "zero_shot": "plain",
-}
 
 
-def messages(template: str, question: str, kind: str) -> list[Message]:
-    """The prompt of a question whose answer is of `kind` ("number" or "letter")."""
-    return _MAKE[template](question, kind)
+class Template(NamedTuple):
+    """grader: of `rewards`. user: the request. system: before it, by the kind of the answer ("number" or "letter")."""
+
+    grader: str
+    user: str = "{question}"
+    system: dict[str, str] = {}
+    stop_texts: tuple[str, ...] = ()
+
+    def messages(self, question: str, kind: str) -> list[Message]:
+        """The prompt of a question whose answer is of this kind."""
+        system = [{"role": "system", "content": self.system[kind]}] if self.system else []
+        return [*system, {"role": "user", "content": self.user.format(question=question)}]
 
 
-def _user(content: str) -> Message:
-    return {"role": "user", "content": content}
-
-
-def _system(content: str) -> Message:
-    return {"role": "system", "content": content}
-
-
-_MAKE: dict[str, Callable[[str, str], list[Message]]] = {
-    "xml": lambda question, kind: [_system(XML_SYSTEM), _user(question)],
-    "r1_zero": lambda question, kind: [_user(R1_ZERO.format(question=question))],
-    "question_only": lambda question, kind: [_user(question)],
-    "alpaca": lambda question, kind: [_user(ALPACA.format(question=question))],
-    "zero_shot": lambda question, kind: [_system(ZERO_SHOT_SYSTEM[kind]), _user(question)],
+TEMPLATES = {
+    "xml": Template("xml", system=dict.fromkeys(("number", "letter"), XML_SYSTEM)),
+    "r1_zero": Template("r1_zero", user=R1_ZERO, stop_texts=("</answer>",)),
+    "question_only": Template("question_only"),
+    "alpaca": Template("plain", user=ALPACA),
+    "zero_shot": Template("plain", system=ZERO_SHOT_SYSTEM),
 }
