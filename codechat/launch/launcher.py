@@ -227,6 +227,7 @@ def start(ref: str | Path | Written) -> Path:
     or is running; MissingFile where its data or the checkpoints that it reads do not exist."""
     path = _folder(ref)
     name = name_of(path)
+    paths.check_unedited(path, name)
     _check_not_starting(name)
     status = read_status(path)
     if status["status"] in ("running", "finished"):

@@ -259,7 +259,7 @@ def settings_hashes(config: Any) -> dict[str, str]:
     return {"config_hash": configs.config_hash(config), "settings_hash": configs.config_hash(configs.plain(config))}
 
 
-def _check_unedited(path: Path, name: str) -> None:
+def check_unedited(path: Path, name: str) -> None:
     if read_json(path / "env.json").get("settings_hash") != configs.config_hash(read_json(path / "config.json")):
         raise RunError(
             f"{path / 'config.json'} was edited after it was written; undo the edit, or choose another --run-name"
@@ -399,7 +399,7 @@ def prepare(name: str, config: Any, kind: str, parent: str | Path | None, resume
     env = {"kind": kind, **settings_hashes(config), "parent": origin, **snapshot}
     files = {"config.json": configs.plain(config), "env.json": env, "status.json": status}
     if planned or resume:
-        _check_unedited(path, name)
+        check_unedited(path, name)
     if planned:
         _check_planned(path, name, config)
         _begin_planned(path, files)
