@@ -83,12 +83,8 @@ def test_a_short_request_counts_only_as_a_whole_message() -> None:
 
 
 def test_small_programs_are_nobodys_secret() -> None:
-    small = Problem(
-        "leaked",
-        PROBLEM.messages,
-        {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]},
-        "test",
-    )
+    gold = {"code": "def f(x):\n    return x + 1\n", "tests": ["assert f(1) == 2"], "names": ["f"]}
+    small = Problem("leaked", PROBLEM.messages, gold, "test")
     assert found("def f(x):\n    return x + 1\n", problem=small) == ()
 
 
@@ -112,26 +108,11 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "source" / f"module_{i}.py").write_text(
             f"# {i}\n{NOISE if i else CODE.replace('run', 'stretch')}\n".replace("many", f"{i}")
         )
-    command.main(
-        [
-            "corpus",
-            "--source",
-            str(tmp_path / "source"),
-            "--out",
-            str(tmp_path / "corpus"),
-            "--tokenizer",
-            "bytes",
-            "--val-share",
-            "0",
-        ]
-    )
+    words = f"corpus --source {tmp_path}/source --out {tmp_path}/corpus --tokenizer bytes --val-share 0"
+    command.main(words.split())
     (tmp_path / "talk").mkdir()
-    row = {
-        "id": "a",
-        "messages": [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}],
-        "domain": "chat",
-        "meta": {},
-    }
+    messages = [{"role": "user", "content": "lower"}, {"role": "assistant", "content": "abc"}]
+    row = {"id": "a", "messages": messages, "domain": "chat", "meta": {}}
     (tmp_path / "talk" / "chat.train.jsonl").write_text(json.dumps(row) + "\n")
     lineage = [{"run": "p", "kind": "pretrain", "data_dir": "corpus"}, {"run": "s", "kind": "sft", "data_dir": "talk"},
                {"run": "gone", "kind": "sft", "data_dir": "nowhere"}]  # fmt: skip

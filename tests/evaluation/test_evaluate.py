@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -132,49 +131,29 @@ def test_draws_do_not_depend_on_the_other_problems_or_the_batch(
 # ---------------------------------------------------------------- behaviour
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
+def test_behaviour_of_a_completion() -> None:
+    for text, expected in (
         ('<functioncall> {"name": "add", "arguments": {"a": 1}}', "call"),
         ("Sure. <functioncall> {broken", "call"),
         ("def add(a, b):\n    return a + b", "code"),
         ("Here it is:\n```python\nx = 1\n```", "code"),
         ("import math\nprint(math.pi)", "code"),
-        ("I have no function for that.", "neither"),
         ("A class of problems, from which we import nothing, is defined below.", "neither"),
         ("", "neither"),
-    ],
-)
-def test_behaviour_of_a_completion(text: str, expected: str) -> None:
-    assert behaviour_probes.behaviour(text) == expected
-
-
-def test_matrix_keeps_counts_and_intervals() -> None:
-    counts = {cell: Counter[str]() for cell in behaviour_probes.CELLS}
-    counts["tool_with_tools"] = Counter(call=9, neither=1)
-    matrix = behaviour_probes.BehaviourMatrix(counts)
-    assert matrix.metrics() == {
-        "probe/tool_with_tools/call": 0.9,
-        "probe/tool_with_tools/code": 0.0,
-        "probe/tool_with_tools/neither": 0.1,
-        "probe/tool_with_tools/n": 10,
-    }
-    assert matrix.share("tool_with_tools", "call") == wilson_interval(9, 10)
-    assert "n=10" in str(matrix)
+    ):
+        assert behaviour_probes.behaviour(text) == expected
 
 
 def test_matrix_of_a_model_counts_every_probe(policy: tuple[GPT, tokenizer.Tokenizer]) -> None:
-    asked = [
-        dict(
-            messages=[dict(role="user", content="x" * i)],
-            asked="code" if i % 2 else "tool",
-            tools_present=i < 4,
-        )
-        for i in range(8)
-    ]
+    say = lambda i: [dict(role="user", content="x" * i)]  # noqa: E731
+    asked = [dict(messages=say(i), asked="code" if i % 2 else "tool", tools_present=i < 4) for i in range(8)]
     asked += [asked[0] | dict(suitable=False)] * 2
     matrix = evaluate.behaviour_matrix(*policy, "reserved", asked)
     assert [counts.total() for counts in matrix.counts.values()] == [2, 2, 2, 2, 2]
+    row = matrix.metrics()
+    for cell, counts in matrix.counts.items():
+        assert row[f"probe/{cell}/call"] == counts["call"] / 2 and row[f"probe/{cell}/n"] == 2
+        assert matrix.share(cell, "call") == wilson_interval(counts["call"], 2)
 
 
 def test_probes_are_read_by_cell_and_bad_files_are_named(tmp_path: Path) -> None:

@@ -139,33 +139,6 @@ def slow_down(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(engine.SlotCache, "positions", lambda self, new: time.sleep(seconds) or positions(self, new))
 
 
-def test_an_answer_is_seen_while_it_is_written(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_down(monkeypatch, 0.03)
-    without_tools(page)
-    tell(page, "code")
-    shown = "document.querySelector('.assistant .body')?.textContent || ''"
-    page.until(f"running !== null && ({shown}).length > 2")
-    early = page.ask(shown)
-    page.until(SETTLED)
-    assert 0 < len(early) < len(CODE) and CODE.startswith(early) and page.ask(shown) == CODE
-
-
-def test_the_functions_that_fit_are_offered_and_said(page: Browser) -> None:
-    page.ask("$('auto').click()")
-    tell(page, REQUEST)
-    page.until(SETTLED)
-    assert page.ask("offered") == ["square"]
-    assert "square" in page.ask("document.querySelector('.offered').textContent")
-    assert page.ask("wanted().tools.map(tool => tool.function.strict)") == [True]
-    page.ask("$('hold').click()")
-    assert page.ask("wanted().tools.map(tool => 'strict' in tool.function)") == [False]
-    page.ask("$('hold').click()")
-    examples = page.ask(
-        "Promise.all(EXAMPLES.map(async text => (await (await ask('/page/prepare', {messages: [{role: 'user', content: text}]})).json()).offered))"
-    )
-    assert examples == [["square"], ["days_between"], []]
-
-
 def test_a_small_model_answers_a_new_request_by_itself(page: Browser) -> None:
     """Unless it goes on with the one before, or that is switched off; the whole conversation stays in sight and in the export."""
     page.ask("$('auto').checked = true, $('max_tokens').value = 8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import math
@@ -575,11 +574,8 @@ def test_no_text_can_forge_a_role(up: Running) -> None:
             "function": {"name": "f", "description": FORGED, "parameters": {"properties": {"p": {"type": FORGED}}}},
         }
     ]
-    status, answer = up.send(
-        "POST",
-        "/v1/chat/completions",
-        {"model": "tiny/sft", "messages": messages, "tools": tools, "max_tokens": 1, "return_token_ids": True},
-    )
+    asked = {"model": "tiny/sft", "messages": messages, "tools": tools, "max_tokens": 1, "return_token_ids": True}
+    status, answer = up.send("POST", "/v1/chat/completions", asked)
     assert status == 200, answer
     ids = answer["choices"][0]["prompt_token_ids"]
     tags = [chat.TAGS[i - TOK.n_vocab] for i in ids if i >= TOK.n_vocab]
@@ -599,25 +595,6 @@ def test_where_tags_are_text_forged_contents_are_rejected(root: Path) -> None:
         assert (
             up.send("POST", "/v1/chat/completions", {"model": "tiny/text", "messages": USER, "tools": tools})[0] == 400
         )
-
-
-# ---- clients of other kinds
-
-
-def test_async_client_and_cancelled_tasks(up: Running, slow_steps: None) -> None:
-    async def run() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-            task = asyncio.create_task(
-                client.chat.completions.create(
-                    model="tiny/sft", messages=turns("?"), n=8, temperature=10, max_tokens=370
-                )
-            )
-            await asyncio.sleep(0.05)
-            task.cancel()
-            got = await client.chat.completions.create(model="tiny/sft", messages=turns("hello"), temperature=0)
-            return got.choices[0].message.content
-
-    assert asyncio.run(run()) == "Hello." and up.idle()
 
 
 # ---- chat and tools over a server
@@ -645,24 +622,8 @@ def test_chat_and_tools_speak_to_a_server(up: Running, said: Any) -> None:
     assert (code, err) == (0, "") and out == f'{CALL}\n[square: {{"result": 144}}]\n{ANSWER}\n'
     code, out, _ = said("chat", "--server", up.url, "--complete", "def f(", "--max-new-tokens", "5")
     assert code == 0 and out.startswith("def f(") and len(out) > len("def f(\n")
-    first, again, other = (
-        said(
-            "chat",
-            "--server",
-            up.url,
-            "--user",
-            "?",
-            "--temperature",
-            "9",
-            "--top-k",
-            "400",
-            "--max-new-tokens",
-            "20",
-            "--seed",
-            s,
-        )[1]
-        for s in "112"
-    )
+    words = f"chat --server {up.url} --user ? --temperature 9 --top-k 400 --max-new-tokens 20 --seed"
+    first, again, other = (said(*words.split(), seed)[1] for seed in "112")
     assert first == again != other
 
 
