@@ -47,7 +47,6 @@ from pathlib import Path
 import pandas as pd
 
 from codechat import config, paths, reinforce, run, tasks
-from codechat.reports import dashboard
 from codechat.reports.style import OKABE_ITO, finish, label_of, new_figure
 from codechat.tasks.toy import CLASSES, ToyTask
 
@@ -175,13 +174,6 @@ pd.Series(named, name="cause").to_frame()
 rows = pd.DataFrame(runs["D"].samples())
 rows = rows[(rows["step"] == rows["step"].max()) & (rows["which"] == "best")]
 rows[["request", "completion", "reward"]].drop_duplicates("request").set_index("request")
-
-# %% [markdown]
-# The same for any run on your machine, as a page: `codechat dashboard RUN`.
-
-# %%
-page = dashboard.write(["a", "b", "c", "d", "healthy"])
-print(page.name, f"{page.stat().st_size // 1000} kB:", ", ".join(f"{name} {found.status['status']}" for name, found in runs.items()))
 
 # %% [markdown]
 # **Try this.** Answer the question first. Outcomes of seed 0.

@@ -125,10 +125,9 @@ COMMANDS: dict[str, Command | Entry] = {
     "serve": Command("codechat.inference.serve", "OpenAI's API and a chat page over HTTP"),
     "sandbox": Command("codechat.sandbox.check", "which isolation untrusted programs get on this machine"),
     "runs": Command("codechat.runs.command", "list, show, compare and export runs"),
-    "dashboard": Command("codechat.reports.dashboard", "a page about runs: curves, samples, probes, settings"),
     **_command("report"),
     "pages": Command(
-        "codechat.reports.pages", "interactive pages: token x-ray, completions, pass@k, the recipe's runs"
+        "codechat.reports.pages", "interactive pages: token x-ray, completions, pass@k"
     ),
     "export": Command("codechat.models.export", "write a checkpoint as a Hugging Face directory"),
     "import": Command("codechat.models.import_weights", "a run from a Hugging Face directory or an original .pt file"),

@@ -7,14 +7,10 @@
     calculator    pass@k from counts, and how many groups of rollouts carry a gradient
     completions   requests with the reference call and the answers of two checkpoints, by rung
     xray          loss mask, advantage, share of the gradient and probability of rollouts over the steps of RL
-    dashboard     curves, evaluations, probes and samples of runs (`dashboard`; `codechat dashboard RUN` for any run)
-    gpu           what `codechat bench gpu` measured or proved on each machine: reports/bench/*/gpu-*.json
 
 A page follows the reader's light or dark setting, works with the keyboard and on a phone, and loads nothing from the
 network: its rows are in it, and the charts' library (Vega-Lite) is one copy below `templates/pages`, to which every
 page refers by a relative path.
-
-Left out: a server and live updates. A page shows the rows at the time it was written.
 """
 
 from __future__ import annotations
@@ -28,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from codechat.core import config
-from codechat.core.atomic_files import read_json, read_rows, write_atomic
+from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, DataError, MissingFile
-from codechat.reports import dashboard, frozen_rows, html, xray_steps
+from codechat.reports import frozen_rows, html, xray_steps
 from codechat.runs import paths
 from codechat.tasks.funcall.staircase import TIERS
 
@@ -56,17 +52,9 @@ ABOUT = {
         "Where the gradient goes, step by step",
         "A small policy learns to call functions. Move the slider: its answers to the same requests, token by token.",
     ),
-    "dashboard": (
-        "The runs of recipe compact",
-        "Curves, evaluations, probes and samples, from pretraining to evaluation.",
-    ),
-    "gpu": (
-        "GPU: what was measured, and what a CPU could prove",
-        "Every check of `codechat bench gpu` with its threshold, on each machine where it ran. What needs a GPU and has not met one says so.",
-    ),
 }
-NO_CHARTS = ("completions", "gpu")
-Page = Literal["calculator", "completions", "xray", "dashboard", "gpu"]
+NO_CHARTS = ("completions",)
+Page = Literal["calculator", "completions", "xray"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +62,7 @@ class PagesConfig:
     """Which pages to write, from which rows, and where to."""
 
     names: tuple[Page, ...] = opt(
-        (), "pages: calculator, completions, xray, dashboard, gpu; none = all", positional=True
+        (), "pages: calculator, completions, xray; none = all", positional=True
     )
     source: str = opt(FROZEN, "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
@@ -82,14 +70,6 @@ class PagesConfig:
 
 
 # ---------------------------------------------------------------- one page
-
-
-def write_page(name: str, out: Path, data: Any, **values: Any) -> Path:
-    """Write the page `name` to the file `out`; `values` as in `render_page`. Nothing is written if that raises."""
-    text = render_page(name, out, data, **values)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, text)
-    return out
 
 
 def render_page(
@@ -178,34 +158,10 @@ def xray_data(source: str = FROZEN) -> dict[str, Any]:
     return xray_steps.as_page(rows)
 
 
-def dashboard_data(source: str = FROZEN) -> dict[str, Any]:
-    """The runs of a recipe, or the committed rows of its runs."""
-    return dashboard.of_frozen() if source == FROZEN else dashboard.of_runs(dashboard.chosen([source]))
-
-
-def gpu_data(source: str = FROZEN) -> dict[str, Any]:
-    """{machines}: the committed results of `codechat bench gpu`, by machine and step."""
-    machines = []
-    for folder in sorted({file.parent for file in paths.ROOT.glob("reports/bench/*/gpu-*.json")}):
-        steps = [read_json(file) for file in sorted(folder.glob("gpu-*.json"))]
-        last = max(steps, key=lambda step: step["time"])
-        about = {name: last[name] for name in ("device", "torch", "time")} | {"commit": str(last["commit"])[:7]}
-        machines.append({"name": folder.name, **about, "steps": [_gpu_step(step) for step in steps]})
-    return {"machines": machines}
-
-
-def _gpu_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {name: step[name] for name in ("step", "about", "seconds", "checks", "not_run")}
-    tables = {name: rows for name, rows in step.get("figures", {}).items() if name.endswith("/kernels")}
-    return shown | {"failed": step.get("failed", ""), "kernels": tables}
-
-
 DATA: dict[str, Callable[[str], Any]] = {
     "calculator": lambda source: {},
     "completions": completions_data,
     "xray": xray_data,
-    "dashboard": dashboard_data,
-    "gpu": gpu_data,
 }
 
 

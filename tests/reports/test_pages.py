@@ -13,14 +13,12 @@ import pytest
 import torch
 from browser import CHROMIUM, Browser
 from raising import raising
-from rich.console import Console
 
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import DataError, MissingFile
 from codechat.evaluation.intervals import estimate_pass_at_k, wilson_interval
-from codechat.launch.recipes import runner
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.reports import dashboard, frozen_rows, pages, xray_steps
+from codechat.reports import frozen_rows, pages, xray_steps
 from codechat.reports.token_attribution import gradient_share
 from codechat.rl import rollout
 from codechat.runs.run import Run
@@ -89,12 +87,6 @@ def test_no_text_ends_the_element_that_holds_the_rows() -> None:
         pages.json_for_html(float("nan"))
 
 
-def test_a_page_above_two_megabytes_is_not_written(tmp_path: Path) -> None:
-    with raising(ConfigError, "2,000,000"):
-        pages.write_page("completions", tmp_path / "x.html", ["x" * 2_000_000], title="", lead="")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_standalone_page_holds_its_library(tmp_path: Path) -> None:
     out = pages.build(tmp_path, ["calculator"], standalone=True)[0]
     assert Parts(out.read_text()).links == ["index.html", "calculator.html"] and out.stat().st_size > 700_000
@@ -128,90 +120,6 @@ def test_completions_of_runs_take_the_first_sample_at_temperature_1(runs_root: P
     (run.path / "examples.jsonl").unlink()
     with raising(MissingFile, "examples.jsonl", "--force evaluate"):
         pages.completions_data("mine")
-
-
-def test_the_gpu_page_holds_every_check_and_what_was_not_run(runs_root: Path) -> None:
-    assert pages.gpu_data() == {"machines": []}, "no results, no machine"
-    folder = runs_root / "reports" / "bench" / "h100"
-    folder.mkdir(parents=True)
-    check = dict(what="MFU", value="41 %", threshold=">= 40 %", ok=True)
-    kernel = dict(kernel="gemm", calls=2, ms=9.0, share=0.9)
-    common = dict(device="NVIDIA H100", torch="2.13", commit="a" * 40, seconds=3.0, about="x", checks=[check])
-    steps = [
-        dict(common, step=5, time="2026-01-01", not_run=["fp8"], figures={"d12": {}}),
-        dict(common, step=10, time="2026-01-02", not_run=[], failed="code -9", figures={"training/kernels": [kernel]}),
-    ]
-    for step in steps:
-        (folder / f"gpu-{step['step']:02d}-x.json").write_text(json.dumps(step))
-    (machine,) = pages.gpu_data()["machines"]
-    assert (machine["name"], machine["commit"], machine["time"]) == ("h100", "aaaaaaa", "2026-01-02")
-    first, last = machine["steps"]
-    assert first["checks"] == [check] and first["not_run"] == ["fp8"] and not first["kernels"] and not first["failed"]
-    assert last["failed"] == "code -9" and last["kernels"] == {"training/kernels": [kernel]}
-
-
-# --- the dashboard
-
-
-def test_the_dashboard_draws_runs_in_every_state(runs_root: Path) -> None:
-    settings = {"task": "funcall", "max_steps": 9, "lr": float("nan")}
-    run = Run.create("mine/rl", settings, kind="reinforce")
-    for step in range(1, 1002):
-        run.log(step, reward_mean=float("nan") if step == 3 else step / 1001, **{"tier/full": 0.5})
-    run.log_eval(5, {"pass@1": 0.4, "pass@1/lo": 0.3, "pass@1/hi": 0.5, "split": "select"})
-    run.log_samples(5, [{"request": HOSTILE, "completion": "x" * 5000, "tier": "full", "reward": 1.0}] * 70)
-    with pytest.raises(ValueError), Run.create("mine/sft", {}, kind="sft"):
-        raise ValueError("the loss is nan")
-    with Run.create("mine/empty", {}, kind="pretrain"):
-        pass
-    path = dashboard.write(["mine"])
-    assert path == runs_root / "runs" / "mine" / "dashboard.html"
-    shown = {one["name"]: one for one in data_of(path)["runs"]}
-    assert {name: one["status"] for name, one in shown.items()} == {
-        "mine/rl": "running",
-        "mine/sft": "failed",
-        "mine/empty": "finished",
-    }
-    rl = shown["mine/rl"]
-    assert len(rl["series"]["reward_mean"]) == 400 and rl["series"]["reward_mean"][-1] == [1001, 1]
-    assert 3 not in [step for step, _ in rl["series"]["reward_mean"]] and rl["settings"]["lr"] == "nan"
-    assert rl["points"]["pass@1"] == [[5, 0.4, 0.3, 0.5, "select"]] and rl["n_samples"] == 70
-    assert len(rl["samples"]) == 60 and rl["samples"][0]["request"] == HOSTILE
-    assert 2000 <= len(rl["samples"][0]["completion"]) < 2010 and "nan" in shown["mine/sft"]["reason"]
-    assert shown["mine/empty"]["series"] == {} and data_of(path)["tiers"]["mine/rl"][-1] == "full"
-
-
-def test_the_dashboard_of_a_released_model_is_not_written_into_the_package(runs_root: Path) -> None:
-    assert dashboard.write(["released/nano"]) == runs_root / "runs" / "dashboard.html"
-
-
-def test_a_dashboard_without_a_run_says_what_to_name(runs_root: Path) -> None:
-    with raising(ConfigError, "codechat runs"):
-        dashboard.main([])
-    with raising(MissingFile, "no run 'nothing'"):
-        dashboard.write(["nothing"])
-
-
-def test_one_run_gets_its_page_in_its_folder(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Run.create("alone", {}, kind="sft") as run:
-        run.log(1, train_loss=2.0)
-    dashboard.main(["alone"])
-    assert str(run.path / "dashboard.html") in capsys.readouterr().out
-    links = Parts((run.path / "dashboard.html").read_text()).links
-    assert len(links) == 2 and all((run.path / link).resolve().is_file() for link in links)
-
-
-def test_a_recipe_ends_with_the_path_of_its_page(runs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Run.create("mine/sft", {}, kind="sft") as run:
-        run.log(1, train_loss=2.0)
-    console = Console(record=True, width=40)
-    runner.show_dashboard("mine", console)
-    assert console.export_text(clear=True).strip() == f"dashboard: {runs_root / 'runs' / 'mine' / 'dashboard.html'}"
-    monkeypatch.setattr(pages, "MAX_BYTES", 10)
-    runner.show_dashboard("mine", console)
-    assert console.export_text(clear=True).startswith("no dashboard: ")
-    runner.show_dashboard("none", console)
-    assert console.export_text() == ""
 
 
 # --- the rows of the x-ray
@@ -394,24 +302,6 @@ class TestInChromium:
             "a prompt is never painted"
         )
         page.until(f"{CHARTS} === 1")
-
-    def test_the_dashboard_draws_every_run(self, page: Browser) -> None:
-        show(page, COMMITTED / "dashboard.html")
-        for run in data_of(COMMITTED / "dashboard.html")["runs"]:
-            put(page, "run", run["name"])
-            if run["series"]:
-                page.until(f"{CHARTS} >= 3")
-            assert page.ask("$('facts').childElementCount") >= 4
-        put(page, "run", "compact/sft")
-        page.until("document.querySelectorAll('#probes svg').length === 1")
-
-    def test_texts_of_a_model_stay_text(self, page: Browser, runs_root: Path) -> None:
-        with Run.create("mine", {"x": HOSTILE}, kind="reinforce") as run:
-            run.log(1, reward_mean=0.5)
-            run.log_samples(1, [{"request": HOSTILE, "completion": HOSTILE, "tier": "full", "reward": 1.0}])
-        show(page, dashboard.write(["mine"]))
-        assert page.ask("document.querySelector('article h3').textContent") == HOSTILE
-        assert page.ask("document.title") == "mine" and not page.ask("document.querySelectorAll('img').length")
 
     def test_a_page_that_was_moved_says_that_its_charts_are_missing(self, chromium: Browser, tmp_path: Path) -> None:
         moved = tmp_path / "a" / "calculator.html"

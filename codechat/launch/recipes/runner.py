@@ -45,7 +45,7 @@ from rich.table import Table
 from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, RunError, UserError, nearest
+from codechat.core.errors import ConfigError, RunError, nearest
 from codechat.labs import defects
 from codechat.launch import launcher
 from codechat.launch.recipes.compact import COMPACT
@@ -55,7 +55,6 @@ from codechat.launch.recipes.scales import SCALES, Scale
 from codechat.launch.recipes.scaling import SCALING
 from codechat.launch.recipes.stage import Bound, Stage, bind
 from codechat.launch.recipes.versions import VERSIONS
-from codechat.reports import dashboard
 from codechat.runs.paths import ROOT, exists, runs_dir
 from codechat.runs.run import Run, StopSignal
 
@@ -397,17 +396,6 @@ def main(argv: list[str] | None = None) -> None:
     index = ROOT / "reports" / "index.html"
     if index.exists():
         console.print(f"report: {index}", highlight=False)
-    show_dashboard(prefix_of(names[0], cfg), console)
-
-
-def show_dashboard(prefix: str, console: Console) -> None:
-    """Write the page about the recipe's runs and print its path; a recipe that made no run has none."""
-    if not (runs_dir() / prefix).is_dir():
-        return
-    try:
-        console.print(f"dashboard: {dashboard.write([prefix])}", highlight=False, soft_wrap=True)
-    except UserError as error:  # the recipe's work is done; its page alone must not make it fail
-        console.print(f"no dashboard: {error}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
