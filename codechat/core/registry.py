@@ -126,9 +126,7 @@ COMMANDS: dict[str, Command | Entry] = {
     "sandbox": Command("codechat.sandbox.check", "which isolation untrusted programs get on this machine"),
     "runs": Command("codechat.runs.command", "list, show, compare and export runs"),
     **_command("report"),
-    "pages": Command(
-        "codechat.reports.pages", "interactive pages: token x-ray, completions, pass@k"
-    ),
+    "pages": Command("codechat.reports.pages", "interactive pages: token x-ray, completions, pass@k"),
     "export": Command("codechat.models.export", "write a checkpoint as a Hugging Face directory"),
     "import": Command("codechat.models.import_weights", "a run from a Hugging Face directory or an original .pt file"),
     "download": Command("codechat.data.download", "fetch a model or data set from the Hugging Face hub"),

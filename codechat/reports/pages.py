@@ -61,9 +61,7 @@ Page = Literal["calculator", "completions", "xray"]
 class PagesConfig:
     """Which pages to write, from which rows, and where to."""
 
-    names: tuple[Page, ...] = opt(
-        (), "pages: calculator, completions, xray; none = all", positional=True
-    )
+    names: tuple[Page, ...] = opt((), "pages: calculator, completions, xray; none = all", positional=True)
     source: str = opt(FROZEN, "rows: frozen = the committed ones, or the recipe whose runs are read, such as nano")
     out: str = opt("reports/pages", "folder of the pages, from the project's root")
     standalone: bool = opt(False, "put the charts' library into each page (0.8 MB), so that a page can be sent alone")
