@@ -42,7 +42,9 @@ class LoadedModel:
 def describe(path: Path, meta: dict[str, Any]) -> tuple[GPTConfig, Tokenizer, str]:
     """Architecture, tokenizer and kind of tags of a checkpoint. CheckpointError where it holds no language model."""
     if not meta.get("model_config") or not meta.get("tokenizer"):
-        raise CheckpointError(f"{path} holds a {meta.get('model')} without tokenizer; a language model is required")
+        raise CheckpointError(
+            f"{path} holds a {meta.get('model')} without model_config or tokenizer; give a language model"
+        )
     shape = config.from_dict(GPTConfig, meta["model_config"], where=str(path / "meta.json"))
     return shape, tokenizer.from_dict(meta["tokenizer"]), meta.get("tags", "reserved")
 

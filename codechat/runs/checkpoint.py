@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Thread, get_native_id
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,8 +39,10 @@ from codechat.core import config
 from codechat.core.atomic_files import atomic_directory, file_record, write_atomic, write_json
 from codechat.core.errors import CheckpointError
 from codechat.distributed import dist, sharding
-from codechat.runs import sharded_checkpoint
 from codechat.runs.paths import checkpoint_paths, find_checkpoint, name_of, pointed_step
+
+if TYPE_CHECKING:  # imported where it is used: it loads torch.distributed.checkpoint, which chatting does not need
+    from codechat.runs import sharded_checkpoint
 
 FORMAT = 1
 RELEASED_WEIGHTS = "model.safetensors"
@@ -308,6 +310,8 @@ def save(
     about = _describe(run_path, step, model, optimizers, meta)
     sharded, contents, tensors = sharding.is_sharded(model), {}, {}
     if sharded:
+        from codechat.runs import sharded_checkpoint
+
         tensors, group = sharded_checkpoint.named_states(model, optimizers), _group_for_writing(td.group.WORLD)
     elif dist.is_main():
         contents["model.pt"] = model.state_dict()
@@ -371,6 +375,8 @@ def load(ref: str | Path, *, optimizer: bool = True, mmap: bool = False) -> Chec
     optimizer = optimizer and bool(meta.get("optimizers", "optim.pt" in files))
     if meta.get("sharded"):
         _verify(path, files, [*files])
+        from codechat.runs import sharded_checkpoint
+
         state = sharded_checkpoint.Shards(path, "model.")
         optim = sharded_checkpoint.Shards(path, "optim.") if optimizer else None
     elif RELEASED_WEIGHTS in files:
@@ -419,10 +425,14 @@ def _restore_optimizers(ckpt: Checkpoint, model: nn.Module, optimizers: Sequence
         )
     try:
         if is_in_shards(ckpt.optim_state):
+            from codechat.runs import sharded_checkpoint
+
             sharded_checkpoint.restore_optimizers(ckpt.optim_state, model, optimizers)
             return
         for optimizer, state in zip(optimizers, ckpt.optim_state or ()):
             if sharding.is_sharded(model):
+                from codechat.runs import sharded_checkpoint
+
                 sharded_checkpoint.restore_whole(optimizer, state)
             else:
                 optimizer.load_state_dict(state)
