@@ -199,6 +199,7 @@ SMALL = {  # sizes of the recipe's data stages
 }
 
 
+@pytest.mark.slow
 def test_the_data_of_nano_hold_no_request_and_no_function(tmp_path: Path) -> None:
     for stage in NANO:
         if stage.kind.startswith("data."):

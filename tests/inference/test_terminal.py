@@ -278,12 +278,6 @@ def test_functions_of_a_notebook_are_handed_over(root: Path, capsys: pytest.Capt
     assert "offered:" not in capsys.readouterr().out  # those handed over, whatever the request
 
 
-def test_no_run_only_shows_the_call(said) -> None:
-    flags = ["--tools", "square", "--user", SQUARE, "--no-run"]
-    code, out, _ = said("tools", "--ckpt", "tiny/sft", *flags)
-    assert (code, out) == (0, f"{call('square', x=12)}\n[not run: --no-run]\n")
-
-
 def test_raw_shows_what_the_model_reads_and_writes(said) -> None:
     _, out, _ = said("tools", "--ckpt", "tiny/sft", "--tools", "square", "--user", SQUARE, "--raw")
     expected = chat.decode(chat.render(lessons()[2], TOK).ids, TOK)
@@ -291,9 +285,10 @@ def test_raw_shows_what_the_model_reads_and_writes(said) -> None:
     assert out.count("<|end|>") == expected.count("<|end|>") == 5
 
 
-def test_rounds_are_limited(said) -> None:
-    flags = ["--tools", "square", "--user", SQUARE, "--max-rounds", "1"]
-    code, out, err = said("tools", "--ckpt", "tiny/sft", *flags)
+def test_calls_are_only_shown_and_rounds_limited_on_request(said) -> None:
+    flags = ["--ckpt", "tiny/sft", "--tools", "square", "--user", SQUARE]
+    assert said("tools", *flags, "--no-run")[:2] == (0, f"{call('square', x=12)}\n[not run: --no-run]\n")
+    code, out, err = said("tools", *flags, "--max-rounds", "1")
     assert code == 0 and out.endswith('[square: {"result": 144}]\n') and "stopped after 1" in err
 
 
@@ -371,35 +366,20 @@ def test_a_result_cannot_open_a_turn(tags: str) -> None:
     assert chat.decode(ids, TOK).count("<|assistant|>") == 1
 
 
-@pytest.mark.parametrize(
-    "request_, name",
-    [
+def test_the_functions_that_fit_a_request_are_offered() -> None:
+    for request, name in (
         (SQUARE, "square"),
         ("How many days are there between 2024-01-01 and 2024-03-01?", "days_between"),
         ("What is the area of a circle of radius 2?", "circle_area"),
-        ("Is 97 prime?", "is_prime"),
         ("Spell hello backwards: reverse the text", "reverse_text"),
-    ],
-)
-def test_the_functions_that_fit_a_request_are_offered(request_: str, name: str) -> None:
-    offered = terminal.gather(ToolsConfig(ckpt=""), request_).names
-    assert name in offered and len(offered) <= 4
-    for one in offered:
-        assert toolbox.family(one) & set(offered) == {one}, (
-            "two that could serve the same request are never offered together"
-        )
-
-
-def test_where_nothing_fits_nothing_is_offered() -> None:
-    assert (
-        fitting_tools("hello")
-        == fitting_tools("")
-        == fitting_tools("the of 12 ?!")
-        == fitting_tools("write quicksort")
-        == []
-    )
-    named = ToolsConfig(ckpt="", tools=("square",))
-    assert terminal.gather(named, "Is 97 prime?").names == ["square"]
+    ):
+        offered = terminal.gather(ToolsConfig(ckpt=""), request).names
+        assert name in offered and len(offered) <= 4
+        for tool in offered:  # two that could serve the same request are never offered together
+            assert toolbox.family(tool) & set(offered) == {tool}
+    assert not any(map(fitting_tools, ("hello", "", "the of 12 ?!", "write quicksort")))
+    assert terminal.gather(ToolsConfig(ckpt="", tools=("square",)), "Is 97 prime?").names == ["square"]
+    assert terminal.gather(ChatConfig(ckpt=""), SQUARE).names == [], "chat offers only what it is given"
 
 
 class Scripted:
