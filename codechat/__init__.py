@@ -20,7 +20,7 @@ _NAMES = {
     "distributed": "dist gpu_specs hardware",
     "evaluation": "behaviour_probes contamination diagnose evaluate intervals results",
     "rl": "advantages episodes losses per_token_rewards preference_losses rollout",
-    "labs": "chars defects exact_gradients scaling_law",
+    "labs": "chars exact_gradients scaling_law",
     "runs": "checkpoint metrics paths run",
     "runs.run": "Run",
     "launch": "launcher planner",

@@ -26,8 +26,8 @@
 # **Runs/needs.** No runs and no data: a model of 326,112 weights is trained here, in about 40 seconds of one
 # core. This notebook alone trains a whole policy in front of you, so its claims are bands over five seeds.
 #
-# In depth: [where the gradient goes](07_reinforce.ipynb). The same loop with seven defects of the original
-# system: [the museum](20_museum_stop_mask.ipynb).
+# In depth: [where the gradient goes](07_reinforce.ipynb). Seven defects of the original system:
+# [the museum](20_museum_stop_mask.ipynb).
 #
 # Next: [01 tokens and masks](01_tokens_and_masks.ipynb)
 
@@ -40,12 +40,11 @@ baseline = "mean"  # "none", "mean", "leave_one_out", "zscore"
 reward_shape = "staircase"  # "binary", "fractional", "tiered", "staircase"
 mask = "completion"  # "opening": the first three tokens only; "everything": the prompt too
 temperature = 1.0
-defect = ""  # "bf16-weights", or another name of labs.defects
+masters = True  # False: weights are kept in bfloat16 alone
 lr = 1e-3
 record = False  # True: keep rollouts for the page reports/pages/xray.html
 
 # %%
-import contextlib
 import copy
 import random
 
@@ -55,7 +54,7 @@ from IPython.display import display
 from torch.nn.utils.rnn import pad_sequence
 
 # %%
-from codechat import GPT, GPTConfig, advantages, chat, conversations, defects, losses, optim, rollout, tokenizer
+from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, rollout, tokenizer
 from codechat.labs.reward_ablation import reshaped
 from codechat.models import generate
 from codechat.reports import xray_steps
@@ -284,20 +283,21 @@ shown = xray_steps.rows_at(0, policy, tok, task, held_out[:4], max_new_tokens=MO
 sampling = dict(max_new_tokens=MOST, temperature=temperature, stop=chat.stop_sequences(tok))
 
 # %%
-with defects.switched_on(defect) if defect else contextlib.nullcontext():
-    (optimizer,) = optim.build(policy, lr=lr, weight_decay=0.0)
-    for step in range(1, rl_steps + 1):
-        asked = rng.sample(train, 8)
-        prompts = [chat.prompt(p.messages, tok) for p in asked]
-        answers = [a.ids for a in generate.sample(policy, prompts, samples_per_prompt=8, seed=step, **sampling)]
-        ids, wrote = padded(prompts, answers)
-        scores = score_answers(asked, answers)
-        rewards = torch.tensor([reshaped(score, reward_shape) for score in scores]).view(8, 8)
-        advantage = advantage_of(rewards) if baseline == "mean" else advantages.group_advantages(rewards, baseline)
-        loss_of(logprobs_of(policy, ids), advantage.flatten(), carries_loss(wrote)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        log_step(step, rewards, scores)
+(optimizer,) = optim.build(policy, lr=lr, weight_decay=0.0)
+for step in range(1, rl_steps + 1):
+    asked = rng.sample(train, 8)
+    prompts = [chat.prompt(p.messages, tok) for p in asked]
+    answers = [a.ids for a in generate.sample(policy, prompts, samples_per_prompt=8, seed=step, **sampling)]
+    ids, wrote = padded(prompts, answers)
+    scores = score_answers(asked, answers)
+    rewards = torch.tensor([reshaped(score, reward_shape) for score in scores]).view(8, 8)
+    advantage = advantage_of(rewards) if baseline == "mean" else advantages.group_advantages(rewards, baseline)
+    loss_of(logprobs_of(policy, ids), advantage.flatten(), carries_loss(wrote)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if not masters:
+        policy.load_state_dict({name: w.bfloat16() for name, w in policy.state_dict().items()})
+    log_step(step, rewards, scores)
 
 # %%
 if record:
@@ -328,11 +328,11 @@ with pd.option_context("display.max_colwidth", None):
 # | `mask = "opening"` | the first three tokens are the same in every answer: what is their mean advantage? | 0.11, below the start of 0.25: nothing useful is taught; the defect of [notebook 20](20_museum_stop_mask.ipynb) |
 # | `reward_shape = "binary"` | which groups lose their gradient? | those in which no answer is exactly right; count them in the green curve |
 # | `temperature = 0.3` | what happens to the variance of a group? | answers become alike; watch the green curve |
-# | `defect = "bf16-weights"` | which updates round to nothing? | those below half a last bit; lower `lr` to 1e-5 to see it ([notebook 22](22_museum_bf16_weights.ipynb)) |
+# | `masters = False` | which updates round to nothing? | those below half a last bit; lower `lr` to 1e-5 to see it ([notebook 22](22_museum_bf16_weights.ipynb)) |
 #
 # The last cell asserts the Result: the bands hold for seeds 0 to 4 with the switches as they are.
 
 # %%
 first, last = points[0][1], points[-1][1]
-if (baseline, reward_shape, mask, temperature, defect) == ("mean", "staircase", "completion", 1.0, ""):
+if (baseline, reward_shape, mask, temperature, masters) == ("mean", "staircase", "completion", 1.0, True):
     assert 0.15 < first < 0.45 and last > 0.6, (first, last)

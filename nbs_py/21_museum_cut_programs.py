@@ -41,7 +41,7 @@ import contextlib
 import pandas as pd
 import torch
 
-from codechat import ConfigError, GPT, GPTConfig, chat, defects, generate, optim, tokenizer
+from codechat import ConfigError, GPT, GPTConfig, chat, generate, optim, tokenizer
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import load, micro
 from codechat.tasks.base import score_all
@@ -49,10 +49,17 @@ from codechat.tasks.base import score_all
 # %%
 tok, task = tokenizer.load("gpt2"), load("micro")
 pieces = frozenset(chat.stop_sequences(tok, "text")[0])
-print(defects.DEFECTS["stop-set"].did)
+
+
+def stop_at_a_piece(ids, tokenizer):
+    """The defect: after as many ids as <functioncall> takes, any piece of the end tag ended an answer."""
+    pieces, grace = chat.stop_sequences(tokenizer, "text")[0], len(tokenizer.encode(chat.CALL_TAG))
+    return ids[: next(i for i, token in enumerate(ids) if token in pieces and i >= grace) + 1]
+
+
 
 # %% [markdown]
-# ## See it happen, in the library's own sampler
+# ## See it happen on sampled answers
 #
 # A tiny model that memorized four answers, so that its output is known. Sampled greedily, once with the
 # sequence as the stop and once with the set.
@@ -80,16 +87,16 @@ for _ in range(memory_steps):
 
 
 # %%
-def sampled():
+def sampled(stop_rule=lambda ids, tokenizer: ids):
     """Each answer as text, and the token that ended it."""
     done = generate.sample(model, list(prompts.values()), max_new_tokens=60, temperature=0, stop=chat.stop_sequences(small, "text"))
-    return pd.DataFrame({"text": [chat.completion_text(c.ids, small, "text") for c in done], "last token": [small.decode(c.ids[-1:]) for c in done],
-                         "tokens": [len(c.ids) for c in done]}, index=list(ANSWERS))
+    kept = [stop_rule(c.ids, small) for c in done]  # greedy: a stop rule decides the length alone
+    return pd.DataFrame({"text": [chat.completion_text(ids, small, "text") for ids in kept], "last token": [small.decode(ids[-1:]) for ids in kept],
+                         "tokens": [len(ids) for ids in kept]}, index=list(ANSWERS))
 
 
 by_sequence = sampled()
-with defects.switched_on("stop-set"):
-    by_set = sampled()
+by_set = sampled(stop_at_a_piece)
 with pd.option_context("display.max_colwidth", None):
     display(pd.DataFrame({"stop: sequence": by_sequence["text"], "stop: set": by_set["text"], "its last token": by_set["last token"]}))
 
@@ -110,8 +117,7 @@ def until_stop(text, by):
     ids = chat.completion_ids(text, tok, "text")
     if by == "sequence":
         return chat.completion_text(ids, tok, "text")
-    grace = len(tok.encode(chat.CALL_TAG))
-    return tok.decode(ids[: next(i for i, token in enumerate(ids) if token in pieces and i >= grace) + 1])
+    return tok.decode(stop_at_a_piece(ids, tok))
 
 
 def parses(text):
@@ -201,7 +207,7 @@ print(message)
 # The last cell asserts the Result.
 
 # %%
-assert defects.on() == () and by_sequence["text"].to_list() == list(ANSWERS.values())
+assert by_sequence["text"].to_list() == list(ANSWERS.values())
 assert by_set["last token"].to_list() == ["<", "end", "|", "<"] and ended == {"sequence": 0.0, "set": 1.0}
 assert (found.xs("sequence", level="stop")[["parses", "passes"]] == 1).all().all()
 bare, fenced = found.loc[("without a fence", "set")].round(3), found.loc[("in a fence", "set")].round(3)

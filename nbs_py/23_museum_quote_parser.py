@@ -41,6 +41,7 @@ n_rows = 600
 without_arguments = 60
 
 # %%
+import contextlib
 import json
 import tempfile
 from pathlib import Path
@@ -48,12 +49,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from codechat import DataError, chat, defects, glaive
+from codechat import DataError, chat, glaive
 from codechat.reports.style import OKABE_ITO, finish, label_of_tier, new_figure
 from codechat.tasks import check_reference_solutions, load, toolbox
 from codechat.tasks.funcall import staircase
-
-print(defects.DEFECTS["quote-parser"].did)
 
 
 # %% [markdown]
@@ -75,17 +74,27 @@ rows = [glaive_row(p.messages[-1]["content"], p.gold["name"], p.gold["arguments"
 rows += [glaive_row(f"Give me quote number {i}.", "get_random_quote", {}) for i in range(without_arguments)]
 print(rows[0]["chat"])
 
+
 # %% [markdown]
 # ## See it happen
 #
 # One correct call and its training reward. The prediction: the same text scores 1 once, and counts as bad JSON once.
 
 # %%
+def score_swapping(text, gold):
+    """The defect: a call that is JSON neither as it is nor with every ' as " counts as bad JSON."""
+    call = text.partition(chat.CALL_TAG)[2]
+    for attempt in (call, call.replace("'", '"')):
+        with contextlib.suppress(ValueError):
+            json.loads(attempt)
+            return staircase.score_call(chat.CALL_TAG + attempt, gold)
+    return staircase.score_call(chat.CALL_TAG + " {", gold)
+
+
+# %%
 text, gold = glaive.turns(rows[0]["chat"])[-1]["content"], asked[0].gold
-honest = staircase.score_call(text, gold)
-with defects.switched_on("quote-parser"):
-    broken = staircase.score_call(text, gold)
-    swapped = text.replace("'", '"')
+honest, broken = staircase.score_call(text, gold), score_swapping(text, gold)
+swapped = text.replace("'", '"')
 print(f"{text}\nafter the swap: {swapped}")
 pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tier", "correct"]].assign(tier=[label_of_tier(s.tier) for s in (honest, broken)])
 
@@ -94,17 +103,15 @@ pd.DataFrame([honest, broken], ["our reader", "swapped quotes"])[["reward", "tie
 # Over all rows: how each parser scores the reference calls.
 
 # %%
-def read(rows):
+def read(rows, score):
     """Reward of each row's own call against what it says, and how many arguments it has."""
     calls = [glaive.turns(row["chat"])[-1]["content"] for row in rows]
     golds = [p.gold for p in asked] + [{"name": "get_random_quote", "arguments": {}}] * without_arguments
-    scores = [staircase.score_call(text, gold) for text, gold in zip(calls, golds)]
+    scores = [score(text, gold) for text, gold in zip(calls, golds)]
     return pd.DataFrame({"reward": [s.reward for s in scores], "tier": [s.tier for s in scores], "arguments": [len(g["arguments"]) for g in golds]})
 
 
-ours = read(rows)
-with defects.switched_on("quote-parser"):
-    theirs = read(rows)
+ours, theirs = read(rows, staircase.score_call), read(rows, score_swapping)
 pd.DataFrame({"our reader": ours["tier"].value_counts(), "swapped quotes": theirs["tier"].value_counts()}).fillna(0).astype(int).rename(label_of_tier)
 
 # %%
@@ -148,21 +155,31 @@ print(f"published: {p:.1%} of {n}; 95 % interval {interval[0]:.0%} to {interval[
 # ## What reports it
 #
 # Two instruments, before any training. The ledger of the data reader counts lost rows by reason and raises
-# above 5 %; the reference-solution check requires that every reference answer, in the source's format, scores
-# the maximum.
+# above 5 % (here: rows as they are after the swap); the reference-solution check requires that every reference
+# answer, in the source's format, scores the maximum.
 
 # %%
 path = Path(tempfile.mkdtemp()) / "glaive.jsonl"
 path.write_text("\n".join(map(json.dumps, rows)))
 task = load("funcall", source=str(path))
 problems = [q for split in ("train", "select", "test") for q in task.problems(split)]
+as_swapped = path.with_name("swapped.jsonl")
+as_swapped.write_text("\n".join(json.dumps(row | {"chat": row["chat"].replace("'", '"')}) for row in rows))
+
+
+class Swapping(type(task)):
+    def score(self, problem, completion):
+        return score_swapping(completion, problem.gold)
+
+
+# %%
 refusals = []
-with defects.switched_on("quote-parser"):
-    for check in (lambda: load("funcall", source=str(path)), lambda: check_reference_solutions(task, problems).require()):
-        try:
-            check()
-        except DataError as error:
-            refusals.append(str(error))
+for check in (lambda: load("funcall", source=str(as_swapped)),
+              lambda: check_reference_solutions(Swapping(source=str(path)), problems).require()):
+    try:
+        check()
+    except DataError as error:
+        refusals.append(str(error))
 print(*[r.replace(str(path.parent), ".") for r in refusals], sep="\n\n")
 
 # %% [markdown]
@@ -188,7 +205,7 @@ print("written as:", chat.format_call(gold["name"], gold["arguments"]))
 # The last cell asserts the Result.
 
 # %%
-assert defects.on() == () and (honest.reward, broken.reward, broken.tier) == (1.0, 0.15, "bad_json")
+assert (honest.reward, broken.reward, broken.tier) == (1.0, 0.15, "bad_json")
 assert (ours["reward"] == 1).all() and len(ours) == 600
 assert (theirs["tier"] == "full").sum() == 60 and (theirs.loc[theirs["arguments"] > 0, "reward"] == 0.15).all()
 assert lazy_score["rows that the parser kept"] == 1 and abs(lazy_score["all rows"] - 0.10) < 0.005

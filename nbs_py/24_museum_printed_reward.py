@@ -32,18 +32,14 @@
 isolation = "auto"
 
 # %%
-import inspect
-
 import pandas as pd
 import torch
 
-from codechat import advantages, defects
+from codechat import advantages
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.sandbox import Pool, Program
 from codechat.tasks import Problem
 from codechat.tasks.coding.task import CodingTask
-
-print(defects.DEFECTS["printed-reward"].did)
 
 # %% [markdown]
 # ## Eight answers to one problem
@@ -81,22 +77,45 @@ two_lines = problem("total = add(20, 3)\nassert total == 23", "assert add(5, 5) 
 # ## See it happen
 #
 # The defect's harness: each test is pasted into a `try` block, a counter is incremented, and the last line
-# prints it.
+# prints it. All of it runs inside the sandbox, but in one interpreter; `os._exit` only seems to end it, since what was
+# printed must still be read.
 
 # %%
-print(inspect.getsource(defects._printing), defects._TEST, sep="\n")
+TEST = "try:\n    {test}\n    _passed += 1\nexcept Exception:\n    pass\n"
+HARNESS = """
+import contextlib, io, os
+class Left(BaseException): pass
+def leave(code=0): raise Left
+os._exit, out = leave, io.StringIO()
+with contextlib.redirect_stdout(out), contextlib.suppress(BaseException):
+    exec({script!r}, {{"__name__": "__main__"}})
+lines = [line for line in out.getvalue().splitlines() if line.startswith("REWARD ")]
+paid = float(lines[-1].split()[1]) if lines else 0.0
+def reward(): return paid
+"""
 
 
 # %%
-def rewards():
+class PrintedReward(CodingTask):
+    """Pays what the last REWARD line says: k of n tests pass where it is at least k / n."""
+
+    def program(self, problem, code):
+        tests = problem.gold["tests"]
+        body = "".join(TEST.format(test=test) for test in tests)
+        script = f"{code}\n_passed = 0\n{body}print('REWARD', _passed / {len(tests)})\n"
+        claims = tuple(f"assert reward() * {len(tests)} > {k} - 0.5" for k in range(1, len(tests) + 1))
+        return Program(code=HARNESS.format(script=script), tests=claims, entry_points=("reward",))
+
+
+# %%
+def rewards(task):
     """Reward of every answer, under tests of one line and of two."""
     return pd.DataFrame({"tests of one line": [s.reward for s in task.scores([(one_line, code) for code in ANSWERS.values()])],
                          "a test of two lines": [s.reward for s in task.scores([(two_lines, code) for code in ANSWERS.values()])]}, index=list(ANSWERS))
 
 
-with defects.switched_on("printed-reward"):
-    printed = rewards()
-judged = rewards()
+printing = PrintedReward("shown", [], reward="binary", isolation=isolation)
+printed, judged = rewards(printing), rewards(task)
 table = pd.concat({"printed reward": printed, "sandbox": judged}, axis=1)
 table
 
@@ -142,13 +161,12 @@ with pd.option_context("display.max_colwidth", 90):
 # ## Flip the fix
 #
 # Tests and program in two processes; the judge requests values and compares them itself (notebook 11 shows
-# the isolation and 21 attacks). The defect is switched on by its name:
+# the isolation and 21 attacks). The same answer under both:
 
 # %%
-with defects.switched_on("printed-reward"):
-    forged_again = task.score(one_line, ANSWERS["prints the line, leaves"])
+forged_again = printing.score(one_line, ANSWERS["prints the line, leaves"])
 honest_again = task.score(one_line, ANSWERS["prints the line, leaves"])
-print(f"defect on: {forged_again.reward} ({forged_again.tier}); off: {honest_again.reward} ({honest_again.tier}); on now: {defects.on()}")
+print(f"printed: {forged_again.reward} ({forged_again.tier}); judged: {honest_again.reward} ({honest_again.tier})")
 
 # %% [markdown]
 # ## Try this
@@ -167,4 +185,4 @@ assert (printed.loc[CORRECT, ONE] == 1).all() and (printed.loc[CORRECT, TWO] == 
 assert printed.loc["wrong", ONE] == judged.loc["wrong", ONE] == 0
 assert round(forging["printed"], 2) == 0.71 and forging["sandbox"] == 0
 assert reasons["passed"].to_list() == [True, True] + [False] * 6 and (reasons.loc[FORGED, "reason"] != "").all()
-assert forged_again.reward == 1 and honest_again.reward == 0 and defects.on() == ()
+assert forged_again.reward == 1 and honest_again.reward == 0

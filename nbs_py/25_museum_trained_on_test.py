@@ -47,7 +47,7 @@ import io
 import pandas as pd
 import torch
 
-from codechat import DataError, GPT, GPTConfig, contamination, conversations, defects, evaluate, optim, tokenizer
+from codechat import DataError, GPT, GPTConfig, contamination, conversations, evaluate, optim, tokenizer
 from codechat.data.public_rows import reject_benchmark_rows
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import load, micro
@@ -57,7 +57,6 @@ tok, task = tokenizer.load("gpt2:1024"), load("micro", levels=[level], reward="b
 test = micro.problems("test", n_test, seed, [level])
 known = {p.messages[0]["content"] for p in test}
 fresh = [p for p in micro.problems("test", 3 * n_test, seed + 1, [level]) if p.messages[0]["content"] not in known][:n_test]
-print(defects.DEFECTS["train-on-test"].did)
 print(f"{len(test)} test problems, {len(fresh)} fresh ones of the same kind. The first:\n\n{test[0].messages[0]['content']}")
 
 # %% [markdown]
@@ -68,8 +67,8 @@ print(f"{len(test)} test problems, {len(fresh)} fresh ones of the same kind. The
 
 # %%
 clean = list(micro.dialogues("train", 2 * n_test, seed, [level]))
-with defects.switched_on("train-on-test"):
-    seen = list(micro.dialogues("train", 2 * n_test, seed, [level]))
+solved = [row | {"meta": row["meta"] | {"split": "train"}} for row in micro.dialogues("test", n_test, seed, [level])]
+seen = [*micro.dialogues("train", n_test, seed, [level]), *solved]  # the defect: solutions of the test, called "train"
 for name, rows in (("clean", clean), ("seen", seen)):
     of_test = sum(row["messages"][0]["content"] in known for row in rows)
     print(f"{name}: {len(rows)} rows, split {sorted({row['meta']['split'] for row in rows})}, {of_test} of them requests of test problems")
@@ -144,9 +143,8 @@ exposed
 
 # %%
 overlap = {}
-for name, names in (("defect off", ()), ("defect on", ("train-on-test",))):
-    with defects.switched_on(*names):
-        ids = [{p.id for p in task.problems(split, n_test, seed)} for split in ("select", "test")]
+for name, chosen_on in (("defect off", "select"), ("defect on", "test")):
+    ids = [{p.id for p in task.problems(split, n_test, seed)} for split in (chosen_on, "test")]
     overlap[name] = len(ids[0] & ids[1])
 print("problems that select and test share:", overlap)
 
@@ -175,7 +173,7 @@ print(message)
 # The last cell asserts the Result.
 
 # %%
-assert defects.on() == () and "mbpp" in message and overlap == {"defect off": 0, "defect on": n_test}
+assert "mbpp" in message and overlap == {"defect off": 0, "defect on": n_test}
 assert table.loc["saw the test", "test"] > 0.8 and table.loc["clean", "test"] < 0.1 and (table["fresh"] < 0.1).all()
 assert len(test) == len(fresh) == len(clean) // 2 == len(seen) // 2 == n_test
 assert exposed.loc["saw the test"].to_dict() == {"test": n_test, "fresh": 0} and (exposed.loc["clean"] == 0).all()

@@ -49,11 +49,10 @@ from pathlib import Path
 
 import torch
 
-from codechat import CheckpointError, checkpoint, config, defects, paths, reinforce, run
+from codechat import CheckpointError, checkpoint, config, paths, reinforce, run
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
 run.ROOT = paths.ROOT = Path(tempfile.mkdtemp())  # these runs are temporary
-print(defects.DEFECTS["silent-resume"].did)
 
 # %% [markdown]
 # ## A run, and the same run interrupted
@@ -100,6 +99,7 @@ with quiet:
 lost, kept = cut("lost"), cut("kept")
 print(f"{whole.name}: {len(whole.metrics())} steps; {lost.name}: {lost.status['status']} after {len(lost.metrics())}, checkpoints {lost.checkpoints()}")
 
+
 # %% [markdown]
 # ## See it happen
 #
@@ -107,10 +107,20 @@ print(f"{whole.name}: {len(whole.metrics())} steps; {lost.name}: {lost.status['s
 # again.
 
 # %%
-before, said = lost.metrics(), io.StringIO()
-with defects.switched_on("silent-resume"), contextlib.redirect_stderr(said):
-    lost = reinforce.train(replace(cfg, run_name="lost", resume=True))
-warning = next(line for line in said.getvalue().splitlines() if "scratch" in line)
+def resume_silently(cfg):
+    """The defect: whatever keeps the checkpoint from being loaded, the run begins again. Returns the run and the warning."""
+    try:
+        checkpoint.load(paths.find_run(cfg.run_name))
+    except Exception as error:
+        warning = f"warning: cannot load the checkpoint of {cfg.run_name} ({type(error).__name__}); starting from scratch"
+        return reinforce.train(replace(cfg, overwrite=True)), warning
+    return reinforce.train(replace(cfg, resume=True)), ""
+
+
+# %%
+before = lost.metrics()
+with quiet:
+    lost, warning = resume_silently(replace(cfg, run_name="lost"))
 after = lost.metrics()
 print(warning)
 print(f"status: {lost.status['status']}; its env.json knows of a resume: {'resumed' in lost.env}")
@@ -202,7 +212,7 @@ print(f"in force before {newest}, after the cut {in_force}; steps that can be lo
 # %%
 at_cut, at_next = before.sort_values("step")["reward_mean"].iloc[-3:].mean(), after.sort_values("step")["reward_mean"].iloc[:1].mean()
 print(f"reward of the last three steps before the cut {at_cut:.2f}, of the next step after the silent resume {at_next:.2f}")
-assert defects.on() == () and "starting from scratch" in warning and "resumed" not in lost.env
+assert "starting from scratch" in warning and "resumed" not in lost.env
 assert list(after.sort_values("step")["step"]) == list(range(1, steps + 1)) and after["time"].min() > before["time"].max()
 assert "model.pt" in message and "step_000020" in message and rows_before == cut_at
 assert same_curve and same_weights and len(kept.env["resumed"]) == 2

@@ -257,8 +257,8 @@ plots.paired_tiers({"evaluation after RL": {"v5, 8B (published)": rungs["v5, 8B"
 # %% [markdown]
 # ## Appendix
 #
-# **Parameters and runs.** "Ours" is recipe compact: RL, choice of the checkpoint and evaluation of three seeds, and the rows of `python -m
-# codechat.launch.recipes.reward_ablation`, which sampled the rollouts and measured them. Nothing was sampled or trained for this
+# **Parameters and runs.** "Ours" is recipe compact: RL, choice of the checkpoint and evaluation of three seeds, and the committed rows of the reward
+# ablation, which sampled the rollouts and measured them. Nothing was sampled or trained for this
 # report. Published figures are transcribed from the original project's own reports (`reports/published`). Its MBPP run, whose
 # rewards are all 0, is in notebook 12.
 

@@ -1,5 +1,4 @@
-"""Experiments: character models, exact gradients, loss exercises, rates of RL, reward ablation, rewards from several starts, reproducible
-defects, a scaling law; the file of rows that a lab continues; snapshots of arrays for tests of your own.
+"""Experiments: character models, exact gradients, loss exercises, rates of RL, rewards from several starts, a scaling law.
 
-Only recipes and reports import this room.
+Only reports and notebooks import this room.
 """

@@ -1,32 +1,22 @@
-"""Reward ablation: the same rollouts under other reward shapes, another loss mask, another parser, and another
-precision of the weights.
+"""Reward ablation: the same rollouts under other reward shapes, and where the gradient of each tier falls.
 
 The result is a run directory, which a report can trace. For each checkpoint groups of calls are sampled once; then rows
 are logged, with `what`:
 
     shape     groups with variance, and the advantage of each tier, if the reward were binary, fractional, tiered or the staircase
     tier      the parts of the call on which the gradient of each tier falls: tag, name, arguments
-    mask      the share of each part in the gradient, and the angle of the update, under another loss mask (text tags: a reserved tag is one token)
-    parser    reference answers, rollouts and a file of conversations read by another parser
-    weights   bfloat16 values that a few updates change, with float32 masters and without
 
-The caller provides the alternatives: `ablate_rewards` takes a context manager for each (the recipe `reward_ablation` brings
-those of the original system).
-
-Left out: tasks other than function calls (the parts are those of a call), and optimizer moments in bfloat16.
+Left out: tasks other than function calls (the parts are those of a call).
 
 Shapes: P problems, G completions each, N = P x G, C tokens of the longest completion.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,25 +24,20 @@ from torch import Tensor
 
 from codechat import tasks
 from codechat.core import config, errors
-from codechat.core.atomic_files import read_rows
 from codechat.core.config import opt
-from codechat.core.errors import ConfigError, MissingFile
-from codechat.data import glaive
+from codechat.core.errors import ConfigError
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
-from codechat.models import loading, optim
+from codechat.models import loading
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
 from codechat.rl import losses, rollout
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
-from codechat.tasks.base import Problem, Score
+from codechat.tasks.base import Score
 from codechat.tasks.funcall.staircase import TIERS
 from codechat.text import chat
-
-Switch = Callable[[], AbstractContextManager[Any]]  # a context in which one alternative is active
-Broken = Mapping[str, Switch]  # by name: mask, parser, weights
 
 SHAPES = ("binary", "fractional", "tiered", "staircase")
 PARTS = ("prose", "tag", "form", "name", "arguments", "end")
@@ -78,10 +63,6 @@ class AblationConfig:
     temperature: float = opt(1.0, "sampling temperature")
     top_k: int | None = opt(None, "sample from the k likeliest tokens; none = all")
     max_new_tokens: int = opt(64, "maximum length of a completion, in tokens")
-    updates: int = opt(4, "updates to compare in both precisions, on the same rollouts")
-    learned: int = opt(8, "groups to differentiate per update")
-    lrs: tuple[float, ...] = opt((3e-4, 5e-7), "learning rates of these updates")
-    conversations: str | None = opt(None, "file of rows {system, chat} for both parsers; none = not counted")
     seed: int = opt(0, "seed of problem order and sampling")
 
     def __post_init__(self) -> None:
@@ -89,8 +70,6 @@ class AblationConfig:
             raise ConfigError(
                 f"{len(self.ckpt)} checkpoints, {self.problems} problems, groups of {self.group_size}; required at least 1, 1 and 2"
             )
-        if self.learned < 1 or self.updates < 1:
-            raise ConfigError(f"learned {self.learned}, updates {self.updates}; required at least 1 of each")
 
 
 # ---------------------------------------------------------------- rewards
@@ -183,15 +162,6 @@ def token_gradients(model: GPT, batch: RolloutBatch, advantages: Tensor) -> Tens
     return norms
 
 
-def gradient(model: GPT, batch: RolloutBatch, advantages: Tensor) -> Tensor:
-    """(D,) the policy gradient of the batch over all weights, in float32; the weights' own gradients are cleared."""
-    model.zero_grad(set_to_none=True)
-    backward(model, batch, advantages)
-    found = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
-    model.zero_grad(set_to_none=True)
-    return found
-
-
 def backward(model: GPT, batch: RolloutBatch, advantages: Tensor) -> None:
     """Add the gradient of REINFORCE's loss on the batch."""
     device = model.wte.weight.device
@@ -223,134 +193,29 @@ def _by_part(norms: Tensor, parts: Sequence[Sequence[str]], rows: Sequence[int])
     return found
 
 
-def mask_rows(
-    loaded: LoadedModel, batch: RolloutBatch, parts: Sequence[Sequence[str]], broken: Switch, learned: int
-) -> Iterator[dict[str, Any]]:
-    """The gradient of the same rollouts under the correct mask and under another."""
-    advantages, few = group_advantages(batch.rewards), batch.take(range(min(learned, len(batch.problems))))
-    with_loss = int((batch.mask() & (advantages.flatten()[:, None] != 0)).sum())
-    right = gradient(loaded.model, few, group_advantages(few.rewards))
-    for name, switch in (("right", nullcontext), ("broken", broken)):
-        with switch():
-            chat.stop_sequences(loaded.tokenizer, loaded.tags)  # another mask may depend on them
-            norms = token_gradients(loaded.model, batch, advantages)
-            found = gradient(loaded.model, few, group_advantages(few.rewards))
-        trained, total = (norms > 0).sum().item() / max(1, with_loss), max(float(norms.sum()), 1e-30)
-        a, b = right.double(), found.double()
-        cosine = float(a @ b / (a.norm() * b.norm()).clamp(min=1e-30))
-        size = float(found.norm() / right.norm().clamp(min=1e-30))
-        row = dict(what="mask", mask=name, tags=loaded.tags, trained_share=trained, cosine=cosine, size=size)
-        yield row | dict(n_groups=len(few.problems)) | _shares(_by_part(norms, parts, range(len(parts))), total)
-
-
-# ---------------------------------------------------------------- parsers and precision
-
-
-def quoted(gold: Mapping[str, Any]) -> str:
-    """A reference call in the format of the glaive data: the arguments as JSON in single quotes."""
-    whole = chat.format_call(gold["name"], gold["arguments"])
-    head, _, arguments = whole.partition('"arguments": ')
-    return f"{head}\"arguments\": '{arguments.removesuffix('}')}'}}"
-
-
-def parser_rows(
-    task: tasks.Task, problems: Sequence[Problem], batch: RolloutBatch, path: str | None, broken: Switch
-) -> Iterator[dict[str, Any]]:
-    """Mean reward of reference answers in single quotes and of the rollouts, and how many conversations with calls of a
-    file can be used."""
-    with_calls = [p for p in problems if p.gold is not None]
-    rows = [r for r in read_rows(Path(path)) if chat.CALL_TAG in str(r.get("chat"))] if path else []
-    for name, switch in (("ours", nullcontext), ("broken", broken)):
-        with switch():
-            golds = [task.score(p, quoted(p.gold)) for p in with_calls]
-            again = [task.score(batch.problems[i // batch.group_size], text) for i, text in enumerate(batch.texts)]
-            kept = sum(not isinstance(glaive.conversation(dict(row)), str) for row in rows)
-        tiers = Counter(s.tier for s in golds)
-        yield dict(
-            what="parser",
-            parser=name,
-            gold_reward=sum(s.reward for s in golds) / len(golds),
-            gold_bad_json=tiers["bad_json"] / len(golds),
-            n_gold=len(golds),
-            reward_mean=sum(s.reward for s in again) / len(again),
-            rows_with_calls=len(rows),
-            rows_kept=kept,
-            lost=sum(a.reward < s.reward for a, s in zip(again, batch.scores)),
-        )
-
-
-def weight_rows(
-    loaded: LoadedModel, batch: RolloutBatch, broken: Switch, cfg: AblationConfig
-) -> Iterator[dict[str, Any]]:
-    """Share of bfloat16 values that differ after cfg.updates AdamW steps on the same rollouts, and the distance in
-    weight space."""
-    few = batch.take(range(min(cfg.learned, len(batch.problems))))
-    advantages, start = group_advantages(few.rewards), _flat(loaded.model)
-    for lr in cfg.lrs:
-        for name, switch in (("float32 masters", nullcontext), ("bfloat16 only", broken)):
-            model = copy.deepcopy(loaded.model).train()
-            before = diagnose.bf16_snapshot(model)
-            with switch():
-                optimizers = optim.build(model, lr=lr, optimizer="adamw", weight_decay=0.0)
-            for _ in range(cfg.updates):
-                backward(model, few, advantages)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-            moved = _flat(model) - (start if name == "float32 masters" else start.to(torch.bfloat16).float())
-            changed = diagnose.weights_changed_bf16(before, model)
-            yield dict(
-                what="weights", weights=name, lr=lr, updates=cfg.updates, changed=changed, way=float(moved.norm())
-            )
-
-
-def _flat(model: GPT) -> Tensor:
-    """(D,) all weights."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
 # ---------------------------------------------------------------- the run
 
 
-def ablate_rewards(cfg: AblationConfig, broken: Broken | None = None) -> Run:
-    """Sample rollouts of each checkpoint and log all rows; mask, parser and weights only if `broken` has them, the last
-    two for the first checkpoint only. Raises UserError before anything is written if a checkpoint is missing or a
+def ablate_rewards(cfg: AblationConfig) -> Run:
+    """Sample rollouts of each checkpoint and log all rows. Raises UserError before anything is written if a checkpoint is missing or a
     reference solution fails."""
-    if cfg.conversations and not Path(cfg.conversations).is_file():
-        raise MissingFile(
-            f"{cfg.conversations} does not exist; pass a jsonl file of rows {{system, chat}}, or omit --conversations"
-        )
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     problems = task.problems("train", limit=max(cfg.problems, 64), seed=cfg.seed)
     tasks.check_reference_solutions(task, problems).require()
     models = [loading.load_model(ref, device=dist.device()) for ref in cfg.ckpt]
     run = Run.create(cfg.run_name, cfg, kind="anatomy", parent=cfg.ckpt[0], overwrite=cfg.overwrite)
     with run:
-        for number, (ref, loaded) in enumerate(zip(cfg.ckpt, models, strict=True)):
+        for ref, loaded in zip(cfg.ckpt, models, strict=True):
             with torch.no_grad():
                 batch = diagnose.sample_groups(loaded, task, problems[: cfg.problems], cfg)
-            for row in _rows(cfg, loaded, task, problems, batch, broken or {}, first=number == 0):
+            for row in _rows(loaded, batch):
                 run.log_eval(int(loaded.meta["step"]), dict(row, checkpoint=ref))
                 print(ref, {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items() if v})
             run.log_samples(int(loaded.meta["step"]), batch.best_and_worst(groups=8))
     return run
 
 
-def _rows(
-    cfg: AblationConfig,
-    loaded: LoadedModel,
-    task: tasks.Task,
-    problems: Sequence[Problem],
-    batch: RolloutBatch,
-    broken: Broken,
-    first: bool,
-) -> Iterator[dict[str, Any]]:
+def _rows(loaded: LoadedModel, batch: RolloutBatch) -> Iterator[dict[str, Any]]:
     parts = [parts_of(c.ids, loaded) for c in batch.completions]
     yield from shape_rows(batch)
     yield from tier_rows(batch, token_gradients(loaded.model, batch, group_advantages(batch.rewards)), parts)
-    if "mask" in broken:
-        yield from mask_rows(loaded, batch, parts, broken["mask"], cfg.learned)
-    if "parser" in broken and first:
-        yield from parser_rows(task, problems, batch, cfg.conversations, broken["parser"])
-    if "weights" in broken and first:
-        yield from weight_rows(loaded, batch, broken["weights"], cfg)

@@ -60,16 +60,16 @@ class RecipeLaunch(runner.RecipeConfig):
 
 def folder(cfg: RecipeLaunch) -> Path:
     """Where process and logs of a launch lie."""
-    name = cfg.recipe + (f"-s{cfg.seed}" if cfg.seed else "") + "".join(f"-with-{d}" for d in cfg.defect)
+    name = cfg.recipe + (f"-s{cfg.seed}" if cfg.seed else "")
     return runs_dir() / runner.prefix_of(cfg.recipe, cfg) / "launch" / name
 
 
 def begun(cfg: RecipeLaunch) -> Path:
-    """The folder of a launch that was begun: the one that scale, seed and defects name, else the newest. MissingFile where there is none."""
-    if cfg.scale or cfg.seed or cfg.defect:
+    """The folder of a launch that was begun: the one that scale and seed name, else the newest. MissingFile where there is none."""
+    if cfg.scale or cfg.seed:
         found = [folder(cfg) / "process.json"]
     else:
-        both = (f"*/launch/{cfg.recipe}/process.json", f"*/launch/{cfg.recipe}-[sw]*/process.json")
+        both = (f"*/launch/{cfg.recipe}/process.json", f"*/launch/{cfg.recipe}-s*/process.json")
         found = sorted((p for pattern in both for p in runs_dir().glob(pattern)), key=lambda p: p.stat().st_mtime)
     if not found or not found[-1].is_file():
         raise MissingFile(f"recipe {cfg.recipe} was not launched; `codechat launch {cfg.recipe}` starts it")
@@ -226,7 +226,7 @@ def has_failed(found: dict[str, Any]) -> bool:
 
 def main(argv: list[str]) -> int:
     """`codechat launch RECIPE`; 1 where `status` or `tail` find that it failed."""
-    words = runner.gathered(runner.gathered(argv, "--defect"), "--force")
+    words = runner.gathered(argv, "--force")
     cfg = config.parse(RecipeLaunch, words, prog="codechat launch RECIPE", epilog=__doc__)
     if cfg.action == "tail":
         tail(cfg)

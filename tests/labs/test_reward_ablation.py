@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile
 from codechat.labs import reward_ablation
-from codechat.models import generate, optim
+from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
@@ -129,81 +126,7 @@ def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
         and not norms[~batch.mask()].any()
     )
     torch.testing.assert_close(reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
-    whole = reward_ablation.gradient(model.model, batch, advantages)
-    torch.testing.assert_close(reward_ablation.gradient(model.model, batch, -advantages), -whole)
     assert all(p.grad is None for p in model.model.parameters())
-
-
-@contextmanager
-def first_token_only() -> Iterator[None]:
-    """Another mask: the loss sees the first token of each completion."""
-    right = rollout._group_chunks
-
-    def _group_chunks(*args: Any) -> Iterator[dict[str, list]]:
-        for chunk in right(*args):
-            for i, offset in enumerate(chunk["offset"]):
-                if offset:
-                    chunk["targets"][i], chunk["completion"][i] = -100, -1
-            yield chunk
-
-    rollout._group_chunks = _group_chunks
-    try:
-        yield
-    finally:
-        rollout._group_chunks = right
-
-
-@contextmanager
-def rounding() -> Iterator[None]:
-    """Another precision: weights are rounded when the optimizers are made, and after every step."""
-    right = optim.build
-
-    def build(model: GPT, **settings: Any) -> list[torch.optim.Optimizer]:
-        def round_all(*_: Any) -> None:
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.copy_(p.to(torch.bfloat16))
-
-        made = right(model, **settings)
-        round_all()
-        for optimizer in made:
-            optimizer.register_step_post_hook(round_all)
-        return made
-
-    optim.build = build
-    try:
-        yield
-    finally:
-        optim.build = right
-
-
-def test_another_mask_is_seen_in_tokens_parts_and_direction() -> None:
-    model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "wrong_name"]])
-    parts = [reward_ablation.parts_of(c.ids, model) for c in batch.completions]
-    right, broken = reward_ablation.mask_rows(model, batch, parts, first_token_only, learned=2)
-    assert right["trained_share"] == 1 and right["cosine"] == pytest.approx(1) and right["size"] == pytest.approx(1)
-    assert (
-        broken["trained_share"] == pytest.approx(4 / batch.n_tokens) and broken["cosine"] < 0.9 and broken["size"] < 1
-    )
-    assert broken["part/tag"] + broken["part/prose"] == pytest.approx(1) and right["part/arguments"] > 0
-
-
-def test_gold_in_single_quotes_is_read_by_our_parser() -> None:
-    gold = {"name": "say", "arguments": {"text": "You've won", "n": [1, {"a": "b}"}]}}
-    assert (
-        reward_ablation.quoted(gold)
-        == """<functioncall> {"name": "say", "arguments": '{"text": "You've won", "n": [1, {"a": "b}"}]}'}"""
-    )
-    assert score_call(reward_ablation.quoted(gold), gold).correct
-
-
-def test_small_updates_are_lost_without_masters_and_large_ones_are_not() -> None:
-    model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "wrong_name"]])
-    cfg = reward_ablation.AblationConfig(ckpt=("x",), updates=2, learned=2, lrs=(1e-2, 1e-7))
-    rows = {(r["lr"], r["weights"]): r for r in reward_ablation.weight_rows(model, batch, rounding, cfg)}
-    assert rows[1e-7, "bfloat16 only"]["changed"] < 0.01 * rows[1e-2, "bfloat16 only"]["changed"]
-    assert rows[1e-7, "bfloat16 only"]["way"] < rows[1e-7, "float32 masters"]["way"]
-    assert rows[1e-2, "bfloat16 only"]["changed"] > 0.5
 
 
 def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root: Path) -> None:
@@ -212,17 +135,10 @@ def test_the_run_holds_all_rows_and_raises_before_anything_is_written(runs_root:
         checkpoint.save(
             run.path, 1, model=model.model, meta={"tokenizer": TOK.to_dict(), "tags": "reserved", "lineage": []}
         )
-    broken = {"mask": first_token_only, "parser": first_token_only, "weights": rounding}
-    cfg = reward_ablation.AblationConfig(
-        ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8, updates=1, learned=1, lrs=(1e-3,)
-    )
-    rows = reward_ablation.ablate_rewards(cfg, broken).evals()
-    assert {w: len(rows[rows["what"] == w]) for w in ("shape", "mask", "parser", "weights")} == dict(
-        shape=4, mask=2, parser=2, weights=2
-    )
+    cfg = reward_ablation.AblationConfig(ckpt=("tiny",), problems=2, group_size=2, max_new_tokens=8)
+    rows = reward_ablation.ablate_rewards(cfg).evals()
+    assert {w: len(rows[rows["what"] == w]) for w in ("shape",)} == {"shape": 4}
     assert Run.open("anatomy").status["kind"] == "anatomy" and set(rows["checkpoint"]) == {"tiny"}
-    with pytest.raises(MissingFile, match="nowhere.jsonl"):
-        reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", conversations="nowhere.jsonl"))
     with pytest.raises(MissingFile):
         reward_ablation.ablate_rewards(dataclasses.replace(cfg, run_name="other", ckpt=("nobody",)))
     with raising(ConfigError, 64, 1, 2):

@@ -107,7 +107,7 @@ def test_skip_to_and_force_are_those_of_the_original(
     head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--yes", "--settings", file]
     _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
     assert words == [*head, *expected, "--until", "v6-rl"]
-    taken = runner.gathered(runner.gathered(words[4:], "--defect"), "--force")
+    taken = runner.gathered(words[4:], "--force")
     cfg = config.parse(runner.RecipeConfig, taken)
     assert (cfg.until, cfg.yes) == ("v6-rl", True)
     assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
@@ -131,10 +131,9 @@ def test_settings_that_do_not_fit_are_rejected(text: str, named: str, tmp_path: 
         runner.bound_stages("v6", runner.RecipeConfig(scale="8b", settings=tmp_path / "s.json"))
 
 
-def test_settings_go_with_neither_seed_nor_defect() -> None:
-    for more in ({"seed": 1}, {"defect": ("k1-drift",)}):
-        with pytest.raises(ConfigError, match="--settings"):
-            runner.RecipeConfig(settings=Path("x"), **more)
+def test_settings_do_not_go_with_a_seed() -> None:
+    with pytest.raises(ConfigError):
+        runner.RecipeConfig(settings=Path("x"), seed=1)
 
 
 @pytest.mark.parametrize("wish", [{"recipes": ("v66",)}, {"scales": ("9b",)}, {"nproc": 0}])

@@ -1,4 +1,4 @@
-"""The versions as recipes: every one fits its configs at both scales, what they share is made once, defects give runs another name."""
+"""The versions as recipes: every one fits its configs at both scales, what they share is made once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 
 from codechat import pretrain
 from codechat.core import config, registry
-from codechat.core.errors import ConfigError
 from codechat.grpo import GRPOConfig
-from codechat.labs import defects
 from codechat.launch import planner
 from codechat.launch.recipes import runner, stage, versions
 from codechat.launch.recipes.compact import COMPACT
@@ -28,13 +26,12 @@ NAMES = ("v1", "v2", "v3", "v5", "v6", "v7", "v7-parts", "ours", "v6-claimed")
 ABLATIONS = ("v7-parts", "v6-claimed")  # nano only: nobody planned them at 8b
 
 
-def bound(name: str, scale: str | None = None, seed: int = 0, broken: tuple[str, ...] = ()) -> dict[str, runner.Bound]:
+def bound(name: str, scale: str | None = None, seed: int = 0) -> dict[str, runner.Bound]:
     stages = (
         SCALES[scale].stages(runner.LARGER.get(name, runner.RECIPES[name][1])) if scale else runner.RECIPES[name][1]
     )
     return {
-        b.stage.name: b
-        for b in runner.bind(runner.prefix_of(name, runner.RecipeConfig(scale=scale)), stages, seed, broken)
+        b.stage.name: b for b in runner.bind(runner.prefix_of(name, runner.RecipeConfig(scale=scale)), stages, seed)
     }
 
 
@@ -226,63 +223,17 @@ def test_the_list_says_what_each_version_changed_and_why(capsys: pytest.CaptureF
     )
 
 
-# ---- defects
-
-
-def test_a_defect_renames_what_it_reaches_and_what_needs_it() -> None:
-    right, wrong = bound("v1"), bound("v1", broken=("k1-drift",))
-    for name in ("pretrain", "plain-calls", "sft-general"):
-        assert wrong[name] == right[name]
-    for name in ("v1-grpo", "v1-grpo-fraction", "v1-evaluate"):
-        assert (
-            wrong[name].cfg.run_name == f"compact/{name}-with-k1-drift"
-            and wrong[name].name == f"{name}-with-k1-drift"
-            and wrong[name].hash != right[name].hash
-        )
-    assert wrong["v1-evaluate"].cfg.ckpt == (
-        "compact/sft-general",
-        "compact/v1-grpo-with-k1-drift",
-        "compact/v1-grpo-fraction-with-k1-drift",
-    )
-    assert bound("v1", seed=1, broken=("k1-drift",))["v1-grpo"].cfg.run_name == "compact/v1-grpo-s1-with-k1-drift"
-
-
-def test_data_that_a_defect_reaches_lie_elsewhere() -> None:
-    found = bound("v2", broken=("train-on-test",))
-    assert found["plain-calls"].cfg.out == found["sft-general"].cfg.data_dir == "data/compact/plain-with-train-on-test"
-    assert found["corpus"].cfg.out == "data/compact/corpus" and found["pretrain"].cfg.run_name == "compact/pretrain"
-    assert found["v2-grpo"].cfg.data_dir == found["v2-filter"].cfg.out == "data/compact/v2-kept-with-train-on-test"
-    assert found["v2-grpo"].when == "data/compact/v2-kept-with-train-on-test/*.train.jsonl"
-
-
-def test_ours_with_a_defect_reads_the_best_of_the_broken_run() -> None:
-    assert bound("ours", broken=("stop-set",))["ours-evaluate"].cfg.ckpt == (
-        "compact/sft",
-        "compact/rl-with-stop-set@best",
-    )
-    assert "notebooks" not in bound("compact", broken=("stop-set",))
-
-
-def test_defects_are_refused_where_they_cannot_be() -> None:
-    with pytest.raises(ConfigError) as error:
-        runner.run_recipe("v5", runner.RecipeConfig(defect=("stop-est",)))
-    assert "'stop-set'" in str(error.value)
-    with pytest.raises(ConfigError) as error:
-        runner.run_recipe("v5", runner.RecipeConfig(defect=("stop-set",), scale="8b"))
-    assert "--defect" in str(error.value) and "--scale" in str(error.value)
-
-
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (["--defect", "a", "--seed", "1", "--defect", "b"], ["--seed", "1", "--defect", "a", "b"]),
-        (["--defect", "a", "b"], ["--defect", "a", "b"]),
-        (["--defect=a", "--yes", "--defect=b"], ["--yes", "--defect", "a", "b"]),
+        (["--force", "a", "--seed", "1", "--force", "b"], ["--seed", "1", "--force", "a", "b"]),
+        (["--force", "a", "b"], ["--force", "a", "b"]),
+        (["--force=a", "--yes", "--force=b"], ["--yes", "--force", "a", "b"]),
         (["--seed", "1"], ["--seed", "1"]),
     ],
 )
 def test_a_flag_may_be_repeated(words: list[str], expected: list[str]) -> None:
-    assert runner.gathered(words, "--defect") == expected
+    assert runner.gathered(words, "--force") == expected
 
 
 # ---- end to end
@@ -298,23 +249,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A stage that notes which defects are on while it runs."""
+    """A stage that notes that it ran."""
 
     run_name: str = config.opt("x", "run")
     seed: int = config.opt(0, "seed")
     overwrite: bool = config.opt(False, "again")
 
 
-ON: list[tuple[str, tuple[str, ...]]] = []
+RAN: list[str] = []
 
 
 def note(cfg: Seen) -> None:
-    ON.append((cfg.run_name, defects.on()))
+    RAN.append(cfg.run_name)
     with Run.create(cfg.run_name, cfg, kind="test", overwrite=cfg.overwrite):
         pass
 
 
-def test_a_stage_runs_with_its_defects_on_and_the_others_without(
+def test_finished_stages_run_once_and_one_that_waits_for_data_runs_when_they_are_there(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = registry.Entry("seen", __name__, "Seen", "note", "seen", "a stage of this test")
@@ -326,33 +277,21 @@ def test_a_stage_runs_with_its_defects_on_and_the_others_without(
         Stage(name="d", about="waits", kind="seen", needs=("a",), when="{data}/*.train.jsonl"),
     )
     monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", stages))
-    monkeypatch.setattr(stage, "reached_as", lambda one: "grpo" if one.name == "b" else "other")
-    ON.clear()
-    runner.main(["tiny", "--defect", "k1-drift"])
+    RAN.clear()
     runner.main(["tiny"])
-    tail = "-with-k1-drift"
-    assert (
-        ON
-        == [
-            ("tiny/a", ()),
-            (f"tiny/b{tail}", ("k1-drift",)),
-            (f"tiny/c{tail}", ("k1-drift",)),
-            ("tiny/b", ()),
-            ("tiny/c", ()),
-        ]
-        and defects.on() == ()
-    )
+    runner.main(["tiny"])
+    assert RAN == ["tiny/a", "tiny/b", "tiny/c"]
     assert "skipped: a left no data/tiny/*.train.jsonl" in " ".join(capsys.readouterr().out.split())
     (home / "data/tiny").mkdir(parents=True)
     (home / "data/tiny/x.train.jsonl").write_text("")
     runner.main(["tiny"])
-    assert ON[-1] == ("tiny/d", ())
-    assert set(json.loads((home / "runs/tiny/stages.json").read_text())) == {"a", "b", "c", "d", f"b{tail}", f"c{tail}"}
+    assert RAN[-1] == "tiny/d"
+    assert set(json.loads((home / "runs/tiny/stages.json").read_text())) == {"a", "b", "c", "d"}
 
 
 def small(one: Stage) -> Stage:
     """The stage with a model and a budget that take a second."""
-    kind = stage.reached_as(one)
+    kind = {"data.corpus": "corpus", "passk": "evaluate"}.get(one.kind, one.kind.partition(".")[0])
     changes: dict[str, Any] = dict(
         corpus=dict(max_tokens=20_000), data=dict(max_examples=40), data_code=dict(max_examples=40),
         pretrain=dict(model=dict(depth=1, n_embd=16, n_head=1, block_size=512), seq_len=64, device_batch_size=2, max_steps=2, eval_every=0, save_every=0, eval_tokens=256),

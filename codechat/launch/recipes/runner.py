@@ -9,7 +9,6 @@
     codechat run v6 --scale 8b --settings scripts/v6-8b.json    with the settings of a file of `codechat export-scripts`
     codechat run mini                      a model three times as large, seven times the compute
     codechat run v6                        a version of the original project: v1 v2 v3 v5 v6 v7, and ours; shared stages run once
-    codechat run v1 --defect k1-drift      with a defect of the original switched on; runs that it reaches have its name in theirs
     codechat run --list
 
 A stage is a configuration of a training function (`stage`). The ledger `runs/NAME/stages.json` holds the hash of each finished stage; the hash
@@ -46,7 +45,6 @@ from codechat.core import config
 from codechat.core.atomic_files import read_json, write_atomic
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, RunError, nearest
-from codechat.labs import defects
 from codechat.launch import launcher
 from codechat.launch.recipes.compact import COMPACT
 from codechat.launch.recipes.mini import MINI
@@ -94,7 +92,6 @@ class RecipeConfig:
     scale: str | None = opt(
         None, "size of the models: nano, 2b (one GPU) or 8b (eight GPUs); none = the recipe as it is, which is nano"
     )
-    defect: tuple[str, ...] = opt((), f"defects of the original to switch on: {', '.join(defects.DEFECTS)}")
     yes: bool = opt(False, "launch at a larger scale without asking")
     gpu: str | None = opt(None, "GPU to plan for; none = the scale's own, a800-80gb")
     price: float | None = opt(None, "price of a GPU-hour, for the plan")
@@ -106,8 +103,8 @@ class RecipeConfig:
     def __post_init__(self) -> None:
         if isinstance(self.force, str):
             object.__setattr__(self, "force", (self.force,))
-        if self.settings and (self.seed or self.defect):
-            raise ConfigError("--settings names the runs of seed 0 without defects; leave out --seed and --defect")
+        if self.settings and self.seed:
+            raise ConfigError("--settings names the runs of seed 0; leave out --seed")
 
 
 @dataclass
@@ -163,13 +160,11 @@ def prefix_of(name: str, cfg: RecipeConfig) -> str:
 
 
 def scale_of(cfg: RecipeConfig) -> Scale | None:
-    """None for the recipe as it is. ConfigError for an unknown scale, or for a defect at a scale that launches other processes."""
+    """None for the recipe as it is. ConfigError for an unknown scale."""
     if cfg.scale in (None, OWN):
         return None
     if cfg.scale not in SCALES:
         raise ConfigError(f"no scale {cfg.scale!r}{nearest(cfg.scale, (OWN, *SCALES))}")
-    if cfg.defect:
-        raise ConfigError(f"--defect with --scale {cfg.scale}: a launched process does not have it; leave out --scale")
     return SCALES[cfg.scale]
 
 
@@ -180,7 +175,7 @@ def bound_stages(name: str, cfg: RecipeConfig) -> list[Bound]:
     scale = scale_of(cfg)
     stages = scale.stages(LARGER.get(name, RECIPES[name][1])) if scale else RECIPES[name][1]
     own = config.read_json(cfg.settings) if cfg.settings else {}
-    return bind(prefix_of(name, cfg), stages, cfg.seed, tuple(dict.fromkeys(cfg.defect)), own)
+    return bind(prefix_of(name, cfg), stages, cfg.seed, own)
 
 
 def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> list[Bound]:
@@ -243,8 +238,7 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int) -> float:
     began = time.perf_counter()
     if not (ranks and follow_living(b.cfg.run_name)):
         settings = _resume_or_replace(b, fresh)
-        with defects.switched_on(*b.defects):
-            launch_stage(settings, ranks) if ranks else b.action(settings)
+        launch_stage(settings, ranks) if ranks else b.action(settings)
     if not b.stage.made(b.cfg):
         reason = Run.open(b.cfg.run_name).status.get("reason") if hasattr(b.cfg, "run_name") else "no output"
         raise RunError(f"stage {b.name} did not finish: {reason}; run the recipe again to continue")
@@ -386,7 +380,7 @@ def main(argv: list[str] | None = None) -> None:
     """`codechat run NAME [--from STAGE] [--force STAGE]`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     names = [argv.pop(0)] if argv and not argv[0].startswith("-") else []
-    words = gathered(gathered(argv, "--defect"), "--force")
+    words = gathered(argv, "--force")
     cfg = config.parse(RecipeConfig, words, prog="codechat run NAME", epilog=__doc__)
     console = Console()
     if cfg.list or not names:

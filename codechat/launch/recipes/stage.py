@@ -1,7 +1,7 @@
 """A stage of a recipe: one configuration of one training function, with placeholders; `bind` fills them in and hashes the result.
 
 In `settings`, `out` and `when`, {runs} and {data} stand for the recipe's prefix of run names and its data directory, {NAME} for the place where
-the stage of that name leaves its result. Recipes name no runs: the seed and the defects that reach a stage decide its place.
+the stage of that name leaves its result. Recipes name no runs: the seed decides a stage's place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from codechat.core import config, registry
 from codechat.core.errors import ConfigError, nearest
-from codechat.labs import defects
 from codechat.runs.paths import ROOT, exists
 from codechat.runs.run import Run
 
@@ -24,7 +23,7 @@ from codechat.runs.run import Run
 class Stage:
     """kind: the id of its function in `core.registry`. out: the directory that it writes; empty = the run {runs}/NAME.
 
-    seeded: repeated per seed, in a run of its own; once: for seed 0 only, and without defects; otherwise all seeds share it.
+    seeded: repeated per seed, in a run of its own; once: for seed 0 only; otherwise all seeds share it.
     when: a pattern of files; where none matches, the stage is skipped with a message. asked: it runs only where --until, --from or --force names it,
     or a stage that needs it."""
 
@@ -79,19 +78,16 @@ class Bound:
     action: Callable[[Any], Any]
     hash: str
     when: str = ""  # pattern of files under the root
-    defects: tuple[str, ...] = ()  # that are on while it runs
 
 
 def bind(
     recipe: str,
     stages: tuple[Stage, ...],
     seed: int,
-    broken: tuple[str, ...] = (),
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Bound]:
-    """The stages in order, ready to run. ConfigError names a stage whose settings do not fit its configuration, or an unknown defect.
+    """The stages in order, ready to run. ConfigError names a stage whose settings do not fit its configuration.
 
-    broken: defects. A stage that one of them reaches, and what needs such a stage, gets another name, another place and another hash.
     own: {stage: settings without placeholders} that replace those of the recipe."""
     own = own or {}
     if unknown := [name for name in own if name not in (names := [s.name for s in stages])]:
@@ -102,37 +98,29 @@ def bind(
         raise ConfigError(
             f"settings of stage {bad[0]} are a {type(own[bad[0]]).__name__}; required is an object {{setting: value}}"
         )
-    if unknown := [name for name in broken if name not in defects.DEFECTS]:
-        raise ConfigError(f"no defect {unknown[0]!r}{nearest(unknown[0], defects.DEFECTS)}")
-    reached = {kind for name in broken for kind in defects.DEFECTS[name].reaches}
     bound: dict[str, Bound] = {}
     places = {"runs": recipe, "data": f"data/{recipe}"}
     for stage in stages:
-        if (seed or broken) and stage.once:
+        if seed and stage.once:
             continue
-        hit = bool(broken) and (reached_as(stage) in reached or any(bound[n].defects for n in stage.needs))
         suffix = f"-s{seed}" if seed and stage.seeded else ""
-        tail = f"-with-{'-'.join(broken)}" if hit else ""
         place = "out" if stage.out else "run_name"
-        places[stage.name] = _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix + tail
+        places[stage.name] = _fill(stage.out or f"{{runs}}/{stage.name}", places) + suffix
         entry = registry.find(stage.kind)
         settings = _fill(stage.settings, places) | {place: places[stage.name]}
         if stage.name in own:
             settings = {place: places[stage.name]} | dict(own[stage.name])
             places[stage.name] = settings[place]
-        if hit and settings.get("task") in defects.PUBLISHED:
-            settings["task"] = defects.PUBLISHED[settings["task"]]
         cfg = config.from_dict(entry.config_class, settings | ({"seed": seed} if stage.seeded else {}),
                                where=f"recipe {recipe}, stage {stage.name}")  # fmt: skip
-        what = [entry.id, config.config_hash(cfg), [bound[n].hash for n in stage.needs], *([broken] if hit else [])]
+        what = [entry.id, config.config_hash(cfg), [bound[n].hash for n in stage.needs]]
         bound[stage.name] = Bound(
             stage,
-            stage.name + suffix + tail,
+            stage.name + suffix,
             cfg,
             entry.load(entry.function),
             hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12],
             _fill(stage.when, places),
-            broken if hit else (),
         )
     return list(bound.values())
 
@@ -143,10 +131,3 @@ def _fill(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
         return {k: _fill(v, places) for k, v in value.items()}
     return [_fill(v, places) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def reached_as(stage: Stage) -> str:
-    """The word for the stage among those that a defect reaches: its kind; "data" for every preparation but that of a corpus; pass rates are
-    an evaluation."""
-    room, _, _ = stage.kind.partition(".")
-    return {"data.corpus": "corpus", "passk": "evaluate"}.get(stage.kind, room)
