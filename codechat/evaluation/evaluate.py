@@ -211,7 +211,7 @@ class EvaluateConfig(ProblemSettings):
     ckpt: tuple[str, ...] = opt(
         config.REQUIRED, "checkpoints: run name, run@best, run@STEP, run directory or checkpoint"
     )
-    split: tuple[Literal["select", "test", "test_hard"], ...] = opt(
+    split: tuple[Literal["train", "select", "test", "test_hard"], ...] = opt(
         ("test",), "splits; validation is another name of select: choose a checkpoint on it, and report it on test"
     )
     all_checkpoints: bool = opt(False, "evaluate every checkpoint of the run on select and write checkpoints/best")

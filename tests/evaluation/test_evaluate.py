@@ -326,7 +326,7 @@ def test_invalid_settings_are_named(policy: tuple[GPT, tokenizer.Tokenizer]) -> 
         (["--ckpt", "toy", "--split", "test", "--all-checkpoints"], "--split select"),
         (["--ckpt", "toy", "--n", "4"], "--n"),
         (["--ckpt", "toy", "--ks", "8"], "--ks"),
-        (["--ckpt", "toy", "--split", "train"], "split"),
+        (["--ckpt", "toy", "--split", "prompt"], "split"),
         (["--ckpt", "toy", "--temperature", "0"], "--n 1"),
         ([], "ckpt"),
     ):

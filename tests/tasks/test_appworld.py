@@ -186,7 +186,9 @@ def test_an_episode_is_this_exchange(stub: Stub) -> None:
     assert (reward, done) == (1.0, True) and told[0]["content"] == "Output:\n```\nExecution successful.\n```"
     score = world.score()
     assert (score.reward, score.tier, score.correct) == (1.0, "done", True)
-    assert score.parts == {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
+    parts = {name: value for name, value in score.parts.items() if name != "opening"}
+    assert [m["role"] for m in score.parts["opening"]] == ["system", "user"]
+    assert parts == {"passed": 3, "total": 3, "idle": 1, "interactions": 3, "completed": True, "difficulty": 1}
     assert world.state_diff() == [{"requirement": text, "passed": True} for text, _ in CHECKS]
     here = {"task_id": TASK}
     assert stub.asked == [
@@ -442,26 +444,29 @@ def saved(name: str, block: int) -> None:
         checkpoint.save(made.path, 0, model=model, meta={"tokenizer": tok.to_dict(), "tags": "reserved"})
 
 
-def test_successful_episodes_become_conversations(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of trajectories: those of the training split in which every check passed, up to the last answer."""
-    exchange = [m for code in (LOOK, COUNT, DONE) for m in (says(code), {"role": "user", "content": "Output: 1"})]
-    messages = [{"role": "system", "content": "A world."}, {"role": "user", "content": "Do it."}, *exchange]
+def test_successful_episodes_become_conversations(home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an evaluation on the training split in which every check passed, up to the last answer."""
+    saved("new", 1536)
+    task = f"appworld:worlds={stub.url},max_turns=1,source=50e1ac9_1+50e1ac9_2+fac291d_1"
+    turns = [{"text": says(code)["content"], "told": ["Output: 1"]} for code in (LOOK, COUNT, DONE)]
     for split in ("train", "test"):
-        rows = [
-            dict(id=id, split=split, messages=[*messages, {"role": "user", "content": id}], stop="done")
-            | dict(reward=reward, correct=reward == 1)
-            for id, reward in (("50e1ac9_1", 1.0), ("50e1ac9_2", 1 / 3), ("fac291d_1", 1.0))
-        ]
-        for row in rows:  # two episodes with other instructions
-            row["messages"][1] = {"role": "user", "content": row["id"]}
-        (home / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert cli.main(["data", "appworld", "--run-name", "train.jsonl", "--out", "made", "--tokenizer", "bytes"]) == 0
+        words = f"evaluate --ckpt new --task {task} --split {split} --n 1 --ks 1 --max-new-tokens 4 --run-name {split}"
+        assert cli.main(words.split()) == 0
+        path = home / "runs" / split / "examples.jsonl"
+        rows = [row | {"turns": turns} for row in read_rows(path)]  # as a better checkpoint would have them
+        for row in rows:
+            right = row["problem"] != "50e1ac9_2"
+            row |= {"correct": right, "reward": float(right)}
+            row["parts"]["opening"][1]["content"] = row["problem"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["data", "appworld", "--run-name", "train", "--out", "made", "--tokenizer", "bytes"]) == 0
     rows = [r for file in (home / "made").glob("appworld.*.jsonl") for r in read_rows(file)]
-    assert sorted(r["meta"]["task"] for r in rows) == ["50e1ac9_1", "fac291d_1"] and all(
-        r["messages"][-1]["role"] == "assistant" for r in rows
-    )
+    assert sorted(r["meta"]["task"] for r in rows) == ["50e1ac9_1", "fac291d_1"]
+    for row in rows:
+        roles = [m["role"] for m in row["messages"]]
+        assert roles == ["system", "user", *["assistant", "user"] * 2, "assistant"]
     rendered = chat.render(rows[0]["messages"], tokenizer.load("bytes"))
     learnt = chat.decode([i for i, on in zip(rendered.ids, rendered.loss_mask) if on], tokenizer.load("bytes"))
     assert learnt.count("Let me see.") == 3 and "Output:" not in learnt
-    assert cli.main(["data", "appworld", "--run-name", "test.jsonl", "--out", "other", "--tokenizer", "bytes"]) == 2
+    assert cli.main(["data", "appworld", "--run-name", "test", "--out", "other", "--tokenizer", "bytes"]) == 2
     assert "not of AppWorld's training split 3" in capsys.readouterr().err and not (home / "other").exists()

@@ -1,6 +1,6 @@
 """`codechat data appworld`: successful episodes of AppWorld as conversations for SFT.
 
-They come from files of recorded episodes. The assistant's answers carry loss, the world's messages do not. Only
+They come from runs of `codechat evaluate --task appworld --split train`. The assistant's answers carry loss, the world's messages do not. Only
 episodes of AppWorld's training split are used: the other splits are evaluation data.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from codechat.core.config import default, opt
-from codechat.core.errors import ConfigError, DataError, MissingFile
+from codechat.core.errors import ConfigError, MissingFile
 from codechat.data.sources import LARGEST_LOSS, Ledger, digest, read_jsonl
 from codechat.data.synthetic import SPLITS, split_of
 from codechat.runs.paths import find_run
@@ -20,14 +19,14 @@ from codechat.tasks.preparation import PreparedConfig, prepare
 
 Row = dict[str, Any]
 DOMAIN = "appworld"
-KEYS = {"id", "split", "messages", "reward", "correct", "stop"}
+KEYS = {"problem", "split", "turns", "reward", "correct"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppWorldDataConfig(PreparedConfig):
-    """Recorded episodes -> appworld.SPLIT.jsonl (conversations)."""
+    """Episodes of evaluations -> appworld.SPLIT.jsonl (conversations)."""
 
-    run_name: tuple[str, ...] = opt(("appworld",), "files of episodes, or runs with trajectories.jsonl")
+    run_name: tuple[str, ...] = opt(("appworld",), "runs of codechat evaluate --task appworld --split train")
     out: str = default("data/appworld")
     min_reward: float = opt(
         1.0, "least share of passed checks of a kept episode; 1 = only episodes in which every check passed"
@@ -54,25 +53,34 @@ def prepare_appworld(cfg: AppWorldDataConfig) -> Row:
 def _conversations(cfg: AppWorldDataConfig, ledger: Ledger) -> Iterator[Row]:
     seen: set[str] = set()
     for where in cfg.run_name:
-        for row in _trajectories(where):
+        for row in _episodes(where):
             rule = _rule(row, cfg.min_reward)
             if not row.keys() >= KEYS:
                 ledger.lose("no trajectory")
-            elif rule or (name := digest(repr(row["messages"]))[:16]) in seen:
+            elif rule or (name := digest(repr(messages := _messages(row)))[:16]) in seen:
                 ledger.skip(rule or "the same again")
             else:
                 seen.add(name)
                 ledger.keep()
-                yield _conversation(row, name)
+                yield _conversation(row, messages, name)
 
 
-def _trajectories(where: str) -> Iterator[Row]:
-    path = Path(where)
+def _episodes(run_name: str) -> Iterator[Row]:
+    path = find_run(run_name) / "examples.jsonl"
     if not path.is_file():
-        path = find_run(where) / "trajectories.jsonl"
-    if not path.is_file():
-        raise MissingFile(f"{path} does not exist; set --run-name to a file of recorded episodes")
+        raise MissingFile(f"{path} does not exist; `codechat evaluate --task appworld --split train` writes it")
     yield from (row for _, row in read_jsonl(path))
+
+
+def _messages(row: Row) -> list[Row]:
+    """The episode as a conversation, up to its last answer."""
+    messages = list(row["parts"]["opening"])
+    for turn in row["turns"]:
+        told = [{"role": "user", "content": text} for text in turn["told"]]
+        messages += [{"role": "assistant", "content": turn["text"]}, *told]
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    return messages
 
 
 def _rule(row: Row, min_reward: float) -> str | None:
@@ -84,17 +92,9 @@ def _rule(row: Row, min_reward: float) -> str | None:
     return "too few checks passed" if row.get("reward", 0.0) < min_reward else None
 
 
-def _conversation(row: Row, name: str) -> Row:
-    """The episode up to its last answer. Tasks of one scenario are similar, so a scenario is in one split."""
-    messages = list(row["messages"])
-    while messages and messages[-1]["role"] != "assistant":
-        messages.pop()
-    if not messages:
-        raise DataError(f"trajectory {row['id']} holds no answer; repeat the run")
-    split = split_of(digest(row["id"].partition("_")[0]))
-    return {
-        "id": f"{DOMAIN}-{name}",
-        "messages": messages,
-        "domain": DOMAIN,
-        "meta": {"split": split, "asked": "code", "tools_present": True, "task": row["id"], "reward": row["reward"]},
-    }
+def _conversation(row: Row, messages: list[Row], name: str) -> Row:
+    """Tasks of one scenario are similar, so a scenario is in one split."""
+    task = row["problem"]
+    meta = {"split": split_of(digest(task.partition("_")[0])), "asked": "code", "tools_present": True}
+    meta |= {"task": task, "reward": row["reward"]}
+    return {"id": f"{DOMAIN}-{name}", "messages": messages, "domain": DOMAIN, "meta": meta}

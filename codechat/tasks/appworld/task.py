@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,11 @@ class AppWorldEnvironment:
                 **{k: _safe(str(v)) for k, v in world["supervisor"].items()},
                 "datetime": _safe(str(world["datetime"])),
             }
-            return [
+            self.opening = [
                 {"role": "system", "content": SYSTEM.format(**about)},
                 {"role": "user", "content": _safe(str(world["instruction"]))},
             ]
+            return list(self.opening)
         except (KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{self.server.link.url}/initialize sent no instruction and supervisor ({error!r}); required: appworld 0.1.3 or newer"
@@ -163,7 +165,8 @@ class AppWorldEnvironment:
         """AppWorld's own score of the current state. This ends the episode."""
         if self.verdict is None:
             found = self.server.ask("evaluate", task_id=self.task_id, suppress_errors=True)
-            self.verdict, self.requirements = _verdict(found, self.interactions, self.completed)
+            verdict, self.requirements = _verdict(found, self.interactions, self.completed)
+            self.verdict = replace(verdict, parts={**verdict.parts, "opening": self.opening})  # for `data appworld`
             self.close()
         return self.verdict
 
