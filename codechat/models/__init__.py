@@ -1,4 +1,5 @@
-"""The model and what acts on weights: layers, attention, KV cache, sampling, LoRA, optimizers, loading, Hugging Face in and out.
+"""The model and what acts on weights: layers, attention, KV cache, sampling, LoRA, optimizers, loading, Hugging Face in
+and out.
 
 Knows no data and no reward.
 """

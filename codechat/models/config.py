@@ -164,9 +164,9 @@ class GPTConfig:
         return embeddings + self.depth * self.block_matmul_params + gains + biases
 
     def flops_per_token(self, length: int) -> int:
-        """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the embedding
-        look-up not) plus 6 x depth x heads x (width of a key + of a value) x length for attention, uncut by causality (PaLM, arXiv:2204.02311,
-        appendix B)."""
+        """Forward and backward FLOPs per token at sequence length `length`: 6 per matrix weight (the head included, the
+        embedding look-up not) plus 6 x depth x heads x (width of a key + of a value) x length for attention, uncut by
+        causality (PaLM, arXiv:2204.02311, appendix B)."""
         matmul = self.depth * self.block_matmul_params + self.padded_vocab * self.n_embd
         widths = 2 * self.head_dim + (self.rope_width if self.attention == "mla" else 0)
         return 6 * matmul + 6 * self.depth * self.n_head * widths * length

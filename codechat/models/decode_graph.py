@@ -1,10 +1,13 @@
-"""Decoding with static shapes: one new token of every row as a few compiled regions, which a GPU captures once and replays as one graph.
+"""Decoding with static shapes: one new token of every row as a few compiled regions, which a GPU captures once and
+replays as one graph.
 
-What `generate` does row by row on the host is here a mask: a finished row stays in its slot and its tokens are ignored, the column that a step writes
-is a tensor, and the host asks once in CHUNK tokens who is still running. Then finished rows leave, where a smaller bucket holds the rest. Regions are
-compiled once for all layers, batches and lengths (symbolic shapes); on a CPU the same regions run one after another.
+What `generate` does row by row on the host is here a mask: a finished row stays in its slot and its tokens are ignored,
+the column that a step writes is a tensor, and the host asks once in CHUNK tokens who is still running. Then finished
+rows leave, where a smaller bucket holds the rest. Regions are compiled once for all layers, batches and lengths
+(symbolic shapes); on a CPU the same regions run one after another.
 
-Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value heads, E head width.
+Shapes: B slots of rows, P prompts, W most rows of a prompt, S columns of prompts, O own columns, H heads, K key-value
+heads, E head width.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class Layer:
     empty = False  # there is a prompt
 
     def __init__(self, prompt: Tensor, own: Tensor) -> None:
-        """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are the keys' first columns (a latent)."""
+        """Of shapes (1|2, P, K, S, E) and (1|2, B, K, O, E): keys, then values unless they are the keys' first columns
+        (a latent)."""
         self.prompt, self.buffer = prompt, own
         self.own: Tensor  # the part of the buffer that steps read
         self.slots: Slots
@@ -127,7 +131,8 @@ def _compiling(compiled: str | None) -> ExitStack:
 
 
 class Replay:
-    """A step whose tensors stay where they are. On a GPU it is captured the third time, and replayed as one graph from then on."""
+    """A step whose tensors stay where they are. On a GPU it is captured the third time, and replayed as one graph from
+    then on."""
 
     def __init__(self, step: Callable[[], None], on_gpu: bool) -> None:
         self.step, self.on_gpu = step, on_gpu
@@ -156,7 +161,8 @@ class Replay:
 class Decoder:
     """A batch that is decoded to its end.
 
-    model, head: `decoding.reader`; its weights must not change meanwhile. prefix, owner (B,): the prompts' cache, and which each row continues;
+    model, head: `decoding.reader`; its weights must not change meanwhile. prefix, owner (B,): the prompts' cache, and
+    which each row continues;
     tails: what the rows' prompts have behind a shared beginning; last (B, D): the states there.
     how: the distribution. compiled: a backend, or none to run the regions as they are."""
 
@@ -244,7 +250,8 @@ class Decoder:
         return True
 
     def _compact(self, live: Tensor) -> None:
-        """Keep the live rows, in the first slots of the same buffers. A block's buffers are copied at a time: a second cache would not fit."""
+        """Keep the live rows, in the first slots of the same buffers. A block's buffers are copied at a time: a second
+        cache would not fit."""
         B = bucket(len(live))
         slots = F.pad(live, (0, B - len(live)))  # padding repeats slot 0, and is done
         padding = torch.arange(B, device=live.device) >= len(live)

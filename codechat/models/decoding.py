@@ -1,7 +1,8 @@
 """Copies of the weights for decoding: what makes one new token per sequence fast.
 
-A product of few rows waits for the weight to arrive from memory. torch's CPU library packs a weight (out, in) again in every such product; a copy as
-(in, out) in the compute dtype needs no packing. A float32 output head on a CPU is packed once by oneDNN, up to a third faster than that. A GPU reads
+A product of few rows waits for the weight to arrive from memory. torch's CPU library packs a weight (out, in) again in
+every such product; a copy as (in, out) in the compute dtype needs no packing. A float32 output head on a CPU is packed
+once by oneDNN, up to a third faster than that. A GPU reads
 weights as they are stored: there a copy is made only where the dtype differs.
 
 Shapes: B sequences, D width, V padded vocabulary.
@@ -25,10 +26,11 @@ PACKED_HEAD = 1 << 19  # heads of this many weights or more are packed by oneDNN
 
 @contextmanager
 def prepared(blocks: nn.Module, head: Callable[[], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Copy the weights of `blocks` and of the output head (V, D), which `head` returns; yields hidden (B, D) -> logits (B, V).
+    """Copy the weights of `blocks` and of the output head (V, D), which `head` returns; yields hidden (B, D) -> logits
+    (B, V).
 
-    The copies live until the context closes; the weights must not change meanwhile. With gradients enabled, and on a CPU for inputs of more
-    than FEW_ROWS rows, the weights themselves are read."""
+    The copies live until the context closes; the weights must not change meanwhile. With gradients enabled, and on a
+    CPU for inputs of more than FEW_ROWS rows, the weights themselves are read."""
     weight = head()
     kind = weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -77,8 +79,8 @@ def _head(weight: Tensor, dtype: torch.dtype, most_rows: int) -> Callable[[Tenso
 
 @torch.no_grad()
 def reader(model: M) -> tuple[M, Tensor]:
-    """A copy of a plain model in evaluation mode that computes the same in this autocast, and its head (V, D): block matrices and head in the dtype
-    of compute, the rest shared. A weight that has this dtype is not copied."""
+    """A copy of a plain model in evaluation mode that computes the same in this autocast, and its head (V, D): block
+    matrices and head in the dtype of compute, the rest shared. A weight that has this dtype is not copied."""
     kind = model.wte.weight.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.wte.weight.dtype
     with torch.device("meta"):

@@ -1,6 +1,7 @@
 """Draws: a truncated distribution, one token of it per row, and the random numbers that decide.
 
-A random number is a hash of (seed, prompt key, sample, position), not the next number of a generator: a row's tokens do not depend on its neighbours.
+A random number is a hash of (seed, prompt key, sample, position), not the next number of a generator: a row's tokens do
+not depend on its neighbours.
 
 Shapes: B rows, V ids.
 """
@@ -30,8 +31,8 @@ COLDEST = torch.finfo(torch.float32).tiny  # a smaller temperature may be 0 in f
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """The distribution sampled from: logits / temperature; of these the top_k largest; of these the smallest set of the largest with a total
-    probability of top_p."""
+    """The distribution sampled from: logits / temperature; of these the top_k largest; of these the smallest set of the
+    largest with a total probability of top_p."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -64,8 +65,9 @@ class Truncation:
 def draw(logits: Tensor, how: Truncation, u: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row from (B, V) float32 logits and (B,) uniforms: (ids, logprobs), both (B,).
 
-    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution: first the block of the
-    vocabulary, then the token in it; of a truncated distribution, the candidate. Sums are float64: float32 would lose the tail."""
+    The logits are overwritten; a V that is a multiple of BLOCK is not copied. Inverts the cumulative distribution:
+    first the block of the vocabulary, then the token in it; of a truncated distribution, the candidate. Sums are
+    float64: float32 would lose the tail."""
     if how.temperature == 0:
         ids = logits.argmax(-1)
         return ids, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]

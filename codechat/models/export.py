@@ -1,23 +1,27 @@
-"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, and mostly llama.cpp too.
+"""`codechat export`: a checkpoint as a directory that transformers and vLLM load with no code of ours, and mostly
+llama.cpp too.
 
     codechat export --ckpt nano/rl --out nano-rl-hf
     codechat export --ckpt nano/sft --out my-model --format run     a run of this one checkpoint, to give away
     python -c "from transformers import pipeline; print(pipeline('text-generation', 'nano-rl-hf')('def add(a, b):'))"
 
-Squared ReLU with norms on queries and keys (preset nano) becomes Qwen3 with hidden_act relu, whose gate projection repeats the up projection: the
-same function exactly, in an MLP half as large again. vLLM's own Qwen3 takes silu only; its transformers backend computes it:
+Squared ReLU with norms on queries and keys (preset nano) becomes Qwen3 with hidden_act relu, whose gate projection
+repeats the up projection: the same function exactly, in an MLP half as large again. vLLM's own Qwen3 takes silu only;
+its transformers backend computes it:
 
     vllm serve nano-rl-hf --model-impl transformers
 
-llama.cpp's converter makes GGUF of Arcee, Llama, Qwen2 and Qwen3 with silu. It ignores hidden_act: do not convert one with relu, its answers would be
-wrong without an error. It accepts the whole GPT-2 vocabulary and those of imported models, and rejects gpt2:N, chars and bytes:
+llama.cpp's converter makes GGUF of Arcee, Llama, Qwen2 and Qwen3 with silu. It ignores hidden_act: do not convert one
+with relu, its answers would be wrong without an error. It accepts the whole GPT-2 vocabulary and those of imported
+models, and rejects gpt2:N, chars and bytes:
 
     git clone https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
     python llama.cpp/convert_hf_to_gguf.py my-model-hf --outfile my-model.gguf --outtype bf16
     llama-cli -m my-model.gguf --jinja
 
-A run of --format run has config.json, status.json, env.json without what names its machine, and the weights without optimizer states. Every command
-takes it; training can begin from it (--init-from) but not resume. Rounding to bfloat16 changes some answers.
+A run of --format run has config.json, status.json, env.json without what names its machine, and the weights without
+optimizer states. Every command takes it; training can begin from it (--init-from) but not resume. Rounding to bfloat16
+changes some answers.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ def export(cfg: ExportConfig) -> Path:
 
 
 def write(cfg: ExportConfig) -> str:
-    """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits, or --out is in use."""
+    """Write the directory; returns a line that says what it holds. ConfigError where no Hugging Face class fits, or
+    --out is in use."""
     out = cfg.out.resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir()) and not (cfg.overwrite and _is_export(out))):
         remedy = "set --overwrite or choose another name" if out.is_dir() and _is_export(out) else "choose another name"
@@ -126,7 +131,8 @@ def _write_run(cfg: ExportConfig, folder: Path) -> str:
 
 
 def _is_export(out: Path) -> bool:
-    """Whether a directory holds an export of either format: config.json, no metrics, and no checkpoint but released ones."""
+    """Whether a directory holds an export of either format: config.json, no metrics, and no checkpoint but released
+    ones."""
     released = all((step / "model.safetensors").is_file() for step in paths.checkpoint_paths(out).values())
     return (out / "config.json").is_file() and not (out / "metrics.jsonl").exists() and released
 

@@ -1,6 +1,8 @@
-"""Block matrices multiplied in fp8, by torchao where it is installed: float32 weights, products in float8 with a scale per tensor.
+"""Block matrices multiplied in fp8, by torchao where it is installed: float32 weights, products in float8 with a scale
+per tensor.
 
-Weights keep their names and dtype, so checkpoints are the same. Embedding and head stay as they are: their logits need the range.
+Weights keep their names and dtype, so checkpoints are the same. Embedding and head stay as they are: their logits need
+the range.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ CAPABILITY = (8, 9)  # of a GPU with float8 products
 
 
 def convert(model: GPT, emulate: bool = False) -> GPT:
-    """Replace the linear layers of the blocks, in place and before sharding; returns the model. emulate: without float8 kernels, for tests.
+    """Replace the linear layers of the blocks, in place and before sharding; returns the model. emulate: without float8
+    kernels, for tests.
 
     ConfigError without torchao, and without a GPU that has float8 products."""
     try:

@@ -1,11 +1,11 @@
 """Sampling: prompts of different lengths in one batch, a key-value cache, log-probabilities of the sampled tokens.
 
-`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a batch is run once, and its samples
-share its cache; finished rows leave the batch.
+`sample` returns whole completions, `stream` yields one completion token by token. Each distinct prompt of a batch is
+run once, and its samples share its cache; finished rows leave the batch.
 
-A row's tokens do not depend on the other rows, their order, or the batch size (in float32 up to the rounding of matrix products of other shapes):
-`draws`. On a GPU a batch takes what memory is free (`sampling_memory`) and runs as one graph (`decode_graph`). Sampling runs in the caller's
-autocast and leaves the model in its mode.
+A row's tokens do not depend on the other rows, their order, or the batch size (in float32 up to the rounding of matrix
+products of other shapes): `draws`. On a GPU a batch takes what memory is free (`sampling_memory`) and runs as one graph
+(`decode_graph`). Sampling runs in the caller's autocast and leaves the model in its mode.
 
 Shapes: B rows, T tokens, V ids (`GPTConfig.n_ids`).
 """
@@ -45,8 +45,9 @@ Ended = tuple[list[int], list[float], bool]  # ids, log-probabilities, whether a
 class Completion:
     """Sampled ids (a stop sequence included), their log-probabilities in nats, and why it ended.
 
-    "stop": a stop sequence; "length": `max_new_tokens`; "context": the model's block was full; "turns": an episode's last turn was used
-    (`rl.episodes`). In an episode ids also hold the environment's text: mask is False there, and the log-probability 0."""
+    "stop": a stop sequence; "length": `max_new_tokens`; "context": the model's block was full; "turns": an episode's
+    last turn was used (`rl.episodes`). In an episode ids also hold the environment's text: mask is False there, and the
+    log-probability 0."""
 
     ids: list[int]
     logprobs: list[float]
@@ -93,10 +94,12 @@ def sample(
     keys: one per prompt, part of its sampling seed: with a problem's id, samples do not depend on the other prompts.
     Default: the index, so equal prompts differ; equal keys give equal samples.
     prefix_tokens: one per prompt; prompts that share this many first tokens run them once (speed only).
-    batch_size: rows that are decoded together; default: as many as keep cache and logits under a GiB, on a GPU as its free memory holds.
+    batch_size: rows that are decoded together; default: as many as keep cache and logits under a GiB, on a GPU as its
+    free memory holds.
     on_overflow: where prompt + max_new_tokens exceeds block_size, "raise", or "stop" with reason "context".
     graph: decode with static shapes (`decode_graph`); none = on a GPU, where no row has a grammar.
-    grammars: one per prompt, which its completions follow, or none. Log-probabilities are then of the masked distribution.
+    grammars: one per prompt, which its completions follow, or none. Log-probabilities are then of the masked
+    distribution.
     progress: called with the number of rows after each batch.
 
     ConfigError for an empty prompt, one beyond the block, ids of padding rows, settings out of range."""
@@ -196,7 +199,8 @@ class _Step:
 
 @dataclass(frozen=True)
 class Reader:
-    """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; how (`decode_graph.Decoder`), or none for one row at a time."""
+    """Who decodes: the model, or on a GPU a copy in the compute dtype; its head; how (`decode_graph.Decoder`), or none
+    for one row at a time."""
 
     model: GPT
     logits_of: Callable[[Tensor], Tensor]
@@ -207,8 +211,8 @@ class Reader:
 
 @contextmanager
 def reading(model: GPT, graph: bool | None, new_tokens: float = math.inf) -> Iterator[Reader]:
-    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU. new_tokens: so many are
-    to come, for which a GPU compiles or not."""
+    """The reader of these weights, copied once for all batches; they must not change meanwhile. graph: none = on a GPU.
+    new_tokens: so many are to come, for which a GPU compiles or not."""
     device = model.wte.weight.device
     on_cpu = packed_attention.dense(device)
     if on_cpu and not graph:
@@ -296,7 +300,8 @@ def _steps(
 
 
 def _prefill(model: GPT, batch: _Batch, room: int) -> tuple[KVCache | SharedCache, Tensor]:
-    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens, and last states (B, D)."""
+    """Run each distinct beginning once, then the rest of each prompt: the cache of all rows with room for more tokens,
+    and last states (B, D)."""
     prefix, owner, behind, last = _run_beginnings(model, batch, room)
     if len(prefix.lengths) == len(batch.prompts) and not any(behind):
         return prefix, last
@@ -315,10 +320,11 @@ def _run_behind(
 
 
 def _run_beginnings(model: GPT, batch: _Batch, room: int = 0) -> tuple[KVCache, Tensor, list[Sequence[int]], Tensor]:
-    """Run the distinct beginnings: their cache, which of them each row continues (B,), each prompt's rest, and the state before it (B, D).
+    """Run the distinct beginnings: their cache, which of them each row continues (B,), each prompt's rest, and the
+    state before it (B, D).
 
-    Rows that share nothing are run whole, with room for more tokens. A few run at a time, no wider than their longest: neighbours are of like
-    length, so little is padding, and what a block passes on stays in a CPU's caches."""
+    Rows that share nothing are run whole, with room for more tokens. A few run at a time, no wider than their longest:
+    neighbours are of like length, so little is padding, and what a block passes on stays in a CPU's caches."""
     heads = [tuple(p[:n]) for p, n in zip(batch.prompts, batch.cuts)]
     if alone := len(set(heads)) == len(heads):
         heads = [tuple(p) for p in batch.prompts]
@@ -398,7 +404,8 @@ def _stop_sequences(stop: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _rows_in_memory(model: GPT, prompts: Sequence[Sequence[int]], room: int, samples_per_prompt: int) -> int:
-    """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES; on a GPU, in its free memory."""
+    """How many rows keep their caches (each with its share of the prompt) and logits under CACHE_BYTES; on a GPU, in
+    its free memory."""
     cfg, longest, device = model.cfg, max(map(len, prompts)), model.wte.weight.device
     if device.type == "cuda":
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else model.wte.weight.dtype

@@ -1,11 +1,12 @@
 """The model: a decoder-only transformer and its presets.
 
-Pre-norm RMSNorm, rotary positions, SDPA attention (options: grouped-query, multi-head latent), a non-gated 4x MLP with squared ReLU, no biases,
-tied head. With these defaults it equals Hugging Face's `ArceeForCausalLM`; options make it Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm, with
-swiglu or squared ReLU), or the original CodeChat architecture (pos="learned", mlp="gelu").
+Pre-norm RMSNorm, rotary positions, SDPA attention (options: grouped-query, multi-head latent), a non-gated 4x MLP with
+squared ReLU, no biases, tied head. With these defaults it equals Hugging Face's `ArceeForCausalLM`; options make it
+Llama (swiglu), Qwen2 (qkv_bias), Qwen3 (qk_norm, with swiglu or squared ReLU), or the original CodeChat architecture
+(pos="learned", mlp="gelu").
 
-The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which `token_logprobs` and
-sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
+The embedding holds `vocab_size` tokens, then `n_tags` chat tags, then unused padding rows up to a multiple of 64, which
+`token_logprobs` and sampling exclude. Weights are float32; `dist.autocast` decides the dtype of matrix products.
 
 Shapes: B sequences, T tokens, S cached tokens, D width, H heads, K key-value heads, E head width, V padded vocabulary.
 """
@@ -100,8 +101,8 @@ def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPol
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). With checkpoint_keep_products only what is cheap is computed again in the backward pass, within the
-    block's own graph where it is compiled."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). With checkpoint_keep_products only what is cheap is computed again
+    in the backward pass, within the block's own graph where it is compiled."""
 
     def __init__(self, cfg: GPTConfig) -> None:
         super().__init__()
@@ -136,7 +137,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The language model. `GPT(cfg)` initialises from `seed`; on the meta device call `init_weights` after `to_empty`."""
+    """The language model. `GPT(cfg)` initialises from `seed`; on the meta device call `init_weights` after
+    `to_empty`."""
 
     def __init__(self, cfg: GPTConfig, seed: int = 0) -> None:
         super().__init__()
@@ -154,7 +156,8 @@ class GPT(nn.Module):
     def init_weights(self, seed: int = 0) -> None:
         """Fill every parameter from a generator seeded by (seed, its name): sharding does not change the weights.
 
-        Projections that write into the residual stream start at zero, so the model starts as a bigram of its embedding."""
+        Projections that write into the residual stream start at zero, so the model starts as a bigram of its
+        embedding."""
         for name, p in self.named_parameters():
             rng = torch.Generator().manual_seed(seed * 1_000_003 + crc32(name.encode()))
             if name.endswith("norm.weight"):
@@ -180,9 +183,10 @@ class GPT(nn.Module):
     ) -> Tensor:
         """(B, T) ids -> (B, T, D) after the last norm.
 
-        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be longer than block_size.
-        mask: bool (B, 1, T, S), true = attend, or of `packed_attention.flex_mask`; default causal. cache: tokens are appended to it; n_new (B,): how many of the T tokens of each
-        right-padded row are real (default all)."""
+        positions: (B, T) below block_size, default 0..T-1 (with a cache: continuing each row); a packed row may be
+        longer than block_size.
+        mask: bool (B, 1, T, S), true = attend, or of `packed_attention.flex_mask`; default causal. cache: tokens are
+        appended to it; n_new (B,): how many of the T tokens of each right-padded row are real (default all)."""
         B, T = ids.shape
         if cache is None and positions is None and T > self.cfg.block_size:
             raise ConfigError(f"sequence of {T} tokens; block_size is {self.cfg.block_size}; shorten the input")
@@ -206,13 +210,15 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def decoding(self) -> AbstractContextManager[Callable[[Tensor], Tensor]]:
-        """A context in which few rows are fast: weights are copied as decoding reads them; yields hidden (B, D) -> logits (B, V).
+        """A context in which few rows are fast: weights are copied as decoding reads them; yields hidden (B, D) ->
+        logits (B, V).
 
         The weights must not change meanwhile, and no gradient flows through the copies (`models.decoding`)."""
         return decoding.prepared(self.blocks, self.head_weight)
 
     def forward(self, ids: Tensor, **where: Any) -> Tensor:
-        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.n_ids on are unused padding: never sample them."""
+        """(B, T) ids -> (B, T, V) logits; `where` as in `hidden`. Rows from cfg.n_ids on are unused padding: never
+        sample them."""
         return F.linear(self.hidden(ids, **where), self.head_weight())
 
     def loss(
@@ -225,8 +231,10 @@ class GPT(nn.Module):
         places: Tensor | None = None,
         **where: Any,
     ) -> Tensor:
-        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T). every: no target is -100;
-        places: indices of those that are not, into (B T). Without either they are looked up, which the host of a GPU waits for."""
+        """Cross-entropy in nats of targets (B, T) given ids; -100 carries no loss (all -100: 0). "none" gives (B, T).
+        every: no target is -100;
+        places: indices of those that are not, into (B T). Without either they are looked up, which the host of a GPU
+        waits for."""
         return self._nats(self.hidden(ids, **where), targets, reduction, every, places)
 
     @hardware.eager  # the number of targets depends on the data, and a loop over chunks does not gain from compiling
@@ -253,11 +261,13 @@ class GPT(nn.Module):
         places: Tensor | None = None,
         **where: Any,
     ) -> tuple[Tensor, ...]:
-        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without padding rows.
+        """Log-probability of `targets` (B, T) given ids, and the entropy of each distribution (B, T), in nats, without
+        padding rows.
 
-        It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is -100. The entropy carries
-        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states: return it too, (B, T, D): where the model is
-        sharded, one method must compute both. places: as `loss` takes them."""
+        It is the distribution that `generate.sample` draws from without truncation. Both are 0 where the target is
+        -100. The entropy carries
+        gradient only with entropy_grad. hidden: `self.hidden(ids)`, if already computed. states: return it too, (B, T,
+        D): where the model is sharded, one method must compute both. places: as `loss` takes them."""
         wide = self.hidden(ids, **where) if hidden is None else hidden
         hidden, flat = wide.flatten(0, 1), targets.flatten()
         if places is None:

@@ -1,11 +1,14 @@
 """Loss and log-probabilities of the output head, a chunk of rows at a time, without a whole (N, V) tensor of logits.
 
-With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. `cross_entropy` computes the gradient in the
-forward pass, where it is known up to one factor: 11 to 14 % less time for a step of nano on a CPU than by `logprobs`. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them beyond. A
-chunk is as long as matrix products want it; what is done to its logits is done to blocks of rows that a CPU's cache holds: a softmax, its logarithm
-and its slope are seven passes, and each over all of memory costs as much as a product.
+With a vocabulary of 50,257 the logits of a batch are larger than everything else in a training step. `cross_entropy`
+computes the gradient in the forward pass, where it is known up to one factor: 11 to 14 % less time for a step of nano
+on a CPU than by `logprobs`. `logprobs` keeps the logits for its backward pass up to KEEP_BYTES and recomputes them
+beyond. A chunk is as long as matrix products want it; what is done to its logits is done to blocks of rows that a CPU's
+cache holds: a softmax, its logarithm and its slope are seven passes, and each over all of memory costs as much as a
+product.
 
-Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on them is float32.
+Shapes: N rows, D width, V rows of the head's weight. Logits are kept in the dtype of the products; all arithmetic on
+them is float32.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ BLOCK_BYTES = 1 << 22  # float32 logits of one block: a few such tensors fit int
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Sum of -log softmax(hidden @ weight.T)[target] in nats, a float32 scalar; a row whose target is -100 adds nothing.
+    """Sum of -log softmax(hidden @ weight.T)[target] in nats, a float32 scalar; a row whose target is -100 adds
+    nothing.
 
     hidden (N, D), weight (V, D), targets (N,)."""
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
@@ -39,7 +43,8 @@ def logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and the entropy of each row's distribution, in nats, both (N,) float32.
 
-    The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy has a gradient with entropy_grad."""
+    The distribution is softmax(logits / temperature) over the first `n_ids` rows of the weight. The entropy has a
+    gradient with entropy_grad."""
     chosen, entropy = _Logprobs.apply(hidden, weight[:n_ids], targets, temperature, _compute_dtype(hidden))
     return chosen, entropy if entropy_grad else entropy.detach()
 
@@ -57,7 +62,8 @@ def _budget(device: torch.device, fixed: int, share: float) -> int:
 
 
 def _chunks(h: Tensor, w: Tensor, kept: Tensor | None = None, known: bool = False) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept (N, V): where to keep them; known: they are there.
+    """Rows of h (N, D) and their logits (n, V), about CHUNK_BYTES in float32 at a time. kept (N, V): where to keep
+    them; known: they are there.
 
     Else all chunks share a buffer: the page faults of a new one cost more than a pass over it."""
     count = max(1, -(-len(h) * len(w) * 4 // _budget(w.device, CHUNK_BYTES, CHUNK_SHARE)))
@@ -135,7 +141,8 @@ def _slope(
     d_chosen: Tensor,
     d_entropy: Tensor | None,
 ) -> Tensor:
-    """d loss / d logits (N, V), float32, of what `_chosen_and_entropy` returned; d_entropy: none = no loss used the entropy."""
+    """d loss / d logits (N, V), float32, of what `_chosen_and_entropy` returned; d_entropy: none = no loss used the
+    entropy."""
     x = _scaled(logits, temperature)
     up = d_chosen[:, None] / temperature
     factor = -up  # d log p(t) / d logits = one-hot - p;  d entropy / d logits = -p (log p + entropy)

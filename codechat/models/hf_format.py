@@ -1,14 +1,17 @@
-"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, its tensors; and the original system's .pt files.
+"""Hugging Face's format: which class computes what a `GPTConfig` describes, its config.json, its tensors; and the
+original system's .pt files.
 
     Arcee    squared ReLU (our default)
     Llama    swiglu; with qkv_bias attention_bias, where the output projection's bias is zero
     Qwen2    swiglu, qkv_bias, with an imported tokenizer
     Qwen3    swiglu, qk_norm; or squared ReLU, qk_norm (preset nano): hidden_act relu, the gate projection repeats the up projection
 
-The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy. transformers' AutoTokenizer splits texts in Qwen's way
-wherever model_type is qwen2, so biases with a tokenizer of ours are written as Llama, which computes the same.
+The last one is exact, since relu(Wx) * Wx = relu(Wx)^2; import drops the second copy. transformers' AutoTokenizer
+splits texts in Qwen's way wherever model_type is qwen2, so biases with a tokenizer of ours are written as Llama, which
+computes the same.
 
-A `Piece` is a range of rows of one of our tensors: export reads it and import fills it, so the two agree. transformers is never imported.
+A `Piece` is a range of rows of one of our tensors: export reads it and import fills it, so the two agree. transformers
+is never imported.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ OUT_BIAS = "self_attn.o_proj.bias"
 
 
 def family_of(cfg: GPTConfig, *, imported: bool = False) -> Family:
-    """The entry of FAMILIES that computes what cfg describes; imported: the tokenizer is not one of ours. ConfigError names what does not fit."""
+    """The entry of FAMILIES that computes what cfg describes; imported: the tokenizer is not one of ours. ConfigError
+    names what does not fit."""
     wrong = {k: (getattr(cfg, k), v) for k, v in REQUIRED.items() if getattr(cfg, k) != v}
     if cfg.mlp == "gelu":
         wrong["mlp"] = ("gelu", "relu2 or swiglu")
@@ -146,7 +150,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], dtype: str | None = None) ->
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors of a directory by name, in one safetensors file or shards, each read when it is accessed. `with Weights(directory) as weights`."""
+    """The tensors of a directory by name, in one safetensors file or shards, each read when it is accessed. `with
+    Weights(directory) as weights`."""
 
     def __init__(self, directory: Path) -> None:
         self._files = {name: file for file in map(_opened, _shards(directory)) for name in file.keys()}
@@ -192,7 +197,8 @@ def _shards(directory: Path) -> list[Path]:
 def read_model(
     cfg: GPTConfig, weights: Mapping[str, Tensor], places: Iterable[Piece] | None = None, source: str = "config.json"
 ) -> GPT:
-    """A float32 model of cfg whose `places` (default: `pieces`) are these weights and whose other rows are zero; one tensor is read at a time.
+    """A float32 model of cfg whose `places` (default: `pieces`) are these weights and whose other rows are zero; one
+    tensor is read at a time.
 
     CheckpointError for what does not fit, and for copies of the same rows that differ; source: where cfg was read."""
     places = list(pieces(cfg) if places is None else places)
@@ -231,7 +237,8 @@ def read_model(
 
 
 def to_hf(cfg: GPTConfig, family: Family, *, dtype: str, bos_id: int, eos_ids: list[int]) -> dict[str, Any]:
-    """config.json. Positions are spelled rope_theta and rope_scaling, which transformers 4 and 5, vLLM and llama.cpp read."""
+    """config.json. Positions are spelled rope_theta and rope_scaling, which transformers 4 and 5, vLLM and llama.cpp
+    read."""
     scaling = {"rope_type": "llama3", **{theirs: getattr(cfg, ours) for theirs, ours in ROPE_KEYS.items()}}
     return {
         "architectures": [family.architecture],
@@ -275,7 +282,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def from_hf(config: Mapping[str, Any], *, vocab_size: int, n_tags: int = 0) -> GPTConfig:
-    """The GPTConfig of a config.json. vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused padding.
+    """The GPTConfig of a config.json. vocab_size: ids of its tokenizer; embedding rows beyond them stay as unused
+    padding.
 
     ConfigError for a class or a setting that our model does not have."""
     family = _family_in(config)
@@ -358,7 +366,8 @@ OURS |= {"attn.c_attn": "attn.qkv", "attn.c_proj": "attn.out", "mlp.c_fc": "mlp.
 
 
 def read_original(path: Path, n_vocab: int) -> tuple[GPT, int]:
-    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step. n_vocab: ids of its tokenizer.
+    """The model of {"model": state, "cfg": {...}, "step": n}, with learned positions and GELU, and its step. n_vocab:
+    ids of its tokenizer.
 
     The file is read without executing code in it. The embedding gets zero rows up to a multiple of 64."""
     if not path.is_file():

@@ -1,11 +1,14 @@
-"""Our tokenizers and conversations as Hugging Face files: tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json.
+"""Our tokenizers and conversations as Hugging Face files: tokenizer.json, tokenizer_config.json, chat_template.jinja,
+generation_config.json.
 
-The ids equal those of `tokenizer.encode`, and of `chat.render` and `chat.prompt` where the template renders a conversation. `chat` tokenises tags,
-line ends and contents apart, but a template yields one text. So the tokenizer cuts that text again: its normaliser puts the mark `CUT` where
-`chat` begins a new piece, and its pre-tokeniser splits there and drops the mark. Reserved tags are added special tokens with the ids of their rows.
+The ids equal those of `tokenizer.encode`, and of `chat.render` and `chat.prompt` where the template renders a
+conversation. `chat` tokenises tags, line ends and contents apart, but a template yields one text. So the tokenizer cuts
+that text again: its normaliser puts the mark `CUT` where `chat` begins a new piece, and its pre-tokeniser splits there
+and drops the mark. Reserved tags are added special tokens with the ids of their rows.
 
-The template raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns, <functioncall>. The role "tool" is
-accepted for "function". In text mode <|end|> is several tokens, so `generate` needs stop_strings=["<|end|>"] and its tokenizer.
+The template raises where one text is ambiguous: content that spells a turn tag or, outside assistant turns,
+<functioncall>. The role "tool" is accepted for "function". In text mode <|end|> is several tokens, so `generate` needs
+stop_strings=["<|end|>"] and its tokenizer.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ def end_ids(tokenizer: Tokenizer, tags: str) -> list[int]:
 def files(tokenizer: Tokenizer, tags: str, *, block_size: int, rows: int) -> dict[str, str]:
     """{file name: text}. rows: of the embedding; rows that no id of the tokenizer has are never generated.
 
-    ConfigError for an imported tokenizer with reserved tags: its ids keep their meaning only with its own template, or with tags as text."""
+    ConfigError for an imported tokenizer with reserved tags: its ids keep their meaning only with its own template, or
+    with tags as text."""
     imported, reserved = isinstance(tokenizer, ImportedTokenizer), tags == "reserved"
     if imported and reserved:
         raise ConfigError(f"tags reserved with the imported {tokenizer.spec}; required are tags template or text")

@@ -6,11 +6,12 @@
     codechat sft --init-from qwen --tags template --data-dir data/sft --run-name qwen-sft
     codechat import old/latest.pt --run-name old
 
-Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the original system's .pt files.
-Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as `codechat export` writes them. Weights become float32. An
-imported model keeps its own tokenizer and chat template ("template"). Without a template, or with --tags text, our tags are plain text. --tags
-reserved takes six unused padding rows of the embedding for them, which SFT must then teach. --tags raw is for base models: prompts are plain text
-without turns, and an answer ends with the end of text.
+Llama, Qwen2, Qwen3 and Arcee directories (config.json, safetensors in one file or shards, tokenizer.json), and the
+original system's .pt files. Qwen3 with hidden_act relu is our squared ReLU where gate and up projection are equal, as
+`codechat export` writes them. Weights become float32. An imported model keeps its own tokenizer and chat template
+("template"). Without a template, or with --tags text, our tags are plain text. --tags reserved takes six unused padding
+rows of the embedding for them, which SFT must then teach. --tags raw is for base models: prompts are plain text without
+turns, and an answer ends with the end of text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keys and values that sampling keeps: one cache per batch, or rows that continue the cache of shared prefixes.
 
-For multi-head latent attention (arXiv:2405.04434, eq. 9 and 15) a token has one vector: the latent, then the rotary key. It is the key of a single
-key head, and its first columns are the value.
+For multi-head latent attention (arXiv:2405.04434, eq. 9 and 15) a token has one vector: the latent, then the rotary
+key. It is the key of a single key head, and its first columns are the value.
 
 Shapes: B sequences, T new tokens, S cached tokens, H heads, K key-value heads, E head width.
 """
@@ -22,8 +22,10 @@ from codechat.models.config import GPTConfig
 class KVCache:
     """Keys and values of the tokens that a batch has seen, one row per sequence.
 
-    All rows store their next token in the same column. A row whose prompt was padded keeps a hole, which `mask` hides; its positions continue
-    from its own length. A class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would drop what is appended."""
+    All rows store their next token in the same column. A row whose prompt was padded keeps a hole, which `mask` hides;
+    its positions continue
+    from its own length. A class, not a list: FSDP's mixed-precision policy rebuilds lists in inputs and would drop what
+    is appended."""
 
     def __init__(
         self,
@@ -56,7 +58,8 @@ class KVCache:
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
     def mask(self, new: int) -> Tensor | None:
-        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything, or behind nothing causally."""
+        """bool (B|1, 1, new, S): what the next `new` tokens of each row may attend to; none = everything, or behind
+        nothing causally."""
         if self.empty and not packed_attention.dense(self.real.device):
             return None  # padding is on the right, where no real token looks
         return _visible(new, self.extent, self.real if self.padded else None, self.real.device)
@@ -66,7 +69,8 @@ class KVCache:
         return _store(self.kv[layer], self.extent, k, v)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its row."""
+        """Store k and v (B, K, T, E) of T new tokens; return the attention (B, H, T, E) of q over all tokens of its
+        row."""
         k, v = (x.to(q.dtype) for x in self.store(layer, k, v))
         if self.latent_width:
             return attend_grouped(q, k, v, mask)
@@ -85,13 +89,15 @@ class KVCache:
         return self.extent == 0
 
     def select(self, rows: Tensor | slice) -> KVCache:
-        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled on its own before this one is advanced by all rows."""
+        """A new cache of `rows` (repeats allowed); of a slice a view, to be filled on its own before this one is
+        advanced by all rows."""
         out = copy(self)
         out.kv, out.lengths, out.real = self.kv[:, :, rows], self.lengths[rows], self.real[rows]
         return out
 
     def share(self, owner: Tensor, room: int) -> SharedCache:
-        """A cache of len(owner) rows; row i continues row owner[i] of this one, with room for `room` tokens. Nothing is copied."""
+        """A cache of len(owner) rows; row i continues row owner[i] of this one, with room for `room` tokens. Nothing is
+        copied."""
         depth, n, _, K, _, E = self.kv.shape
         return SharedCache(self, owner, self.kv.new_zeros(depth, n, len(owner), K, room, E))
 
@@ -102,7 +108,8 @@ new_cache = KVCache
 class SharedCache:
     """Rows that continue shared prefixes. As in KVCache, all store their next token in the same column.
 
-    With one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of once for each."""
+    With one new token per row, attention waits for memory: a prefix is read once for all rows of its group instead of
+    once for each."""
 
     empty = False  # there is a prefix
 
@@ -127,11 +134,13 @@ class SharedCache:
         return (self.prefix.lengths[self.owner] + self.lengths)[:, None] + torch.arange(new, device=self.owner.device)
 
     def mask(self, new: int) -> Tensor | None:
-        """bool (B|1, 1, new, S): the tokens behind the prefix that the next `new` tokens may attend to; none = everything."""
+        """bool (B|1, 1, new, S): the tokens behind the prefix that the next `new` tokens may attend to; none =
+        everything."""
         return _visible(new, self.extent, self.real, self.owner.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over the prefix and what follows it."""
+        """Store k and v (B, K, T, E) of T new tokens; return q's attention (B, H, T, E) over the prefix and what
+        follows it."""
         k, v = _store(self.kv[layer], self.extent, k, v)
         prefix = (x[layer, :, :, : self.prefix.extent] for x in (self.prefix.k, self.prefix.v))
         return attend_shared(q, k, v, mask, *prefix, self.prefix_mask, self.members, self.place)
@@ -155,7 +164,8 @@ class SharedCache:
 
 
 def _store(kv: Tensor, at: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Write k and v of T new tokens into the columns from `at` of one layer's kv (1|2, B, K, room, E); return those of all tokens so far."""
+    """Write k and v of T new tokens into the columns from `at` of one layer's kv (1|2, B, K, room, E); return those of
+    all tokens so far."""
     if (end := at + k.shape[2]) > kv.shape[3]:  # a slice would drop the token silently
         raise ConfigError(f"token {end} in a cache for {kv.shape[3]}; make the cache longer")
     kv[0, :, :, at:end] = k
@@ -165,7 +175,8 @@ def _store(kv: Tensor, at: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _visible(new: int, extent: int, real: Tensor | None, device: torch.device) -> Tensor | None:
-    """bool (B|1, 1, new, S): which of the columns so far, and of theirs, the next `new` tokens see; real (B, room): none = no padding."""
+    """bool (B|1, 1, new, S): which of the columns so far, and of theirs, the next `new` tokens see; real (B, room):
+    none = no padding."""
     end = extent + new
     holes = None if real is None else real[:, None, None, :end]
     if new == 1:
@@ -177,7 +188,8 @@ def _visible(new: int, extent: int, real: Tensor | None, device: torch.device) -
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False) -> Tensor:
     """Attention (B, H, T, E) of q over k and v (B, K, S, E), under a mask (B|1, 1, T, S), causal or over everything.
 
-    Off the CPU no mask reaches torch's attention, whose flash kernels take none: the scores (B, H, T, S) are computed whole."""
+    Off the CPU no mask reaches torch's attention, whose flash kernels take none: the scores (B, H, T, S) are computed
+    whole."""
     if mask is None or packed_attention.dense(q.device):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1]
@@ -186,7 +198,8 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causa
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W) by products; mask (B|1, 1, T, S)."""
+    """Attention (B, H, T, W) of q (B, H, T, E) over k (B, K, S, E) and v (B, K, S, W) by products; mask (B|1, 1, T,
+    S)."""
     y, _ = partial_attention(*_by_key_head(q, k, mask), k, v)
     return y.reshape(*q.shape[:3], -1)
 
@@ -202,9 +215,11 @@ def attend_shared(
     members: Tensor,
     place: Tensor,
 ) -> Tensor:
-    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's (P, K, S', E); members, place: of `group_members`.
+    """Attention (B, H, T, E) of q over its row's k and v (B, K, S, E) and its prefix's (P, K, S', E); members, place:
+    of `group_members`.
 
-    Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a - b)."""
+    Each part has its own softmax; their log-sum-exps a and b weight them: exp(a) / (exp(a) + exp(b)) = sigmoid(a -
+    b)."""
     rows, mask = _by_key_head(q, k, mask)
     rows = rows.to(k.dtype)
     behind, behind_lse = partial_attention(rows, mask, k, v)
@@ -216,7 +231,8 @@ def attend_shared(
 
 
 def group_members(owner: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in that table, flattened; owner (B,): a row's group."""
+    """Rows of each group (P, W), 0 where it has fewer, and each row's place (B,) in that table, flattened; owner (B,):
+    a row's group."""
     counts = F.one_hot(owner, groups).cumsum(0)
     nth = counts.gather(1, owner[:, None])[:, 0] - 1
     width = max(1, int(counts[-1].max())) if len(owner) else 1

@@ -1,13 +1,15 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads come from one low-rank latent per token.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads come from one
+low-rank latent per token.
 
     c = norm(W_c x)                     the latent of a token: width kv_rank, for all heads                         eq. 9
     k_h = [W_kh c ; rotate(W_r x)]      a head's key: from the latent, and one rotated part that all heads share     eq. 10, 15, 17
     v_h = W_vh c                        a head's value                                                              eq. 11
     q_h = [W_qh x ; rotate(W_qrh x)]    a head's query; of x compressed and normalised where q_rank is set           eq. 12-14, 16
 
-A rotation between W_kh and c would depend on the position, so rotated columns are separate. Sampling keeps only c and the rotated part: since
-q . W_kh c = (W_kh^T q) . c, queries are mapped to the latent's columns and the mixture of latents to values afterwards; no key or value of an
-earlier token is computed again (section 2.1.2). The first tokens of an empty cache are computed as in training.
+A rotation between W_kh and c would depend on the position, so rotated columns are separate. Sampling keeps only c and
+the rotated part: since q . W_kh c = (W_kh^T q) . c, queries are mapped to the latent's columns and the mixture of
+latents to values afterwards; no key or value of an earlier token is computed again (section 2.1.2). The first tokens of
+an empty cache are computed as in training.
 
 Shapes: B sequences, T tokens, H heads, E head width, R rotated width, C latent width, W = C + R.
 """

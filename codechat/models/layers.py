@@ -1,7 +1,7 @@
 """RMSNorm, squared ReLU, rotary positions, the dtype of the residual stream.
 
-On a CPU each pass over a (B, T, D) costs about as much as a small product, so RMSNorm and squared ReLU have hand-written gradients there, in half the
-passes of autograd's. A GPU compiles its blocks, which fuses them.
+On a CPU each pass over a (B, T, D) costs about as much as a small product, so RMSNorm and squared ReLU have
+hand-written gradients there, in half the passes of autograd's. A GPU compiles its blocks, which fuses them.
 
 Shapes: B sequences, H heads, T tokens, E rotated width.
 """
@@ -88,8 +88,8 @@ class _SquaredReLU(torch.autograd.Function):
 def rope_table(
     cfg: GPTConfig, length: int, positions: Tensor | None, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`: both halves of E are equal except for
-    the sine's sign."""
+    """Cosines and sines (1|B, 1, T, E) of rotary positions (RoFormer, arXiv:2104.09864, eq. 34) for `rotate`: both
+    halves of E are equal except for the sine's sign."""
     frequency = rope_frequencies(cfg, device)
     if positions is None:
         positions = torch.arange(length, device=device)[None]
@@ -99,8 +99,9 @@ def rope_table(
 
 
 def rope_frequencies(cfg: GPTConfig, device: torch.device) -> Tensor:
-    """(E/2,) angles per token. With rope_factor > 1 those of Llama 3.1 (`apply_scaling` in llama-models/models/llama3/model.py): a wave that turns
-    n times within rope_block keeps its angle for n >= rope_high, is slowed by the factor for n <= rope_low, and is mixed linearly between."""
+    """(E/2,) angles per token. With rope_factor > 1 those of Llama 3.1 (`apply_scaling` in
+    llama-models/models/llama3/model.py): a wave that turns n times within rope_block keeps its angle for n >=
+    rope_high, is slowed by the factor for n <= rope_low, and is mixed linearly between."""
     half = torch.arange(0, cfg.rope_width, 2, device=device, dtype=torch.float32)
     frequency = 1.0 / cfg.rope_theta ** (half / cfg.rope_width)
     if cfg.rope_factor == 1:
@@ -117,6 +118,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def residual(cfg: GPTConfig, x: Tensor) -> Tensor:
-    """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products under autocast."""
+    """Embedded tokens in the dtype of the sum that blocks add to: float32, or with bf16_residual that of products under
+    autocast."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if cfg.bf16_residual and torch.is_autocast_enabled(kind) else x

@@ -1,4 +1,5 @@
-"""Weights on their way from a trainer to a sampler on the same machine, as safetensors in a directory that both see: /dev/shm, which is memory.
+"""Weights on their way from a trainer to a sampler on the same machine, as safetensors in a directory that both see:
+/dev/shm, which is memory.
 
     live_000012/model.safetensors    matrices of blocks in the compute dtype, as products take them; the rest float32
                 meta.json            architecture, tokenizer, tags, and a version that no other write has

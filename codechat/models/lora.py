@@ -2,8 +2,9 @@
 
     h = W x + (alpha / rank) B A x,   A (rank, in) random, B (out, rank) zero: training starts from the unchanged model
 
-After `attach` only A and B are trained. A checkpoint holds the merged model, W + (alpha / rank) B A, which loads like any other, and also A and B, so
-a run resumes bitwise. `save_peft` writes PEFT's files; our fused query-key-value matrix becomes three adapters that share A.
+After `attach` only A and B are trained. A checkpoint holds the merged model, W + (alpha / rank) B A, which loads like
+any other, and also A and B, so a run resumes bitwise. `save_peft` writes PEFT's files; our fused query-key-value matrix
+becomes three adapters that share A.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class LoRALinear(nn.Module):
 def attach(
     model: GPT, rank: int, alpha: float = LORA_ALPHA, targets: Sequence[str] = LORA_CHOSEN, seed: int = 0
 ) -> GPT:
-    """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 changes nothing."""
+    """Freeze `model` and give the target matrices of every block an adapter, in place; returns it. Rank 0 changes
+    nothing."""
     check_lora(rank, alpha, targets)
     if not rank:
         return model
@@ -80,7 +82,8 @@ def adapted(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
 
 
 def merged(model: GPT) -> GPT:
-    """The same function as a plain GPT, which shares every weight without an adapter; the model itself where it has none."""
+    """The same function as a plain GPT, which shares every weight without an adapter; the model itself where it has
+    none."""
     layers = dict(adapted(model))
     if not layers:
         return model
@@ -122,7 +125,8 @@ def _places(cfg: GPTConfig) -> dict[str, hf_format.Piece]:
 
 
 def of_checkpoint(ref: str | Path) -> GPT:
-    """The adapters that a run trained, on a model without other weights, for `save_peft`. CheckpointError where it trained none."""
+    """The adapters that a run trained, on a model without other weights, for `save_peft`. CheckpointError where it
+    trained none."""
     ckpt = checkpoint.load(ref, optimizer=False, mmap=True)
     saved = ckpt.extra.get("lora", {})
     if not saved:
@@ -138,7 +142,8 @@ def of_checkpoint(ref: str | Path) -> GPT:
 
 
 def save_peft(model: GPT, directory: str | Path, base: str | None = None) -> Path:
-    """Write the adapters as PEFT reads them (`PeftModel.from_pretrained(exported base, directory)`). base: name of the exported base model."""
+    """Write the adapters as PEFT reads them (`PeftModel.from_pretrained(exported base, directory)`). base: name of the
+    exported base model."""
     directory, layers = Path(directory), dict(adapted(model))
     places = {n: p for n, p in _places(model.cfg).items() if p.ours.removesuffix(".weight") in layers}
     if not places:
@@ -186,8 +191,8 @@ def _peft_scale(directory: Path) -> float:
 def load_peft(model: GPT, directory: str | Path) -> GPT:
     """Add the adapters of a directory in PEFT's format into the weights of a plain model, in place; returns it.
 
-    CheckpointError for an adapter that fits no matrix. Copies of one matrix (the gate projection that repeats the up projection) need equal
-    adapters."""
+    CheckpointError for an adapter that fits no matrix. Copies of one matrix (the gate projection that repeats the up
+    projection) need equal adapters."""
     directory = Path(directory)
     if missing := [name for name in (ABOUT, ADAPTER) if not (directory / name).is_file()]:
         raise MissingFile(f"{directory} holds no {missing[0]}; give a directory that peft or save_peft wrote")

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules.
 
-AdamW for all parameters. With `optimizer="muon"` the matrices of the blocks take Muon instead, which orthogonalises their momentum. Schedules are
-pure functions of the step, so resuming needs no scheduler state.
+AdamW for all parameters. With `optimizer="muon"` the matrices of the blocks take Muon instead, which orthogonalises
+their momentum. Schedules are pure functions of the step, so resuming needs no scheduler state.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def lr_scale(
 ) -> float:
     """Factor on the base learning rate at `step` (0-based), in [final, 1].
 
-    Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at `max_steps`, or warmup-stable-decay: constant,
-    then linear to `final` over the last `decay_share` of the steps (arXiv:2405.18392)."""
+    Linear warm-up over `warmup_steps`; then constant, half a cosine down to `final` at `max_steps`, or
+    warmup-stable-decay: constant, then linear to `final` over the last `decay_share` of the steps
+    (arXiv:2405.18392)."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
@@ -81,10 +82,12 @@ def build(
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz, for weight matrices (Keller Jordan et al., 2024; decay as in arXiv:2502.16982).
+    """Momentum, orthogonalised by Newton-Schulz, for weight matrices (Keller Jordan et al., 2024; decay as in
+    arXiv:2502.16982).
 
-    The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m / n)), so that `lr` means the same for every
-    shape. Matrices of one shape are orthogonalised as one batch. A fused query-key-value matrix counts as one matrix."""
+    The update of an (m, n) matrix has singular values near 1 and is scaled by sqrt(max(1, m / n)), so that `lr` means
+    the same for every shape. Matrices of one shape are orthogonalised as one batch. A fused query-key-value matrix
+    counts as one matrix."""
 
     def __init__(
         self, params: Iterable[Tensor], *, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
@@ -116,7 +119,8 @@ class Muon(torch.optim.Optimizer):
 def _orthogonalise_all(matrices: list[Tensor]) -> Sequence[Tensor]:
     """N matrices of one shape, orthogonalised; ranks share the work.
 
-    Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the matrices, orthogonalises these, returns the rows."""
+    Matrices sharded by rows take two all-to-alls: each rank receives all rows of its share of the matrices,
+    orthogonalises these, returns the rows."""
     if not isinstance(first := matrices[0], DTensor):
         many = td.is_initialized() and td.get_world_size() > 1
         return _by_replicas(matrices) if many else orthogonalise(torch.stack(matrices))
@@ -153,17 +157,19 @@ def _by_replicas(matrices: list[Tensor]) -> Tensor:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of the Newton-Schulz iteration: it tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply slowly."""
+    """The dtype of the Newton-Schulz iteration: it tolerates bfloat16 (Keller Jordan et al., 2024), which CPUs multiply
+    slowly."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
-    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: Muon's quintic Newton-Schulz iteration, in float32
-    on CPUs and bfloat16 on GPUs.
+    """(N, m, n) -> matrices of the same singular vectors and singular values in about [0.7, 1.2]: Muon's quintic
+    Newton-Schulz iteration, in float32 on CPUs and bfloat16 on GPUs.
 
-    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and precise enough, steps are taken on the small s, and x
-    is multiplied by the product of their q: two thirds of the work at n = 4 m. The rounding of s grows a^2 = 12 times a step, so s is computed from x
-    again after three."""
+    Each step multiplies x by q = a + b s + c s^2 with s = x x', which commute. Where x is wide and precise enough,
+    steps are taken on the small s, and x
+    is multiplied by the product of their q: two thirds of the work at n = 4 m. The rounding of s grows a^2 = 12 times a
+    step, so s is computed from x again after three."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.to(iteration_dtype(g.device))
     if g.shape[-2] > g.shape[-1]:

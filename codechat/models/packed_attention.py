@@ -1,8 +1,10 @@
-"""Attention over packed rows: document by document or under a dense mask on a CPU, under a block mask of flex attention on a GPU.
+"""Attention over packed rows: document by document or under a dense mask on a CPU, under a block mask of flex attention
+on a GPU.
 
-A dense mask keeps the flash kernels of `scaled_dot_product_attention` from being taken, and every block reads (B, T, T) of it. `dense` decides by the
-device; makers of masks (`conversations.packed_mask`, `rollout.Packed.mask`) ask it, and `attend` takes each kind. On a CPU, documents instead of a
-dense mask save 14 % of an SFT step in bfloat16, and 8 to 25 % of an RL step, of the shape of preset nano.
+A dense mask keeps the flash kernels of `scaled_dot_product_attention` from being taken, and every block reads (B, T, T)
+of it. `dense` decides by the device; makers of masks (`conversations.packed_mask`, `rollout.Packed.mask`) ask it, and
+`attend` takes each kind. On a CPU, documents instead of a dense mask save 14 % of an SFT step in bfloat16, and 8 to 25
+% of an RL step, of the shape of preset nano.
 
 Shapes: B rows, T tokens, H heads, K key-value heads, E head width.
 """
@@ -34,7 +36,8 @@ Span = tuple[int, int]
 
 
 class Piece(NamedTuple):
-    """Queries [at, end) of the flat rows (B T) attend to the spans `before` and causally from `start`, minus `hides` (queries, queries)."""
+    """Queries [at, end) of the flat rows (B T) attend to the spans `before` and causally from `start`, minus `hides`
+    (queries, queries)."""
 
     before: tuple[Span, ...]
     start: int
@@ -45,8 +48,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """A token attends to earlier tokens of its document and, with branches, of these to branch 0 and its branch. docs, branches: (B, T); a document
-    below 0 is padding."""
+    """A token attends to earlier tokens of its document and, with branches, of these to branch 0 and its branch. docs,
+    branches: (B, T); a document below 0 is padding."""
 
     docs: Tensor
     branches: Tensor | None = None
@@ -65,7 +68,8 @@ class Documents:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Of at most QUERIES queries each; neighbouring branches share one while they fit. Neighbouring padding counts as a document."""
+        """Of at most QUERIES queries each; neighbouring branches share one while they fit. Neighbouring padding counts
+        as a document."""
         docs, T = self.docs, self.docs.shape[1]
         branches = torch.zeros_like(docs) if self.branches is None else self.branches
         first = torch.ones_like(docs, dtype=torch.bool)
@@ -127,14 +131,16 @@ def flex_mask(docs: Tensor, branches: Tensor | None = None) -> Any:
 
 @cache
 def _flex() -> Callable[..., Tensor]:
-    """Flex attention; compiled, without which it would hold all scores. Within a compiled block it becomes part of that."""
+    """Flex attention; compiled, without which it would hold all scores. Within a compiled block it becomes part of
+    that."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, products: bool = False) -> Tensor:
-    """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of `flex_mask`, else causal or of
+    """Attention (B, H, T, E) of q over k and v (B, K, T, E): under a mask, bool (B, 1, T, T), `Documents` or of
+    `flex_mask`, else causal or of
     everything. products: on a CPU in bfloat16, causal attention as matrix products (each row a document)."""
     grouped = k.shape[1] != q.shape[1]
     if isinstance(mask, Documents):

@@ -1,7 +1,9 @@
-"""How many completions a device samples at once: rows whose keys, values and logits fit beside the weights. No torch: `codechat plan` reads it too.
+"""How many completions a device samples at once: rows whose keys, values and logits fit beside the weights. No torch:
+`codechat plan` reads it too.
 
-Counted in the dtype of compute: a copy of the weights, each row's keys and values with its share of its prompt's, its logits, the states of one
-prefill pass, the scores of one block's attention. SPARE of the free memory stays for what the allocator cannot use.
+Counted in the dtype of compute: a copy of the weights, each row's keys and values with its share of its prompt's, its
+logits, the states of one prefill pass, the scores of one block's attention. SPARE of the free memory stays for what the
+allocator cannot use.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def token_bytes(cfg: GPTConfig, size: int) -> int:
 
 
 def row_bytes(cfg: GPTConfig, size: int, *, prompt_tokens: int, new_tokens: int, samples: int) -> float:
-    """One row's keys and values, its share of the prompt's, logits (in the compute dtype, in float32, and what a draw makes of them), scores."""
+    """One row's keys and values, its share of the prompt's, logits (in the compute dtype, in float32, and what a draw
+    makes of them), scores."""
     own = -(-new_tokens // COLUMNS) * COLUMNS + COLUMNS
     scores = cfg.n_head * (own + prompt_tokens) * (8 + 2 * size)
     states = 12 * (cfg.n_embd + cfg.hidden_width)
@@ -54,7 +57,8 @@ def rows(
     samples: int = 1,
     copies: bool = True,
 ) -> int:
-    """Rows that fit into `free` bytes, a full bucket or at least 1. samples: completions of each prompt; copies: the weights are copied first."""
+    """Rows that fit into `free` bytes, a full bucket or at least 1. samples: completions of each prompt; copies: the
+    weights are copied first."""
     left = free * (1 - SPARE) - (weight_bytes(cfg, size) if copies else 0) - prefill_bytes(cfg, size, PREFILL_TOKENS)
     one = row_bytes(cfg, size, prompt_tokens=prompt_tokens, new_tokens=new_tokens, samples=samples)
     most = max(1, int(left / one))

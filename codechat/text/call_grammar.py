@@ -1,15 +1,18 @@
-"""Token masks that keep an answer's tool calls readable: offered names only, valid JSON, arguments of the types and enumerations of the schemas.
+"""Token masks that keep an answer's tool calls readable: offered names only, valid JSON, arguments of the types and
+enumerations of the schemas.
 
     grammar = CallGrammar(tokenizer, tags, tools, required=True)
     state = grammar.begin()                     one per completion
     state.mask(room)                            (n,) bool: ids that may come next; room: tokens that may follow it
     token = state.take(token, room)             the id that counts
 
-The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, with arguments in the order of the
-schema. llguidance turns it into masks for any vocabulary of bytes, in microseconds a token.
+The grammar is text without a call, then calls; `required`: calls only. Calls have the form of `format_call`, with
+arguments in the order of the schema. llguidance turns it into masks for any vocabulary of bytes, in microseconds a
+token.
 
-A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer fit, `take` replaces the
-sampled id by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that needs none may still begin too late.)
+A call that has begun ends in time: none begins that would not fit, and once the shortest way to end it would no longer
+fit, `take` replaces the sampled id by that way. (Where the tag is spelled in ordinary tokens, a call of an answer that
+needs none may still begin too late.)
 """
 
 from __future__ import annotations
@@ -60,8 +63,9 @@ def _kept(tokenizer: Tokenizer, tags: str, tools: str, **how: bool) -> CallGramm
 class CallGrammar:
     """The calls that `tools` ({"name", "description", "parameters"} each) allow.
 
-    required: the answer is a call. one_call: at most one. declines: calling `chat.NOTHING` is possible too, where no call is required. strict: a
-    schema that has no grammar raises ConfigError instead of allowing any object as arguments."""
+    required: the answer is a call. one_call: at most one. declines: calling `chat.NOTHING` is possible too, where no
+    call is required. strict: a schema that has no grammar raises ConfigError instead of allowing any object as
+    arguments."""
 
     def __init__(
         self,
@@ -125,7 +129,8 @@ class GrammarState:
         return not self.ended and not self.matcher.is_accepting()
 
     def mask(self, room: int) -> np.ndarray | None:
-        """(n,) bool: ids that may come next, with `room` tokens after it; none = all. No call begins that could not end."""
+        """(n,) bool: ids that may come next, with `room` tokens after it; none = all. No call begins that could not
+        end."""
         if self.ended:
             return None
         allowed, tag = _allowed(self.matcher, self.grammar.vocabulary), self.grammar.vocabulary.tag_id
@@ -134,8 +139,8 @@ class GrammarState:
         return allowed
 
     def take(self, token: int, room: int) -> int:
-        """Go on with the sampled id, or with the next one of the shortest ending where that would no longer fit into `room` tokens after it.
-        Sets `ended` with the end of the answer."""
+        """Go on with the sampled id, or with the next one of the shortest ending where that would no longer fit into
+        `room` tokens after it. Sets `ended` with the end of the answer."""
         if self.ended or room < 0:
             return token
         if self._closing:
@@ -187,7 +192,8 @@ def _lark(vocabulary: _Vocabulary, calls: str, required: bool, one_call: bool) -
 
 
 def _call_schema(tool: Mapping[str, Any], strict: bool, place: str) -> Schema:
-    """{"name": this name, "arguments": an object of its parameters}. place: pointer to where it will stand, which pointers within it begin with."""
+    """{"name": this name, "arguments": an object of its parameters}. place: pointer to where it will stand, which
+    pointers within it begin with."""
     parameters = _bounded({"type": "object", "properties": {}, **(tool.get("parameters") or {})})
     if problem := _problem(parameters):
         if strict:
@@ -252,8 +258,8 @@ def _problem(schema: Schema) -> str:
 
 
 class _Vocabulary:
-    """The ids of a tokenizer and its tags, as llguidance reads them. call_tag, closing: terms of the grammar; closing is none where one id
-    ends an answer."""
+    """The ids of a tokenizer and its tags, as llguidance reads them. call_tag, closing: terms of the grammar; closing
+    is none where one id ends an answer."""
 
     def __init__(self, tokenizer: Tokenizer, tags: str) -> None:
         import llguidance
@@ -343,8 +349,8 @@ def _closing(matcher: Any, vocabulary: _Vocabulary) -> list[int] | None:
 def _way_out(
     matcher: Any, ids: list[int], vocabulary: _Vocabulary, place: bytes, seen: Mapping[bytes, int]
 ) -> int | None:
-    """The id that leaves a repetition, as the "@" of an address does: the first one after which other ids may come than at any place before, else
-    other ones than here; none where there is none."""
+    """The id that leaves a repetition, as the "@" of an address does: the first one after which other ids may come than
+    at any place before, else other ones than here; none where there is none."""
     way = None
     for token in ids:
         probe = matcher.deep_copy()

@@ -4,14 +4,16 @@ A message is {"role": "system" | "user" | "assistant" | "function", "content": s
 
     {tag}\n{content}\n<|end|>\n
 
-with the tags of `TAGS`. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn. "text": tags are spelled in
-ordinary tokens, and content that holds one raises. "template": an imported model's own chat template (hf_chat_template). "raw", for base models: no
-turns; the begin-of-text token if there is one, then the contents, with an empty line before one that follows another person's, and the end of text
-after the assistant's. The inline <functioncall> is a tag too, in assistant turns only.
+with the tags of `TAGS`. "reserved": one id per tag, n_vocab + its index in TAGS, so no user text can forge a turn.
+"text": tags are spelled in ordinary tokens, and content that holds one raises. "template": an imported model's own chat
+template (hf_chat_template). "raw", for base models: no turns; the begin-of-text token if there is one, then the
+contents, with an empty line before one that follows another person's, and the end of text after the assistant's. The
+inline <functioncall> is a tag too, in assistant turns only.
 
-Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole conversation. A stop is a
-sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line end after it and <|end|>.
-The names of `tool_calls` are available here too.
+Tags, line ends and contents are tokenised separately, so the ids of a prompt are a prefix of the ids of the whole
+conversation. A stop is a
+sequence of ids: code may hold `<`, `|`, `end` and `>`. Only what the assistant writes carries loss: content, the line
+end after it and <|end|>. The names of `tool_calls` are available here too.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ def _layout(tokenizer: Tokenizer, tags: str) -> _Layout:
 
 
 def render(messages: Sequence[Message], tokenizer: Tokenizer, tags: str = "reserved") -> Rendered:
-    """A conversation to train on. DataError for messages that have no rendering, or no assistant turn; ConfigError for an unknown mode."""
+    """A conversation to train on. DataError for messages that have no rendering, or no assistant turn; ConfigError for
+    an unknown mode."""
     rendered = _rendered(messages, tokenizer, tags)
     if not any(span.role == "assistant" for span in rendered.spans):
         roles = ", ".join(span.role for span in rendered.spans)
@@ -153,7 +156,8 @@ def call_beginning(tokenizer: Tokenizer, tags: str = "reserved") -> list[int]:
 
 
 def stop_sequences(tokenizer: Tokenizer, tags: str = "reserved") -> tuple[tuple[int, ...], ...]:
-    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or of the end of text."""
+    """The id sequences that end a completion: that of <|end|>, of what closes an answer in the model's own template, or
+    of the end of text."""
     if tags == TEMPLATE:
         return (hf_chat_template.closing(tokenizer),)
     return ((tokenizer.eot_id,),) if tags == RAW else (tuple(_layout(tokenizer, tags).tags[END_TAG]),)
@@ -182,7 +186,8 @@ def completion_text(ids: Sequence[int], tokenizer: Tokenizer, tags: str = "reser
 
 
 def cut_after(ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer) -> tuple[int, str] | None:
-    """(how many ids reach the end of the first of these strings, the text up to there), however tokens cut it; None where none occurs."""
+    """(how many ids reach the end of the first of these strings, the text up to there), however tokens cut it; None
+    where none occurs."""
     text = decode(ids, tokenizer)
     ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
     if not ends:

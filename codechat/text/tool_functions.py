@@ -6,9 +6,10 @@
         unique: count each word once
         '''
 
-The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a default makes a parameter
-optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them | None. A file of functions runs in this process with
-the user's rights.
+The first line of the docstring is the description, lines `name: text` describe parameters, type hints give types, and a
+default makes a parameter
+optional. Known types: str, int, float, bool, list[...], dict, Literal[...] and any of them | None. A file of functions
+runs in this process with the user's rights.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Executor(NamedTuple):
 
 
 def load_executors(path: Path) -> dict[str, Executor]:
-    """{name: Executor} of each public function that the file defines, in its order. DataError names file and line of what is wrong in it."""
+    """{name: Executor} of each public function that the file defines, in its order. DataError names file and line of
+    what is wrong in it."""
     module = run_file(path, "executors", "--executors takes a Python file (see examples/my_tools.py)")
     public = (f for name, f in vars(module).items() if inspect.isfunction(f) and f.__name__ == name and name[0] != "_")
     functions = [f for f in public if f.__module__ == module.__name__]
@@ -59,7 +61,8 @@ def executors_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Executor]
 
 
 def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
-    """The module of a user's Python file, registered as KIND_NAME. MissingFile, which ends in `needed`; DataError with file and line."""
+    """The module of a user's Python file, registered as KIND_NAME. MissingFile, which ends in `needed`; DataError with
+    file and line."""
     try:
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (FileNotFoundError, IsADirectoryError):
@@ -84,7 +87,8 @@ def run_file(path: Path, kind: str, needed: str) -> types.ModuleType:
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:
-    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known type."""
+    """{"name", "description", "parameters"} from type hints and docstring. DataError for a parameter without a known
+    type."""
     doc, code = inspect.getdoc(function) or "", function.__code__
     where = f"{code.co_filename} line {code.co_firstlineno}: {function.__name__}"
     try:

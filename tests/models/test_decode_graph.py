@@ -1,4 +1,5 @@
-"""Decoding with static shapes: the same tokens, few questions to the device, one compilation, prompts run once, and the memory that is predicted."""
+"""Decoding with static shapes: the same tokens, few questions to the device, one compilation, prompts run once, and the
+memory that is predicted."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def dispatched(model: GPT, tokens: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of three sizes, 64 tokens each, rows leaving; every region is one full graph; draws as today's in float32."""
+    """Batches of three sizes, 64 tokens each, rows leaving; every region is one full graph; draws as today's in
+    float32."""
     model = random_model(depth=12, block_size=160)
 
     def run(i: int) -> list[generate.Completion]:
@@ -131,7 +133,8 @@ def test_three_graphs_serve_all_batches_and_a_token_is_few_calls(backend: str, m
 @pytest.mark.slow
 @pytest.mark.parametrize("name, samples", [("2b", 8), ("8b", 1)])
 def test_predicted_rows_fit_and_use_the_memory(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what was free, and near it."""
+    """A batch of the default size on 79 GiB, on fake tensors: prompts of 256 tokens, 256 new. Its peak is under what
+    was free, and near it."""
     monkeypatch.setattr(packed_attention, "DENSE", ())
     cfg = GPTConfig(**PRESETS[name])
     free = 79 * GIB - 4 * cfg.n_params

@@ -428,7 +428,8 @@ def test_the_cache_is_at_least_four_times_faster_than_full_forwards() -> None:
 
 
 def test_constrained_rows_sample_beside_free_ones_and_stream_agrees() -> None:
-    """A row with a grammar writes a readable call from a random model; its neighbours sample as if it were not there."""
+    """A row with a grammar writes a readable call from a random model; its neighbours sample as if it were not
+    there."""
     tok = tokenizer.load("gpt2:512")
     model = random_model(vocab_size=tok.n_vocab, block_size=160)
     tool = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}

@@ -230,7 +230,8 @@ class CountProducts(TorchDispatchMode):
 
 
 def cost(model: GPT, ids: torch.Tensor) -> tuple[int, int]:
-    """Bytes that wait for the backward pass, the weights not counted; matrix products of a forward and a backward pass."""
+    """Bytes that wait for the backward pass, the weights not counted; matrix products of a forward and a backward
+    pass."""
     with Tape() as tape:
         loss = model.loss(ids, ids)
         held = sum(tape.now.values())

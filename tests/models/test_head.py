@@ -94,7 +94,8 @@ def test_a_target_of_vanishing_probability_keeps_its_loss() -> None:
 
 
 def test_no_tensor_of_all_logits_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a training step allocates stays under half of the full logits in float32, forward and backward; RL's, too, where they are over KEEP_BYTES."""
+    """What a training step allocates stays under half of the full logits in float32, forward and backward; RL's, too,
+    where they are over KEEP_BYTES."""
     model = GPT(GPTConfig(depth=1, n_embd=32, n_head=1, block_size=64, vocab_size=50257))
     ids = torch.randint(50257, (64, 64))
     full = ids.numel() * model.cfg.padded_vocab * 4
@@ -129,7 +130,8 @@ def test_the_body_of_a_chunk_is_one_graph_that_gives_the_same(monkeypatch: pytes
 def test_a_gpu_compiles_what_rl_does_to_a_chunk(
     entropy_grad: bool, temperature: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing. The chunks are of two lengths."""
+    """Log-probabilities, entropies and slopes, with the figures of a CPU; a second step compiles nothing. The chunks
+    are of two lengths."""
     torch._dynamo.reset()
     graphs: list[int] = []
 

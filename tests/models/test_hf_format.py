@@ -1,4 +1,5 @@
-"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing behind."""
+"""Hugging Face in and out: the same logits, ids and rendered conversations on both sides; errors leave nothing
+behind."""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ REQUESTS = ["What is 12 squared?", "write quicksort", "hi", "  x\n\n", "héé �
 @pytest.mark.parametrize("tags", chat.MODES)
 @torch.no_grad()
 def test_transformers_generates_our_greedy_tokens(transformers: Any, tmp_path: Path, tags: str) -> None:
-    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both sides."""
+    """In the shape of preset nano: prompts through the chat template, and the end of a turn ends the answer on both
+    sides."""
     tok = tokenizer.load("gpt2:4096")
     model = saved(tags, "gpt2:4096", **PRESETS["nano"], n_tags=chat.N_TAGS if tags == "reserved" else 0)
     stop = [*chat.stop_sequences(tok, tags), (tok.eot_id,)]  # the export ends at the end of text too
@@ -241,7 +243,8 @@ def test_the_template_raises_where_a_turn_would_be_forged(transformers: Any, tmp
 
 
 def test_llama_cpp_recognises_the_gpt2_vocabulary() -> None:
-    """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash is below."""
+    """Its converter knows a pre-tokeniser by the hash of the ids of this text (get_vocab_base_pre); for gpt-2 the hash
+    is below."""
     text = (
         "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ 🦙🦙 "
         "3 33 333 3333 33333 333333 3333333 33333333 "
@@ -274,7 +277,8 @@ def test_an_architecture_without_a_class_names_what_does_not_fit(tmp_path: Path)
         assert left_behind(tmp_path) == []
 
 
-# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor the dtype of a sum or how attention is computed, and the last need attention mla.
+# Fields that config.json need not know: rows of tags are in the tokenizer's files, memory is no matter of results nor
+# the dtype of a sum or how attention is computed, and the last need attention mla.
 ELSEWHERE = {
     "n_tags",
     "checkpoint_blocks",
@@ -481,7 +485,8 @@ def test_a_gated_relu_is_ours_only_where_its_projections_are_equal(transformers:
 
 
 def test_llama3_frequencies_by_hand() -> None:
-    """Waves of 2 pi / f tokens: shorter than block / high keep f, longer than block / low get f / factor, between a straight mix in block / wave."""
+    """Waves of 2 pi / f tokens: shorter than block / high keep f, longer than block / low get f / factor, between a
+    straight mix in block / wave."""
     cfg = GPTConfig(n_embd=64, n_head=1, rope_factor=8.0, rope_low=1.0, rope_high=4.0, rope_block=1024)
     expected, kinds = [], set()
     for i in range(32):

@@ -1,4 +1,5 @@
-"""Multi-head latent attention: against its equations, cached against whole, what the cache holds, and that nothing else changed."""
+"""Multi-head latent attention: against its equations, cached against whole, what the cache holds, and that nothing else
+changed."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def test_cached_decoding_equals_the_full_forward(options: dict[str, Any]) -> Non
 
 
 def test_the_cache_holds_a_latent_and_a_rotary_key_and_nothing_else() -> None:
-    """depth x (kv_rank + rope_head_width) numbers per token, against 2 x depth x heads x head width of multi-head attention."""
+    """depth x (kv_rank + rope_head_width) numbers per token, against 2 x depth x heads x head width of multi-head
+    attention."""
     cfg = shape(kv_rank=16, rope_head_width=4)
     cache = kv_cache.new_cache(cfg, 3, 10)
     tensors = [t for t in vars(cache).values() if isinstance(t, torch.Tensor) and t.is_floating_point()]

@@ -1,4 +1,5 @@
-"""LoRA: nothing changes at the start, only adapters learn, merging is exact, PEFT's files say what its documentation says."""
+"""LoRA: nothing changes at the start, only adapters learn, merging is exact, PEFT's files say what its documentation
+says."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def test_settings_of_peft_count_or_are_refused(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_an_adapter_of_squared_relu_is_two_in_peft(tmp_path: Path) -> None:
-    """The exported gate projection repeats the up projection, so both need the adapter, and reading them adds it once."""
+    """The exported gate projection repeats the up projection, so both need the adapter, and reading them adds it
+    once."""
     shape = replace(SHAPE, mlp="relu2", qk_norm=True)
     model = moved(lora.attach(made(shape), 3, 6.0, ("up", "down"))).eval()
     lora.save_peft(model, tmp_path)

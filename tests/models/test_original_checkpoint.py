@@ -1,4 +1,5 @@
-"""Checkpoints of the original system: they compute here what they computed there; what is not theirs is refused by name."""
+"""Checkpoints of the original system: they compute here what they computed there; what is not theirs is refused by
+name."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def original(cfg: dict[str, Any] = CFG, dtype: torch.dtype = torch.float32) -> d
 
 
 def logits(state: dict[str, Tensor], ids: Tensor, heads: int = 2, depth: int = 2) -> Tensor:
-    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied head."""
+    """The original's forward pass, written out: pre-norm RMSNorm with torch's default epsilon, fused qkv, GELU, tied
+    head."""
     (B, T), D = ids.shape, state["ln_f.weight"].shape[0]
     x = state["tok_emb.weight"][ids] + state["pos_emb.weight"][:T]
     for i in range(depth):

@@ -1,4 +1,5 @@
-"""Packed rows: the block mask of a GPU is the dense one of a CPU, and on a GPU no mask reaches torch's dense attention."""
+"""Packed rows: the block mask of a GPU is the dense one of a CPU, and on a GPU no mask reaches torch's dense
+attention."""
 
 from __future__ import annotations
 
@@ -136,7 +137,8 @@ def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPat
 def test_decoding_on_a_gpu_gives_torchs_attention_no_mask(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several tokens behind prompts of different lengths, free, under a grammar and in the server's engine: the completions of the masked path."""
+    """Several tokens behind prompts of different lengths, free, under a grammar and in the server's engine: the
+    completions of the masked path."""
     tok = tokenizer.load("gpt2:512")
     model = GPT(replace(SHAPE, vocab_size=tok.n_vocab, **options)).eval()
     for p in model.parameters():
@@ -195,7 +197,8 @@ def test_a_model_with_products_learns_as_one_without() -> None:
 def test_attention_by_documents_is_attention_under_their_mask(
     groups: int, width: int, padding: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gradients, in pieces that do not divide the documents; values of another width than keys, as latent attention has them."""
+    """With gradients, in pieces that do not divide the documents; values of another width than keys, as latent
+    attention has them."""
     monkeypatch.setattr(packed_attention, "QUERIES", 16)
     rng = torch.Generator().manual_seed(0)
     lengths = [(37, 3, 20 - padding), (1, 16, 43 - padding)]
@@ -216,8 +219,8 @@ def test_attention_by_documents_is_attention_under_their_mask(
 
 
 def test_branches_see_the_prompt_and_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of three documents in a row, with branches that come back after others, and short ones that share a piece: the same as their mask, with
-    gradients."""
+    """Pieces of three documents in a row, with branches that come back after others, and short ones that share a piece:
+    the same as their mask, with gradients."""
     monkeypatch.setattr(packed_attention, "QUERIES", 8)
     rng = torch.Generator().manual_seed(0)
     docs = torch.tensor([[0] * 24 + [1] * 14 + [2] * 16 + [-1] * 2])

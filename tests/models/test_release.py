@@ -1,4 +1,5 @@
-"""A run to give away: the weights alone, which every command reads as it reads another run; and those that come with the package."""
+"""A run to give away: the weights alone, which every command reads as it reads another run; and those that come with
+the package."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def test_a_shipped_model_answers_the_examples_of_the_page(
 
 @pytest.mark.slow
 def test_mini_greets_and_tells_the_weather_of_the_example(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The README's request, for a function that training never had: it is called for the city, and the answer is its result."""
+    """The README's request, for a function that training never had: it is called for the city, and the answer is its
+    result."""
     tools = Path(__file__).parents[2] / "examples" / "my_tools.py"
     command = ["tools", "--ckpt", "released/mini", "--executors", str(tools), "--user"]
     cli.main([*command, "What is the weather in Beijing?"])

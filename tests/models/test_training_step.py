@@ -1,4 +1,5 @@
-"""A training step as a GPU runs it: blocks share one compiled graph, rows have one shape, the host waits at most twice."""
+"""A training step as a GPU runs it: blocks share one compiled graph, rows have one shape, the host waits at most
+twice."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def test_twelve_blocks_are_one_graph_and_stay_it(loop: str, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_block_masks_of_every_batch_go_through_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flex attention becomes part of the block's graph, with the mask as its input. Without gradients, which it does not have on a CPU."""
+    """Flex attention becomes part of the block's graph, with the mask as its input. Without gradients, which it does
+    not have on a CPU."""
     monkeypatch.setattr(packed_attention, "DENSE", ())
     torch._dynamo.reset()
     model = GPT(replace(SHAPE, block_size=256)).requires_grad_(False)
@@ -174,7 +176,8 @@ def test_a_model_whose_weights_are_read_is_not_initialised(tmp_path: Path, monke
 def test_a_checkpoint_is_not_copied_into_memory_on_its_way_to_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that eight ranks of an evaluation hold no eight copies beside their models: each maps the file, whose pages all share."""
+    """So that eight ranks of an evaluation hold no eight copies beside their models: each maps the file, whose pages
+    all share."""
 
     def own_bytes() -> int:
         status = Path("/proc/self/status").read_text().splitlines()

@@ -1,4 +1,5 @@
-"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag mode."""
+"""Token masks: every path through the grammar is a readable call of what is offered, in every vocabulary and tag
+mode."""
 
 from __future__ import annotations
 
