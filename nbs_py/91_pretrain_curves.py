@@ -30,8 +30,10 @@ import json
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
 from codechat import PRESETS, GPTConfig, articles, comparisons, plots, run_frames, scaling_law, style
+from codechat.reports.style import GREY, OKABE_ITO, colour_of, draw_published, draw_smoothed, finish, label_of, new_figure, short_number, short_power
 from codechat.runs.run import ROOT
 
 run, data = f"{recipe}/pretrain", ROOT / out / "data"
@@ -89,8 +91,43 @@ articles.answer(
     f"The {{runs:.0f}} runs at two budgets of compute do not show the best size: {open_size if len(at_border) else closed_size}.",
 )
 
+# %% tags=["hide-cell"]
+PUBLISHED_COLOURS = ("#000000", "#8c510a")
+
+
+def beside_published(label, metrics, points, phases, title):
+    """Training loss of a run over tokens beside published single steps and published means over ranges of steps.
+
+    points: tokens, loss. phases: first, last (tokens), mean, lo, hi. A mean is a bar as long as its range, its extremes
+    are shaded, and nothing is drawn where nothing was published. Shapes compare, levels do not."""
+    fig, axes = new_figure(title, size=(7.2, 4.0))
+    ax = axes[0, 0]
+    draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=OKABE_ITO["blue"], label=label)
+    for (name, rows), colour in zip(phases.items(), PUBLISHED_COLOURS):
+        ax.hlines(
+            rows["mean"], rows["first"], rows["last"], color=colour, linewidth=2.2, label=f"{name}, means (published)"
+        )
+        middle = (
+            rows["first"] * rows["last"]
+        ) ** 0.5  # a short range at the right end of a log axis is seen by its mark
+        ax.plot(middle, rows["mean"], "_", color=colour, markersize=9, markeredgewidth=2.2)
+        for row in rows[rows["lo"].notna() & rows["hi"].notna()].itertuples():
+            ax.fill_between((row.first, row.last), row.lo, row.hi, color=colour, alpha=0.13, linewidth=0)
+    for (name, rows), marker in zip(points.items(), ("x", "o")):
+        draw_published(ax, rows["tokens"], rows["loss"], f"{name}, single steps", marker=marker)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(FixedLocator((0.5, 1, 2, 4, 8)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter("{x:g}")
+    finish(ax, x="tokens", y=label_of("train_loss") + ", log scale")
+    ax.set_xlabel("tokens, log scale", fontsize=8.5)
+    ax.xaxis.set_major_formatter(lambda tokens, _: short_number(tokens))
+    return fig
+
+
 # %% tags=["thumbnail", "hide-input"]
-plots.beside_published(f"ours, {numbers['params']:.1f}M parameters", metrics, drawn_points, drawn_phases,
+beside_published(f"ours, {numbers['params']:.1f}M parameters", metrics, drawn_points, drawn_phases,
                        f"fast, then slowly: {tokens / 1e6:.1f}M tokens measured, {pretrained['tokens'].min() / 1e9:.1f}B and more published")  # fmt: skip
 
 # %% tags=["hide-input"]
@@ -134,6 +171,7 @@ articles.table(shown, {"run": "run (published)", "phase": "phase", "step_from": 
 # %% tags=["hide-input"]
 plots.pretraining(run, metrics, evals, f"{first:.2f} to {last:.2f} bits per byte of unseen code after {tokens / 1e6:.1f}M tokens")
 
+
 # %% [markdown]
 # ## Equal compute: where is the optimum?
 #
@@ -141,16 +179,61 @@ plots.pretraining(run, metrics, evals, f"{first:.2f} to {last:.2f} bits per byte
 # do worse. Learning rates are those of recipe compact for all sizes, and each point is one seed: small differences are not
 # resolved.
 
+# %% tags=["hide-cell"]
+def iso_flops(points, law, title):
+    """Loss over parameters, a line per budget through the law's values. points: run, budget, n, d, loss.
+
+    Beside each point are its tokens: above the highest line, below the others, where no line passes."""
+    fig, axes = new_figure(title, size=(7.2, 4.0))
+    ax, budgets = axes[0, 0], points.groupby("budget")
+    order = budgets["loss"].max().sort_values(ascending=False).index
+    for place, (budget, marker, dash) in enumerate(zip(order, "os^", ("--", ":", "-."))):
+        rows = budgets.get_group(budget).sort_values("n")
+        fitted = law.predict(rows["n"].to_numpy(), rows["d"].to_numpy())
+        ax.plot(rows["n"], fitted, dash, color=GREY, linewidth=1.2, label=f"law at {short_power(budget)} FLOPs")
+        ax.plot(
+            rows["n"], rows["loss"], marker, color=OKABE_ITO["blue"], label=f"measured at {short_power(budget)} FLOPs"
+        )
+        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
+        how = dict(textcoords="offset points", ha="center", fontsize=7, color=GREY, bbox=box, zorder=6)
+        for row, line in zip(rows.itertuples(), fitted):
+            offset = (0, 9) if place == 0 else (0, -15)
+            outer = max(row.loss, line) if place == 0 else min(row.loss, line)  # beyond the line, not on it
+            ax.annotate(f"{short_number(row.d)} tokens", (row.n, outer), xytext=offset, **how)
+    ax.set_xscale("log")
+    ax.margins(x=0.1, y=0.12)
+    ax.xaxis.set_major_locator(FixedLocator(sorted(set(points["n"]))))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda n, _: short_number(n))
+    finish(ax, x="parameters, log scale", y=label_of("val_loss"), loc="upper left")
+    return fig
+
+
 # %% tags=["hide-input"]
 told = [f"at {style.short_power(r.budget)} FLOPs lowest at {style.short_number(r.n)} parameters" + (" (border of the grid)" if r.border else "") for r in lowest.itertuples()]
-plots.iso_flops(points, law, "; ".join(told))
+iso_flops(points, law, "; ".join(told))
+
 
 # %% [markdown]
 # A law of size and tokens is fitted through the ten points, `E + A/N^a + B/D^b`. Predicting each point by a law through the
 # others shows whether five parameters are too many for ten points.
 
+# %% tags=["hide-cell"]
+def law_residuals(points, residuals, title):
+    """Measured minus predicted loss of each point, a bar per way of predicting it."""
+    fig, axes = new_figure(title)
+    ax, at = axes[0, 0], np.arange(len(points))
+    for i, ((name, values), alpha) in enumerate(zip(residuals.items(), (1.0, 0.45))):
+        ax.bar(at + (i - 0.5) * 0.38, values, 0.38, color=[colour_of(r) for r in points["run"]], alpha=alpha)
+        ax.plot([], [], "s", color=GREY, alpha=alpha, label=name)
+    ax.axhline(0, color=GREY, linewidth=0.9)
+    ax.set_xticks(at, [r.rpartition("/")[2].replace("-", "\n") for r in points["run"]])
+    finish(ax, x="size and budget", y="measured minus law (nats/token)")
+    return fig
+
+
 # %% tags=["hide-input"]
-plots.law_residuals(points, {"fitted": law.residuals, "left out": missed[full]},
+law_residuals(points, {"fitted": law.residuals, "left out": missed[full]},
                     f"the law misses its own points by {law.rmse:.3f}, points it has not seen by {errors[full]:.3f}")  # fmt: skip
 
 # %% [markdown]
@@ -173,12 +256,29 @@ read = comparisons.with_settings(pd.concat([frames["runs"], points_of["runs"]]),
 articles.table(read, {"run": "run", "kind": "kind", "max_steps": ("steps", ".0f"), "device_batch_size": ("sequences", ".0f"), "seq_len": ("tokens each", ".0f"), "lr": ("AdamW learning rate", "g"),
                       "muon_lr": ("Muon learning rate", "g"), "seed": ("seed", ".0f"), "minutes": ("minutes", ".1f"), "commit": "commit", "state": "state of the code"})  # fmt: skip
 
+
 # %% [markdown]
 # **Rates of the run.** The learning rate warms up, stays constant, and decays over the last two fifths. MFU is relative to the
 # peak that the machine reached in a matrix product when the run started.
 
+# %% tags=["hide-cell"]
+def training_panels(run, metrics, title=None):
+    """Learning rate, gradient norm, throughput and MFU over tokens."""
+    default = f"{run}: median {metrics['tok_per_s'].median():,.0f} tokens/s, {metrics['mfu'].median():.0%} of the measured peak"
+    fig, axes = new_figure(title or default, 2, 2, size=(7.2, 4.6))
+    for ax, y in zip(axes.flat, ("lr", "grad_norm", "tok_per_s", "mfu")):
+        ax.plot(metrics["tokens"], metrics[y], color=colour_of(run), linewidth=1.5)
+        if y == "grad_norm":
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(0, 1 if y == "mfu" else None)
+        finish(ax, x="tokens", y=label_of(y) + (", log scale" if y == "grad_norm" else ""))
+    axes[1, 0].yaxis.set_major_formatter(EngFormatter(sep=""))
+    return fig
+
+
 # %% tags=["hide-input"]
-plots.training_panels(run, metrics, f"median {numbers['tok_per_s']:,.0f} tokens/s, {numbers['mfu']:.0%} of the measured peak")
+training_panels(run, metrics, f"median {numbers['tok_per_s']:,.0f} tokens/s, {numbers['mfu']:.0%} of the measured peak")
 
 # %% [markdown]
 # **Gradient norms as published:** single values, and the largest of a range of steps.

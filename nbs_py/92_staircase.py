@@ -27,10 +27,14 @@ frozen = False
 # %% tags=["hide-cell"]
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import PercentFormatter
 
 from codechat import articles, comparisons, plots, run_frames, style
 from codechat.evaluation.intervals import wilson_interval
 from codechat.reports import dense_rewards
+from codechat.reports.plots import SHAPE_COLOURS, stack_bars
+from codechat.reports.style import (GREY, OKABE_ITO, add_note, colour_of, dash_of, draw_published, draw_smoothed, errors_of, finish, label_of_run,
+                                    label_of_tier, new_figure, outer_legend, seeds_note, span_of)  # fmt: skip
 from codechat.runs.run import ROOT
 from codechat.tasks.funcall.staircase import TIERS
 
@@ -161,25 +165,90 @@ articles.table(helped.reset_index(), {"start": "start", "reward": "reward", "pas
 # A group with equal rewards has no gradient. The shapes score the same completions; only the rewards differ. The staircase makes more
 # groups teach, each by less: its variance within a group is the smallest.
 
+# %% tags=["hide-cell"]
+PART_COLOURS = {
+    "prose": "#cccccc",
+    "tag": OKABE_ITO["sky"],
+    "form": "#9a9a9a",
+    "name": OKABE_ITO["orange"],
+    "arguments": OKABE_ITO["green"],
+    "end": OKABE_ITO["purple"],
+}
+
+
+def reward_shapes(rows, title):
+    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of
+    each."""
+    fig, axes = new_figure(title, cols=2)
+    names, labels = (
+        list(dict.fromkeys(rows["checkpoint"])),
+        ("groups with variance (share)", "variance within a group (reward²)"),
+    )
+    for ax, y, label in zip(axes[0], ("live", "group_variance"), labels):
+        for i, (shape, colour) in enumerate(SHAPE_COLOURS.items()):
+            mine = rows[rows["shape"] == shape].set_index("checkpoint").reindex(names)
+            values = mine["effective_groups"] / mine["n_problems"] if y == "live" else mine[y]
+            ax.bar(np.arange(len(names)) + (i - 1.5) * 0.2, values, 0.2, color=colour, label=shape)
+        ax.set_xticks(range(len(names)), [label_of_run(name) for name in names])
+        finish(ax, x="checkpoint", y=label, legend=ax is axes[0, 0])
+    axes[0, 0].set_ylim(0, 1.25)
+    add_note(axes[0, 1], f"{int(rows['n_problems'].iloc[0])} groups of {int(rows['n_samples'].iloc[0])}")
+    return fig
+
+
 # %% tags=["hide-input"]
-plots.reward_shapes(shaped, "groups with variance, after SFT: " + shares(start))
+reward_shapes(shaped, "groups with variance, after SFT: " + shares(start))
+
 
 # %% [markdown]
 # Which tiers are pushed up and which down: only the staircase rewards a correct name without arguments more than a wrong name.
 
+# %% tags=["hide-cell"]
+def tier_advantages(rows, tiers, title):
+    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute
+    advantages.
+
+    rows: those of one checkpoint."""
+    fig, axes = new_figure(title)
+    ax, at, row = axes[0, 0], np.arange(len(tiers)), rows.iloc[0]
+    for i, (shape, colour) in enumerate(SHAPE_COLOURS.items()):
+        mine = rows[rows["shape"] == shape].iloc[0]
+        ax.bar(at + (i - 1.5) * 0.2, [mine[f"pull/{t}"] for t in tiers], 0.2, color=colour, label=shape)
+    ax.axhline(0, color=GREY, linewidth=0.9)
+    ax.set_xticks(range(len(tiers)), [f"{label_of_tier(t)}\n{row[f'tier/{t}']:.0%}" for t in tiers])
+    finish(ax, x="tier, and its share of the rollouts", y="share of all advantage", loc="upper left")
+    return fig
+
+
 # %% tags=["hide-input"]
-plots.tier_advantages(start.reset_index(), TIERS, f"after SFT, the binary reward pays {start.loc['binary', 'pull/full']:.0%} of its advantage to exact calls, "
+tier_advantages(start.reset_index(), TIERS, f"after SFT, the binary reward pays {start.loc['binary', 'pull/full']:.0%} of its advantage to exact calls, "
                                                   f"the staircase {start.loc['staircase', 'pull/full']:.0%}")  # fmt: skip
+
 
 # %% [markdown]
 # The gradient of each tier by the part of the call on which it falls (norm at the last layer, credited to the token predicted
 # there). For a wrong name it should fall on the name, for a partly correct call on the arguments.
 
+# %% tags=["hide-cell"]
+def call_parts(rows, title, x):
+    """Shares of the parts of a call, stacked, a bar per row."""
+    fig, axes = new_figure(title, size=(6.4, 1.5 + 0.36 * len(rows)))
+    shares = {part: [float(row.get(f"part/{part}", 0)) for row in rows.values()] for part in PART_COLOURS}
+    stack_bars(axes[0, 0], shares, PART_COLOURS)
+    axes[0, 0].set_yticks(range(len(rows)), list(rows))
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].set_xlim(0, 1)
+    axes[0, 0].grid(False)
+    finish(axes[0, 0], x=x, y=None, legend=False)
+    outer_legend(fig, axes[0, 0], "outside lower center", ncols=len(PART_COLOURS))
+    return fig
+
+
 # %% tags=["hide-input"]
 by_tier = {f"{style.label_of_tier(r['tier'])} ({r['share']:.0%} of the gradient, {int(r['completions'])} rollouts)": r for r in tiers.to_dict("records")}
 part_of = tiers.set_index("tier")
 named, argued = part_of.loc["wrong_name", "part/name"], part_of.loc["partial", "part/arguments"]
-plots.call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name, partial calls {argued:.0%} on arguments", "share of the tier's gradient")
+call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the name, partial calls {argued:.0%} on arguments", "share of the tier's gradient")
 
 # %% [markdown]
 # ## What the original's RL could train
@@ -190,7 +259,7 @@ plots.call_parts(by_tier, f"wrong names put {named:.0%} of their gradient on the
 # so that hardly any update is left. Tags with reserved ids have no pieces: there the two masks are equal.
 
 # %% tags=["hide-input"]
-plots.call_parts({"correct mask": masks.loc["right"], "the original's": masks.loc["broken"]},
+call_parts({"correct mask": masks.loc["right"], "the original's": masks.loc["broken"]},
                  f"the original's mask trains {masks.loc['broken', 'trained_share']:.0%} of the tokens; its update is {masks.loc['broken', 'size']:.0e} of the correct one's size",
                  f"share of the gradient ({style.label_of_run(spelled['checkpoint'].iloc[0])})")  # fmt: skip
 
@@ -203,12 +272,31 @@ articles.table(parsers.reset_index().replace({"parser": {"broken": "the original
                {"parser": "parser", "gold_reward": ("reward of reference calls", ".2f"), "gold_bad_json": ("of these called bad JSON", ".0%"), "n_gold": ("reference calls", ".0f"),
                 "rows_with_calls": ("conversations with calls", ".0f"), "rows_kept": ("of these usable", ".0f"), "reward_mean": ("mean reward of the rollouts", ".3f")})  # fmt: skip
 
+
 # %% [markdown]
 # **The weights were bfloat16.** The same updates from the same weights and rollouts, once with float32 masters and once with weights
 # that are rounded after every step. The smaller learning rate is the published one.
 
+# %% tags=["hide-cell"]
+def weight_precision(rows, title):
+    """Share of bfloat16 values changed by a few updates, with and without float32 masters, by learning rate."""
+    fig, axes = new_figure(title)
+    ax, rates = axes[0, 0], list(dict.fromkeys(rows["lr"]))
+    colours = {"float32 masters": OKABE_ITO["blue"], "bfloat16 only": OKABE_ITO["vermilion"]}
+    for shift, (name, colour) in zip((-0.2, 0.2), colours.items()):
+        changed = rows[rows["weights"] == name].set_index("lr").reindex(rates)["changed"]
+        ax.bar(np.arange(len(rates)) + shift, changed, 0.4, color=colour, label=name)
+        for at, value in enumerate(changed):
+            ax.text(at + shift, value + 0.01, f"{value:.2%}", ha="center", fontsize=7.5)
+    ax.set_xticks(range(len(rates)), [f"learning rate {r:g}" for r in rates])
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    finish(ax, x=f"{int(rows['updates'].iloc[0])} AdamW updates on the same rollouts", y="bfloat16 values changed")
+    return fig
+
+
 # %% tags=["hide-input"]
-plots.weight_precision(precise, f"at {precise['lr'].min():g}, bfloat16 weights change {low.loc['bfloat16 only', 'changed']:.2%}, float32 masters {low.loc['float32 masters', 'changed']:.2%}")
+weight_precision(precise, f"at {precise['lr'].min():g}, bfloat16 weights change {low.loc['bfloat16 only', 'changed']:.2%}, float32 masters {low.loc['float32 masters', 'changed']:.2%}")
+
 
 # %% [markdown]
 # So the published curves do not show whether RL saturates: little of a call was trained, most updates rounded to nothing, and each
@@ -218,16 +306,56 @@ plots.weight_precision(precise, f"at {precise['lr'].min():g}, bfloat16 weights c
 #
 # The curves of the 8B runs beside ours:
 
+# %% tags=["hide-cell"]
+def rl_beside_published(metrics, evals, rewards, scores, title):
+    """Published RL runs and ours over RL steps. Left: mean reward of the rollouts. Right: pass@1 on validation problems,
+    with 95 % intervals.
+
+    rewards {label: step, reward} and scores {label: step, pass@1, pass@1/lo, pass@1/hi} are published."""
+    fig, axes = new_figure(title, rows=2, size=(7.2, 6.0), sharex=True)
+    upper, lower = axes[:, 0]
+    for (run, frame), rows in zip(metrics.items(), evals.values()):
+        look = dict(color=colour_of(run), linewidth=1.5, label=f"ours, {label_of_run(run)}")
+        span = span_of(len(frame))
+        upper.plot(frame["step"], frame["reward_mean"].ewm(span=span).mean(), dash_of(run), **look)
+        how = dict(fmt="o" + dash_of(run), capsize=2, markersize=3.5)
+        lower.errorbar(rows["step"], rows["pass@1"], errors_of(rows, "pass@1"), **how, **look | dict(linewidth=1.1))
+    for ax, tables, y in ((upper, rewards, "reward"), (lower, scores, "pass@1")):
+        for (label, rows), marker in zip(tables.items(), "xos^"):
+            draw_published(ax, rows["step"], rows[y], label, marker=marker)
+            if f"{y}/lo" in rows:
+                ax.vlines(rows["step"], rows[f"{y}/lo"], rows[f"{y}/hi"], color="black", linewidth=0.7, alpha=0.5)
+        ax.set_ylim(0, 1.03)
+    finish(upper, x="step", y="mean reward of the rollouts", legend=False)
+    upper.set_xlabel("")
+    finish(lower, x="step", y="pass@1 on validation (share)", note=seeds_note(metrics), legend=False)
+    outer_legend(fig, upper, "outside lower center", ncols=3)
+    return fig
+
+
 # %% tags=["hide-input"]
-plots.rl_beside_published(metrics, evals, rewards, scores, f"pass@1 on validation: ours {ends[0]:.2f} to {ends[1]:.2f}, published flat within its intervals")
+rl_beside_published(metrics, evals, rewards, scores, f"pass@1 on validation: ours {ends[0]:.2f} to {ends[1]:.2f}, published flat within its intervals")
+
 
 # %% [markdown]
 # Three seeds, each with its own SFT. If RL ran out of signal, groups would lose their variance. If it only did more often what SFT
 # could do in eight tries, pass@1 would rise towards pass@8 and pass@8 would stay.
 
+# %% tags=["hide-cell"]
+def groups_with_variance(metrics, title):
+    """Share of groups whose rewards differ, over RL steps, a line per seed."""
+    fig, axes = new_figure(title, size=(6.4, 3.0))
+    for run, frame in metrics.items():
+        live, how = 1 - frame["frac_zero_std_groups"], dict(colour=colour_of(run), dash=dash_of(run))
+        draw_smoothed(axes[0, 0], frame["step"], live, label=label_of_run(run), **how)
+    axes[0, 0].set_ylim(0, 1)
+    finish(axes[0, 0], x="step", y="groups with variance (share)", note=seeds_note(metrics))
+    return fig
+
+
 # %% tags=["hide-input"]
 told = ", ".join(f"{a:.0%} to {b:.0%}" for a, b in variance.values())
-plots.groups_with_variance(metrics, f"groups with variance, first and last ten steps: {told}")
+groups_with_variance(metrics, f"groups with variance, first and last ten steps: {told}")
 
 # %% tags=["hide-input"]
 table = comparisons.gain_table(found)
@@ -243,14 +371,38 @@ plots.differences(table, f"RL adds {100 * one.value:+.1f} points to pass@1, {100
 exact = ", ".join(f"{frame['tier/full'].iloc[0]:.0%} to {frame['tier/full'].iloc[-1]:.0%}" for frame in evals.values())
 plots.tiers_on_validation(evals, TIERS, f"exact calls on the same validation problems, step 0 to {saved[-1]}: {exact}")
 
+
 # %% [markdown]
 # Tiers beside the published ones. The original's data and model differ from ours, so the shares do not compare one by one. What does:
 # with the original's parser its second largest tier is bad JSON, of which correct calls in single quotes are a part.
 
+# %% tags=["hide-cell"]
+def paired_tiers(pairs, tiers, title):
+    """Shares of the reward's tiers, published beside ours: a panel per pair {panel: {label: {tier: share}}}.
+
+    A label that ends in "(published)" is drawn hollow."""
+    fig, axes = new_figure(title, cols=len(pairs), size=(7.6, 4.4), sharey=True)
+    for ax, (panel, sides) in zip(axes[0], pairs.items()):
+        for shift, (label, shares) in zip((-0.2, 0.2), sides.items()):
+            hollow = dict(facecolor="white", edgecolor="black", hatch="////", linewidth=0.8)
+            look = hollow if label.endswith("(published)") else dict(color=colour_of("rl"))
+            at, values = np.arange(len(tiers)) + shift, [shares.get(tier, 0.0) for tier in tiers]
+            ax.barh(at, values, 0.38, label=label, **look)
+            for y, value in zip(at, values):
+                ax.text(value + 0.015, y, f"{value:.1%}", va="center", fontsize=7, color=GREY)
+        ax.set_yticks(range(len(tiers)), [label_of_tier(tier) for tier in tiers])
+        ax.set_xlim(0, 1.12)
+        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.set_title(panel, fontsize=8.5, loc="left")
+        ax.grid(False)
+        finish(ax, x="share of the answers", y=None, loc="lower right", bbox_to_anchor=(1.0, 0.05))
+    return fig
+
+
 # %% tags=["hide-input"]
 ours_test = {tier: float(np.mean([part[f"tier/{tier}"].iloc[-1] for part in tests])) for tier in TIERS}
 ours_rollouts = {tier: float(np.mean([frame.get(f"tier/{tier}", pd.Series([0.0])).fillna(0).mean() for frame in metrics.values()])) for tier in TIERS}
-plots.paired_tiers({"evaluation after RL": {"v5, 8B (published)": rungs["v5, 8B"], "ours, test": ours_test},
+paired_tiers({"evaluation after RL": {"v5, 8B (published)": rungs["v5, 8B"], "ours, test": ours_test},
                     "training rollouts, all steps": {"v6, 8B (published)": rungs["v6, 8B"], "ours": ours_rollouts}}, TIERS,
                    f"bad JSON: {rungs['v5, 8B']['bad_json']:.0%} published, {ours_test['bad_json']:.0%} with a parser that reads single quotes")  # fmt: skip
 

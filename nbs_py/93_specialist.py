@@ -32,14 +32,18 @@ frozen = False
 # %% tags=["hide-cell"]
 import math
 
+import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from codechat import articles, plots, run_frames
-from codechat.evaluation.behaviour_probes import CELLS
+from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.counterfactuals import SWAPS
 from codechat.evaluation.intervals import share_difference, wilson_interval
 from codechat.reports.comparisons import expected_behaviour, in_points, sft_mix, varied_examples, with_settings, wrong_calls
 from codechat.reports.style import label_of_run
+from codechat.reports.plots import finish_heat, stack_bars, write_share
+from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, new_figure, outer_legend
 from codechat.runs.run import ROOT
 
 # %% tags=["hide-cell"]
@@ -113,8 +117,40 @@ articles.answer(
     "{most:.1f} at most.",
 )
 
+# %% tags=["hide-cell"]
+OUTCOME_COLOURS = {"follows": OKABE_ITO["blue"], "other": "#cccccc", "ignores": OKABE_ITO["vermilion"]}
+CHANGES = {
+    "tools_off": "tools taken away",
+    "tools_on": "tools offered",
+    "tool_swapped": "another tool",
+    "tool_renamed": "tool renamed",
+    "value_swapped": "another value",
+}
+SHORT = {
+    "tool_with_tools": "tool requested,\ntool offered",
+    "tool_with_other_tools": "tool requested,\nothers offered",
+    "tool_without_tools": "tool requested,\nnone offered",
+    "code_with_tools": "code requested,\ntools offered",
+    "code_without_tools": "code requested,\nno tools offered",
+}
+
+
+def behaviour_table(rows, title):
+    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not
+    probed stays empty."""
+    fig, axes = new_figure(title, size=(7.2, 1.3 + 0.42 * len(rows)))
+    ax, share = axes[0, 0], np.full((len(rows), len(CELLS)), np.nan)
+    for i, row in enumerate(rows.values()):
+        for j, cell in enumerate(CELLS):
+            share[i, j] = write_share(ax, row, cell, (i, j), "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
+    finish_heat(ax, share)
+    ax.set_xticks(range(len(CELLS)), [f"{SHORT[c]}:\n{EXPECTED[c]} expected" for c in CELLS], fontsize=7)
+    ax.set_yticks(range(len(rows)), list(rows))
+    return fig
+
+
 # %% tags=["thumbnail", "hide-input"]
-plots.behaviour_table(rows, "calls where no call is correct: " + ", ".join(f"{n} {calling[n].value:.0%}" for n in sft))
+behaviour_table(rows, "calls where no call is correct: " + ", ".join(f"{n} {calling[n].value:.0%}" for n in sft))
 
 
 # %% tags=["hide-input"]
@@ -168,14 +204,34 @@ more = [dict(version=n.split()[0], test="code without tools", description="", ou
 articles.table(pd.concat([smoke, pd.DataFrame(more)]), {"version": "version", "test": "request", "verdict": "published", "description": "published, in our words", "ours": "ours, after RL",
                                                        "text": ("request → what ours writes", articles.VERBATIM)})  # fmt: skip
 
+
 # %% [markdown]
 # ## When it happens: SFT, not RL
 #
 # Every version starts from the same general SFT (ours from pretraining). Within 40 steps of SFT on calls alone, v5 has lost code.
 
+# %% tags=["hide-cell"]
+def behaviour_of_runs(evals, title, label=label_of_run):
+    """Share of expected behaviour over the steps: a panel per cell, a line per run."""
+    fig, axes = new_figure(title, 2, 3, size=(7.6, 4.6), sharey=True)
+    for ax, cell in zip(axes.flat, CELLS):
+        for (run, frame), marker in zip(evals.items(), "osD^v<>"):
+            name = f"probe/{cell}/{EXPECTED[cell]}"
+            rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
+            look = dict(marker=marker, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5, linewidth=1.3)
+            ax.plot(rows["step"], rows[name], color=colour_of(run), label=label(run), **look)
+        asked = SHORT[cell].replace("\n", " ")
+        ax.set_title(f"{asked}:\n{EXPECTED[cell]} expected", fontsize=7, loc="left")
+        finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
+    axes[0, 0].set_ylim(-0.03, 1.03)
+    axes[1, 2].set_axis_off()  # five cells, six places: the last one holds the legend
+    axes[1, 2].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", fontsize=8, frameon=False)
+    return fig
+
+
 # %% tags=["hide-input"]
 during = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("sft")}
-plots.behaviour_of_runs(during, "SFT: expected behaviour by cell, 32 prompts a point", name_of)
+behaviour_of_runs(during, "SFT: expected behaviour by cell, 32 prompts a point", name_of)
 
 # %% [markdown]
 # Then RL on calls, whose requests all require one. If RL restored other behaviour, the lines would rise.
@@ -184,7 +240,7 @@ plots.behaviour_of_runs(during, "SFT: expected behaviour by cell, 32 prompts a p
 later = {run: evals[run] for run in evals if run.rpartition("/")[2].endswith("-rl")}
 # our RL run logs no probes: its checkpoints were probed afterwards, the SFT one as step 0
 later[f"{recipe}/rl"] = over.assign(step=over["step"].where(over["checkpoint"].str.contains("/rl@"), 0))
-plots.behaviour_of_runs(later, "RL on calls: expected behaviour by cell, 32 prompts a point", name_of)
+behaviour_of_runs(later, "RL on calls: expected behaviour by cell, 32 prompts a point", name_of)
 
 # %% tags=["hide-input"]
 differences = pd.DataFrame([dict(name=n, value=i.value, lo=i.lo, hi=i.hi) for n, i in changes.items()])
@@ -209,15 +265,38 @@ articles.paragraph(numbers,
 articles.table(mixes, {"name": "run", "domain": "domain", "conversations": ("conversations", ",.0f"), "supervised_tokens": ("supervised tokens", ",.0f"), "share": ("share of tokens", ".0%"),
                        "tokens_each": ("tokens a conversation", ".0f")})  # fmt: skip
 
+
 # %% [markdown]
 # ## What is lost is code
 #
 # Held-out loss of each domain in nats a conversation, so that tags in text and reserved tags compare. Each panel has its own scale:
 # code costs more than ten times as much as calls in every version.
 
+# %% tags=["hide-cell"]
+def domain_losses(rows, domains, metric, label, title):
+    """Held-out loss of each domain: a panel with its own scale per domain, a bar per checkpoint; a name that ends in RL
+    has the colour of RL."""
+    names = list(rows)
+    fig, axes = new_figure(title, cols=len(domains), size=(7.6, 1.3 + 0.27 * len(rows)), sharey=True)
+    for ax, domain in zip(axes[0], domains):
+        losses = np.array([row.get(f"{metric}/{domain}", np.nan) for row in rows.values()], dtype=float)
+        ax.barh(range(len(names)), losses, 0.7, color=[colour_of("rl" if n.endswith("RL") else "sft") for n in names])
+        for at, loss in enumerate(losses):
+            ax.text(loss, at, f" {loss:.3g}" if np.isfinite(loss) else "", va="center", fontsize=7, color=GREY)
+        ax.set_xlim(0, 1.3 * np.nanmax(losses))
+        ax.xaxis.set_major_locator(MaxNLocator(3))
+        ax.set_title(domain, fontsize=8.5, loc="left")
+        ax.grid(False)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    fig.supxlabel(f"{label}; each panel has its own scale", fontsize=8.5)
+    return fig
+
+
 # %% tags=["hide-input"]
 domains = [d for d in ("calls", "code", "chat", "copy") if any(f"heldout_nats/{d}" in r for r in rows.values())]
-plots.domain_losses(rows, domains, "heldout_nats", "held-out loss (nats a conversation)", "code costs " + ", ".join(f"{rows[n]['heldout_nats/code']:.0f} ({n})" for n in sft) + " nats a conversation")
+domain_losses(rows, domains, "heldout_nats", "held-out loss (nats a conversation)", "code costs " + ", ".join(f"{rows[n]['heldout_nats/code']:.0f} ({n})" for n in sft) + " nats a conversation")
+
 
 # %% [markdown]
 # ## Does it read its prompt?
@@ -226,9 +305,31 @@ plots.domain_losses(rows, domains, "heldout_nats", "held-out loss (nats a conver
 # their number. Blue answers follow the change, red ones ignore it. Neither v6 nor v7 was trained on a request for a missing tool (v7's neutral
 # prompts and negatives go with code), and both still call.
 
+# %% tags=["hide-cell"]
+def counterfactual_outcomes(rows, changes, title):
+    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it
+    the number n of cases."""
+    names = list(dict.fromkeys(rows["checkpoint"]))
+    fig, axes = new_figure(title, cols=len(changes), size=(8.6, 1.6 + 0.3 * len(names)), sharey=True)
+    for ax, name in zip(axes[0], changes):
+        mine = rows[rows["swap"] == name].set_index("checkpoint").reindex(names)
+        unknown = pd.Series(0.0, index=names)
+        stack_bars(ax, {o: mine[o] if o in mine else unknown for o in OUTCOME_COLOURS}, OUTCOME_COLOURS)
+        for i, n in enumerate(mine["n"]):
+            ax.text(1.03, i, "" if np.isnan(n) else f"n={int(n)}", va="center", fontsize=6.5, color=GREY)
+        ax.set_title(CHANGES.get(name, name), fontsize=8, loc="left")
+        ax.set_xlim(0, 1)
+        ax.set_xticks((0, 0.5, 1), ("0", "½", "1"))
+        ax.grid(False)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    outer_legend(fig, axes[0, 0], "outside lower center", ncols=3)
+    return fig
+
+
 # %% tags=["hide-input"]
 shown = flips.assign(checkpoint=flips["name"])
-plots.counterfactual_outcomes(shown, SWAPS, "tools taken away, and the call stays: " + ", ".join(f"{n} {off.loc[n, 'ignores']:.0%}" for n in sft))
+counterfactual_outcomes(shown, SWAPS, "tools taken away, and the call stays: " + ", ".join(f"{n} {off.loc[n, 'ignores']:.0%}" for n in sft))
 
 # %% [markdown]
 # What they wrote, whole, before and after the change (after SFT; other changes are in the appendix):
@@ -248,7 +349,7 @@ articles.table(varied_examples(main, ["swap", "name"]), evidence)
 # end of SFT on validation prompts (32 a cell, one seed each).
 
 # %% tags=["hide-input"]
-plots.behaviour_table(chain, f"against v6 SFT, {len(sure)} of {len(steps) * len(CELLS)} differences lie beyond their interval")
+behaviour_table(chain, f"against v6 SFT, {len(sure)} of {len(steps) * len(CELLS)} differences lie beyond their interval")
 
 # %% tags=["hide-input"]
 articles.table(pd.DataFrame([dict(name=name, **{cell: in_points(i) for cell, i in found.items()}) for name, found in steps.items()]), {"name": "against v6 SFT"} | cell_words)

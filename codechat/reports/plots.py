@@ -9,18 +9,17 @@ Left out: interactive figures, and bands over many seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter
 
 from codechat.evaluation.behaviour_probes import BEHAVIOURS, CELLS, EXPECTED
 from codechat.evaluation.intervals import wilson_interval
-from codechat.labs.scaling_law import Law
 from codechat.reports.style import (
     GREY,
     OKABE_ITO,
@@ -30,7 +29,6 @@ from codechat.reports.style import (
     colour_of,
     dash_of,
     draw_points,
-    draw_published,
     draw_smoothed,
     errors_of,
     finish,
@@ -41,8 +39,6 @@ from codechat.reports.style import (
     new_figure,
     outer_legend,
     seeds_note,
-    short_number,
-    short_power,
     span_of,
 )
 from codechat.reports.style import save as save  # a notebook saves what it draws
@@ -52,23 +48,6 @@ SHAPE_COLOURS = {
     "fractional": OKABE_ITO["sky"],
     "tiered": OKABE_ITO["orange"],
     "staircase": OKABE_ITO["green"],
-}
-PART_COLOURS = {
-    "prose": "#cccccc",
-    "tag": OKABE_ITO["sky"],
-    "form": "#9a9a9a",
-    "name": OKABE_ITO["orange"],
-    "arguments": OKABE_ITO["green"],
-    "end": OKABE_ITO["purple"],
-}
-OUTCOME_COLOURS = {"follows": OKABE_ITO["blue"], "other": "#cccccc", "ignores": OKABE_ITO["vermilion"]}
-PUBLISHED_COLOURS = ("#000000", "#8c510a")
-_CHANGES = {
-    "tools_off": "tools taken away",
-    "tools_on": "tools offered",
-    "tool_swapped": "another tool",
-    "tool_renamed": "tool renamed",
-    "value_swapped": "another value",
 }
 BEHAVIOUR_COLOURS = {"call": OKABE_ITO["blue"], "code": OKABE_ITO["vermilion"], "neither": "#9a9a9a"}
 
@@ -125,36 +104,6 @@ def pretraining(run: str, metrics: pd.DataFrame, evals: pd.DataFrame, title: str
     return fig
 
 
-def lr_and_throughput(metrics: Mapping[str, pd.DataFrame], title: str | None = None) -> Plot:
-    """Learning rate and tokens/s of each run; the x axis is the share of the run's steps."""
-    speeds = ", ".join(f"{run} {frame['tok_per_s'].median():,.0f}" for run, frame in metrics.items())
-    fig, axes = new_figure(title or f"median tokens/s: {speeds}", cols=2)
-    for ax, y in zip(axes[0], ("lr", "tok_per_s")):
-        for run, frame in metrics.items():
-            share = frame["step"] / frame["step"].max()
-            ax.plot(share, frame[y], dash_of(run), color=colour_of(run), linewidth=1.5, label=run)
-        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        ax.set_ylim(bottom=0)
-        finish(ax, x="share of the run's steps", y=label_of(y))
-    axes[0, 1].yaxis.set_major_formatter(EngFormatter(sep=""))
-    return fig
-
-
-def training_panels(run: str, metrics: pd.DataFrame, title: str | None = None) -> Plot:
-    """Learning rate, gradient norm, throughput and MFU over tokens."""
-    default = f"{run}: median {metrics['tok_per_s'].median():,.0f} tokens/s, {metrics['mfu'].median():.0%} of the measured peak"
-    fig, axes = new_figure(title or default, 2, 2, size=(7.2, 4.6))
-    for ax, y in zip(axes.flat, ("lr", "grad_norm", "tok_per_s", "mfu")):
-        ax.plot(metrics["tokens"], metrics[y], color=colour_of(run), linewidth=1.5)
-        if y == "grad_norm":
-            ax.set_yscale("log")
-        else:
-            ax.set_ylim(0, 1 if y == "mfu" else None)
-        finish(ax, x="tokens", y=label_of(y) + (", log scale" if y == "grad_norm" else ""))
-    axes[1, 0].yaxis.set_major_formatter(EngFormatter(sep=""))
-    return fig
-
-
 def heldout_losses(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
     """Held-out loss of each domain over the steps; the loss of a domain that is being overwritten rises."""
     columns = [c for c in evals if c.startswith("heldout_loss/")]
@@ -170,108 +119,7 @@ def heldout_losses(run: str, evals: pd.DataFrame, title: str | None = None) -> P
     return fig
 
 
-def domain_losses(
-    rows: Mapping[str, Mapping[str, Any]], domains: Sequence[str], metric: str, label: str, title: str
-) -> Plot:
-    """Held-out loss of each domain: a panel with its own scale per domain, a bar per checkpoint; a name that ends in RL
-    has the colour of RL."""
-    names = list(rows)
-    fig, axes = new_figure(title, cols=len(domains), size=(7.6, 1.3 + 0.27 * len(rows)), sharey=True)
-    for ax, domain in zip(axes[0], domains):
-        losses = np.array([row.get(f"{metric}/{domain}", np.nan) for row in rows.values()], dtype=float)
-        ax.barh(range(len(names)), losses, 0.7, color=[colour_of("rl" if n.endswith("RL") else "sft") for n in names])
-        for at, loss in enumerate(losses):
-            ax.text(loss, at, f" {loss:.3g}" if np.isfinite(loss) else "", va="center", fontsize=7, color=GREY)
-        ax.set_xlim(0, 1.3 * np.nanmax(losses))
-        ax.xaxis.set_major_locator(MaxNLocator(3))
-        ax.set_title(domain, fontsize=8.5, loc="left")
-        ax.grid(False)
-    axes[0, 0].set_yticks(range(len(names)), names)
-    axes[0, 0].invert_yaxis()
-    fig.supxlabel(f"{label}; each panel has its own scale", fontsize=8.5)
-    return fig
-
-
 # ---------------------------------------------------------------- published runs and the scaling law
-
-
-def beside_published(
-    label: str,
-    metrics: pd.DataFrame,
-    points: Mapping[str, pd.DataFrame],
-    phases: Mapping[str, pd.DataFrame],
-    title: str,
-) -> Plot:
-    """Training loss of a run over tokens beside published single steps and published means over ranges of steps.
-
-    points: tokens, loss. phases: first, last (tokens), mean, lo, hi. A mean is a bar as long as its range, its extremes
-    are shaded, and nothing is drawn where nothing was published. Shapes compare, levels do not."""
-    fig, axes = new_figure(title, size=(7.2, 4.0))
-    ax = axes[0, 0]
-    draw_smoothed(ax, metrics["tokens"], metrics["train_loss"], colour=OKABE_ITO["blue"], label=label)
-    for (name, rows), colour in zip(phases.items(), PUBLISHED_COLOURS):
-        ax.hlines(
-            rows["mean"], rows["first"], rows["last"], color=colour, linewidth=2.2, label=f"{name}, means (published)"
-        )
-        middle = (
-            rows["first"] * rows["last"]
-        ) ** 0.5  # a short range at the right end of a log axis is seen by its mark
-        ax.plot(middle, rows["mean"], "_", color=colour, markersize=9, markeredgewidth=2.2)
-        for row in rows[rows["lo"].notna() & rows["hi"].notna()].itertuples():
-            ax.fill_between((row.first, row.last), row.lo, row.hi, color=colour, alpha=0.13, linewidth=0)
-    for (name, rows), marker in zip(points.items(), ("x", "o")):
-        draw_published(ax, rows["tokens"], rows["loss"], f"{name}, single steps", marker=marker)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.yaxis.set_major_locator(FixedLocator((0.5, 1, 2, 4, 8)))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter("{x:g}")
-    finish(ax, x="tokens", y=label_of("train_loss") + ", log scale")
-    ax.set_xlabel("tokens, log scale", fontsize=8.5)
-    ax.xaxis.set_major_formatter(lambda tokens, _: short_number(tokens))
-    return fig
-
-
-def iso_flops(points: pd.DataFrame, law: Law, title: str) -> Plot:
-    """Loss over parameters, a line per budget through the law's values. points: run, budget, n, d, loss.
-
-    Beside each point are its tokens: above the highest line, below the others, where no line passes."""
-    fig, axes = new_figure(title, size=(7.2, 4.0))
-    ax, budgets = axes[0, 0], points.groupby("budget")
-    order = budgets["loss"].max().sort_values(ascending=False).index
-    for place, (budget, marker, dash) in enumerate(zip(order, "os^", ("--", ":", "-."))):
-        rows = budgets.get_group(budget).sort_values("n")
-        fitted = law.predict(rows["n"].to_numpy(), rows["d"].to_numpy())
-        ax.plot(rows["n"], fitted, dash, color=GREY, linewidth=1.2, label=f"law at {short_power(budget)} FLOPs")
-        ax.plot(
-            rows["n"], rows["loss"], marker, color=OKABE_ITO["blue"], label=f"measured at {short_power(budget)} FLOPs"
-        )
-        box = dict(boxstyle="square,pad=0.1", facecolor="white", edgecolor="none")
-        how = dict(textcoords="offset points", ha="center", fontsize=7, color=GREY, bbox=box, zorder=6)
-        for row, line in zip(rows.itertuples(), fitted):
-            offset = (0, 9) if place == 0 else (0, -15)
-            outer = max(row.loss, line) if place == 0 else min(row.loss, line)  # beyond the line, not on it
-            ax.annotate(f"{short_number(row.d)} tokens", (row.n, outer), xytext=offset, **how)
-    ax.set_xscale("log")
-    ax.margins(x=0.1, y=0.12)
-    ax.xaxis.set_major_locator(FixedLocator(sorted(set(points["n"]))))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda n, _: short_number(n))
-    finish(ax, x="parameters, log scale", y=label_of("val_loss"), loc="upper left")
-    return fig
-
-
-def law_residuals(points: pd.DataFrame, residuals: Mapping[str, Sequence[float]], title: str) -> Plot:
-    """Measured minus predicted loss of each point, a bar per way of predicting it."""
-    fig, axes = new_figure(title)
-    ax, at = axes[0, 0], np.arange(len(points))
-    for i, ((name, values), alpha) in enumerate(zip(residuals.items(), (1.0, 0.45))):
-        ax.bar(at + (i - 0.5) * 0.38, values, 0.38, color=[colour_of(r) for r in points["run"]], alpha=alpha)
-        ax.plot([], [], "s", color=GREY, alpha=alpha, label=name)
-    ax.axhline(0, color=GREY, linewidth=0.9)
-    ax.set_xticks(at, [r.rpartition("/")[2].replace("-", "\n") for r in points["run"]])
-    finish(ax, x="size and budget", y="measured minus law (nats/token)")
-    return fig
 
 
 # ---------------------------------------------------------------- rewards and tiers
@@ -330,28 +178,6 @@ def tiers_on_validation(evals: Mapping[str, pd.DataFrame], tiers: Sequence[str],
     return fig
 
 
-def paired_tiers(pairs: Mapping[str, Mapping[str, Mapping[str, float]]], tiers: Sequence[str], title: str) -> Plot:
-    """Shares of the reward's tiers, published beside ours: a panel per pair {panel: {label: {tier: share}}}.
-
-    A label that ends in "(published)" is drawn hollow."""
-    fig, axes = new_figure(title, cols=len(pairs), size=(7.6, 4.4), sharey=True)
-    for ax, (panel, sides) in zip(axes[0], pairs.items()):
-        for shift, (label, shares) in zip((-0.2, 0.2), sides.items()):
-            hollow = dict(facecolor="white", edgecolor="black", hatch="////", linewidth=0.8)
-            look = hollow if label.endswith("(published)") else dict(color=colour_of("rl"))
-            at, values = np.arange(len(tiers)) + shift, [shares.get(tier, 0.0) for tier in tiers]
-            ax.barh(at, values, 0.38, label=label, **look)
-            for y, value in zip(at, values):
-                ax.text(value + 0.015, y, f"{value:.1%}", va="center", fontsize=7, color=GREY)
-        ax.set_yticks(range(len(tiers)), [label_of_tier(tier) for tier in tiers])
-        ax.set_xlim(0, 1.12)
-        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        ax.set_title(panel, fontsize=8.5, loc="left")
-        ax.grid(False)
-        finish(ax, x="share of the answers", y=None, loc="lower right", bbox_to_anchor=(1.0, 0.05))
-    return fig
-
-
 def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | None = None) -> Plot:
     """Shares of the tiers in one diagnosis or evaluation row, worst to best."""
     shares = [float(row[f"tier/{t}"]) for t in tiers]
@@ -369,79 +195,13 @@ def tier_histogram(row: Mapping[str, Any], tiers: Sequence[str], title: str | No
     return fig
 
 
-def reward_shapes(rows: pd.DataFrame, title: str) -> Plot:
-    """Groups with variance, and variance within groups, by reward shape and checkpoint, on the same rollouts of
-    each."""
-    fig, axes = new_figure(title, cols=2)
-    names, labels = (
-        list(dict.fromkeys(rows["checkpoint"])),
-        ("groups with variance (share)", "variance within a group (reward²)"),
-    )
-    for ax, y, label in zip(axes[0], ("live", "group_variance"), labels):
-        for i, (shape, colour) in enumerate(SHAPE_COLOURS.items()):
-            mine = rows[rows["shape"] == shape].set_index("checkpoint").reindex(names)
-            values = mine["effective_groups"] / mine["n_problems"] if y == "live" else mine[y]
-            ax.bar(np.arange(len(names)) + (i - 1.5) * 0.2, values, 0.2, color=colour, label=shape)
-        ax.set_xticks(range(len(names)), [label_of_run(name) for name in names])
-        finish(ax, x="checkpoint", y=label, legend=ax is axes[0, 0])
-    axes[0, 0].set_ylim(0, 1.25)
-    add_note(axes[0, 1], f"{int(rows['n_problems'].iloc[0])} groups of {int(rows['n_samples'].iloc[0])}")
-    return fig
-
-
-def tier_advantages(rows: pd.DataFrame, tiers: Sequence[str], title: str) -> Plot:
-    """Which tiers each reward shape pushes up and down: a tier's summed advantage over the sum of all absolute
-    advantages.
-
-    rows: those of one checkpoint."""
-    fig, axes = new_figure(title)
-    ax, at, row = axes[0, 0], np.arange(len(tiers)), rows.iloc[0]
-    for i, (shape, colour) in enumerate(SHAPE_COLOURS.items()):
-        mine = rows[rows["shape"] == shape].iloc[0]
-        ax.bar(at + (i - 1.5) * 0.2, [mine[f"pull/{t}"] for t in tiers], 0.2, color=colour, label=shape)
-    ax.axhline(0, color=GREY, linewidth=0.9)
-    ax.set_xticks(range(len(tiers)), [f"{label_of_tier(t)}\n{row[f'tier/{t}']:.0%}" for t in tiers])
-    finish(ax, x="tier, and its share of the rollouts", y="share of all advantage", loc="upper left")
-    return fig
-
-
-def call_parts(rows: Mapping[str, Mapping[str, float]], title: str, x: str) -> Plot:
-    """Shares of the parts of a call, stacked, a bar per row."""
-    fig, axes = new_figure(title, size=(6.4, 1.5 + 0.36 * len(rows)))
-    shares = {part: [float(row.get(f"part/{part}", 0)) for row in rows.values()] for part in PART_COLOURS}
-    _stack_bars(axes[0, 0], shares, PART_COLOURS)
-    axes[0, 0].set_yticks(range(len(rows)), list(rows))
-    axes[0, 0].invert_yaxis()
-    axes[0, 0].set_xlim(0, 1)
-    axes[0, 0].grid(False)
-    finish(axes[0, 0], x=x, y=None, legend=False)
-    outer_legend(fig, axes[0, 0], "outside lower center", ncols=len(PART_COLOURS))
-    return fig
-
-
-def _stack_bars(ax: Axes, shares: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
+def stack_bars(ax: Axes, shares: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
     """Horizontal bars, one beside the other; a share that is not known takes no room."""
     left = 0.0
     for name, values in shares.items():
         width = np.nan_to_num(np.array(values, dtype=float))
         ax.barh(range(len(width)), width, left=left, color=colours[name], label=name, height=0.75)
         left = left + width
-
-
-def weight_precision(rows: pd.DataFrame, title: str) -> Plot:
-    """Share of bfloat16 values changed by a few updates, with and without float32 masters, by learning rate."""
-    fig, axes = new_figure(title)
-    ax, rates = axes[0, 0], list(dict.fromkeys(rows["lr"]))
-    colours = {"float32 masters": OKABE_ITO["blue"], "bfloat16 only": OKABE_ITO["vermilion"]}
-    for shift, (name, colour) in zip((-0.2, 0.2), colours.items()):
-        changed = rows[rows["weights"] == name].set_index("lr").reindex(rates)["changed"]
-        ax.bar(np.arange(len(rates)) + shift, changed, 0.4, color=colour, label=name)
-        for at, value in enumerate(changed):
-            ax.text(at + shift, value + 0.01, f"{value:.2%}", ha="center", fontsize=7.5)
-    ax.set_xticks(range(len(rates)), [f"learning rate {r:g}" for r in rates])
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    finish(ax, x=f"{int(rows['updates'].iloc[0])} AdamW updates on the same rollouts", y="bfloat16 values changed")
-    return fig
 
 
 # ---------------------------------------------------------------- RL over training
@@ -479,49 +239,6 @@ def group_signal(run: str, metrics: pd.DataFrame, title: str | None = None) -> P
     draw_smoothed(axes[0, 1], metrics["step"], metrics["weights_changed_bf16"], colour=colour_of(run), label=run)
     axes[0, 1].set_ylim(bottom=0)
     finish(axes[0, 1], x="step", y=label_of("weights_changed_bf16"), note=seeds_note([run]), legend=False)
-    return fig
-
-
-def rl_beside_published(
-    metrics: Mapping[str, pd.DataFrame],
-    evals: Mapping[str, pd.DataFrame],
-    rewards: Mapping[str, pd.DataFrame],
-    scores: Mapping[str, pd.DataFrame],
-    title: str,
-) -> Plot:
-    """Published RL runs and ours over RL steps. Left: mean reward of the rollouts. Right: pass@1 on validation problems,
-    with 95 % intervals.
-
-    rewards {label: step, reward} and scores {label: step, pass@1, pass@1/lo, pass@1/hi} are published."""
-    fig, axes = new_figure(title, rows=2, size=(7.2, 6.0), sharex=True)
-    upper, lower = axes[:, 0]
-    for (run, frame), rows in zip(metrics.items(), evals.values()):
-        look = dict(color=colour_of(run), linewidth=1.5, label=f"ours, {label_of_run(run)}")
-        span = span_of(len(frame))
-        upper.plot(frame["step"], frame["reward_mean"].ewm(span=span).mean(), dash_of(run), **look)
-        how = dict(fmt="o" + dash_of(run), capsize=2, markersize=3.5)
-        lower.errorbar(rows["step"], rows["pass@1"], errors_of(rows, "pass@1"), **how, **look | dict(linewidth=1.1))
-    for ax, tables, y in ((upper, rewards, "reward"), (lower, scores, "pass@1")):
-        for (label, rows), marker in zip(tables.items(), "xos^"):
-            draw_published(ax, rows["step"], rows[y], label, marker=marker)
-            if f"{y}/lo" in rows:
-                ax.vlines(rows["step"], rows[f"{y}/lo"], rows[f"{y}/hi"], color="black", linewidth=0.7, alpha=0.5)
-        ax.set_ylim(0, 1.03)
-    finish(upper, x="step", y="mean reward of the rollouts", legend=False)
-    upper.set_xlabel("")
-    finish(lower, x="step", y="pass@1 on validation (share)", note=seeds_note(metrics), legend=False)
-    outer_legend(fig, upper, "outside lower center", ncols=3)
-    return fig
-
-
-def groups_with_variance(metrics: Mapping[str, pd.DataFrame], title: str) -> Plot:
-    """Share of groups whose rewards differ, over RL steps, a line per seed."""
-    fig, axes = new_figure(title, size=(6.4, 3.0))
-    for run, frame in metrics.items():
-        live, how = 1 - frame["frac_zero_std_groups"], dict(colour=colour_of(run), dash=dash_of(run))
-        draw_smoothed(axes[0, 0], frame["step"], live, label=label_of_run(run), **how)
-    axes[0, 0].set_ylim(0, 1)
-    finish(axes[0, 0], x="step", y="groups with variance (share)", note=seeds_note(metrics))
     return fig
 
 
@@ -621,39 +338,11 @@ def differences(rows: pd.DataFrame, title: str) -> Plot:
     return fig
 
 
-def counterfactual_outcomes(rows: pd.DataFrame, changes: Sequence[str], title: str) -> Plot:
-    """What answers did after each change of the prompt, stacked: a panel per change, a bar per checkpoint, beside it
-    the number n of cases."""
-    names = list(dict.fromkeys(rows["checkpoint"]))
-    fig, axes = new_figure(title, cols=len(changes), size=(8.6, 1.6 + 0.3 * len(names)), sharey=True)
-    for ax, name in zip(axes[0], changes):
-        mine = rows[rows["swap"] == name].set_index("checkpoint").reindex(names)
-        unknown = pd.Series(0.0, index=names)
-        _stack_bars(ax, {o: mine[o] if o in mine else unknown for o in OUTCOME_COLOURS}, OUTCOME_COLOURS)
-        for i, n in enumerate(mine["n"]):
-            ax.text(1.03, i, "" if np.isnan(n) else f"n={int(n)}", va="center", fontsize=6.5, color=GREY)
-        ax.set_title(_CHANGES.get(name, name), fontsize=8, loc="left")
-        ax.set_xlim(0, 1)
-        ax.set_xticks((0, 0.5, 1), ("0", "½", "1"))
-        ax.grid(False)
-    axes[0, 0].set_yticks(range(len(names)), names)
-    axes[0, 0].invert_yaxis()
-    outer_legend(fig, axes[0, 0], "outside lower center", ncols=3)
-    return fig
-
-
 # ---------------------------------------------------------------- behaviour probes
 
 # Places of the cells: row = what is asked for, column = which tools are there; code has no column of unfitting tools.
 _GRID = {"tool_with_tools": (0, 0), "tool_with_other_tools": (0, 1), "tool_without_tools": (0, 2),
          "code_with_tools": (1, 0), "code_without_tools": (1, 2)}  # fmt: skip
-_SHORT = {
-    "tool_with_tools": "tool requested,\ntool offered",
-    "tool_with_other_tools": "tool requested,\nothers offered",
-    "tool_without_tools": "tool requested,\nnone offered",
-    "code_with_tools": "code requested,\ntools offered",
-    "code_without_tools": "code requested,\nno tools offered",
-}
 
 
 def behaviour_over_training(run: str, evals: pd.DataFrame, title: str | None = None) -> Plot:
@@ -723,31 +412,17 @@ def behaviour_heatmap(rows: Mapping[str, Mapping[str, float]], title: str | None
     for ax, (name, row) in zip(axes[:, 0], rows.items()):
         share = np.full((2, 3), np.nan)
         for cell, at in _GRID.items():
-            share[at] = _write_share(
+            share[at] = write_share(
                 ax, row, cell, at, f"{EXPECTED[cell]} {{p:.0%}}\n[{{lo:.0%}}, {{hi:.0%}}] n={{n}}", 8
             )
-        _finish_heat(ax, share)
+        finish_heat(ax, share)
         ax.set_xticks((0, 1, 2), ("with tools", "with other tools", "without tools"))
         ax.set_yticks((0, 1), ("tool\nrequested", "code\nrequested"))
         ax.set_title(name, fontsize=9, loc="left")
     return fig
 
 
-def behaviour_table(rows: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
-    """Share of expected behaviour with its interval: a line per checkpoint, a column per cell; a cell that was not
-    probed stays empty."""
-    fig, axes = new_figure(title, size=(7.2, 1.3 + 0.42 * len(rows)))
-    ax, share = axes[0, 0], np.full((len(rows), len(CELLS)), np.nan)
-    for i, row in enumerate(rows.values()):
-        for j, cell in enumerate(CELLS):
-            share[i, j] = _write_share(ax, row, cell, (i, j), "{p:.0%} [{lo:.0%}, {hi:.0%}]", 7.5)
-    _finish_heat(ax, share)
-    ax.set_xticks(range(len(CELLS)), [f"{_SHORT[c]}:\n{EXPECTED[c]} expected" for c in CELLS], fontsize=7)
-    ax.set_yticks(range(len(rows)), list(rows))
-    return fig
-
-
-def _write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
+def write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int], text: str, fontsize: float) -> float:
     """Write the share of expected behaviour into place (row, column) and return it; nan where the cell was not
     probed."""
     if not row.get(f"probe/{cell}/n", 0) > 0:
@@ -759,27 +434,7 @@ def _write_share(ax: Axes, row: Mapping[str, Any], cell: str, at: tuple[int, int
     return p
 
 
-def _finish_heat(ax: Axes, share: np.ndarray) -> None:
+def finish_heat(ax: Axes, share: np.ndarray) -> None:
     ax.imshow(share, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     ax.grid(False)
     ax.spines[:].set_visible(False)
-
-
-def behaviour_of_runs(
-    evals: Mapping[str, pd.DataFrame], title: str, label: Callable[[str], str] = label_of_run
-) -> Plot:
-    """Share of expected behaviour over the steps: a panel per cell, a line per run."""
-    fig, axes = new_figure(title, 2, 3, size=(7.6, 4.6), sharey=True)
-    for ax, cell in zip(axes.flat, CELLS):
-        for (run, frame), marker in zip(evals.items(), "osD^v<>"):
-            name = f"probe/{cell}/{EXPECTED[cell]}"
-            rows = frame[frame[name].notna()] if name in frame else pd.DataFrame({"step": [], name: []})
-            look = dict(marker=marker, markersize=4.5, markeredgecolor="white", markeredgewidth=0.5, linewidth=1.3)
-            ax.plot(rows["step"], rows[name], color=colour_of(run), label=label(run), **look)
-        asked = _SHORT[cell].replace("\n", " ")
-        ax.set_title(f"{asked}:\n{EXPECTED[cell]} expected", fontsize=7, loc="left")
-        finish(ax, x="step", y="share" if ax in axes[:, 0] else None, legend=False)
-    axes[0, 0].set_ylim(-0.03, 1.03)
-    axes[1, 2].set_axis_off()  # five cells, six places: the last one holds the legend
-    axes[1, 2].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", fontsize=8, frameon=False)
-    return fig

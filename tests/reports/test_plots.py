@@ -156,7 +156,6 @@ def draw(name: str) -> plots.Plot:
         "curves": lambda: plots.curves(
             {"nano/sft": sft}, "train_loss", x="tokens", log_y=True, baseline=("start", 5.0)
         ),
-        "rates": lambda: plots.lr_and_throughput({"nano/pretrain": pre, "nano/sft": sft}),
         "held_out": lambda: plots.heldout_losses("nano/sft", sft_evals),
         "behaviour": lambda: plots.behaviour_over_training("nano/sft", sft_evals),
         "heat": lambda: plots.behaviour_heatmap(test),
@@ -169,7 +168,7 @@ def draw(name: str) -> plots.Plot:
     }[name]()
 
 
-KINDS = """pretraining curves rates held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
+KINDS = """pretraining curves held_out behaviour heat rl tiers diagnosis staircase signal pass""".split()
 
 
 @pytest.fixture(scope="module")
@@ -239,12 +238,10 @@ def test_evaluations_are_points_with_their_intervals(figures: dict[str, plots.Pl
     assert drawn == [tuple(np.round(r, 6)) for r in evals[["pass@1/lo", "pass@1/hi"]].to_numpy()]
 
 
-def test_a_colour_belongs_to_a_run_and_its_seeds_differ_by_dash(figures: dict[str, plots.Plot]) -> None:
+def test_a_colour_belongs_to_a_run_and_its_seeds_differ_by_dash() -> None:
     assert style.colour_of("nano/rl") == style.colour_of("nano/rl-s2") == style.colour_of("nano/rl@120")
     assert len({style.colour_of(f"nano/{s}") for s in ("pretrain", "sft", "rl")}) == 3
     assert style.dash_of("nano/rl") != style.dash_of("nano/rl-s1") != style.dash_of("nano/rl-s2")
-    drawn = {line.get_color() for line in figures["rates"].axes[0].lines}
-    assert drawn == {style.colour_of("nano/pretrain"), style.colour_of("nano/sft")}
 
 
 def test_seeds_are_counted() -> None:
@@ -278,77 +275,19 @@ def test_the_place_of_the_cell_that_is_not_probed_holds_the_legend_and_the_count
     assert not any(a.overlaps(b) for i, a in enumerate(titles) for b in titles[:i])
 
 
-PHASES = pd.DataFrame(dict(first=[1e5, 1e7], last=[1e6, 2e7], mean=[4.0, 1.0], lo=[3.0, np.nan], hi=[9.0, np.nan]))
-
-
-def test_nothing_joins_published_points_and_a_mean_is_as_long_as_its_range() -> None:
-    points = pd.DataFrame(dict(tokens=[6e4, 3e7, 4e9], loss=[11.0, 2.0, 0.6]))
-    metrics_frame = pd.DataFrame(dict(tokens=[4e4, 9e4], train_loss=[4.0, 3.0]))
-    (ax,) = plots.beside_published("ours", metrics_frame, {"2B": points}, {"2B": PHASES}, "falls").axes
-    joined = [line for line in ax.lines if line.get_linestyle() != "None" and line.get_marker() != "_"]
-    assert len(joined) == 1 and list(joined[0].get_xdata()) == [4e4, 9e4], "only our own curve is a line"
-    bars = sorted(tuple(s[:, 0]) for c in ax.collections if hasattr(c, "get_segments") for s in c.get_segments())
-    assert bars == [(1e5, 1e6), (1e7, 2e7)]
-    assert {t.get_text() for t in ax.get_legend().get_texts()} >= {"2B, single steps (published)"}
-
-
-class Line:
-    """A law whose values are given."""
-
-    def predict(self, n: np.ndarray, d: np.ndarray) -> np.ndarray:
-        return 3.0 + 0.0 * n
-
-
-def test_no_label_of_a_point_lies_on_a_curve_and_ticks_are_short() -> None:
-    sizes = [157_984, 365_120, 4_213_504]
-    rows = [dict(run=f"s/{n}", n=n, d=1e12 / n, budget=b, loss=3 + shift) for b, shift in ((1e12, 0.5), (2e12, -0.5)) for n in sizes]  # fmt: skip
-    figure = plots.iso_flops(pd.DataFrame(rows), Line(), "sizes")
-    figure.canvas.draw()
-    (ax,) = figure.axes
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["160k", "370k", "4.2M"]
-    places = {text.get_text(): text for text in ax.texts}
-    assert len(ax.texts) == 6 and all(text.get_bbox_patch() is not None for text in ax.texts)
-    for text in places.values():
-        y = ax.transData.inverted().transform(text.get_window_extent().get_points())[:, 1]
-        assert min(y) > 3.5 or max(y) < 2.5, "beyond the points and the curve"
-
-
-def test_each_domain_has_its_own_scale() -> None:
-    rows = {"v5 SFT": {"nats/calls": 15.0, "nats/code": 600.0}, "v5 RL": {"nats/calls": 16.0, "nats/code": 620.0}}
-    axes = plots.domain_losses(rows, ["calls", "code"], "nats", "loss", "code costs more").axes
-    for ax in axes:
-        assert max(bar.get_width() for bar in ax.patches) > ax.get_xlim()[1] / 2
-    assert len({bar.get_facecolor() for bar in axes[0].patches}) == 2, "two colours, of SFT and RL"
-
-
 def test_differences_are_in_points() -> None:
     rows = pd.DataFrame([dict(name="pass@1", value=0.065, lo=0.048, hi=0.082)])
     (ax,) = plots.differences(rows, "RL adds").axes
     assert list(ax.lines[0].get_xdata()) == pytest.approx([6.5]) and "points" in ax.get_xlabel()
 
 
-def test_tiers_of_evaluations_are_stacked_to_one_and_published_ones_hollow() -> None:
+def test_tiers_of_evaluations_are_stacked_to_one() -> None:
     evals = frames_of("rl")[1].assign(**{f"tier/{t}": 1 / len(TIERS) for t in TIERS})
     (ax,) = plots.tiers_on_validation({"nano/rl": evals}, TIERS, "tiers").axes
     tops = {}
     for bar in ax.patches:
         tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
     assert len(tops) == len(evals) and list(tops.values()) == pytest.approx([1.0] * len(evals))
-    shares = {"full": 0.9, "bad_json": 0.1}
-    (ax,) = plots.paired_tiers({"test": {"v5 (published)": shares, "ours": shares}}, TIERS, "pairs").axes
-    hollow = [bar.get_facecolor()[:3] == (1.0, 1.0, 1.0) for bar in ax.patches]
-    assert hollow == [True] * len(TIERS) + [False] * len(TIERS)
-
-
-def test_published_rl_runs_are_marks_beside_our_curves() -> None:
-    metrics_frame, evals = frames_of("rl")
-    rewards = {"v6": pd.DataFrame(dict(step=[1, 283], reward=[0.9, 1.0]))}
-    scores = {"v6": pd.DataFrame({"step": [1, 270], "pass@1": [0.85, 0.86], "pass@1/lo": [0.8, 0.8], "pass@1/hi": [0.9, 0.9]})}  # fmt: skip
-    figure = plots.rl_beside_published({"nano/rl": metrics_frame}, {"nano/rl": evals}, rewards, scores, "RL")
-    for ax in figure.axes:
-        (theirs,) = [line for line in ax.lines if line.get_label() == "v6 (published)"]
-        assert theirs.get_linestyle() == "None"
-        assert [line for line in ax.lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 2]
 
 
 # ---------------------------------------------------------------- reports
