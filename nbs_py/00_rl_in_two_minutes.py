@@ -55,7 +55,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 # %%
 from codechat import GPT, GPTConfig, advantages, chat, conversations, losses, optim, rollout, tokenizer
-from codechat.labs.reward_ablation import reshaped
+from codechat.labs.reward_starts import reshaped
 from codechat.models import generate
 from codechat.reports import xray_steps
 from codechat.reports.style import OKABE_ITO, finish, new_figure

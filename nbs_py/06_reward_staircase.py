@@ -52,7 +52,7 @@ import pandas as pd
 
 from codechat import chat, diagnose, tasks
 from codechat.labs import reward_starts
-from codechat.labs.reward_ablation import SHAPES, reshaped
+from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.reports import dense_rewards
 from codechat.reports.plots import staircase
 from codechat.reports.style import OKABE_ITO, label_of_tier, new_figure

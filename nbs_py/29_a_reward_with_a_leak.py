@@ -49,7 +49,7 @@ from IPython.display import display
 
 # %%
 from codechat import GPT, GPTConfig, advantages, chat, conversations, optim, rollout
-from codechat.labs import reward_ablation, reward_starts
+from codechat.labs import reward_starts
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 from codechat.tasks import check_reference_solutions, redteam
 from codechat.tasks.base import Problem, Score
@@ -187,7 +187,7 @@ def learn(name: str) -> GPT:
     checked[name].append(row_of(0, rolled(policy, task, held_out, 2, 1)))
     for step in range(1, rl_steps + 1):
         batch = rolled(policy, task, requests.sample(train, 8), 8, seed * 10_007 + step)
-        reward_ablation.backward(policy, batch, advantages.group_advantages(batch.rewards, "mean"))
+        reward_starts.backward(policy, batch, advantages.group_advantages(batch.rewards, "mean"))
         optimizer.step()
         optimizer.zero_grad()
         curves[name].append(row_of(step, batch))

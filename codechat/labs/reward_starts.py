@@ -30,29 +30,31 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError, nearest
 from codechat.data import conversations
 from codechat.labs.resumed_rows import Row, thinned, train_missing
-from codechat.labs.reward_ablation import SHAPES, backward, reshaped
 from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import rollout
+from codechat.rl import losses, rollout
 from codechat.rl.advantages import group_advantages, worth_an_update, zero_variance
-from codechat.tasks.base import Problem
+from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox.catalogue import TOOLS
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
 
+SHAPES = ("binary", "fractional", "tiered", "staircase")
 CALLED = ("add", "modulo", "percentage", "tip", "discount", "multiply", "gcd", "power")
 STARTS = ("base", "poor", "weak", "strong")
 TRAINING_REQUESTS, VOCABULARY, TAGS = 4000, 512, "reserved"
 SFT_ROWS, SFT_TOKENS, SFT_LR = 8, 128, 1e-2
 CURVE_EVERY = 5
+ROW_TOKENS, ROWS = 512, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,35 @@ class Setting:
 
 
 # ---------------------------------------------------------------- the runs
+
+
+def reshaped(score: Score, shape: str) -> float:
+    """The reward of a scored call under a shape.
+
+    binary: 1 for the exact call, else 0. fractional: the share of arguments that match if the name is correct. tiered:
+    as for programs, 0.05 for a call that cannot be parsed, 0.15 for one that parses and is wrong, 0.15 + 0.85 f for a
+    share f of its arguments. staircase: the task's score."""
+    if shape == "staircase":
+        return score.reward
+    f = 1.0 if score.correct else min(0.99, score.parts.get("f", 0.0))
+    if shape == "binary":
+        return float(score.correct)
+    if shape == "fractional":
+        return f
+    if shape != "tiered":
+        raise ConfigError(f"shape {shape!r} is unknown{nearest(shape, SHAPES)}; shapes: {', '.join(SHAPES)}")
+    if score.tier == "no_tag" or score.reward == 0:
+        return 0.0
+    return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
+
+
+def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor) -> None:
+    """Add the gradient of REINFORCE's loss on the batch."""
+    device = model.wte.weight.device
+    for packed in rollout.pack(batch, advantages, row_tokens=ROW_TOKENS, rows=ROWS):
+        packed = packed.to(device)
+        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
+        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
 
 
 def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:

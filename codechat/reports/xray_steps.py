@@ -14,14 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from codechat import tasks  # they import torch and pandas: only when rollouts are sampled
 from codechat.core.atomic_files import read_rows, write_atomic
 from codechat.core.errors import DataError, MissingFile
-from codechat.labs import reward_ablation
 from codechat.models import loading
 from codechat.reports import frozen_rows
 from codechat.rl import advantages as advantages_module
-from codechat.rl import rollout as rollout_module
+from codechat.rl import rollout
 from codechat.runs import paths
 from codechat.runs.run import Run
 from codechat.text.token_view import token_texts, visible
@@ -50,14 +52,12 @@ def rows_at(
     """A row per problem: the group that the policy samples at T = 1, and each token's share of the group's gradient.
 
     Sampling depends on `seed` only, so rows of two steps differ by the policy alone. The weights keep no gradient."""
-    import torch
-
     with torch.no_grad():
-        batch = rollout_module.collect(
+        batch = rollout.collect(
             model, task, problems, tokenizer, tags, group_size=group_size, max_new_tokens=max_new_tokens, seed=seed
         )
     advantages = advantages_module.group_advantages(batch.rewards)  # (P, G)
-    norms = reward_ablation.token_gradients(model, batch, advantages)  # (N, C)
+    norms = token_gradients(model, batch, advantages)  # (N, C)
     rows = []
     for p, problem in enumerate(problems):
         at = range(p * group_size, (p + 1) * group_size)
@@ -69,6 +69,23 @@ def rows_at(
         about = dict(id=problem.id, request=problem.messages[-1]["content"], gold=task.gold(problem), prompt=text)
         rows.append(dict(step=step, **about, tiers=list(task.tiers), rollouts=rollouts))
     return rows
+
+
+def token_gradients(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor) -> Tensor:
+    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for
+    tokens without loss."""
+    device = model.wte.weight.device
+    norms = torch.zeros(batch.mask().shape)
+    for packed in rollout.pack(batch, advantages, row_tokens=512, rows=8):
+        packed = packed.to(device)
+        with torch.no_grad():
+            hidden = model.hidden(packed.ids, positions=packed.positions, mask=packed.mask())
+        hidden = hidden.detach().requires_grad_()
+        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, hidden=hidden)
+        (slope,) = torch.autograd.grad((logprobs * packed.advantages).sum(), hidden)
+        at = packed.completion >= 0
+        norms[packed.completion[at].cpu(), packed.offset[at].cpu()] = slope.norm(dim=-1)[at].cpu()
+    return norms
 
 
 def _rollout(batch: Any, i: int, advantage: float, shares: Sequence[float], tokenizer: Tokenizer) -> dict[str, Any]:

@@ -6,15 +6,17 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import reward_ablation
 import torch
 from raising import raising
 
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.labs import reward_ablation
+from codechat.labs import reward_starts
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
+from codechat.reports import xray_steps
 from codechat.rl import rollout
 from codechat.rl.advantages import group_advantages
 from codechat.runs import checkpoint
@@ -64,16 +66,14 @@ def test_the_texts_are_named_by_their_tiers() -> None:
     ("staircase", dict(full=1, partial=0.775, name_only=0.55, wrong_name=0.35, bad_json=0.15, no_tag=0)),
 ])  # fmt: skip
 def test_shapes_in_closed_form(shape: str, rewards: dict[str, float]) -> None:
-    assert {n: round(reward_ablation.reshaped(score_call(t, GOLD), shape), 6) for n, t in TEXTS.items()} == rewards
+    assert {n: round(reward_starts.reshaped(score_call(t, GOLD), shape), 6) for n, t in TEXTS.items()} == rewards
 
 
 def test_if_no_call_is_correct_every_shape_rewards_silence_only() -> None:
-    for shape in reward_ablation.SHAPES:
-        assert [reward_ablation.reshaped(score_call(t, None), shape) for t in ("No.", TEXTS["full"])] == [1.0, 0.0], (
-            shape
-        )
+    for shape in reward_starts.SHAPES:
+        assert [reward_starts.reshaped(score_call(t, None), shape) for t in ("No.", TEXTS["full"])] == [1.0, 0.0], shape
     with pytest.raises(ConfigError, match="binary"):
-        reward_ablation.reshaped(score_call("No.", None), "binry")
+        reward_starts.reshaped(score_call("No.", None), "binry")
 
 
 def test_a_shape_sees_variance_only_where_it_pays_differently() -> None:
@@ -118,14 +118,14 @@ def test_tokens_belong_to_the_parts_of_the_call(tags: str) -> None:
 def test_gradients_are_where_advantages_are_and_grow_with_them() -> None:
     model, batch = loaded(), batch_of([["full", "no_tag"], ["partial", "partial"]])
     advantages = group_advantages(batch.rewards)
-    norms = reward_ablation.token_gradients(model.model, batch, advantages)
+    norms = xray_steps.token_gradients(model.model, batch, advantages)
     assert (
         norms.shape == batch.mask().shape
         and (norms[:2][batch.mask()[:2]] > 0).all()
         and not norms[2:].any()
         and not norms[~batch.mask()].any()
     )
-    torch.testing.assert_close(reward_ablation.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
+    torch.testing.assert_close(xray_steps.token_gradients(model.model, batch, 3 * advantages), 3 * norms)
     assert all(p.grad is None for p in model.model.parameters())
 
 

@@ -12,8 +12,7 @@ from raising import raising
 
 from codechat.core.errors import ConfigError
 from codechat.labs import reward_starts
-from codechat.labs.reward_ablation import SHAPES
-from codechat.labs.reward_starts import Setting, StartsConfig
+from codechat.labs.reward_starts import SHAPES, Setting, StartsConfig
 from codechat.models import optim
 from codechat.rl.advantages import group_advantages
 

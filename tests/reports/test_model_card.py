@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import model_card
 import pytest
 import torch
 
@@ -12,7 +13,6 @@ from codechat import cli
 from codechat.core.errors import ConfigError
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.reports import model_card
 from codechat.runs import checkpoint
 from codechat.runs.run import Run
 from codechat.text import tokenizer

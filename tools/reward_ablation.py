@@ -1,5 +1,7 @@
 """Reward ablation: the same rollouts under other reward shapes, and where the gradient of each tier falls.
 
+    python tools/reward_ablation.py --ckpt nano/sft nano/rl@20 nano/rl@60 --data-dir data/nano/sft --run-name nano/anatomy
+
 The result is a run directory, which a report can trace. For each checkpoint groups of calls are sampled once; then rows
 are logged, with `what`:
 
@@ -14,6 +16,7 @@ Shapes: P problems, G completions each, N = P x G, C tokens of the longest compl
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,25 +26,22 @@ import torch
 from torch import Tensor
 
 from codechat import tasks
-from codechat.core import config, errors
+from codechat.core import config
 from codechat.core.config import opt
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist
 from codechat.evaluation import diagnose
+from codechat.labs.reward_starts import SHAPES, reshaped
 from codechat.models import loading
-from codechat.models.gpt import GPT
 from codechat.models.loading import LoadedModel
-from codechat.rl import losses, rollout
+from codechat.reports.xray_steps import token_gradients
 from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs.run import Run
-from codechat.tasks.base import Score
 from codechat.tasks.funcall.staircase import TIERS
 from codechat.text import chat
 
-SHAPES = ("binary", "fractional", "tiered", "staircase")
 PARTS = ("prose", "tag", "form", "name", "arguments", "end")
-ROW_TOKENS, ROWS = 512, 8
 _CALL = re.compile(
     r'<functioncall>(?P<call>\s*\{\s*"name"\s*:\s*"(?P<name>[^"]*)"(?:\s*,\s*"arguments"\s*:\s*(?P<arguments>.*?)\}?\s*$)?)?',
     re.DOTALL,
@@ -73,26 +73,6 @@ class AblationConfig:
 
 
 # ---------------------------------------------------------------- rewards
-
-
-def reshaped(score: Score, shape: str) -> float:
-    """The reward of a scored call under a shape.
-
-    binary: 1 for the exact call, else 0. fractional: the share of arguments that match if the name is correct. tiered:
-    as for programs, 0.05 for a call that cannot be parsed, 0.15 for one that parses and is wrong, 0.15 + 0.85 f for a
-    share f of its arguments. staircase: the task's score."""
-    if shape == "staircase":
-        return score.reward
-    f = 1.0 if score.correct else min(0.99, score.parts.get("f", 0.0))
-    if shape == "binary":
-        return float(score.correct)
-    if shape == "fractional":
-        return f
-    if shape != "tiered":
-        raise ConfigError(f"shape {shape!r} is unknown{errors.nearest(shape, SHAPES)}; shapes: {', '.join(SHAPES)}")
-    if score.tier == "no_tag" or score.reward == 0:
-        return 0.0
-    return 0.05 if score.tier in ("bad_json", "no_name") else 0.15 + 0.85 * f
 
 
 def shape_rows(batch: RolloutBatch) -> Iterator[dict[str, Any]]:
@@ -145,32 +125,6 @@ def parts_of(ids: Sequence[int], loaded: LoadedModel) -> list[str]:
     return parts
 
 
-def token_gradients(model: GPT, batch: RolloutBatch, advantages: Tensor) -> Tensor:
-    """(N, C) norm of the policy gradient at the output of the last norm, credited to the token predicted there; 0 for
-    tokens without loss."""
-    device = model.wte.weight.device
-    norms = torch.zeros(batch.mask().shape)
-    for packed in rollout.pack(batch, advantages, row_tokens=ROW_TOKENS, rows=ROWS):
-        packed = packed.to(device)
-        with torch.no_grad():
-            hidden = model.hidden(packed.ids, positions=packed.positions, mask=packed.mask())
-        hidden = hidden.detach().requires_grad_()
-        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, hidden=hidden)
-        (slope,) = torch.autograd.grad((logprobs * packed.advantages).sum(), hidden)
-        at = packed.completion >= 0
-        norms[packed.completion[at].cpu(), packed.offset[at].cpu()] = slope.norm(dim=-1)[at].cpu()
-    return norms
-
-
-def backward(model: GPT, batch: RolloutBatch, advantages: Tensor) -> None:
-    """Add the gradient of REINFORCE's loss on the batch."""
-    device = model.wte.weight.device
-    for packed in rollout.pack(batch, advantages, row_tokens=ROW_TOKENS, rows=ROWS):
-        packed = packed.to(device)
-        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
-
-
 def tier_rows(batch: RolloutBatch, norms: Tensor, parts: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
     """For each tier among the rollouts: its share of the gradient, and the shares of the parts within it."""
     total = float(norms.sum())
@@ -219,3 +173,7 @@ def _rows(loaded: LoadedModel, batch: RolloutBatch) -> Iterator[dict[str, Any]]:
     parts = [parts_of(c.ids, loaded) for c in batch.completions]
     yield from shape_rows(batch)
     yield from tier_rows(batch, token_gradients(loaded.model, batch, group_advantages(batch.rewards)), parts)
+
+
+if __name__ == "__main__":
+    ablate_rewards(config.parse(AblationConfig, sys.argv[1:], prog="python tools/reward_ablation.py", epilog=__doc__))

@@ -3,7 +3,7 @@
     codechat evaluate --ckpt released/nano --task funcall --data-dir data/nano/sft --split test test_hard --limit 250 --n 4 --ks 1 4 \\
         --temperatures 0 --run-name released-nano
     codechat natural --ckpt released/nano --run-name released-nano-natural
-    python -m codechat.reports.model_card --ckpt released/nano --evaluation released-nano --natural released-nano-natural
+    python tools/model_card.py --ckpt released/nano --evaluation released-nano --natural released-nano-natural
 """
 
 from __future__ import annotations
@@ -147,18 +147,13 @@ def card(cfg: CardConfig) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`python -m codechat.reports.model_card`: write README.md into the released run."""
-    cfg = config.parse(
-        CardConfig, sys.argv[1:] if argv is None else argv, prog="codechat.reports.model_card", epilog=__doc__
-    )
-    text = card(cfg)
+def main(argv: list[str]) -> None:
+    """Write README.md into the released run."""
+    cfg = config.parse(CardConfig, argv, prog="python tools/model_card.py", epilog=__doc__)
     path: Path = checkpoint.resolve(cfg.ckpt).parent.parent / "README.md"
-    write_atomic(path, text)
+    write_atomic(path, card(cfg))
     print(path)
 
 
 if __name__ == "__main__":
-    from codechat.core.command import run_main
-
-    run_main(main)
+    main(sys.argv[1:])
