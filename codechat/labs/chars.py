@@ -59,42 +59,17 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
     )
     feed: Literal["own", "text"] = opt("own", "what the policy reads while it draws: its own symbols, or the text's")
     group_size: int = opt(8, "draws of each place", least=1)
-    reward_mode: Literal["plus1", "plusminus1"] = opt("plus1", "a right symbol earns 1, a wrong one 0 or -1")
     partial_logprob: float = opt(
         0.0, "weight of partial credit: a log-probability under the policy, added to the reward"
-    )
-    partial_of: Literal["true", "drawn"] = opt(
-        "true",
-        "of which symbol: the text's, which cancels within a group that shares its context; or "
-        "the drawn one, as the original has it, which rewards being sure",
     )
     baseline: Literal["none", "mean", "leave_one_out", "zscore"] = opt(
         "mean",
         "grpo: what is subtracted from a reward; zscore also divides by the place's "
         "standard deviation, which blows up partial credit where no draw is right",
     )
-    gamma: float = opt(
-        0.0,
-        "discount of the rewards of later places, with --feed own; 0 = each symbol answers for itself",
-        least=0,
-        most=1,
-    )
-    lam: float = opt(0.95, "ppo: decay of generalised advantages", least=0, most=1)
-    reference: Literal["bigram", "random"] = opt(
-        "bigram", "frozen policy of the KL term: the text's pairs, or the starting weights"
-    )
     kl_coef: float = opt(0.0, "final weight of the KL divergence from the reference; 0 = no reference", least=0)
     kl_warmup_tokens: int = opt(200_000, "tokens over which that weight rises from 0", least=0)
-    kl_kind: Literal["k1", "k2", "k3"] = opt("k3", "estimator of that divergence")
     entropy_coef: float = opt(0.0, "weight of an entropy bonus; positive raises entropy")
-    clip_eps_low: float = opt(0.2, "a ratio below 1 - this has no gradient where the advantage is negative", least=0)
-    clip_eps_high: float = opt(0.2, "a ratio above 1 + this has no gradient where the advantage is positive", least=0)
-    value_coef: float = opt(0.1, "ppo: weight of the value loss; its gradient reaches the policy's body too", least=0)
-    value_clip_eps: float | None = opt(
-        0.2, "ppo: a value may move this far from its value at sampling time; none = unclipped", least=0
-    )
-    value_lr: float = opt(1e-2, "ppo: learning rate of the value head", least=0)
-    fill_passes: int = opt(32, "denoise: passes in which a sample is filled in, at most one per symbol", least=1)
     lr: float = default(3e-3)
     muon_lr: float = default(0.02)
     warmup_steps: int = default(20)
@@ -108,8 +83,6 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip_eps_low >= 1:
-            raise ConfigError(f"--clip-eps-low {self.clip_eps_low}; a ratio is never below 0, so it must be below 1")
         if self.prompt_len + self.horizon > self.model.block_size:
             raise ConfigError(
                 f"prompt_len {self.prompt_len} + horizon {self.horizon} exceed block_size {self.model.block_size}; lower --horizon, or raise "
@@ -118,10 +91,6 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
         if self.objective == "grpo" and self.group_size < 2 and self.baseline != "none":
             raise ConfigError(
                 f"group_size {self.group_size} with baseline {self.baseline!r}: the advantage is always 0; set --group-size 2 or more"
-            )
-        if self.gamma and self.feed == "text":
-            raise ConfigError(
-                f"gamma {self.gamma} with feed text: what is drawn changes nothing that comes later; set --gamma 0, or --feed own"
             )
         if not self.model.causal:
             raise ConfigError(
@@ -161,7 +130,7 @@ def train(cfg: CharsConfig) -> Run:
         model, head = learner.model, learner.head
         optimizers = training.build_optimizers(cfg, model)
         heads = (head,) if cfg.objective == "ppo" else ()
-        optimizers += head.optimizers(cfg.value_lr) if heads else []
+        optimizers += head.optimizers(chars_learning.VALUE_LR) if heads else []
         weights = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         lineage = training.lineage(cfg, "chars", parent, objective=cfg.objective)
         run, last = training.open_run("chars", cfg, model, optimizers)

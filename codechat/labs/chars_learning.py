@@ -30,6 +30,9 @@ from codechat.training import ValueHead, explained_variance, step_seed
 if TYPE_CHECKING:
     from codechat.labs.chars import CharsConfig
 
+CLIP, LAMBDA = 0.2, 0.95  # of ratios and values; decay of PPO's advantages
+VALUE_COEF, VALUE_LR = 0.1, 1e-2  # of PPO's value loss, whose gradient reaches the policy's body too
+FILL_PASSES = 32  # in which a denoising model fills a sample in
 VAL_DRAWS = 4  # masks of each held-out window in the bound of a denoising model
 
 
@@ -52,7 +55,7 @@ def load(cfg: CharsConfig) -> tuple[CharsConfig, Checkpoint | None, chars.Text]:
 
 
 class Learner:
-    """The model with its value head and reference, and the current step: windows, draws and what is logged of them (`row`)."""
+    """The model with its value head, and the current step: windows, draws and what is logged of them (`row`)."""
 
     def __init__(self, cfg: CharsConfig, parent: Checkpoint | None, text: chars.Text, world: World) -> None:
         self.cfg, self.text, self.world = cfg, text, world
@@ -61,8 +64,6 @@ class Learner:
         self.model = self._build(parent)
         self.head = ValueHead(self.shape.n_embd).to(world.device)
         self.bigram = chars.Bigram(text.train, self.shape.n_ids).to(world.device)
-        frozen = cfg.kl_coef and cfg.reference == "random"
-        self.frozen = self._build(parent).requires_grad_(False) if frozen else None
         first = world.rank * cfg.device_batch_size
         self.mine = torch.arange(first, first + cfg.device_batch_size)  # windows of this rank among those of all
         self.row: dict[str, float] = {}
@@ -110,17 +111,16 @@ class Learner:
     def credit(self, tokens: int) -> None:
         """Rewards and advantages (R, S, T) of the draws. tokens: places that have been learned from, for the KL term's weight."""
         cfg, batch = self.cfg, self.batch
-        partial = batch.truth_logprobs if cfg.partial_of == "true" else batch.logprobs
         rewards = chars.dense_rewards(
-            batch.drawn, batch.truth, cfg.reward_mode, partial=cfg.partial_logprob, credit=partial
+            batch.drawn, batch.truth, partial=cfg.partial_logprob, credit=batch.truth_logprobs
         )
         if cfg.objective == "grpo":
-            self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, cfg.baseline, cfg.gamma)
+            self.advantage = per_token_rewards.place_advantages(rewards, cfg.group_size, cfg.baseline)
             moves = self.advantage != 0
         else:
             flat = rewards.flatten(0, 1)
             found = advantages.estimate_gae(
-                flat, self.old_values.flatten(0, 1), torch.ones_like(flat), gamma=cfg.gamma, lam=cfg.lam
+                flat, self.old_values.flatten(0, 1), torch.ones_like(flat), gamma=0.0, lam=LAMBDA
             )
             self.advantage, self.returns = (x.view_as(rewards) for x in found)
             self.row["explained_variance"] = explained_variance(self.returns, self.old_values)
@@ -188,33 +188,26 @@ class Learner:
             part.logprobs,
             self.advantage[at],
             torch.ones_like(logprobs),
-            clip_eps_low=cfg.clip_eps_low,
-            clip_eps_high=cfg.clip_eps_high,
+            clip_eps_low=CLIP,
+            clip_eps_high=CLIP,
         )
         loss = draw_loss.mean() - cfg.entropy_coef * entropy.mean()
         self._log(policy_loss=loss.detach())
         if cfg.kl_coef:
-            kl = losses.kl_estimate(logprobs, self._reference_logprobs(part), cfg.kl_kind).mean()
+            reference = self.bigram.logprobs(part.before.expand_as(part.drawn), part.drawn)  # (R, S, T)
+            kl = losses.kl_estimate(logprobs, reference).mean()
             loss = loss + self.kl_coef * kl
             self._log(kl_ref=kl.detach())
         if cfg.objective == "ppo":
             values = self.head(hidden)[:, None].expand_as(part.drawn)
-            error = losses.value_loss(values, self.old_values[at], self.returns[at], cfg.value_clip_eps).mean()
-            loss = loss + cfg.value_coef * error
+            error = losses.value_loss(values, self.old_values[at], self.returns[at], CLIP).mean()
+            loss = loss + VALUE_COEF * error
             self._log(value_loss=error.detach())
         clipped = (stats["clipped_low"] + stats["clipped_high"]) / logprobs.numel()
         self._log(entropy=entropy.detach().mean(), clip_frac=clipped)
         if update == 0:
             self.row["logprob_mismatch"] = float((logprobs.detach() - part.logprobs).abs().max())
         return loss
-
-    def _reference_logprobs(self, part: per_token_rewards.TokenRewardBatch) -> Tensor:
-        """(R, S, T) of the drawn symbols."""
-        if self.frozen is None:
-            return self.bigram.logprobs(part.before.expand_as(part.drawn), part.drawn)
-        with torch.no_grad(), dist.autocast():
-            states = per_token_rewards.states(self.frozen, part.inputs, self.cfg.horizon)
-            return per_token_rewards.symbol_logprobs(self.frozen, part.inputs, states, part.drawn)[0]
 
     def _log(self, **values: Tensor | float) -> None:
         """Means over the updates of the step."""
@@ -276,7 +269,7 @@ def write_samples(
             drawn = [c.ids for c in done]
         else:
             rng = torch.Generator().manual_seed(cfg.seed)
-            drawn = denoise.fill_in(model, prompts, T, passes=min(T, cfg.fill_passes), rng=rng)[
+            drawn = denoise.fill_in(model, prompts, T, passes=min(T, FILL_PASSES), rng=rng)[
                 :, cfg.prompt_len :
             ].tolist()
     return [

@@ -238,7 +238,7 @@ def test_the_modal_app_copies_the_plan_once_and_runs_launch_sh(
 def test_a_modal_app_replays_the_run_into_wandb_with_the_secret(
     runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cfg = CharsConfig(run_name="letters", reference="bigram", kl_coef=0.001)
+    cfg = CharsConfig(run_name="letters", kl_coef=0.001)
     written = launcher.write(cfg, kind="modal", gpu="l4-24gb", wandb=True)
     assert written.submit == "modal run --detach runs/letters/modal_app.py"
     assert {k: written.changes[k][1] for k in ("kl_coef",)} == {"kl_coef": 0.001}

@@ -148,7 +148,7 @@ def test_unknown_names_are_rejected_before_anything_is_written(wish: dict[str, A
     [
         SFTConfig(run_name="s"),
         PretrainConfig(run_name="p", model=GPTConfig(depth=2, n_embd=256), seq_len=None, compile=None),
-        CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), value_clip_eps=None),
+        CharsConfig(model=GPTConfig(depth=2, n_embd=256, n_head=4, block_size=128), init_from=None),
     ],
 )
 def test_changed_settings_give_the_configuration_back(cfg: Any) -> None:
