@@ -1,9 +1,9 @@
-"""The files that start a run: launch.sh (torchrun), and around it a job for Slurm or PBS, or an app for Modal.
+"""The files that start a run: launch.sh (torchrun), and around it a job for Slurm.
 
 Only launch.sh holds a torchrun line. Without arguments it starts on this machine; a job script calls it on every node with the rendezvous options of
 its cluster. Started again, it continues the run from its last checkpoint.
 
-Left out: containers, module loads, accounts, partitions and quotas, which no two clusters share: `lines` of a job take them
+`lines` of a job take accounts, partitions and what else a cluster wants
 (`--job-lines "--partition=gpu" --job-lines "--constraint=a100,h100"`).
 """
 
@@ -15,15 +15,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from codechat.core.errors import ConfigError, nearest
+from codechat.core.errors import ConfigError
 
 SAVE_S = 600  # that torchrun gives its ranks to write a checkpoint when it is told to stop; its own default is 30
 PORT = 29517
-MODAL_HOURS = 24  # longest function timeout
-MODAL_GPUS = {
-    "a100-40gb": "A100-40GB", "a100-80gb": "A100-80GB", "h100-80gb": "H100", "h200-141gb": "H200", "b200-180gb": "B200",
-    "l40s-48gb": "L40S", "l4-24gb": "L4", "a10-24gb": "A10",
-}  # fmt: skip
 DEVICE = re.compile(r"\d+|GPU-[0-9a-fA-F-]{4,}|MIG-[0-9a-zA-Z/-]{4,}")
 
 
@@ -120,76 +115,6 @@ def slurm(job: Job, root: Path) -> str:
         f'srun --kill-on-bad-exit=1 sh {shlex.quote(path + "/launch.sh")} --nnodes "$SLURM_NNODES" \\\n'
         f'    --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" --rdzv-id "$SLURM_JOB_ID"\n'
     )
-
-
-def pbs(job: Job, root: Path) -> str:
-    """A PBS job: the same by pbsdsh. `qsub FILE`; submitted again, it continues."""
-    path = (root / "runs" / job.name).as_posix()
-    _no_newlines(path, *job.lines)
-    options = [
-        f"-N {job.label[:15]}", f"-l select={job.nodes}:ngpus={job.nproc}", "-l place=scatter:excl", f"-l walltime={_clock(job.hours)}",
-        "-j oe", f"-o {path}/pbs.log", "-r y", *job.lines,
-    ]  # fmt: skip
-    return (
-        "#!/bin/bash\n" + "".join(f"#PBS {line}\n" for line in options) + "set -eu\n"
-        'head=$(sort -u "$PBS_NODEFILE" | head -n 1)\n'
-        f"pbsdsh -- sh {shlex.quote(path + '/launch.sh')} --nnodes {job.nodes} \\\n"
-        f'    --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" --rdzv-id "$PBS_JOBID"\n'
-    )
-
-
-def modal(job: Job, root: Path, gpu: str, packages: tuple[str, ...], wandb: bool = False) -> str:
-    """An app for modal.com: `modal run --detach FILE` trains on one machine there; runs/ is a volume named codechat-runs.
-
-    wandb: replay the run at its end, with the API key in the secret of that name (modal secret create wandb WANDB_API_KEY=...)."""
-    if gpu not in MODAL_GPUS:
-        raise ConfigError(f"Modal has no {gpu!r}{nearest(gpu, MODAL_GPUS)}; set --gpu")
-    if job.nodes > 1 or job.nproc > 8:
-        limit = "a Modal function has one machine of up to 8: set --nodes 1 --nproc 8"
-        raise ConfigError(f"{job.nodes} nodes of {job.nproc} GPUs; {limit}")
-    if job.devices:
-        raise ConfigError("--devices names GPUs of this machine; leave it out with --modal")
-    packages = (*packages, *["wandb"] * wandb)
-    secrets = ', secrets=[modal.Secret.from_name("wandb")]' if wandb else ""
-    export = ["python", "-m", "codechat", "runs", "export", job.name, "--wandb"]
-    replay = f'    subprocess.run({export!r}, cwd="/codechat", check=True)\n' if wandb else ""
-    return f'''\
-"""{job.name}: {job.module} on {job.nproc} {MODAL_GPUS[gpu]} of modal.com. `modal run --detach {Path("runs") / job.name / "modal_app.py"}` starts or continues it."""
-
-import shutil
-import subprocess
-from pathlib import Path
-
-import modal
-
-ROOT, RUN = {str(root)!r}, {job.name!r}
-app = modal.App({"codechat-" + job.label!r})
-image = (
-    modal.Image.debian_slim(python_version="{sys.version_info.major}.{sys.version_info.minor}")
-    .pip_install({", ".join(map(repr, packages))})
-    .add_local_dir(ROOT, "/codechat", ignore=[".git", ".venv", "runs", "**/__pycache__"])
-    .add_local_dir(f"{{ROOT}}/runs/{{RUN}}", "/planned", ignore=["checkpoints", "tb"])
-)
-runs = modal.Volume.from_name("codechat-runs", create_if_missing=True)
-
-
-@app.function(image=image, gpu="{MODAL_GPUS[gpu]}:{job.nproc}", volumes={{"/codechat/runs": runs}}, timeout={round(min(job.hours, MODAL_HOURS) * 3600)}{secrets})
-def train() -> None:
-    target = Path("/codechat/runs", RUN)
-    if not (target / "status.json").exists():
-        shutil.copytree("/planned", target)
-    launch = (target / "launch.sh").read_text().replace({shlex.quote(sys.executable)!r}, "python")
-    (target / "launch.sh").write_text(launch)
-    try:
-        subprocess.run(["sh", str(target / "launch.sh")], cwd="/codechat", check=True)
-    finally:
-        runs.commit()
-{replay}
-
-@app.local_entrypoint()
-def main() -> None:
-    train.remote()
-'''
 
 
 def _clock(hours: float) -> str:

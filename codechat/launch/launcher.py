@@ -16,7 +16,7 @@
 The configuration object of a cell, the file that torchrun reads and the json in the run directory are one. When the run begins, it takes over its
 directory; it rejects a config.json that was edited in between.
 
-Left out: submitting jobs (sbatch, qsub and modal do that), and stopping runs on other hosts.
+Jobs are submitted with sbatch; runs on other hosts are stopped there.
 """
 
 from __future__ import annotations
@@ -86,35 +86,28 @@ class Written:
 
 def write(
     cfg: Any, *, nproc: int = 1, nodes: int = 1, devices: tuple[str, ...] = (), max_restarts: int = 0, hours: float = 24.0,
-    gpu: str | None = None, kind: Literal["shell", "slurm", "pbs", "modal"] = "shell", lines: tuple[str, ...] = (), overwrite: bool = False,
-    wandb: bool = False, scripts: str | Path | None = None,
+    gpu: str | None = None, kind: Literal["shell", "slurm"] = "shell", lines: tuple[str, ...] = (), overwrite: bool = False,
+    scripts: str | Path | None = None,
 ) -> Written:  # fmt: skip
-    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and a job script where `kind` asks for one.
+    """Write the run directory of `cfg`, ready to start: config.json, launch.sh, and job.slurm where `kind` is slurm.
 
     nproc ranks on each of `nodes`; devices as in CUDA_VISIBLE_DEVICES; hours for job scripts; gpu (a name of the GPU table) for the
-    plan; wandb: the Modal app replays the metrics into Weights & Biases; scripts: a folder for the same as NAME.sh and NAME.json, which run on
-    other machines. A planned run of the name is replaced, another one only with `overwrite`. ConfigError or RunError before anything is written."""
+    plan; scripts: a folder for the same as NAME.sh and NAME.json, which run on other machines. A planned run of the name is replaced,
+    another one only with `overwrite`. ConfigError or RunError before anything is written."""
     entry = registry.entry_of(cfg, LAUNCHABLE)
     _check_flags(cfg)
+    if hasattr(cfg, "resolved"):  # the loop compares its resolved settings with those that are written here
+        cfg = cfg.resolved()
     job = Job(name=cfg.run_name, module=entry.module, nproc=nproc, nodes=nodes, devices=tuple(devices), max_restarts=max_restarts,
               again="--resume" if hasattr(cfg, "resume") else "--overwrite", hours=hours, lines=tuple(lines))  # fmt: skip
-    if wandb and kind != "modal":
-        raise ConfigError(
-            "wandb of a launch is for a Modal app; elsewhere give --wandb to the loop (after --), or replay with `codechat runs export NAME --wandb`"
-        )
     if nodes > 1 and kind == "shell":
-        raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm or --pbs")
+        raise ConfigError(f"{nodes} nodes: a shell starts ranks on one machine; add --slurm")
     _check_not_starting(cfg.run_name)
     verdict = plan_verdict(cfg, gpu, nproc * nodes)
-    where, root = f"runs/{cfg.run_name}", runs_dir().parent
     texts, submit = {"launch.sh": job_scripts.launch_sh(job)}, f"codechat launch {cfg.run_name} start"
     if kind == "slurm":
-        texts["job.slurm"], submit = job_scripts.slurm(job, root), f"sbatch {where}/job.slurm"
-    elif kind == "pbs":
-        texts["job.pbs"], submit = job_scripts.pbs(job, root), f"qsub {where}/job.pbs"
-    elif kind == "modal":
-        app = job_scripts.modal(job, root, gpu or "", _requirements(), wandb)
-        texts["modal_app.py"], submit = app, f"modal run --detach {where}/modal_app.py"
+        texts["job.slurm"] = job_scripts.slurm(job, runs_dir().parent)
+        submit = f"sbatch runs/{cfg.run_name}/job.slurm"
     path = plan_run(cfg.run_name, cfg, entry.id, texts, overwrite=overwrite)
     if scripts:
         portable_scripts.write_loop(cfg, scripts, nproc=nproc)
@@ -172,12 +165,6 @@ def plan_verdict(cfg: Any, gpu: str | None, gpus: int) -> str:
         return f"none for {kind}"
     found = planner.make(planner.of(cfg, gpus=gpus, gpu=gpu, search=False))
     return found.verdict if found.fits else planner.with_knobs(found).verdict
-
-
-def _requirements() -> tuple[str, ...]:
-    from importlib.metadata import requires
-
-    return tuple(r for r in requires("codechat") or () if "extra ==" not in r)
 
 
 # ---- starting and stopping
@@ -264,7 +251,7 @@ def stop(ref: str | Path | Written, *, now: bool = False, timeout_s: float = job
     if owner is None:
         raise RunError(f"run {name} is not running ({status['status']})")
     if owner["host"] != platform.node():
-        raise RunError(f"run {name} runs on {owner['host']}; stop it there (or with scancel, qdel)")
+        raise RunError(f"run {name} runs on {owner['host']}; stop it there (or with scancel)")
     targets = {pid: process_start(pid) for pid in [owner["pid"], *(descendants(owner["pid"]) if now else ())]}
     for pid in targets:
         send(pid, signal.SIGKILL if now else signal.SIGTERM)
@@ -359,18 +346,13 @@ class LaunchConfig:
     what: str = opt("", "a loop (pretrain, sft, ...) to write, or the name of a run", positional=True)
     action: Literal["write", "start", "status", "tail", "stop"] = opt("write", "what to do", positional=True)
     nproc: int = opt(1, "ranks per node: one per GPU")
-    nodes: int = opt(1, "machines; more than one needs --slurm or --pbs, and shards within each (HSDP)")
+    nodes: int = opt(1, "machines; more than one needs --slurm, and shards within each (HSDP)")
     gpu: str | None = opt(None, "GPU to plan for, such as a800-80gb; `codechat plan --list` names them")
     devices: tuple[str, ...] = opt(
         (), "CUDA_VISIBLE_DEVICES: indices or UUIDs (GPU-...); empty = as the environment says"
     )
     max_restarts: int = opt(0, "times that torchrun starts all ranks again after one died")
     slurm: bool = opt(False, "also write job.slurm")
-    pbs: bool = opt(False, "also write job.pbs")
-    modal: bool = opt(False, "also write modal_app.py for modal.com")
-    wandb: bool = opt(
-        False, "with --modal: replay the metrics into Weights & Biases at the end; needs a Modal secret named wandb"
-    )
     scripts: Path | None = opt(None, "folder for a portable NAME.sh and NAME.json as well")
     hours: float = opt(24.0, "time limit of a job, hours")
     job_lines: tuple[str, ...] = opt(
@@ -383,20 +365,19 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if not self.what:
             raise ConfigError(f"launch what? name a loop ({', '.join(LAUNCHABLE)}), a recipe (v6) or a run")
-        if self.slurm + self.pbs + self.modal > 1:
-            raise ConfigError("--slurm, --pbs and --modal exclude each other; keep one")
 
     @property
-    def kind(self) -> Literal["shell", "slurm", "pbs", "modal"]:
-        return "slurm" if self.slurm else "pbs" if self.pbs else "modal" if self.modal else "shell"
+    def kind(self) -> Literal["shell", "slurm"]:
+        return "slurm" if self.slurm else "shell"
 
 
 def _write(cfg: LaunchConfig, words: list[str]) -> None:
     if cfg.what not in LAUNCHABLE and (runs_dir() / cfg.what).is_dir():
         raise ConfigError(f"{cfg.what} is a run; add one of start, status, tail, stop")
-    entry = registry.find(cfg.what, LAUNCHABLE)
+    commands = {entry.command: id for id, entry in LAUNCHABLE.items()}
+    entry = registry.find(commands.get(cfg.what, cfg.what), LAUNCHABLE)
     settings = config.parse(entry.config_class, words, presets=entry.presets, prog=f"codechat launch {cfg.what} --")
-    same = ("nproc", "nodes", "devices", "max_restarts", "hours", "gpu", "kind", "overwrite", "wandb", "scripts")
+    same = ("nproc", "nodes", "devices", "max_restarts", "hours", "gpu", "kind", "overwrite", "scripts")
     written = write(settings, **{name: getattr(cfg, name) for name in same}, lines=cfg.job_lines)
     print(written)
     if cfg.start:

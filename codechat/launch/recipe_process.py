@@ -10,7 +10,7 @@
 The options are those of `codechat run`. Logs and process lie in runs/nano/launch/v6/ (runs/nano-8b/launch/v6/ at --scale 8b): recipe.log, STAGE.log.
 Without --scale and --seed the other actions mean the launch that was begun last.
 
-Left out: Slurm, PBS and Modal for whole recipes (a job is one stage: `codechat launch LOOP --slurm`).
+A Slurm job is one stage: `codechat launch LOOP --slurm`.
 """
 
 from __future__ import annotations
