@@ -59,9 +59,33 @@ flops = {"codechat_2b": ("2b", 1), "codechat_8b": ("8b", 8)}
 utilization = [GPTConfig(**PRESETS[size]).flops_per_token(2048) * pretrained.loc[name, "throughput_ktok_s"] * 1e3 / (gpus * 312e12)
                for name, (size, gpus) in flops.items()]  # fmt: skip
 
+
 # %% tags=["hide-cell"]
-points = comparisons.scaling_points(points_of, series)
-lowest = comparisons.lowest_of_budgets(points)
+def scaling_points(frames, runs):
+    """run, n (parameters), d (tokens), flops, budget (flops to one digit), loss and bpb of pretraining runs at their
+    last validation."""
+    points, configs = [], frames["runs"].set_index("run")["config"]
+    for run in runs:
+        config = json.loads(configs[run])
+        shape, last = GPTConfig(**config["model"]), run_frames.rows_of(frames["evals"], run).iloc[-1]
+        tokens = config["max_steps"] * config["device_batch_size"] * config["grad_accum"] * config["seq_len"]
+        flops = tokens * shape.flops_per_token(config["seq_len"])
+        size = dict(run=run, n=shape.n_params, d=tokens, flops=flops, budget=float(f"{flops:.0e}"))
+        points.append(size | dict(loss=last["val_loss"], bpb=last["val_bpb"]))
+    return pd.DataFrame(points)
+
+
+def lowest_of_budgets(points):
+    """The point of lowest loss of each budget; `border` = it is the smallest or the largest size of its budget, so that
+    the optimum may lie outside the grid."""
+    groups = points.groupby("budget")["n"]
+    rows = points.assign(border=(points["n"] == groups.transform("min")) | (points["n"] == groups.transform("max")))
+    return rows.loc[points.groupby("budget")["loss"].idxmin()]
+
+
+# %% tags=["hide-cell"]
+points = scaling_points(points_of, series)
+lowest = lowest_of_budgets(points)
 law = scaling_law.fit(points["n"], points["d"], points["loss"])
 full, without, no_size = kinds = {"E + A/N^a + B/D^b": {}, "A/N^a + B/D^b (E = 0)": dict(floor=False), "E + B/D^b (no size)": dict(size=False)}
 missed = {name: scaling_law.leave_one_out_errors(points["n"], points["d"], points["loss"], **kind) for name, kind in kinds.items()}

@@ -31,6 +31,7 @@ frozen = False
 
 # %% tags=["hide-cell"]
 import math
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -40,11 +41,53 @@ from codechat import articles, plots, run_frames
 from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.counterfactuals import SWAPS
 from codechat.evaluation.intervals import share_difference, wilson_interval
-from codechat.reports.comparisons import expected_behaviour, in_points, sft_mix, varied_examples, with_settings, wrong_calls
+from codechat.reports.comparisons import in_points, with_settings
 from codechat.reports.style import label_of_run
 from codechat.reports.plots import finish_heat, stack_bars, write_share
 from codechat.reports.style import GREY, OKABE_ITO, colour_of, finish, new_figure, outer_legend
+from codechat.runs import checkpoint
 from codechat.runs.run import ROOT
+
+
+# %% tags=["hide-cell"]
+def expected_behaviour(row, cell):
+    """(completions with the expected behaviour, all completions) of a cell of the behaviour matrix; (0, 0) if it was
+    not probed."""
+    n = row.get(f"probe/{cell}/n", 0)
+    return (round(row[f"probe/{cell}/{EXPECTED[cell]}"] * n), int(n)) if n > 0 else (0, 0)
+
+
+def wrong_calls(row):
+    """(calls, completions) over the cells in which no call is correct."""
+    cells = [c for c in CELLS if EXPECTED[c] != "call" and row.get(f"probe/{c}/n", 0) > 0]
+    calls = sum(round(row[f"probe/{c}/call"] * row[f"probe/{c}/n"]) for c in cells)
+    return calls, int(sum(row[f"probe/{c}/n"] for c in cells))
+
+
+def varied_examples(samples, by):
+    """One sample of each group of the columns `by`, in order, with the request that was shown least often so far."""
+    shown = Counter()
+    chosen = []
+    for _, group in samples.groupby(list(by), sort=False):
+        index = min(group.index, key=lambda i: shown[group.loc[i, "request"]])
+        shown[group.loc[index, "request"]] += 1
+        chosen.append(index)
+    return samples.loc[chosen]
+
+
+def sft_mix(runs):
+    """run, domain, conversations, supervised_tokens and share of what each SFT run drew from its data, from the loader
+    state of its last checkpoint; the few conversations that still waited for a row are counted."""
+    rows = []
+    for run in runs:
+        loader = checkpoint.load(run, optimizer=False, mmap=True).extra["loader"]
+        total = sum(loader["supervised"])
+        rows += [
+            dict(run=run, domain=domain, conversations=n, supervised_tokens=tokens, share=tokens / total)
+            for domain, n, tokens in zip(loader["sizes"], loader["drawn"], loader["supervised"], strict=True)
+        ]
+    return pd.DataFrame(rows)
+
 
 # %% tags=["hide-cell"]
 place, few = ROOT / out / "data", dict(keep={"samples": "", "per_problem": ""})

@@ -1,5 +1,4 @@
-"""What reports compute from their frames: paired gains, means over seeds, behaviour in counts, data mixes, points of a
-scaling law.
+"""What reports compute from their frames: paired gains, means over seeds, settings of runs.
 
 Pure functions over the frames of `run_frames`; the figures are in `plots`.
 """
@@ -7,18 +6,14 @@ Pure functions over the frames of `run_frames`; the figures are in `plots`.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from codechat.evaluation.behaviour_probes import CELLS, EXPECTED
 from codechat.evaluation.intervals import Interval, hierarchical_interval
 from codechat.evaluation.results import difference_over_seeds, paired_difference
-from codechat.models.config import GPTConfig
 from codechat.reports.run_frames import Frames, rows_of
-from codechat.runs import checkpoint
 
 Row = Mapping[str, Any]
 
@@ -96,20 +91,6 @@ def in_points(gain: Interval) -> str:
     return f"{100 * gain.value:+.1f} points [{100 * gain.lo:+.1f}, {100 * gain.hi:+.1f}]"
 
 
-def expected_behaviour(row: Row, cell: str) -> tuple[int, int]:
-    """(completions with the expected behaviour, all completions) of a cell of the behaviour matrix; (0, 0) if it was
-    not probed."""
-    n = row.get(f"probe/{cell}/n", 0)
-    return (round(row[f"probe/{cell}/{EXPECTED[cell]}"] * n), int(n)) if n > 0 else (0, 0)
-
-
-def wrong_calls(row: Row) -> tuple[int, int]:
-    """(calls, completions) over the cells in which no call is correct."""
-    cells = [c for c in CELLS if EXPECTED[c] != "call" and row.get(f"probe/{c}/n", 0) > 0]
-    calls = sum(round(row[f"probe/{c}/call"] * row[f"probe/{c}/n"]) for c in cells)
-    return calls, int(sum(row[f"probe/{c}/n"] for c in cells))
-
-
 def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The runs of a report with minutes, the state of the code, and a column for each setting; None where a run has no
     such setting."""
@@ -117,50 +98,3 @@ def with_settings(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     state = runs["dirty"].map({True: "changed since the commit", False: "as committed"})
     columns: dict[str, Any] = {name: [config.get(name) for config in configs] for name in names}
     return runs.assign(minutes=runs["seconds"] / 60, state=state, **columns)
-
-
-def varied_examples(samples: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """One sample of each group of the columns `by`, in order, with the request that was shown least often so far."""
-    shown: Counter[str] = Counter()
-    chosen = []
-    for _, group in samples.groupby(list(by), sort=False):
-        index = min(group.index, key=lambda i: shown[group.loc[i, "request"]])
-        shown[group.loc[index, "request"]] += 1
-        chosen.append(index)
-    return samples.loc[chosen]
-
-
-def sft_mix(runs: Sequence[str]) -> pd.DataFrame:
-    """run, domain, conversations, supervised_tokens and share of what each SFT run drew from its data, from the loader
-    state of its last checkpoint; the few conversations that still waited for a row are counted."""
-    rows = []
-    for run in runs:
-        loader = checkpoint.load(run, optimizer=False, mmap=True).extra["loader"]
-        total = sum(loader["supervised"])
-        rows += [
-            dict(run=run, domain=domain, conversations=n, supervised_tokens=tokens, share=tokens / total)
-            for domain, n, tokens in zip(loader["sizes"], loader["drawn"], loader["supervised"], strict=True)
-        ]
-    return pd.DataFrame(rows)
-
-
-def scaling_points(frames: Frames, runs: Sequence[str]) -> pd.DataFrame:
-    """run, n (parameters), d (tokens), flops, budget (flops to one digit), loss and bpb of pretraining runs at their
-    last validation."""
-    points, configs = [], frames["runs"].set_index("run")["config"]
-    for run in runs:
-        config = json.loads(configs[run])
-        shape, last = GPTConfig(**config["model"]), rows_of(frames["evals"], run).iloc[-1]
-        tokens = config["max_steps"] * config["device_batch_size"] * config["grad_accum"] * config["seq_len"]
-        flops = tokens * shape.flops_per_token(config["seq_len"])
-        size = dict(run=run, n=shape.n_params, d=tokens, flops=flops, budget=float(f"{flops:.0e}"))
-        points.append(size | dict(loss=last["val_loss"], bpb=last["val_bpb"]))
-    return pd.DataFrame(points)
-
-
-def lowest_of_budgets(points: pd.DataFrame) -> pd.DataFrame:
-    """The point of lowest loss of each budget; `border` = it is the smallest or the largest size of its budget, so that
-    the optimum may lie outside the grid."""
-    groups = points.groupby("budget")["n"]
-    rows = points.assign(border=(points["n"] == groups.transform("min")) | (points["n"] == groups.transform("max")))
-    return rows.loc[points.groupby("budget")["loss"].idxmin()]

@@ -12,7 +12,6 @@ import pytest
 from raising import raising
 
 from codechat.core.errors import MissingFile, RunError
-from codechat.evaluation.behaviour_probes import CELLS
 from codechat.evaluation.intervals import Interval
 from codechat.reports import build, comparisons, html, run_checks, run_frames
 from codechat.reports.style import colour_of
@@ -200,34 +199,6 @@ def test_seeds_are_pooled_by_the_bootstrap_over_seeds_and_problems() -> None:
     assert max(g.hi - g.lo for g in found.seeds) < 0.15
     names = list(comparisons.gain_table({"x": found})["name"])
     assert names == ["x, seed 0", "x, seed 1", "x, seed 2", "x, 3 seeds"]
-
-
-def test_wrong_calls_leave_the_cell_out_in_which_a_call_is_right() -> None:
-    row = {f"probe/{cell}/{what}": 0.0 for cell in CELLS for what in ("call", "code", "neither")} | {
-        f"probe/{cell}/n": 10 for cell in CELLS
-    }
-    row |= {"probe/tool_with_tools/call": 0.9, "probe/code_with_tools/call": 0.3, "probe/code_with_tools/code": 0.7}
-    assert comparisons.wrong_calls(row) == (3, 40) and comparisons.expected_behaviour(row, "tool_with_tools") == (9, 10)
-    assert comparisons.expected_behaviour(row, "code_with_tools") == (7, 10) and comparisons.expected_behaviour(
-        {}, "code_with_tools"
-    ) == (0, 0)
-    assert comparisons.wrong_calls({k: v for k, v in row.items() if "code" not in k}) == (0, 20)
-
-
-def test_the_lowest_loss_at_the_border_of_a_grid_is_known_as_such() -> None:
-    losses = {1e12: (2.8, 2.9, 3.1), 2e12: (2.7, 2.6, 2.8), 3e12: (3.0, 2.9, 2.8)}
-    rows = [dict(budget=b, n=n, loss=x) for b, xs in losses.items() for n, x in zip((1, 2, 3), xs)]
-    found = comparisons.lowest_of_budgets(pd.DataFrame(rows))
-    assert list(zip(found["n"], found["border"])) == [(1, True), (2, False), (3, True)]
-
-
-def test_examples_vary_their_requests() -> None:
-    samples = pd.DataFrame(
-        [dict(version=v, request=r, text=f"{v} {r}") for v in ("v5", "v6", "v7") for r in ("a", "b", "c")]
-        + [dict(version="v8", request="a", text="the only one")]
-    )
-    found = comparisons.varied_examples(samples, ["version"])
-    assert list(found["version"]) == ["v5", "v6", "v7", "v8"] and list(found["request"]) == ["a", "b", "c", "a"]
 
 
 def test_runs_are_told_with_the_settings_that_they_have() -> None:
