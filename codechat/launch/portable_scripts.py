@@ -41,7 +41,7 @@ LOOPS = {
     "ppo": "--init-from d20-chat --run-name d20-ppo",
     "expert_iteration": "--init-from d20-chat --run-name d20-expert",
     "preference": "--init-from d20-chat --loss dpo --task funcall --run-name d20-dpo",
-    "chars": "--objective grpo --reference bigram --kl-coef 0.001 --partial-logprob 0.05 --run-name chars",
+    "chars": "--objective grpo --kl-coef 0.001 --partial-logprob 0.05 --run-name chars",
 }
 V6_NUMBERS = ("plain-programs", "plain-calls", "v6-sft", "v6-sft", "v6-diagnose", "v6-diagnose", "v6-rl", "v6-evaluate")
 V6_FORCED = {
