@@ -69,7 +69,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     lr: float = default(5e-5)
     muon_lr: float = default(0.001)
     schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
-    eval_every: int = opt(25, "steps between evaluations; 0 = only the last", least=0)
+    eval_every: int = opt(25, "steps between evaluations; 0 = only the last", least=0, identity=False)
     eval_examples: int = opt(128, "validation pairs, and validation problems of the task, per evaluation", least=1)
     save_every: int = default(50)
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Recipe ours at 2b: 1 GPU. Settings of every stage: ours-2b.json. Finished stages are skipped, a stopped one continues.
 # SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. PYTHON: the interpreter.
-# Further options of `codechat run` may follow, such as --until sft-general.
+# Further options of `codechat run` may follow, such as --until sft-general, or --yes where nobody can be asked.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here/.." || exit 1
 case ${SKIP_TO:-} in
@@ -22,4 +22,4 @@ for stage in corpus code calls pretrain sft diagnose rl choose evaluate ours-eva
     eval "wish=\${$flag:-0}"
     [ "$wish" != 1 ] || set -- --force "$stage" "$@"
 done
-exec "${PYTHON:-python}" -m codechat run ours --scale 2b --yes --settings "$here/ours-2b.json" "$@"
+exec "${PYTHON:-python}" -m codechat run ours --scale 2b --settings "$here/ours-2b.json" "$@"

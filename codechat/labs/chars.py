@@ -74,12 +74,12 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
     muon_lr: float = default(0.02)
     warmup_steps: int = default(20)
     schedule: Literal["constant", "cosine", "wsd"] = default("cosine")
-    eval_every: int = opt(100, "steps between validations and samples; 0 = only the last", least=0)
+    eval_every: int = opt(100, "steps between validations and samples; 0 = only the last", least=0, identity=False)
     eval_tokens: int = opt(16_384, "held-out symbols per validation", least=1)
     samples: int = opt(4, "texts of one horizon written at each validation, from held-out prompts", least=0)
     save_every: int = default(200)
     keep_every: int = default(0)
-    log_every: int = opt(10, "steps between logged metrics", least=1)
+    log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -110,7 +110,7 @@ def recipe_script(recipe: str, scale: str, stages: list[str], gpus: int, up: str
         "#!/bin/sh\n"
         f"# Recipe {recipe} at {scale}: {machine}. Settings of every stage: {recipe}-{scale}.json. Finished stages are skipped, a stopped one continues.\n"
         "# SKIP_TO=N or STAGE: from there on, again. FORCE_STAGE=1: that stage again, and those that need it. PYTHON: the interpreter.\n"
-        "# Further options of `codechat run` may follow, such as --until sft-general.\n"
+        "# Further options of `codechat run` may follow, such as --until sft-general, or --yes where nobody can be asked.\n"
         f"{_go(up)}"
         f"case ${{SKIP_TO:-}} in\n{cases}esac\n"
         '[ -z "${SKIP_TO:-}" ] || set -- --from "$SKIP_TO" "$@"\n'
@@ -120,7 +120,7 @@ def recipe_script(recipe: str, scale: str, stages: list[str], gpus: int, up: str
         '    eval "wish=\\${$flag:-0}"\n'
         '    [ "$wish" != 1 ] || set -- --force "$stage" "$@"\n'
         "done\n"
-        f'exec "${{PYTHON:-python}}" -m codechat run {recipe} --scale {scale} --yes --settings "$here/{recipe}-{scale}.json" "$@"\n'
+        f'exec "${{PYTHON:-python}}" -m codechat run {recipe} --scale {scale} --settings "$here/{recipe}-{scale}.json" "$@"\n'
     )
 
 

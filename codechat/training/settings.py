@@ -201,14 +201,18 @@ class ShardSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Settings):
-    save_every: int = opt(25, "steps between checkpoints; 0 = only the last", least=0)
-    keep_last: int = opt(2, "checkpoints to keep", least=0)
-    keep_every: int = opt(0, "also keep every checkpoint whose step is a multiple of this; 0 = none", least=0)
+    save_every: int = opt(25, "steps between checkpoints; 0 = only the last", least=0, identity=False)
+    keep_last: int = opt(2, "checkpoints to keep", least=0, identity=False)
+    keep_every: int = opt(
+        0, "also keep every checkpoint whose step is a multiple of this; 0 = none", least=0, identity=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings(Settings):
-    eval_every: int = opt(25, "steps between evaluations on validation problems; 0 = only the last", least=0)
+    eval_every: int = opt(
+        25, "steps between evaluations on validation problems; 0 = only the last", least=0, identity=False
+    )
     eval_examples: int = opt(128, "validation problems per evaluation", least=1)
     ks: tuple[int, ...] = opt((1,), "pass@k to report in evaluations; as many samples as the largest k are drawn")
     probe_examples: int = opt(0, "behaviour probes of data_dir per cell and evaluation; 0 = none", least=0)
@@ -221,7 +225,9 @@ class SignalSettings(Settings):
         64, "groups judged before the first step; 0 = skip reference-solution check and diagnosis", least=0
     )
     dead_patience: int = opt(20, "DEAD steps in a row that end the run", least=1)
-    log_rollouts_every: int = opt(10, "steps between rollouts written to samples.jsonl; 0 = never", least=0)
+    log_rollouts_every: int = opt(
+        10, "steps between rollouts written to samples.jsonl; 0 = never", least=0, identity=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +264,9 @@ class SupervisedSettings(LearningSettings):
     optimizer: Literal["adamw", "muon"] = default("muon")
     schedule: Literal["constant", "cosine", "wsd"] = default("wsd")
     final_lr_share: float = default(0.05)
-    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", least=0)
+    eval_every: int = opt(100, "steps between evaluations; 0 = only the last", least=0, identity=False)
     save_every: int = default(200)
-    log_every: int = opt(10, "steps between logged metrics", least=1)
+    log_every: int = opt(10, "steps between logged metrics", least=1, identity=False)
     fp8: bool = opt(False, "multiply block matrices in float8, on a GPU that has it, by torchao")
 
     def __post_init__(self) -> None:

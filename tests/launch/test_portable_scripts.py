@@ -104,12 +104,12 @@ def test_skip_to_and_force_are_those_of_the_original(
     environment: dict[str, str], expected: list[str], written: Path, tmp_path: Path
 ) -> None:
     file = str(written / "v6-8b.json")
-    head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--yes", "--settings", file]
+    head = ["-m", "codechat", "run", "v6", "--scale", "8b", "--settings", file]
     _, *words = words_of(written / "v6-8b.sh", tmp_path, "--until", "v6-rl", **environment)
     assert words == [*head, *expected, "--until", "v6-rl"]
     taken = runner.gathered(words[4:], "--force")
     cfg = config.parse(runner.RecipeConfig, taken)
-    assert (cfg.until, cfg.yes) == ("v6-rl", True)
+    assert (cfg.until, cfg.yes) == ("v6-rl", False)
     assert set(cfg.force) == {b for a, b in zip(expected, expected[1:]) if a == "--force"}
     bound = runner.bound_stages("v6", cfg)
     runner.pending(bound, runner.Ledger(tmp_path), cfg)  # all stages that a script names exist

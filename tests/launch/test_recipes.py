@@ -83,8 +83,30 @@ def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(
     assert ran(from_stage="first") == ["first", "second"]
     changed = replace(stages[1], settings={**stages[1].settings, "lr": 1e-4})
     monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", (stages[0], changed, stages[2])))
-    assert ran() == ["first", "second"]
+    with pytest.raises(ConfigError, match="stage first .*lr .*1e-04|stage first .*lr .*0.0001"):
+        ran()
+    assert run.Run.open("tiny/first").status["status"] == "finished" and not paths.exists("tiny/first.2")
+    assert ran(from_stage="first") == ["first", "second"]
     assert run.Run.open("tiny/first").config["lr"] == 1e-4
+    kept = [run.Run.open(f"tiny/first{n}").config["lr"] for n in (".1", ".2")]
+    assert kept[0] == kept[1] != 1e-4
+    assert ran(from_stage="second", overwrite=True) == ["second"] and not paths.exists("tiny/second.4")
+
+
+def test_from_a_stage_whose_parent_is_missing_names_the_parent(stages: tuple[Stage, ...]) -> None:
+    with pytest.raises(ConfigError, match="first"):
+        ran(from_stage="second")
+    assert not paths.exists("tiny/second")
+
+
+def test_how_often_a_stage_saves_evaluates_and_logs_is_not_part_of_it(
+    stages: tuple[Stage, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran()
+    often = dict(save_every=1, eval_every=3, log_every=2, keep_last=1)
+    changed = replace(stages[1], settings={**stages[1].settings, **often})
+    monkeypatch.setitem(runner.RECIPES, "tiny", ("a test", (stages[0], changed, stages[2])))
+    assert ran() == []
 
 
 def test_a_lost_output_is_made_again(stages: tuple[Stage, ...]) -> None:
@@ -293,7 +315,7 @@ def test_what_needs_no_gpu_runs_before_gpus_are_required(
     """On a machine without GPUs the data are prepared, also those that the recipe lists behind its first training."""
     started: list[str] = []
 
-    def run_stage(b: Any, ledger: runner.Ledger, ranks: int) -> float:
+    def run_stage(b: Any, ledger: runner.Ledger, ranks: int, again: bool, overwrite: bool) -> float:
         started.append(b.stage.name)
         ledger.put(b.name, {"hash": b.hash, "seconds": 0.0})
         return 0.0

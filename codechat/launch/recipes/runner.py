@@ -1,7 +1,7 @@
 """Recipes: named pipelines of stages, run in order; finished stages are skipped.
 
     codechat run nano                      every stage that is not finished
-    codechat run nano --from rl            rl and every stage after it, again
+    codechat run nano --from rl            rl and every stage after it, again; the old runs become rl.1 and so on
     codechat run nano --force evaluate     this stage again, then the stages that need it
     codechat run nano --seed 1             SFT, RL and evaluation of another seed, over the same data and pretraining
     codechat run nano --scale 8b           the same stages on eight GPUs: prints the plan and asks; --yes launches
@@ -35,6 +35,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ class RecipeConfig:
     scale: str | None = opt(
         None, "size of the models: nano, 2b (one GPU) or 8b (eight GPUs); none = the recipe as it is, which is nano"
     )
+    overwrite: bool = opt(False, "delete finished runs of stages that changed or run again")
     yes: bool = opt(False, "launch at a larger scale without asking")
     gpu: str | None = opt(None, "GPU to plan for; none = the scale's own, a800-80gb")
     price: float | None = opt(None, "price of a GPU-hour, for the plan")
@@ -152,6 +154,25 @@ def pending(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> set[str]:
     return todo if cfg.until is None else todo & set(names[: names.index(cfg.until) + 1])
 
 
+def requested_again(bound: list[Bound], cfg: RecipeConfig) -> set[str]:
+    """Names of the stages that --from and --force run again, and of those that need them."""
+    names = [b.stage.name for b in bound]
+    again = {*cfg.force, *(names[names.index(cfg.from_stage) :] if cfg.from_stage else ())}
+    for b in bound:
+        again |= {b.stage.name} if again & set(b.stage.needs) else set()
+    return again
+
+
+def check_parents(bound: list[Bound], ledger: Ledger, cfg: RecipeConfig) -> None:
+    """ConfigError where --from names a stage that needs one which is not finished."""
+    by_name = {b.stage.name: b for b in bound}
+    for need in by_name[cfg.from_stage].stage.needs if cfg.from_stage else ():
+        if need in by_name and not by_name[need].when and not by_name[need].stage.made(by_name[need].cfg):
+            raise ConfigError(
+                f"--from {cfg.from_stage} needs stage {need}, which is not finished; run it first: --from {need}"
+            )
+
+
 def prefix_of(name: str, cfg: RecipeConfig) -> str:
     """Where a recipe's runs and data lie: its name, or that of the recipe whose first stages it shares, with the scale."""
     if cfg.scale in (None, OWN):
@@ -183,7 +204,8 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
     bound = bound_stages(name, cfg)
     console, scale, prefix = console or Console(), scale_of(cfg), prefix_of(name, cfg)
     ledger = Ledger.read(runs_dir() / prefix / "stages.json")
-    todo = pending(bound, ledger, cfg)
+    todo, again = pending(bound, ledger, cfg), requested_again(bound, cfg)
+    check_parents(bound, ledger, cfg)
     if scale and todo:
         confirm(scale, [b for b in bound if b.stage.name in todo], cfg, console)
     for number, b in enumerate(data_first(bound, scale, todo) if scale else bound, 1):
@@ -199,7 +221,7 @@ def run_recipe(name: str, cfg: RecipeConfig, console: Console | None = None) -> 
             if scale and scale.gpu:
                 require_gpus(ranks, cfg.scale)
             with output_to(cfg.logs / f"{b.name}.log" if cfg.logs else None):
-                seconds = run_stage(b, ledger, ranks)
+                seconds = run_stage(b, ledger, ranks, b.stage.name in again, cfg.overwrite)
             console.print(f"{title}: {seconds:.0f} s", highlight=False)
     return bound
 
@@ -230,14 +252,14 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def run_stage(b: Bound, ledger: Ledger, ranks: int) -> float:
-    """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process."""
-    fresh = ledger.holds(b)  # it was finished, and is to be run again
-    ledger.drop(b.name)
+def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwrite: bool = False) -> float:
+    """Run a stage and note it in the ledger; its seconds. ranks: of torchrun; 0 = in this process. again: it was requested by name, or
+    stands behind a stage that was."""
     StopSignal.asked = False
     began = time.perf_counter()
     if not (ranks and follow_living(b.cfg.run_name)):
-        settings = _resume_or_replace(b, fresh)
+        settings = _resume_or_replace(b, again, overwrite)
+        ledger.drop(b.name)
         launch_stage(settings, ranks) if ranks else b.action(settings)
     if not b.stage.made(b.cfg):
         reason = Run.open(b.cfg.run_name).status.get("reason") if hasattr(b.cfg, "run_name") else "no output"
@@ -250,16 +272,40 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int) -> float:
     return seconds
 
 
-def _resume_or_replace(b: Bound, fresh: bool) -> Any:
-    """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite."""
+def _resume_or_replace(b: Bound, again: bool, overwrite: bool) -> Any:
+    """The stage's config: with resume where a killed run of the same settings left a checkpoint, else with overwrite.
+
+    A finished run is deleted only with `overwrite`: moved to NAME.1, NAME.2, ... where the stage is run `again`, else a ConfigError."""
     if not hasattr(b.cfg, "run_name") or not exists(b.cfg.run_name):
         return b.cfg
-    old, here = Run.open(b.cfg.run_name), config.to_dict(b.cfg)
-    same = all(here[k] == v for k, v in old.config.items() if k in here and k not in ("model", *launcher.START_FLAGS))
-    unfinished = old.status.get("status") != "finished" and bool(old.checkpoints())
-    if hasattr(b.cfg, "resume") and not fresh and unfinished and same:
+    old = Run.open(b.cfg.run_name)
+    changes = _changes(old.config, b.cfg)
+    if old.status["status"] == "finished" and not overwrite:
+        if not again:
+            what = ", ".join(f"{k} {a!r} -> {c!r}" for k, (a, c) in changes.items()) or "what it starts from"
+            raise ConfigError(
+                f"stage {b.name} is finished and has changed ({what}); --from {b.stage.name} keeps its run under another name "
+                "and runs it again, --overwrite deletes it"
+            )
+        move_aside(b.cfg.run_name)
+        return b.cfg
+    unfinished = old.status["status"] != "finished" and bool(old.checkpoints())
+    if hasattr(b.cfg, "resume") and unfinished and not changes:
         return replace(b.cfg, resume=True)
     return replace(b.cfg, overwrite=True)
+
+
+def _changes(stored: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, Any]]:
+    """{setting: (stored, now)} of what decides the result; the run's model is resolved and may differ."""
+    now = config.identity(cfg)
+    return {k: (stored[k], now[k]) for k in now if k in stored and k != "model" and stored[k] != now[k]}
+
+
+def move_aside(name: str) -> str:
+    """Rename a run to NAME.1, or the next free number; the new name."""
+    number = next(n for n in count(1) if not (runs_dir() / f"{name}.{n}").exists())
+    os.rename(runs_dir() / name, runs_dir() / f"{name}.{number}")
+    return f"{name}.{number}"
 
 
 # ---- larger scales
