@@ -93,6 +93,12 @@ def test_finished_stages_are_skipped_and_changed_ones_run_with_what_needs_them(
     assert ran(from_stage="second", overwrite=True) == ["second"] and not paths.exists("tiny/second.4")
 
 
+def test_a_recipe_killed_before_a_finished_run_was_noted_goes_on(stages: tuple[Stage, ...]) -> None:
+    ran()
+    runner.Ledger.read(paths.runs_dir() / "tiny" / "stages.json").drop("second")
+    assert ran() == ["second"] and ran() == [] and paths.exists("tiny/second.1")
+
+
 def test_from_a_stage_whose_parent_is_missing_names_the_parent(stages: tuple[Stage, ...]) -> None:
     with pytest.raises(ConfigError, match="first"):
         ran(from_stage="second")

@@ -258,7 +258,8 @@ def run_stage(b: Bound, ledger: Ledger, ranks: int, again: bool = False, overwri
     StopSignal.asked = False
     began = time.perf_counter()
     if not (ranks and follow_living(b.cfg.run_name)):
-        settings = _resume_or_replace(b, again, overwrite)
+        lost = b.name not in ledger.rows  # killed between the end of the run and its entry in the ledger
+        settings = _resume_or_replace(b, again or lost, overwrite)
         ledger.drop(b.name)
         launch_stage(settings, ranks) if ranks else b.action(settings)
     if not b.stage.made(b.cfg):
