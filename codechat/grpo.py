@@ -15,7 +15,6 @@ divergence from the starting policy (--kl-coef), in the loss or in the reward. -
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. A KL penalty alone moves a policy that nothing rewards:
 20 DEAD steps in a row end the run, and an update without any advantage is not made. Two ranks do what one does with the whole batch.
-Left out: truncated sampling (sampler and trainer must agree), penalties on overlong completions.
 """
 
 from __future__ import annotations
@@ -23,58 +22,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist
-from codechat.evaluation import diagnose
-from codechat.rl import advantages, engines, losses
-from codechat.runs import run as run_module
 from codechat.training.presets import LORA_RUN, TOY_ONE_UPDATE
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from codechat.rl.rollout import RolloutBatch
     from codechat.runs.run import Run
+    from codechat.training.rl_session import RLSession
 
 PAPER = "; none = as --variant has it"
-VARIANTS: dict[str, dict[str, Any]] = {
-    "grpo": dict(
-        baseline="zscore",
-        loss_aggregation="sequence",
-        ratio="token",
-        clip_eps_low=0.2,
-        clip_eps_high=0.2,
-        resample_rounds=0,
-    ),
-    "dr_grpo": dict(
-        baseline="mean",
-        loss_aggregation="constant",
-        ratio="token",
-        clip_eps_low=0.2,
-        clip_eps_high=0.2,
-        resample_rounds=0,
-    ),
-    "dapo": dict(
-        baseline="zscore",
-        loss_aggregation="token",
-        ratio="token",
-        clip_eps_low=0.2,
-        clip_eps_high=0.28,
-        resample_rounds=4,
-    ),
-    "gspo": dict(
-        baseline="zscore",
-        loss_aggregation="sequence",
-        ratio="sequence",
-        clip_eps_low=3e-4,
-        clip_eps_high=4e-4,
-        resample_rounds=0,
-    ),
+# what the papers set                baseline, loss_aggregation, ratio, clip_eps_low, clip_eps_high, resample_rounds
+PAPERS = {
+    "grpo": ("zscore", "sequence", "token", 0.2, 0.2, 0),
+    "dr_grpo": ("mean", "constant", "token", 0.2, 0.2, 0),
+    "dapo": ("zscore", "token", "token", 0.2, 0.28, 4),
+    "gspo": ("zscore", "sequence", "sequence", 3e-4, 4e-4, 0),
 }
+SET_BY_PAPER = ("baseline", "loss_aggregation", "ratio", "clip_eps_low", "clip_eps_high", "resample_rounds")
+VARIANTS: dict[str, dict[str, Any]] = {name: dict(zip(SET_BY_PAPER, row)) for name, row in PAPERS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,168 +122,83 @@ GSM8K_RUN: dict[str, Any] = LORA_RUN | {
 RUN_PRESETS = run_presets(toy=TOY_ONE_UPDATE, lora=LORA_RUN, gsm8k=GSM8K_RUN)
 
 
-def resample_flat_groups(
-    cfg: GRPOConfig, world: Any, batch: RolloutBatch, sample: Any, cursor: int, seed: int
-) -> tuple[RolloutBatch, int]:
-    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those of the problems after `cursor`, at most
-    resample_rounds times. Returns the batch and how many problems all ranks have drawn for it.
+def replace_flat_groups(r: RLSession, batch: RolloutBatch, rounds: int) -> RolloutBatch:
+    """Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups without variance are replaced by those of further problems, at most `rounds`
+    times. A collective: all ranks count together, since what one replaces decides what the next one draws, and each samples in every round."""
+    from codechat.rl.advantages import zero_variance
+    from codechat.training.session import totals
 
-    A collective: all ranks count together, since what one replaces decides what the next one draws; each samples in every round."""
-    drawn = world.size * cfg.problems_per_rank
-    for _ in range(cfg.resample_rounds):
-        flat = advantages.zero_variance(batch.rewards).nonzero()[:, 0].tolist()
-        (wanted,) = training.totals([[len(flat) * (rank == world.rank) for rank in range(world.size)]])
-        if not sum(wanted):
+    for _ in range(rounds):
+        flat = zero_variance(batch.rewards).nonzero()[:, 0].tolist()
+        (missing,) = totals([[len(flat) * (rank == r.world.rank) for rank in range(r.world.size)]])
+        if not sum(missing):
             break
-        at = drawn + int(sum(wanted[: world.rank]))
-        batch = batch.replace(flat, sample(cursor + at, len(flat), seed, key=at))
-        drawn += int(sum(wanted))
-    return batch, drawn
+        batch = batch.replace(flat, r.draw(r.drawn + int(sum(missing[: r.world.rank])), len(flat)))
+        r.drawn += int(sum(missing))
+    return batch
 
 
-def credit(
-    cfg: GRPOConfig, batch: RolloutBatch, old: torch.Tensor, ref: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def credit(cfg: GRPOConfig, batch: RolloutBatch, old: Tensor, ref: Tensor | None) -> tuple[Tensor, Tensor]:
     """(P, G) advantages, and which of them come from the reward: rewards within their group, less the completion's KL divergence from the
     reference where --kl-in reward.
 
     The penalty is centred as the reward is, but never divided by its standard deviation, which would blow it up where rewards agree. It makes no
     completion live: where rewards agree, rounding alone gives each completion a penalty of its own."""
-    advantage = advantages.group_advantages(batch.rewards, cfg.baseline)
+    from codechat.rl.advantages import group_advantages
+    from codechat.rl.losses import kl_estimate
+
+    advantage = group_advantages(batch.rewards, cfg.baseline)
     live = advantage != 0
     if ref is None or cfg.kl_in == "loss":
         return advantage, live
-    penalty = (losses.kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
+    penalty = (kl_estimate(old, ref, cfg.kl_kind).cpu() * batch.mask()).sum(1).view_as(advantage)
     baseline = "mean" if cfg.baseline == "zscore" else cfg.baseline
-    return advantage - cfg.kl_coef * advantages.group_advantages(penalty, baseline), live
+    return advantage - cfg.kl_coef * group_advantages(penalty, baseline), live
 
 
 def train(cfg: GRPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
-        cfg, parent, tok = training.load_parent(cfg.resolved())
-        task, problems, evaluate = training.load_task(cfg, tok)
-        model = training.build_policy(cfg, parent)
-        reference = training.build_model(cfg, parent) if cfg.kl_coef else None
-        optimizers = training.build_optimizers(cfg, model)
-        engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
-        lineage = training.lineage(cfg, "grpo", parent, task=cfg.task, data_dir=cfg.data_dir)
-        sentinel = diagnose.Sentinel(cfg.dead_patience)
-        run, last = training.open_run("grpo", cfg, model, optimizers)
-        start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
-        if last:
-            sentinel.load_state(last.extra["sentinel"])
-            sample.load_state(last.extra)
-            cursor = last.extra["cursor"]
+    from codechat.rl import losses
+    from codechat.training.meters import CLIPPING
+    from codechat.training.rl_session import rl_session
 
-        def save(step: int, wait: bool) -> None:
-            extra = dict(sentinel=sentinel.state(), cursor=cursor, **sample.state())
-            training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
-
-        with training.running(run, start, cfg.max_steps) as bar:
-            dead, lost = False, None
-            for step in range(start, cfg.max_steps + 1):
-                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested or dead)
-                if turn.evaluate:
-                    run.log_eval(step, evaluate(model))
-                if turn.save:
-                    save(step, wait=turn.last)
-                if turn.last:
-                    break
-                meter = training.Meter(*(("kl_ref",) if cfg.kl_coef else ()), ratios=True)
-
-                # roll out: G completions of this rank's next P problems, drawn by the policy as it is
-                first, seed = world.rank * cfg.problems_per_rank, training.step_seed(cfg, step)
-                try:
-                    engine.push(model, step)
-                    batch = sample(cursor + first, cfg.problems_per_rank, seed, key=first)
-                    batch, drawn = resample_flat_groups(cfg, world, batch, sample, cursor, seed)
-                    sample.ahead(step + 1, cursor + drawn + first, first)
-                except engines.EngineLost as error:
-                    lost = error
-                    if step > start:
-                        save(step, wait=True)
-                    break
-                cursor += drawn
-
-                # credit: a completion's reward above its group's baseline; log-probabilities that ratio and KL start from
-                sampler = dist.send(batch.logprobs(), world.device)  # (N, C)
-                old = training.score(cfg, model, batch) if cfg.old_logprobs == "trainer" else sampler  # (N, C)
-                ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
-                importance, off_policy = losses.importance_weights(
-                    old, sampler, dist.send(batch.mask(), world.device), cfg.importance_cap
-                )  # (N, C)
-                advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
-                per_completion = dist.send(advantage.view(-1, 1), world.device)  # (N, 1)
-                meter.rolled_out(model)
-
-                # learn: each minibatch is one update, its loss divided by the sequences or tokens of all ranks
-                lr = training.set_rate(cfg, optimizers, step)
-                grad_norm = 0.0
-                parts = training.minibatches(batch, cfg.minibatches)
-                counts = training.totals([[len(p.completions), p.n_tokens, int(live[g].sum())] for g, p in parts])
-                for update in range(cfg.inner_epochs * cfg.minibatches):
-                    (groups, part), (n_sequences, n_tokens, n_live) = (
-                        parts[update % len(parts)],
-                        counts[update % len(parts)],
-                    )
-                    if not advantages.worth_an_update(n_live):
-                        continue
-                    skip_zero = not (cfg.entropy_coef or (cfg.kl_coef and cfg.kl_in == "loss"))
-                    for packed in training.packs(cfg, model, part, advantage[groups], skip_zero=skip_zero):
-                        logprobs, entropy = training.token_logprobs(cfg, model, packed)  # (R, T) each
-                        new, mask = packed.unpack(logprobs), packed.unpack(packed.completion >= 0)  # (B, C)
-                        rows, C = training.rows_in(batch, groups, packed), new.shape[1]
-                        token_loss, clipped = losses.clipped_policy_loss(
-                            new,
-                            old[rows, :C],
-                            per_completion[rows],
-                            mask,
-                            level=cfg.ratio,
-                            clip_eps_low=cfg.clip_eps_low,
-                            clip_eps_high=cfg.clip_eps_high,
-                        )  # (B, C)
-                        token_loss = token_loss * importance[rows, :C]
-                        if ref is not None and cfg.kl_in == "loss":
-                            token_loss = token_loss + cfg.kl_coef * losses.kl_estimate(new, ref[rows, :C], cfg.kl_kind)
-                        if cfg.entropy_coef:
-                            token_loss = token_loss - cfg.entropy_coef * packed.unpack(entropy)
-                        weights = losses.token_weights(
-                            mask.sum(1),
-                            cfg.loss_aggregation,
-                            n_sequences=n_sequences,
-                            n_tokens=n_tokens,
-                            max_tokens=cfg.max_new_tokens,
-                        )  # (B, 1)
-                        loss = losses.masked_sum(token_loss * weights, mask)
-                        loss.backward()
-                        meter.loss(loss, packed.n_tokens)
-                        meter.add(**clipped)
-                        if ref is not None:
-                            meter.add(kl_ref=losses.masked_sum(losses.kl_estimate(new.detach(), ref[rows, :C]), mask))
-                        if update == 0:
-                            meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
-                    grad_norm = training.apply_gradients(cfg, optimizers, model)
-                    meter.updates += 1
-
-                # log
-                off_policy = (
-                    {k: (float(v), batch.n_tokens) for k, v in off_policy.items()}
-                    if cfg.old_logprobs == "trainer"
-                    else {}
-                )
-                row = meter.row(
-                    cfg, batch, task, ratios=off_policy, adv_abs_mean=advantage.abs().mean(), **engine.metrics(step)
-                )
-                row |= dict(
-                    lr=lr,
-                    grad_norm=grad_norm,
-                    resampled_groups=drawn - world.size * cfg.problems_per_rank,
-                    **meter.rates(sum(n for _, n, _ in counts)),
-                )
-                dead = training.log_step(run, bar, cfg, step, row, batch, sentinel)
-            training.stop(run, step, interrupted=turn.stopping, dead=sentinel if dead else None, lost=lost)
-    return run
+    cfg = cfg.resolved()
+    clip, kl_loss = (cfg.clip_eps_low, cfg.clip_eps_high), bool(cfg.kl_coef) and cfg.kl_in == "loss"
+    measures = (*CLIPPING, *(("kl_ref",) if cfg.kl_coef else ()))
+    with rl_session(cfg, "grpo", reference=bool(cfg.kl_coef), measures=measures) as r:
+        for _ in r.steps():
+            batch = replace_flat_groups(r, r.sample(), cfg.resample_rounds)  # P problems x G completions
+            sampled, mask = r.to_device(batch.logprobs(), batch.mask())  # (N, C) each
+            old = r.score(r.model, batch) if cfg.old_logprobs == "trainer" else sampled  # (N, C)
+            ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
+            importance, off_policy = losses.importance_weights(old, sampled, mask, cfg.importance_cap)  # (N, C)
+            advantage, live = credit(cfg, batch, old, ref)  # (P, G) each
+            keep = None if cfg.entropy_coef or kl_loss else advantage != 0
+            for update in r.updates(batch, live, cfg.inner_epochs, cfg.minibatches):
+                for mb in update.microbatches(keep):
+                    logprobs, entropy = mb.logprobs()  # (B, C) each
+                    ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask, cfg.ratio)
+                    loss = losses.clipped_policy_loss(ratio, mb.of(advantage), *clip) * mb.of(importance)
+                    if kl_loss:
+                        loss = loss + cfg.kl_coef * losses.kl_estimate(logprobs, mb.of(ref), cfg.kl_kind)
+                    loss = loss - cfg.entropy_coef * entropy
+                    weights = losses.token_weights(
+                        mb.mask.sum(1), cfg.loss_aggregation, update.n_sequences, update.n_tokens, cfg.max_new_tokens
+                    )  # (B, 1)
+                    sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
+                    if cfg.kl_coef:
+                        sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
+                    mb.backward(losses.masked_sum(loss * weights, mb.mask), **sums)
+                update.apply()
+            ratios = {name: (float(x), batch.n_tokens) for name, x in off_policy.items()}
+            resampled = r.drawn - r.world.size * cfg.problems_per_rank
+            r.log(
+                batch,
+                ratios=ratios if cfg.old_logprobs == "trainer" else {},
+                adv_abs_mean=advantage.abs().mean(),
+                resampled_groups=resampled,
+            )
+    return r.run
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,6 @@ completions that never stopped, whatever their text earned; what is logged as th
 
 A step is one batch of rollouts: inner_epochs x minibatches optimizer updates. The head is saved with the checkpoint and starts at 0.
 20 steps in a row in which no group has variance end the run, and such a step makes no update: only the value's errors would move the policy.
-Left out: a critic with a body of its own, adaptive KL coefficients, truncated sampling.
 """
 
 from __future__ import annotations
@@ -19,14 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist
-from codechat.evaluation import diagnose
-from codechat.rl import advantages, engines, losses, rollout_metrics
-from codechat.runs import run as run_module
 from codechat.training.presets import LORA_RUN, TOY_RUN
 from codechat.training.settings import MinibatchSettings, RLSettings, run_presets
 
@@ -90,126 +84,56 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 
 def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor, ref: Tensor | None) -> Tensor:
     """(N, C) reward of each token: `paid` (P, G) at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
+    from codechat.rl.losses import kl_estimate
+
     rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
-    rows, ends, last = (dist.send(x, old.device) for x in (rows, batch.lengths()[rows] - 1, paid.flatten()[rows]))
-    rewards = old.new_zeros(old.shape)
-    rewards[rows, ends] = last.to(rewards.dtype)
-    return rewards if ref is None else rewards - cfg.kl_coef * losses.kl_estimate(old, ref, cfg.kl_kind)
+    rewards = old.new_zeros(old.shape).cpu()
+    rewards[rows, batch.lengths()[rows] - 1] = paid.flatten()[rows].to(rewards.dtype)
+    rewards = rewards.to(old.device)
+    return rewards if ref is None else rewards - cfg.kl_coef * kl_estimate(old, ref, cfg.kl_kind)
 
 
 def train(cfg: PPOConfig) -> Run:
     """Optimise the task's reward; returns the finished run. UserError, before anything is written, for bad settings or a DEAD task."""
-    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
-        cfg, parent, tok = training.load_parent(cfg)
-        task, problems, evaluate = training.load_task(cfg, tok)
-        model = training.build_policy(cfg, parent)
-        reference = training.build_model(cfg, parent) if cfg.kl_coef else None
-        head = training.ValueHead(cfg.model.n_embd).to(world.device)
-        optimizers = training.build_optimizers(cfg, model) + head.optimizers(cfg.value_lr)
-        engine, sample = training.open_rollouts(cfg, model, task, problems, tok, interrupt)
-        lineage = training.lineage(cfg, "ppo", parent, task=cfg.task, data_dir=cfg.data_dir)
-        sentinel = diagnose.Sentinel(cfg.dead_patience)
-        run, last = training.open_run("ppo", cfg, model, optimizers)
-        start, cursor = last.step if last else 0, 0  # cursor: problems that all ranks have drawn
-        if last:
-            sentinel.load_state(last.extra["sentinel"])
-            sample.load_state(last.extra)
-            head.load_state_dict(last.extra["value_head"])
-            cursor = last.extra["cursor"]
+    from codechat.rl import losses
+    from codechat.rl.advantages import estimate_gae
+    from codechat.rl.rollout_metrics import live_completions
+    from codechat.training.meters import CLIPPING
+    from codechat.training.rl_session import rl_session
+    from codechat.training.value_head import explained_variance, values_of, whiten
 
-        def save(step: int, wait: bool) -> None:
-            extra = dict(sentinel=sentinel.state(), cursor=cursor, **sample.state(), value_head=head.copy_of_state())
-            training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
-
-        with training.running(run, start, cfg.max_steps) as bar:
-            dead, lost = False, None
-            for step in range(start, cfg.max_steps + 1):
-                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested or dead)
-                if turn.evaluate:
-                    run.log_eval(step, evaluate(model))
-                if turn.save:
-                    save(step, wait=turn.last)
-                if turn.last:
-                    break
-                meter = training.Meter("value_loss", *(("kl_ref",) if cfg.kl_coef else ()), ratios=True)
-
-                # roll out: G completions of this rank's next P problems, drawn by the policy as it is
-                first = world.rank * cfg.problems_per_rank
-                try:
-                    engine.push(model, step)
-                    batch = sample(cursor + first, cfg.problems_per_rank, training.step_seed(cfg, step), key=first)
-                    sample.ahead(step + 1, cursor + world.size * cfg.problems_per_rank + first, first)
-                except engines.EngineLost as error:
-                    lost = error
-                    if step > start:
-                        save(step, wait=True)
-                    break
-                cursor += world.size * cfg.problems_per_rank
-
-                # credit: each token's reward, its value before it was written, and from both its advantage and return
-                old, mask = (dist.send(x, world.device) for x in (batch.logprobs(), batch.mask()))  # (N, C)
-                written = dist.send(batch.mask().flatten().nonzero()[:, 0], world.device)  # of (N C)
-                paid = batch.rewards - cfg.non_stop_penalty * batch.cut_off()  # (P, G); what is logged stays the task's
-                ref = training.score(cfg, reference, batch) if reference is not None else None  # (N, C)
-                rewards = token_rewards(cfg, batch, paid, old, ref)  # (N, C)
-                old_values = training.values_of(cfg, model, head, batch)  # (N, C)
-                advantage, returns = advantages.estimate_gae(
-                    rewards, old_values, mask, gamma=cfg.gamma, lam=cfg.lam
-                )  # (N, C) each
-                explained = training.explained_variance(returns.flatten()[written], old_values.flatten()[written])
-                adv_abs_mean = float(advantage.flatten()[written].abs().mean())
-                if cfg.whiten:
-                    advantage = training.whiten(advantage, written)
-                meter.rolled_out(model)
-
-                # learn: each minibatch is one update, its loss divided by the tokens of all ranks
-                lr = training.set_rate(cfg, optimizers, step)
-                grad_norm = 0.0
-                parts = training.minibatches(batch, cfg.minibatches)
-                live = rollout_metrics.live_groups(paid)
-                counts = training.totals([[part.n_tokens, live] for _, part in parts])
-                for update in range(cfg.inner_epochs * cfg.minibatches):
-                    (groups, part), (n_tokens, n_live) = parts[update % len(parts)], counts[update % len(parts)]
-                    if not n_live:
-                        continue
-                    for packed in training.packs(cfg, model, part, part.rewards, skip_zero=False):
-                        logprobs, entropy, hidden = training.token_logprobs(cfg, model, packed, states=True)
-                        values = packed.unpack(head(hidden))  # (B, C)
-                        new, entropy = packed.unpack(logprobs), packed.unpack(entropy)  # (B, C) each
-                        rows, C = training.rows_in(batch, groups, packed), new.shape[1]
-                        on = mask[rows, :C]
-                        policy_loss, clipped = losses.clipped_policy_loss(
-                            new,
-                            old[rows, :C],
-                            advantage[rows, :C],
-                            on,
-                            clip_eps_low=cfg.clip_eps_low,
-                            clip_eps_high=cfg.clip_eps_high,
-                        )  # (B, C)
-                        value_loss = losses.value_loss(
-                            values, old_values[rows, :C], returns[rows, :C], cfg.value_clip_eps
-                        )  # (B, C)
-                        token_loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
-                        losses.masked_mean(token_loss, on, n_tokens).backward()
-                        meter.loss(losses.masked_mean(policy_loss.detach(), on, n_tokens), packed.n_tokens)
-                        meter.add(**clipped)
-                        meter.add(value_loss=losses.masked_sum(value_loss.detach(), on))
-                        if ref is not None:
-                            meter.add(kl_ref=losses.masked_sum(losses.kl_estimate(new.detach(), ref[rows, :C]), on))
-                        if update == 0:
-                            meter.gap(logprobs, packed.old_logprobs, packed.completion >= 0)
-                    grad_norm = training.apply_gradients(cfg, optimizers, model, head)
-                    meter.updates += 1
-
-                # log
-                of_tokens = dict(adv_abs_mean=(adv_abs_mean * len(written), len(written)))
-                row = meter.row(cfg, batch, task, paid, ratios=of_tokens, **engine.metrics(step))
-                row |= dict(
-                    lr=lr, grad_norm=grad_norm, explained_variance=explained, **meter.rates(sum(n for n, _ in counts))
-                )
-                dead = training.log_step(run, bar, cfg, step, row, batch, sentinel)
-            training.stop(run, step, interrupted=turn.stopping, dead=sentinel if dead else None, lost=lost)
-    return run
+    clip = (cfg.clip_eps_low, cfg.clip_eps_high)
+    measures = (*CLIPPING, "value_loss", *(("kl_ref",) if cfg.kl_coef else ()))
+    with rl_session(cfg, "ppo", reference=bool(cfg.kl_coef), value_head=True, measures=measures) as r:
+        for _ in r.steps():
+            batch = r.sample()  # P problems x G completions
+            old, mask, written = r.to_device(batch.logprobs(), batch.mask(), batch.mask().flatten().nonzero()[:, 0])
+            paid = batch.rewards - cfg.non_stop_penalty * batch.cut_off()  # (P, G)
+            ref = r.score(r.reference, batch) if cfg.kl_coef else None  # (N, C)
+            rewards = token_rewards(cfg, batch, paid, old, ref)  # (N, C)
+            old_values = values_of(r.cfg, r.model, r.head, batch)  # (N, C)
+            advantage, returns = estimate_gae(rewards, old_values, mask, gamma=cfg.gamma, lam=cfg.lam)  # (N, C) each
+            explained = explained_variance(returns.flatten()[written], old_values.flatten()[written])
+            adv_abs = float(advantage.flatten()[written].abs().mean()) * len(written)
+            if cfg.whiten:
+                advantage = whiten(advantage, written)
+            for update in r.updates(batch, live_completions(paid), cfg.inner_epochs, cfg.minibatches):
+                for mb in update.microbatches():
+                    logprobs, entropy, hidden = mb.logprobs(states=True)  # (B, C) each, and states
+                    values = mb.packed.unpack(r.head(hidden))  # (B, C)
+                    ratio = losses.policy_ratio(logprobs, mb.of(old), mb.mask)
+                    policy_loss = losses.clipped_policy_loss(ratio, mb.of(advantage), *clip)
+                    value_loss = losses.value_loss(values, mb.of(old_values), mb.of(returns), cfg.value_clip_eps)
+                    loss = policy_loss + cfg.value_coef * value_loss - cfg.entropy_coef * entropy
+                    sums = losses.clip_statistics(ratio, logprobs, mb.of(old), mb.of(advantage), mb.mask, *clip)
+                    sums["value_loss"] = losses.masked_sum(value_loss, mb.mask)
+                    sums["policy_loss"] = losses.masked_mean(policy_loss, mb.mask, update.n_tokens)
+                    if cfg.kl_coef:
+                        sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
+                    mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), **sums)
+                update.apply()
+            r.log(batch, paid, ratios=dict(adv_abs_mean=(adv_abs, len(written))), explained_variance=explained)
+    return r.run
 
 
 def main(argv: list[str] | None = None) -> int:

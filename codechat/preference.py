@@ -9,7 +9,6 @@ groups that the starting policy samples on --task. The starting policy is the re
 the first step, and it is then let go. Where --task is set, evaluations also ask the task what the policy now earns: a margin can rise while
 answers get worse, since the loss sees only differences.
 
-Same phases as sft: evaluate, save, learn, log. Left out: sampling new pairs while training, a length penalty.
 """
 
 from __future__ import annotations
@@ -17,15 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import tasks, training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.distributed import dist, sharding
-from codechat.evaluation import diagnose
-from codechat.models import lora
-from codechat.rl import engines, preference_data, preference_losses, rollout
-from codechat.runs import run as run_module
 from codechat.tasks import NAMES
 from codechat.training.presets import TOY_RUN
 from codechat.training.settings import LearningSettings, PolicySettings, run_presets
@@ -38,6 +31,8 @@ if TYPE_CHECKING:
     from codechat.runs.run import Run
     from codechat.tasks.base import Task
     from codechat.text.tokenizer import Tokenizer
+    from codechat.training.meters import Meter
+    from codechat.training.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,9 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     run_name: str = default("preference")
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
-    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
+    task: str | None = opt(
+        None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}"
+    )
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     sample_groups: int = opt(256, "groups to sample where pairs come from rollouts", least=1)
     group_size: int = opt(8, "completions per group", least=1)
@@ -63,7 +60,9 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     temperature: float = opt(
         1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1", least=0
     )
-    top_k: int | None = opt(None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1)
+    top_k: int | None = opt(
+        None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1
+    )
     max_new_tokens: int = opt(64, "longest sampled completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     lr: float = default(5e-5)
@@ -91,70 +90,79 @@ class PreferenceConfig(LearningSettings, PolicySettings):
 
     def resolved(self) -> PreferenceConfig:
         """With what is none filled in from the paper."""
-        paper = preference_losses
-        beta = paper.BETA[self.loss] if self.beta is None else self.beta
-        return replace(self, beta=beta, sft_coef=paper.SFT_COEF[self.loss] if self.sft_coef is None else self.sft_coef)
+        from codechat.rl.preference_losses import BETA, SFT_COEF
+
+        beta = BETA[self.loss] if self.beta is None else self.beta
+        return replace(self, beta=beta, sft_coef=SFT_COEF[self.loss] if self.sft_coef is None else self.sft_coef)
 
 
 RUN_PRESETS = run_presets(toy=TOY_RUN | {"group_size": 16, "sample_groups": 64, "lr": 1e-3})
 SCORED_ROWS = 8  # of a pass without gradients, at most
 
 
-class Judge:
+class PreferenceLoss:
     """The loss on some of the preferences of a batch.
 
     The reference model is the policy before its first step. It is asked once about everything that it will ever be asked."""
 
     def __init__(self, cfg: PreferenceConfig, model: GPT, *batches: RolloutBatch | None) -> None:
+        from codechat.rl import preference_data
+        from codechat.rl.preference_losses import NEEDS_REFERENCE
+
         self.cfg, self.model = cfg, model
         known = [batch for batch in batches if batch is not None]
         self.rows = max(map(self.rows_of, known))
-        needs_reference = cfg.loss in preference_losses.NEEDS_REFERENCE
-        self.refs = {id(batch): self.totals(batch) for batch in known if needs_reference}
+        self.refs = {id(batch): self.totals(batch) for batch in known if cfg.loss in NEEDS_REFERENCE}
         mismatched = preference_data.mismatched
         self.others = {id(b): mismatched(b, cfg.model.block_size) for b in known if cfg.loss == "kto"}
         self.other_refs = {at: self.totals(batch) for at, batch in self.others.items()}
 
     def totals(self, batch: RolloutBatch) -> Tensor:
         """(P, G) summed log-probabilities, without gradient."""
+        from codechat.distributed import dist, sharding
+        from codechat.rl.rollout import score_logprobs
+
+        how = dict(temperature=1.0, row_tokens=self.cfg.row_tokens, rows=min(self.rows, SCORED_ROWS))
         with sharding.whole(self.model) as reader, dist.autocast():
-            how = dict(row_tokens=self.cfg.row_tokens, rows=min(self.rows, SCORED_ROWS))
-            logprobs = rollout.score_logprobs(reader, batch, temperature=1.0, **how)
-        return logprobs.sum(1).view_as(batch.rewards)
+            return score_logprobs(reader, batch, **how).sum(1).view_as(batch.rewards)
 
     def rows_of(self, batch: RolloutBatch) -> int:
         """Rows of a microbatch: on a GPU, whose rows have one shape, as many as the longest groups of the batch need; else as many as there are."""
         import torch
+
+        from codechat.distributed import dist
+        from codechat.rl import rollout
 
         shapes = rollout.row_shapes(batch, self.cfg.row_tokens, 1 << 30, dist.device())
         if not shapes["fixed"]:
             return shapes["rows"]
         sizes = batch.lengths().view(batch.rewards.shape).sum(1) + torch.tensor([len(ids) for ids in batch.prompts])
         longest = batch.take(sizes.argsort(descending=True)[: self.cfg.device_batch_size].tolist())
-        (packed,) = rollout.pack(
-            longest, torch.ones_like(longest.rewards), skip_zero=False, **shapes | dict(fixed=False)
-        )
+        (packed,) = rollout.pack(longest, **shapes | dict(fixed=False))
         return len(packed.ids)
 
     def summed(self, part: RolloutBatch) -> Tensor:
         """(B, G) summed log-probabilities of the completions under the policy."""
         import torch
 
+        from codechat.distributed import dist
+        from codechat.rl import rollout
+
         device, sums, numbers = dist.device(), [], []
-        shapes = rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)
-        for packed in rollout.pack(part, torch.ones_like(part.rewards), skip_zero=False, **shapes):
+        for packed in rollout.pack(part, **rollout.row_shapes(part, self.cfg.row_tokens, self.rows, device)):
             packed = packed.to(device)
-            where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
             with dist.autocast():
-                logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **where)
+                logprobs, _ = self.model.token_logprobs(packed.ids, packed.targets, **packed.where())
             sums.append(packed.unpack(logprobs).sum(1))
-            numbers.append(packed.rows())
+            numbers.append(packed.numbers)
         in_order = sums[0] if len(sums) == 1 else torch.cat(sums)[torch.cat(numbers).argsort()]
         return in_order.view(part.rewards.shape)
 
     def __call__(self, batch: RolloutBatch, rows: list[int], learns: bool = True) -> tuple[Tensor, dict[str, Any]]:
         """Summed loss over these pairs of `batch`, and sums of what is logged: numbers, or tensors, which a `Meter` reads."""
         import torch
+
+        from codechat.distributed import dist
 
         part = batch.take(rows)
         with torch.set_grad_enabled(learns):
@@ -168,9 +176,13 @@ class Judge:
     ) -> tuple[Tensor, dict[str, Any]]:
         import torch
 
+        from codechat.distributed import dist
+        from codechat.rl import preference_losses
+        from codechat.training.session import totals
+
         cfg, other = self.cfg, self.others[id(batch)].take(rows)
         drift = self.totals(other) - picked(self.other_refs[id(batch)], rows)
-        ((total, count),) = training.totals([[float(drift.double().sum()), drift.numel()]])
+        ((total, count),) = totals([[float(drift.double().sum()), drift.numel()]])
         kl = preference_losses.kto_reference_point(total, count)
         liked = dist.send(part.rewards.bool().flatten(), summed.device)
 
@@ -178,18 +190,12 @@ class Judge:
             """Sum over these completions; a selection by a mask would have to be waited for."""
             return torch.where(chosen, x, 0.0).sum()
 
-        found, reward = preference_losses.kto_loss(
-            summed.flatten(),
-            picked(self.refs[id(batch)], rows).flatten(),
-            liked,
-            kl,
-            cfg.beta,
-            liked_weight=cfg.liked_weight,
-            disliked_weight=cfg.disliked_weight,
-        )
+        refs = picked(self.refs[id(batch)], rows).flatten()
+        weights = dict(liked_weight=cfg.liked_weight, disliked_weight=cfg.disliked_weight)
+        losses, reward = preference_losses.kto_loss(summed.flatten(), refs, liked, kl, cfg.beta, **weights)
         sft = preference_losses.sft_loss(summed.flatten(), lengths.flatten())
         reward = reward.detach()
-        return found.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(
+        return losses.sum() / part.group_size + cfg.sft_coef * over(liked, sft), dict(
             chosen_rewards=over(liked, reward),
             rejected_rewards=over(~liked, reward),
             accuracy=((reward > 0) == liked).sum() / part.group_size,
@@ -200,8 +206,10 @@ class Judge:
     def pairs(
         self, batch: RolloutBatch, rows: list[int], part: RolloutBatch, summed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
+        from codechat.rl.preference_losses import pair_loss
+
         cfg, ref = self.cfg, picked(self.refs[id(batch)], rows) if id(batch) in self.refs else None
-        found = preference_losses.pair_loss(
+        result = pair_loss(
             cfg.loss,
             summed[:, 0],
             summed[:, 1],
@@ -212,10 +220,10 @@ class Judge:
             sft_coef=cfg.sft_coef,
             **(dict(ref_chosen=ref[:, 0], ref_rejected=ref[:, 1]) if ref is not None else {}),
         )
-        return found.losses.sum(), dict(
-            chosen_rewards=found.chosen_rewards.detach().sum(),
-            rejected_rewards=found.rejected_rewards.detach().sum(),
-            accuracy=(found.chosen_rewards > found.rejected_rewards).sum(),
+        return result.losses.sum(), dict(
+            chosen_rewards=result.chosen_rewards.detach().sum(),
+            rejected_rewards=result.rejected_rewards.detach().sum(),
+            accuracy=(result.chosen_rewards > result.rejected_rewards).sum(),
             chosen_logprob=summed.detach()[:, 0].sum(),
             liked=len(rows),
         )
@@ -225,86 +233,99 @@ def picked(table: Tensor, rows: list[int]) -> Tensor:
     """These rows of a table that may lie on a GPU."""
     import torch
 
+    from codechat.distributed import dist
+
     return table[dist.send(torch.tensor(rows), table.device)]
 
 
 def train(cfg: PreferenceConfig) -> Run:
     """Optimise the loss on the preferences; returns the finished run. UserError, before anything is written, for bad settings or data."""
-    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
-        cfg, parent, tok = training.load_parent(cfg.resolved())
+    from codechat import tasks
+    from codechat.distributed import dist, hardware
+    from codechat.evaluation import diagnose
+    from codechat.models import lora
+    from codechat.runs.run import StopSignal
+    from codechat.training import opening
+    from codechat.training.meters import Meter
+    from codechat.training.session import Session
+
+    with dist.session(cfg) as world, StopSignal() as interrupt:
+        cfg, parent, tok = opening.load_parent(cfg.resolved())
         task = tasks.load(cfg.task, **({"source": cfg.task_data} if cfg.task_data else {})) if cfg.task else None
         problems = task.problems("select", limit=cfg.eval_examples) if task else []
-        model = training.build_model(cfg, parent)
+        model = opening.build_model(cfg, parent)
         pairs, held_out = read_or_sample(cfg, model, task, tok)
         check_pairs(cfg, train=pairs, select=held_out)
-        judge = Judge(cfg, model, pairs, held_out)
+        loss_of = PreferenceLoss(cfg, model, pairs, held_out)
         lora.attach(model, cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
-        training.compile_on_gpu(model)
-        optimizers = training.build_optimizers(cfg, model)
-        lineage = training.lineage(
-            cfg, "preference", parent, data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data
+        if world.device.type == "cuda":  # packed rows have one shape there
+            hardware.compile_blocks(model)
+
+        def evaluate(model: GPT, step: int) -> dict[str, Any]:
+            row = held_out_means(cfg, loss_of, held_out) if held_out is not None else {}
+            return row | (opening.evaluate_policy(cfg, model, tok, task, problems) if task else {})
+
+        trained_on = dict(data_dir=cfg.data_dir, task=cfg.task, task_data=cfg.task_data)
+        session = Session(
+            "preference", cfg, model, tok, interrupt, parent=parent, evaluate=evaluate, trained_on=trained_on
         )
-        run, last = training.open_run("preference", cfg, model, optimizers)
-        start, size = last.step if last else 0, len(pairs.prompts)
-
-        def evaluate() -> dict[str, Any]:
-            row: dict[str, Any] = {}
-            if held_out is not None:  # every rank judges all of it
-                at, B = range(len(held_out.prompts)), cfg.device_batch_size
-                meter = training.Meter()
-                for i in range(0, len(at), B):
-                    meter.add(**judge(held_out, list(at[i : i + B]), learns=False)[1])
-                meter.read()
-                means = pair_means(meter.sums, held_out.group_size)
-                row |= {f"heldout_{name}": value for name, value in means.items()}
-            return row | (training.evaluate_policy(cfg, model, tok, task, problems) if task else {})
-
-        with training.running(run, start, cfg.max_steps) as bar:
-            for step in range(start, cfg.max_steps + 1):
-                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested)
-                meter = training.Meter()
-                if turn.evaluate:
-                    run.log_eval(step, evaluate())
-                if turn.save:
-                    training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=turn.last)
-                if turn.last:
-                    break
-
-                # learn: the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
-                lr = training.set_rate(cfg, optimizers, step)
-                before = diagnose.bf16_snapshot(model)
-                count = cfg.device_batch_size * cfg.grad_accum * world.size
+        size, count = len(pairs.prompts), cfg.device_batch_size * cfg.grad_accum * world.size
+        with session.running():
+            for step in session.steps():
+                # the mean over the pairs of all microbatches and ranks, in a fresh order each epoch
+                meter, before = Meter(), diagnose.bf16_snapshot(model)
                 for micro in range(cfg.grad_accum):
                     at = step * count + (micro * world.size + world.rank) * cfg.device_batch_size
                     rows = [place(i, size, cfg.seed) for i in range(at, at + cfg.device_batch_size)]
-                    total, sums = judge(pairs, rows)
-                    training.backward(total / count, model, last=micro == cfg.grad_accum - 1)
+                    total, sums = loss_of(pairs, rows)
+                    (total / count).backward()
                     meter.add(**sums)
-                grad_norm = training.apply_gradients(cfg, optimizers, model)
+                session.apply_gradients()
+                log_step(session, meter, before, pairs.group_size, epoch=(step + 1) * count / size)
+    return session.run
 
-                # log
-                differ, n_weights = diagnose.count_changed_bf16(before, model)
-                (changed,) = meter.read(differ)
-                row = pair_means(dist.mean(dict(meter.sums)), pairs.group_size)
-                row |= dict(epoch=(step + 1) * count / size, lr=lr, grad_norm=grad_norm, step_s=meter.seconds())
-                row |= dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, model))
-                run.log(step + 1, row)
-                bar.update(1)
-                loss, margin, right = (row[f"preference_{name}"] for name in ("loss", "margin", "accuracy"))
-                bar.set_postfix(loss=f"{loss:.3f}", margin=f"{margin:.2f}", right=f"{right:.2f}")
-            training.stop(run, step, interrupted=turn.stopping)
-    return run
+
+def held_out_means(cfg: PreferenceConfig, loss_of: PreferenceLoss, held_out: RolloutBatch) -> dict[str, float]:
+    """Metrics of the held-out pairs, all of which every rank judges."""
+    from codechat.training.meters import Meter
+
+    at, meter = list(range(len(held_out.prompts))), Meter()
+    for i in range(0, len(at), cfg.device_batch_size):
+        meter.add(**loss_of(held_out, at[i : i + cfg.device_batch_size], learns=False)[1])
+    meter.read()
+    return {f"heldout_{name}": value for name, value in pair_means(meter.sums, held_out.group_size).items()}
+
+
+def log_step(session: Session, meter: Meter, before: list[Tensor], group_size: int, epoch: float) -> None:
+    """Write the step's metrics, over all ranks. A collective."""
+    import time
+
+    from codechat.distributed import dist
+    from codechat.evaluation import diagnose
+
+    differ, n_weights = diagnose.count_changed_bf16(before, session.model)
+    (changed,) = meter.read(differ)
+    row = pair_means(dist.mean(dict(meter.sums)), group_size)
+    row |= dict(epoch=epoch, lr=session.lr, grad_norm=session.grad_norm, step_s=time.perf_counter() - meter.began)
+    row |= dict(weights_changed_bf16=diagnose.share_of_all(changed, n_weights, session.model))
+    session.run.log(session.step + 1, row)
+    session.bar.update(1)
+    loss, margin, accuracy = (row[f"preference_{name}"] for name in ("loss", "margin", "accuracy"))
+    session.bar.set_postfix(loss=f"{loss:.3f}", margin=f"{margin:.2f}", accuracy=f"{accuracy:.2f}")
 
 
 def read_or_sample(
     cfg: PreferenceConfig, model: GPT, task: Task | None, tok: Tokenizer
 ) -> tuple[RolloutBatch, RolloutBatch | None]:
     """Pairs to train on and, from files, held-out ones. Every rank samples the same pairs."""
+    from codechat.rl import engines, preference_data
+    from codechat.training.sampling import RolloutSampler
+
     block = cfg.model.block_size
     if cfg.data_dir is None:
         assert task is not None
         problems, local = task.problems("train", seed=cfg.seed), engines.Local()
-        sample = training.RolloutSampler(cfg, local, model, task, problems, tok)
+        sample = RolloutSampler(cfg, local, model, task, problems, tok)
         return preference_data.pairs_from_rollouts(sample(0, cfg.sample_groups, seed=cfg.seed + 1)), None
     read = preference_data.read_preferences
     pairs = read(cfg.data_dir, "train", tok, cfg.tags, block)

@@ -4,11 +4,9 @@
     torchrun --standalone --nproc-per-node 8 -m codechat.sft --init-from d20 --data-dir data/sft --run-name d20-sft
 
 Only assistant bodies and their closing tag carry loss. Several conversations share a row and cannot see each other. While it trains, the
-loop watches each domain's held-out loss (three rises in a row are reported; --stop-on-regression ends the run) and the 2 x 2 behaviour
+loop watches each domain's held-out loss (three rises in a row are reported) and the 2 x 2 behaviour
 probes: code or a tool asked for, tools present or absent. --eval-task gsm8k also samples a task's validation problems at each evaluation, here
 or on the server of --engine.
-
-Same phases as pretrain: evaluate, save, learn, log. Left out: preference terms (`preference`).
 """
 
 from __future__ import annotations
@@ -18,20 +16,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError, MissingFile
-from codechat.data import conversations, prefetch, prepared
-from codechat.distributed import dist, sharding
-from codechat.evaluation import domain_loss
-from codechat.evaluation import evaluate as evaluate_module
-from codechat.rl import engines
-from codechat.runs import run as run_module
-from codechat.text import chat
 from codechat.training.settings import EngineSettings, PolicySettings, SupervisedSettings, run_presets
 
 if TYPE_CHECKING:
+    from codechat.models.gpt import GPT
     from codechat.runs.checkpoint import Checkpoint
     from codechat.runs.run import Run
     from codechat.text.tokenizer import Tokenizer
@@ -58,11 +49,11 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
     warmup_steps: int = default(10)
     eval_examples: int = opt(64, "held-out conversations per domain", least=1)
     probe_examples: int = opt(32, "behaviour probes per cell; 0 = none", least=0)
-    stop_on_regression: bool = opt(False, "end the run when a domain's held-out loss rises three evaluations in a row")
     compile: bool | None = opt(None, "torch.compile the step; none = on GPUs, and in bfloat16")
     eval_task: str | None = opt(
         None,
         "task whose validation problems are sampled greedily at each evaluation, such as gsm8k; none = no",
+        late=True,
     )
     eval_task_data: str | None = opt(None, "its --data-dir: a directory, or hub; none = what the task has")
     eval_problems: int = opt(64, "its problems per evaluation", least=1)
@@ -90,16 +81,10 @@ class SFTConfig(EngineSettings, SupervisedSettings, PolicySettings):
 RUN_PRESETS = run_presets()
 
 
-def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
-    """Names of held-out losses that rose in each of the last `rises` evaluations."""
-    recent = history[-(rises + 1) :]
-    if len(recent) <= rises:
-        return []
-    return [k for k in recent[-1] if all(a.get(k, math.inf) < b[k] for a, b in zip(recent, recent[1:]))]
-
-
 def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> None:
     """ConfigError where the model has no embedding rows for the reserved tags that --tags asks for."""
+    from codechat.text import chat
+
     if cfg.tags != "reserved" or cfg.model.n_ids >= tok.n_vocab + chat.N_TAGS:
         return
     advice = "leave --model.n-tags at 6, or set --tags text"
@@ -108,121 +93,114 @@ def check_tags(cfg: SFTConfig, tok: Tokenizer, parent: Checkpoint | None) -> Non
     raise ConfigError(f"the model of {cfg.init_from or 'these settings'} has no rows for reserved tags; {advice}")
 
 
-def read_held_out(cfg: SFTConfig, tok: Tokenizer) -> dict[str, list[conversations.Example]]:
-    """Validation conversations by domain; none, and a note, where the directory has none."""
-    try:
-        return conversations.load_domains(
-            cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
-        )
-    except MissingFile as absent:
-        print(f"no held-out loss: {absent}", file=sys.stderr)
-        return {}
+class HeldOut:
+    """Held-out loss of each domain and behaviour probes while SFT trains; its state is the losses so far."""
+
+    def __init__(self, cfg: SFTConfig, tok: Tokenizer) -> None:
+        from codechat.data import conversations
+        from codechat.training.opening import read_probes
+
+        self.cfg, self.tok, self.history = cfg, tok, list[dict[str, float]]()
+        try:
+            read = conversations.load_domains(
+                cfg.data_dir, "select", tok, cfg.tags, cfg.model.block_size, limit=cfg.eval_examples
+            )
+        except MissingFile as absent:
+            print(f"no held-out loss: {absent}", file=sys.stderr)
+            read = {}
+        rows = (cfg.device_batch_size, cfg.length)
+        self.domains = {domain: conversations.held_out(examples, *rows) for domain, examples in read.items()}
+        self.probes = read_probes(cfg)
+
+    def evaluate(self, model: GPT, step: int) -> dict[str, float]:
+        """The losses, and the behaviour matrix; says which losses have risen three times in a row."""
+        from codechat.distributed import dist, sharding
+        from codechat.evaluation import domain_loss, evaluate
+
+        with sharding.whole(model) as reader:
+            losses = domain_loss.held_out_losses(reader, self.domains, dist.device())
+            row = dict(losses)
+            if self.probes:
+                matrix = evaluate.behaviour_matrix(reader, self.tok, self.cfg.tags, self.probes, seed=self.cfg.seed)
+                row |= matrix.metrics()
+        self.history.append(losses)
+        for name in regressed(self.history) if dist.is_main() else ():
+            print(
+                f"{self.cfg.run_name}: {name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}; "
+                "this domain is being overwritten: raise its --mix share or lower --lr",
+                file=sys.stderr,
+            )
+        return row
+
+    def state(self) -> list[dict[str, float]]:
+        return list(self.history)
+
+    def load_state(self, state: list[dict[str, float]]) -> None:
+        self.history = list(state)
+
+
+def regressed(history: list[dict[str, float]], rises: int = 3) -> list[str]:
+    """Names of held-out losses that rose in each of the last `rises` evaluations."""
+    recent = history[-(rises + 1) :]
+    if len(recent) <= rises:
+        return []
+    return [k for k in recent[-1] if all(a.get(k, math.inf) < b[k] for a, b in zip(recent, recent[1:]))]
 
 
 def train(cfg: SFTConfig) -> Run:
     """Fine-tune on the conversations of cfg.data_dir; returns the finished run. UserError, before anything is written, for bad settings."""
-    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
-        cfg, parent, tok = training.load_parent(cfg, keep_tags=True)
+    from codechat.data import conversations, prefetch, prepared
+    from codechat.distributed import dist, hardware
+    from codechat.runs.run import StopSignal
+    from codechat.training import opening
+    from codechat.training.session import Session, totals
+
+    with dist.session(cfg) as world, StopSignal() as interrupt:
+        cfg, parent, tok = opening.load_parent(cfg, keep_tags=True)
         check_tags(cfg, tok, parent)
-        block = cfg.model.block_size
-        length = min(cfg.length, block)
+        length = min(cfg.length, cfg.model.block_size)
         examples = conversations.load_domains(cfg.data_dir, "train", tok, cfg.tags, length, wanted=cfg.weights)
-        held = read_held_out(cfg, tok)
-        probes = training.read_probes(cfg)
+        held_out = HeldOut(cfg, tok)
         shares = cfg.weights
         if shares and cfg.mix_by == "rows":
             shares = conversations.token_weights(examples, shares)
-        rows = conversations.PackedLoader(
-            examples, shares, cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size
-        )
+        rows = (cfg.device_batch_size, cfg.length, cfg.seed, world.rank, world.size)
+        rows = conversations.PackedLoader(examples, shares, *rows)
         loader = prefetch.Prefetched(rows, world.device, ahead=cfg.grad_accum)
-        held_out = {
-            domain: conversations.held_out(some, cfg.device_batch_size, cfg.length) for domain, some in held.items()
-        }
-        model = training.build_policy(cfg, parent)
-        optimizers = training.build_optimizers(cfg, model)
-        sampled = training.open_eval_task(cfg, tok, interrupt)
+        model = opening.build_policy(cfg, parent)
+        sample_task = opening.open_eval_task(cfg, tok, interrupt)
         style = prepared.tools_style(cfg.data_dir)
-        listed = {} if style == "compact" else {"tools_style": style}
-        lineage = training.lineage(cfg, "sft", parent, data_dir=cfg.data_dir, **listed)
-        run, last = training.open_run("sft", cfg, model, optimizers)
-        start, supervised, history, regression = 0, 0, [], []
-        if last:
-            loader.load_state(last.extra["loader"])
-            start, supervised, history = last.step, last.extra["supervised"], last.extra["history"]
+        session = Session(
+            "sft",
+            cfg,
+            model,
+            tok,
+            interrupt,
+            parent=parent,
+            evaluate=lambda model, step: held_out.evaluate(model, step) | sample_task(model, step),
+            trained_on=dict(data_dir=cfg.data_dir, **({} if style == "compact" else {"tools_style": style})),
+            loader=loader,
+            history=held_out,
+        )
         tokens_per_step = cfg.device_batch_size * cfg.length * cfg.grad_accum * world.size
-        loss_of = training.compiled(cfg, model)
-
-        def save(step: int, wait: bool) -> None:
-            training.check_before_save(step, nats)
-            extra = dict(loader=loader.state(), supervised=supervised, history=history)
-            training.save(run, step, cfg, model, optimizers, tok=tok, lineage=lineage, wait=wait, **extra)
-
-        def evaluate(step: int) -> tuple[list[dict[str, float]], list[str]]:
-            """Held-out losses up to here, and the domains whose loss rises."""
-            with sharding.whole(model) as reader:
-                losses = domain_loss.held_out_losses(reader, held_out, world.device)
-                found = (
-                    evaluate_module.behaviour_matrix(reader, tok, cfg.tags, probes, seed=cfg.seed).metrics()
-                    if probes
-                    else {}
-                )
-            row = {**losses, **found}
-            try:
-                row |= sampled(model, step)
-            finally:  # an engine that is lost takes no held-out loss with it
-                run.log_eval(step, row)
-            rising = regressed([*history, losses])
-            for name in rising:
-                bar.write(
-                    f"{run.name}: {name} rose three evaluations in a row, to {losses[name]:.3f} at step {step}; "
-                    "this domain is being overwritten: raise its --mix share or lower --lr"
-                )
-            return [*history, losses], rising
-
-        with training.running(run, start, cfg.max_steps) as bar:
-            pace, lost = training.Pace(start), None
-            for step in range(start, cfg.max_steps + 1):
-                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested)
-                if turn.evaluate:
-                    try:
-                        history, regression = evaluate(step)
-                    except engines.EngineLost as error:
-                        lost = error
-                        if step > start:
-                            save(step, wait=True)
-                        break
-                    turn = turn.also_stop_if(bool(regression and cfg.stop_on_regression), step > start)
-                    pace.restart(step)
-                if turn.save:
-                    save(step, wait=turn.last)
-                if turn.last:
-                    break
-
-                # learn: the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
-                lr = training.set_rate(cfg, optimizers, step)
+        loss_of = hardware.maybe_compile(model.loss, cfg.compile, dist.device(), dist.compute_dtype())
+        with session.running():
+            for _ in session.steps():
+                # the loss of a step is the mean over its supervised tokens, of all microbatches and ranks
                 batches = [loader.next() for _ in range(cfg.grad_accum)]
-                ((n_tokens,),) = training.totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
+                ((n_tokens,),) = totals([[sum(int((b.targets >= 0).sum()) for b in batches)]])
                 nats = 0.0
-                for micro, batch in enumerate(batches):
-                    places = batch.places(world.device)
-                    batch = batch.to(world.device)
+                for batch in batches:
+                    places, batch = batch.places(world.device), batch.to(world.device)
                     where = dict(positions=batch.positions, mask=conversations.packed_mask(batch.docs), places=places)
                     with dist.autocast():
-                        total = loss_of(batch.ids, batch.targets, reduction="sum", **where)
-                    training.backward(total / n_tokens, model, last=micro == cfg.grad_accum - 1)
-                    nats += (total / n_tokens).detach()
-                grad_norm = training.apply_gradients(cfg, optimizers, model)
-                supervised += int(n_tokens)
-                bar.update(1)
-
-                # log
-                row = dict(supervised_tokens=supervised, lr=lr, grad_norm=grad_norm)
-                training.log_supervised(run, bar, cfg, step, nats, pace, tokens_per_step, **row)
-            ended = regression and cfg.stop_on_regression
-            why = f"{regression[0]} rose three evaluations in a row" if ended else ""
-            training.stop(run, step, interrupted=turn.stopping, lost=lost, why=why)
-    return run
+                        loss = loss_of(batch.ids, batch.targets, reduction="sum", **where) / n_tokens
+                    loss.backward()
+                    nats += loss.detach()
+                session.apply_gradients()
+                session.counts["supervised_tokens"] = session.counts.get("supervised_tokens", 0) + int(n_tokens)
+                session.log_supervised(nats, tokens_per_step, supervised_tokens=session.counts["supervised_tokens"])
+    return session.run
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,8 +1,6 @@
 """From rewards to advantages: pure functions over groups of completions of one prompt, or over the tokens of one completion.
 
 Shapes: P problems with G completions each; B sequences of T tokens.
-
-Left out: how values are learned (`ppo`).
 """
 
 from __future__ import annotations
@@ -47,11 +45,6 @@ def group_advantages(rewards: Tensor, baseline: Baseline = "mean", eps: float = 
 def zero_variance(rewards: Tensor) -> Tensor:
     """(P,) bool: groups of rewards (P, G) that are all equal, which carry no gradient under any group baseline."""
     return (rewards == rewards[:, :1]).all(dim=1)
-
-
-def worth_an_update(n_live: float) -> bool:
-    """Whether any completion of an update has an advantage. If none has, neither a KL term nor momentum may move the policy."""
-    return n_live > 0
 
 
 def estimate_gae(

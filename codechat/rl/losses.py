@@ -4,8 +4,6 @@ divergence. Pure functions of tensors.
 Every mean over tokens divides by a count that the caller passes: the tokens (or sequences) of the *whole* optimizer step, over all microbatches
 and ranks. So gradient accumulation, padding and the number of ranks change nothing.
 
-Left out: preference losses (`preference_losses`), these functions under the names of CS336 (`functional`).
-
 Shapes: B sequences, T tokens. Log-probabilities in nats. Masks are 1 where a token counts.
 """
 
@@ -16,10 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from codechat.core.errors import ConfigError
-
 KLKind = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sequence", "token", "constant"]
+LARGEST_LOG_RATIO = 60.0  # beyond it k3 grows no more: exp overflows float32 at 88, and sums of many tokens before that
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -32,7 +29,7 @@ def masked_mean(x: Tensor, mask: Tensor, count: float | Tensor | None = None) ->
     return masked_sum(x, mask) / (mask.sum().clamp(min=1) if count is None else count)
 
 
-def token_weights(lengths: Tensor, how: Aggregation, *, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
+def token_weights(lengths: Tensor, how: Aggregation, n_sequences: float, n_tokens: float, max_tokens: int) -> Tensor:
     """Loss aggregation as (B, 1) weights of the tokens of sequences of `lengths` (B,) tokens; n_sequences and n_tokens are those of the whole
     optimizer step.
 
@@ -44,9 +41,7 @@ def token_weights(lengths: Tensor, how: Aggregation, *, n_sequences: float, n_to
         return 1 / (lengths.clamp(min=1)[:, None] * n_sequences)
     if how == "token":
         return lengths.new_full((len(lengths), 1), 1 / max(1.0, n_tokens))
-    if how == "constant":
-        return lengths.new_full((len(lengths), 1), 1 / (n_sequences * max_tokens))
-    raise ConfigError(f"loss aggregation {how!r}; required: sequence, token or constant")
+    return lengths.new_full((len(lengths), 1), 1 / (n_sequences * max_tokens))
 
 
 def policy_gradient_loss(
@@ -59,16 +54,14 @@ def policy_gradient_loss(
     return -masked_mean(logprobs * advantages.detach(), mask, count)
 
 
-def policy_log_ratio(
+def policy_ratio(
     logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: Literal["token", "sequence"] = "token"
 ) -> Tensor:
-    """(B, T) log of the importance ratio new / old policy: of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7)."""
+    """(B, T) importance ratio new / old policy: of each token, or the geometric mean of its sequence (GSPO, arXiv:2507.18071, eq. 7)."""
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, torch.zeros_like(logprobs))
-    if level == "token":
-        return log_ratio
     if level == "sequence":
-        return (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
-    raise ConfigError(f"ratio of level {level!r}; required: token or sequence")
+        log_ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
+    return log_ratio.exp()
 
 
 def importance_weights(
@@ -90,37 +83,35 @@ def importance_weights(
     return ratio.clamp(max=cap) if cap else torch.ones_like(ratio), stats
 
 
-def clipped_policy_loss(
+def clipped_policy_loss(ratio: Tensor, advantages: Tensor, eps_low: float = 0.2, eps_high: float = 0.2) -> Tensor:
+    """Per token -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), (B, T), of ratios (B, T) of new to old policy and advantages (B, T) or (B, 1).
+
+    PPO (arXiv:1707.06347, eq. 7), also in GRPO (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher (arXiv:2503.14476, eq. 10);
+    ratios of whole sequences are GSPO (arXiv:2507.18071, eq. 5). A token has no gradient only if its ratio has passed the bound in the
+    direction in which A pushes it."""
+    advantages = advantages.detach()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)
+
+
+@torch.no_grad()
+def clip_statistics(
+    ratio: Tensor,
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    *,
-    clip_eps_low: float = 0.2,
-    clip_eps_high: float = 0.2,
-    level: Literal["token", "sequence"] = "token",
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per token -min(r A, clip(r, 1 - low, 1 + high) A), (B, T), with r the ratio of new to old policy; and statistics of clipping.
-
-    PPO (arXiv:1707.06347, eq. 7), also in GRPO (arXiv:2402.03300, eq. 3); separate bounds are DAPO's clip-higher (arXiv:2503.14476, eq. 10);
-    level="sequence" is GSPO (arXiv:2507.18071, eq. 5). A token is clipped, and has no gradient, only if its ratio has passed the bound in the
-    direction in which A pushes it.
-
-    advantages (B, T) or (B, 1). The statistics are sums over tokens, so microbatches and ranks can be added: `tokens`, `clipped_low` (A < 0,
-    r < 1 - low), `clipped_high` (A > 0, r > 1 + high), `kl_old` (k3 of KL(old || new)); and `ratio_max`, the maximum."""
-    advantages, on = advantages.detach(), mask.bool()
-    log_ratio = policy_log_ratio(logprobs, old_logprobs, mask, level)
-    ratio = log_ratio.exp()
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high) * advantages)
-    with torch.no_grad():
-        stats = dict(
-            tokens=on.sum(),
-            clipped_low=((ratio < 1 - clip_eps_low) & (advantages < 0) & on).sum(),
-            clipped_high=((ratio > 1 + clip_eps_high) & (advantages > 0) & on).sum(),
-            kl_old=masked_sum(kl_estimate(old_logprobs, logprobs, "k3"), mask),
-            ratio_max=torch.where(on, ratio, torch.zeros_like(ratio)).amax() if on.numel() else ratio.new_zeros(()),
-        )
-    return loss, stats
+    eps_low: float,
+    eps_high: float,
+) -> dict[str, Tensor]:
+    """Sums over tokens, so microbatches and ranks can be added: `clipped_low` (A < 0, r < 1 - eps_low), `clipped_high` (A > 0, r > 1 + eps_high),
+    `kl_old` (k3 of KL(old || new)); and `ratio_max`, the maximum."""
+    on = mask.bool()
+    return dict(
+        clipped_low=((ratio < 1 - eps_low) & (advantages < 0) & on).sum(),
+        clipped_high=((ratio > 1 + eps_high) & (advantages > 0) & on).sum(),
+        kl_old=masked_sum(kl_estimate(old_logprobs, logprobs, "k3"), mask),
+        ratio_max=torch.where(on, ratio, torch.zeros_like(ratio)).amax() if on.numel() else ratio.new_zeros(()),
+    )
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_eps: float | None = 0.2) -> Tensor:
@@ -148,6 +139,4 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -> 
         return -log_r
     if kind == "k2":
         return log_r.square() / 2
-    if kind == "k3":
-        return log_r.expm1() - log_r
-    raise ConfigError(f"KL estimator {kind!r}; required: k1, k2 or k3")
+    return log_r.clamp(max=LARGEST_LOG_RATIO).expm1() - log_r

@@ -8,8 +8,6 @@ Rows of `preferences.SPLIT.jsonl`, in either form:
 chosen, rejected and completion may also be lists of messages that end with the assistant's, as in the hub's preference sets; their earlier
 messages are then the prompt, unless `prompt` is a list of messages. A batch is a `rollout.RolloutBatch` in which a pair is a group of two with
 rewards 1 and 0 (a single completion: a group of one with its label as reward), so that rollouts and preferences share packing and scoring.
-
-Left out: multi-turn completions, ties.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from codechat.core.errors import DataError, MissingFile
 from codechat.data.sources import read_jsonl
@@ -103,11 +99,10 @@ def _split(value: Any, prompt: Any, where: str) -> tuple[list[dict[str, str]], s
 def _batch(rows: Sequence[Row], split: str) -> RolloutBatch:
     problems = [Problem(f"preference-{split}-{i}", row.messages, None, split) for i, row in enumerate(rows)]
     completions = [Completion(ids, [0.0] * len(ids), "stop") for row in rows for ids in row.completions]
-    rewards = torch.tensor([row.rewards for row in rows])  # (P, 1 or 2)
     scores = [Score(r, "liked" if r else "disliked", {}, bool(r)) for row in rows for r in row.rewards]
     prompts, texts = [row.prompt for row in rows], [""] * len(completions)
     longest = max(len(row.prompt) - 1 + max(map(len, row.completions)) for row in rows)
-    return RolloutBatch(problems, prompts, completions, texts, scores, rewards, rewards.shape[1], longest_row=longest)
+    return RolloutBatch(problems, prompts, completions, texts, scores, len(rows[0].rewards), longest_row=longest)
 
 
 def pairs_from_rollouts(batch: RolloutBatch) -> RolloutBatch:

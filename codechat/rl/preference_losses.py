@@ -4,8 +4,6 @@ Each pair loss is a function of a margin between the chosen and the rejected com
 reference model, or none), in dividing by length, and in an SFT term for the chosen completion. Each returns one loss per pair (B,), not reduced,
 and the implicit rewards whose difference is the margin.
 
-Left out: how log-probabilities are computed (`rollout.score_logprobs`) and averaged (`preference`).
-
 Shapes: B pairs. chosen, rejected (B,): summed log-probabilities of a completion in nats; ref_*: under the reference model; *_lengths (B,): tokens.
 """
 

@@ -1,28 +1,27 @@
 """From a policy and problems to a scored batch of rollouts, and from that batch to packed rows for training.
 
-A completion is trained on exactly the ids that were sampled. Its text is for the reward and for people. The G completions of a group share
-their prompt: a packed row holds the prompt once, and each completion as a branch that sees only the prompt and itself. That costs
-P + G x C tokens per group instead of G x (P + C).
+A completion is trained on exactly the ids that were sampled; its text is for the reward and for people. The G completions of a group share their
+prompt: a packed row holds the prompt once, and each completion as a branch that sees only the prompt and itself. That costs P + G x C tokens
+per group instead of G x (P + C).
 
-If the task has environments, a completion is a whole episode (`episodes`). What the environment said is input: it is no target, has no
-advantage and counts in no mean.
+Where the task has environments, a completion is a whole episode (`episodes`): what the environment said is input, never a target.
 
-Left out: off-policy buffers; metrics (`rollout_metrics`).
-
-Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; R rows of T tokens.
+Shapes: P problems, G completions each, N = P x G rollouts in problem-major order; C tokens of the longest completion; R rows of T tokens.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from codechat.core.errors import RunError
 from codechat.distributed import dist
 from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
@@ -35,19 +34,22 @@ from codechat.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """N = P x G scored completions. prompts: P id lists. completions, texts, scores: N each. rewards: (P, G) float32.
-    turns: N lists of an episode's turns; empty where completions are answers to one prompt. longest_row: tokens of the longest row that the
-    problems of this run can need, where rows have one shape; 0 = not known."""
+    """N = P x G completions. prompts: P id lists. completions, texts, scores: N each; no scores before `judge`. turns: N lists of an episode's
+    turns, empty without environments. longest_row: tokens of the longest training row that this run can need; 0 = unknown."""
 
     problems: list[Problem]
     prompts: list[list[int]]
     completions: list[generate.Completion]
     texts: list[str]
     scores: list[Score]
-    rewards: Tensor
     group_size: int
     turns: list[list[episodes.Turn]] = field(default_factory=list)
     longest_row: int = 0
+
+    @cached_property
+    def rewards(self) -> Tensor:
+        """(P, G) float32."""
+        return torch.tensor([s.reward for s in self.scores], dtype=torch.float32).view(-1, self.group_size)
 
     @property
     def correct(self) -> Tensor:
@@ -64,31 +66,29 @@ class RolloutBatch:
         return torch.tensor([len(c.ids) for c in self.completions])
 
     def mask(self) -> Tensor:
-        """(N, C) bool: the tokens of each completion that the policy wrote; C is the length of the longest completion."""
+        """(N, C) bool: the tokens of each completion that the policy wrote."""
         return pad_sequence([torch.tensor(c.written, dtype=torch.bool) for c in self.completions], batch_first=True)
 
     def logprobs(self) -> Tensor:
         """(N, C) float32: log-probabilities under the sampler, in nats; 0 where the policy wrote nothing."""
         return pad_sequence([torch.tensor(c.logprobs, dtype=torch.float32) for c in self.completions], batch_first=True)
 
+    def numbers(self, groups: Sequence[int]) -> list[int]:
+        """The completions of these groups, as indices into N."""
+        return [p * self.group_size + g for p in groups for g in range(self.group_size)]
+
     def take(self, groups: Sequence[int]) -> RolloutBatch:
         """The batch of these groups, in this order."""
-        rows = [p * self.group_size + g for p in groups for g in range(self.group_size)]
-        completions, texts, scores, turns = (
-            [values[i] for i in rows] if values else []
-            for values in (self.completions, self.texts, self.scores, self.turns)
-        )
+        rows = self.numbers(groups)
         problems, prompts = ([values[p] for p in groups] for values in (self.problems, self.prompts))
-        rewards = self.rewards[list(groups)]
-        return RolloutBatch(
-            problems, prompts, completions, texts, scores, rewards, self.group_size, turns, self.longest_row
-        )
+        per_completion = (self.completions, self.texts, self.scores, self.turns)
+        completions, texts, scores, turns = ([values[i] for i in rows] if values else [] for values in per_completion)
+        return RolloutBatch(problems, prompts, completions, texts, scores, self.group_size, turns, self.longest_row)
 
     def replace(self, groups: Sequence[int], other: RolloutBatch) -> RolloutBatch:
         """The batch with `groups` replaced by the groups of `other`, in order."""
-        both = join([self, other])
         place = {p: len(self.problems) + i for i, p in enumerate(groups)}
-        return both.take([place.get(p, p) for p in range(len(self.problems))])
+        return join([self, other]).take([place.get(p, p) for p in range(len(self.problems))])
 
     def flops(self, shape: GPTConfig, trained: int) -> float:
         """Model FLOPs of sampling this batch and training on `trained` tokens of it: a forward pass of each prompt and completion token,
@@ -98,13 +98,8 @@ class RolloutBatch:
         return per_token * ((prompts + completions) / 3 + trained)
 
     def cut_off(self) -> Tensor:
-        """(P, G) bool: completions that ended in the middle of an answer, without its stop sequence."""
-        return torch.tensor([c.cut_off for c in self.completions]).view_as(self.rewards)
-
-    @property
-    def truncated_frac(self) -> float:
-        """Share of completions that were cut off."""
-        return int(self.cut_off().sum()) / len(self.completions)
+        """(P, G) bool: completions that ended before their stop sequence."""
+        return torch.tensor([c.cut_off for c in self.completions]).view(-1, self.group_size)
 
     def tier_shares(self, tiers: Sequence[str]) -> dict[str, float]:
         """tier/NAME: share of rollouts on each tier. reward/NAME: mean of each term of the reward."""
@@ -129,29 +124,9 @@ class RolloutBatch:
 def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     """The groups of several batches with one group size, in order."""
     first, *others = batches
-    if not others:
-        return first
-    problems, prompts, completions, texts, scores, turns = (
-        [value for batch in batches for value in getattr(batch, name)]
-        for name in ("problems", "prompts", "completions", "texts", "scores", "turns")
-    )
-    rewards = torch.cat([batch.rewards for batch in batches])
-    return RolloutBatch(
-        problems, prompts, completions, texts, scores, rewards, first.group_size, turns, first.longest_row
-    )
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """N = P x G completions that are not judged yet. scores: of episodes, whose environments have given them; else None."""
-
-    problems: list[Problem]
-    prompts: list[list[int]]
-    completions: list[generate.Completion]
-    texts: list[str]
-    group_size: int
-    turns: list[list[episodes.Turn]] = field(default_factory=list)
-    scores: list[Score] | None = None
+    names = ("problems", "prompts", "completions", "texts", "scores", "turns")
+    joined = {name: [value for batch in batches for value in getattr(batch, name)] for name in names}
+    return replace(first, **joined) if others else first
 
 
 def draw(
@@ -168,8 +143,8 @@ def draw(
     seed: int = 0,
     keys: Sequence[int | str] | None = None,
     sampler: episodes.Sampler = generate.sample,
-) -> Drawn:
-    """Sample `group_size` completions of every problem; whole episodes if the task has environments.
+) -> RolloutBatch:
+    """Sample `group_size` completions of every problem, not yet judged; whole episodes, with their scores, if the task has environments.
 
     max_new_tokens: of a completion, or of one turn of an episode. keys: one per problem; sampling depends on the seed and the key (default:
     the problem's index). sampler: `generate.sample`, or that of an engine."""
@@ -177,26 +152,29 @@ def draw(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed, keys=keys
     )
     if episodes.made_by(task):
-        played = episodes.play(
-            policy, task, problems, tokenizer, tags, group_size=group_size, sampler=sampler, **sampling
-        )
+        sampling |= dict(group_size=group_size, sampler=sampler)
+        played = episodes.play(policy, task, problems, tokenizer, tags, **sampling)
         prompts, completions = [e.prompt for e in played[::group_size]], [e.completion for e in played]
-        turns, scores = [e.turns for e in played], [e.score for e in played]
-        return Drawn(list(problems), prompts, completions, [e.text for e in played], group_size, turns, scores)
+        texts, scores, turns = ([getattr(e, name) for e in played] for name in ("text", "score", "turns"))
+        return RolloutBatch(list(problems), prompts, completions, texts, scores, group_size, turns)
     prompts = [chat.prompt(task.prompt(p), tokenizer, tags) for p in problems]
     stop = episodes.stop_sequences(task, tokenizer, tags)
     completions = sampler(policy, prompts, stop=stop, samples_per_prompt=group_size, on_overflow="stop", **sampling)
-    completions, texts = _read(completions, episodes.stop_texts(task, tags), tokenizer, tags)
-    return Drawn(list(problems), prompts, completions, texts, group_size)
+    completions, texts = _cut_at_stop_texts(completions, episodes.stop_texts(task, tags), tokenizer, tags)
+    return RolloutBatch(list(problems), prompts, completions, texts, [], group_size)
 
 
-def judged(task: Task, drawn: Drawn) -> RolloutBatch:
-    """The batch with the task's scores."""
-    G, scores = drawn.group_size, drawn.scores
-    if scores is None:
-        scores = list(score_all(task, [p for p in drawn.problems for _ in range(G)], drawn.texts))
-    rewards = torch.tensor([s.reward for s in scores], dtype=torch.float32).view(len(drawn.problems), G)
-    return RolloutBatch(drawn.problems, drawn.prompts, drawn.completions, drawn.texts, scores, rewards, G, drawn.turns)
+def judged(task: Task, batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the task's scores. RunError for a reward that is not finite: it would end in weights that are not."""
+    if not batch.scores:
+        problems = [problem for problem in batch.problems for _ in range(batch.group_size)]
+        batch = replace(batch, scores=list(score_all(task, problems, batch.texts)))
+    finite = batch.rewards.isfinite()
+    if not finite.all():
+        p, g = finite.logical_not().nonzero()[0].tolist()
+        raise RunError(f"task {task.name} gave problem {batch.problems[p].id} the reward {batch.rewards[p, g]}; "
+                       "a finite number is required; correct its score")  # fmt: skip
+    return batch
 
 
 def collect(
@@ -206,7 +184,7 @@ def collect(
     return judged(task, draw(policy, task, problems, tokenizer, tags, **how))
 
 
-def _read(
+def _cut_at_stop_texts(
     completions: Sequence[generate.Completion], stops: Sequence[str], tokenizer: Tokenizer, tags: str
 ) -> tuple[list[generate.Completion], list[str]]:
     """Completions, cut behind the first stop text, and their texts. What is cut off was sampled last, so the rest keeps its probability."""
@@ -219,114 +197,72 @@ def _read(
     return kept, texts
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the K targets of packed rows lie, of B completions. Found on the host, before the rows are sent: a GPU would have to be waited for.
+# ---------------------------------------------------------------- packed rows
 
-    n_tokens: that are not padding. flat (K,): indices into the (R T) tokens, ascending. numbers (B,): the completions, ascending. row, offset (K,):
-    which of these B a target belongs to, and which of its tokens it is. longest: of these completions, at least 1."""
-
-    n_tokens: int
-    longest: int
-    flat: Tensor
-    numbers: Tensor
-    row: Tensor
-    offset: Tensor
-
-    @classmethod
-    def of(cls, docs: Tensor, completion: Tensor, offset: Tensor) -> Places:
-        flat = (completion.flatten() >= 0).nonzero()[:, 0]
-        numbers, row = completion.flatten()[flat].unique(return_inverse=True)
-        offset = offset.flatten()[flat]
-        longest = int(offset.max()) + 1 if len(numbers) else 1
-        return cls(int((docs >= 0).sum()), longest, flat, numbers, row, offset)
-
-    def to(self, device: torch.device) -> Places:
-        sent = {name: dist.send(getattr(self, name), device) for name in ("flat", "numbers", "row", "offset")}
-        return replace(self, **sent)
+EMPTY = dict(ids=0, targets=-100, positions=0, docs=-1, branches=0)  # padding of an (R, T) field
+OUTSIDE = dict(completion=-1, offset=-1)  # which token of which completion is the target here: none
 
 
 @dataclass(frozen=True)
 class Packed:
-    """R rows of T tokens, all fields but `places` (R, T). targets: -100 where nothing is learned. positions: each branch continues its prompt. docs:
-    the group that a token belongs to, -1 = padding. branches: 0 = prompt, k = k-th completion of the group. old_logprobs, advantages: 0 outside
-    completions. completion, offset: which token of which completion of the batch is the target; -1 and 0 outside."""
+    """R rows of T tokens that hold B completions of a batch with K targets.
+
+    (R, T): ids; targets, -100 where nothing is learned; positions, each branch continues its prompt; docs, the group, -1 = padding; branches,
+    0 = prompt, k = k-th completion of the group. Where the targets lie: flat (K,), ascending indices into the (R T) tokens; row, offset (K,), which
+    of the B completions and which of its tokens; numbers (B,), the completions' indices in the batch, ascending. longest: C of these completions,
+    at least 1. n_tokens: without padding. All of it is computed on the host: a GPU would have to be waited for."""
 
     ids: Tensor
     targets: Tensor
     positions: Tensor
     docs: Tensor
     branches: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-    completion: Tensor
+    flat: Tensor
+    row: Tensor
     offset: Tensor
-    places: Places
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that are not padding, prompts included."""
-        return self.places.n_tokens
-
-    def rows(self) -> Tensor:
-        """(B,) the completions of the batch that are packed here, ascending."""
-        return self.places.numbers
-
-    def at_targets(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets, (K,)."""
-        return x.flatten()[self.places.flat]
+    numbers: Tensor
+    longest: int
+    n_tokens: int
 
     def unpack(self, x: Tensor) -> Tensor:
-        """Values (R, T) at the targets as (B, C): one row per completion in the order of `rows`, 0 behind its end; differentiable."""
-        at = self.places
-        return x.new_zeros(len(at.numbers), at.longest).index_put((at.row, at.offset), self.at_targets(x))
+        """Values (R, T) at the targets as (B, C): one row per completion in the order of `numbers`, 0 behind its end; differentiable."""
+        return x.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), x.flatten()[self.flat])
 
-    def mask(self) -> Any:
-        """A token sees earlier tokens of its group's prompt and of its own branch; for `packed_attention.attend`."""
+    def mask(self) -> Tensor:
+        """(B, C) bool: where `unpack` has values."""
+        on = torch.ones(len(self.flat), dtype=torch.bool, device=self.ids.device)
+        return on.new_zeros(len(self.numbers), self.longest).index_put((self.row, self.offset), on)
+
+    def where(self) -> dict[str, Any]:
+        """Positions, attention mask and targets' places, as `GPT.token_logprobs` takes them: a token sees earlier tokens of its group's prompt
+        and of its branch."""
         kind = packed_attention.Documents if packed_attention.dense(self.ids.device) else packed_attention.flex_mask
-        return kind(self.docs, self.branches)
+        return dict(positions=self.positions, mask=kind(self.docs, self.branches), places=self.flat)
 
-    def to(self, device: torch.device | str) -> Packed:
-        device = torch.device(device)
-        return Packed(
-            **{name: dist.send(getattr(self, name), device) for name in FIELDS}, places=self.places.to(device)
-        )
-
-
-EMPTY = dict(
-    ids=0, targets=-100, positions=0, docs=-1, branches=0, old_logprobs=0.0, advantages=0.0, completion=-1, offset=0
-)
-FIELDS = tuple(EMPTY)
+    def to(self, device: torch.device) -> Packed:
+        tensors = [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
+        return replace(self, **{name: dist.send(getattr(self, name), device) for name in tensors})
 
 
 def pack(
-    batch: RolloutBatch,
-    advantages: Tensor,
-    *,
-    row_tokens: int,
-    rows: int,
-    skip_zero: bool = True,
-    fixed: bool = False,
+    batch: RolloutBatch, keep: Tensor | None = None, *, row_tokens: int, rows: int, fixed: bool = False
 ) -> Iterator[Packed]:
     """Microbatches of at most `rows` rows of about `row_tokens` tokens; a group that does not fit is split, its prompt repeated. fixed: of exactly
     `rows` rows of row_tokens, or of a multiple of it where a row is longer, so that compiled code meets one shape.
 
-    advantages: (P, G). skip_zero skips completions of advantage exactly 0, which add exactly 0 to a policy gradient. So counts that
-    normalise the loss must come from the batch (`n_tokens`), not from what is packed."""
-    chunks = [
-        chunk
-        for p in range(len(batch.problems))
-        for chunk in _group_chunks(batch, advantages, p, row_tokens, skip_zero)
-    ]
+    keep: (P, G) bool, completions to pack; default all. Completions of advantage 0 add exactly 0 to a policy gradient and may be left out, so
+    counts that normalise the loss must come from the batch, not from what is packed."""
+    kept = torch.ones(len(batch.problems), batch.group_size, dtype=torch.bool) if keep is None else keep
+    chunks = [c for p in range(len(batch.problems)) for c in _group_chunks(batch, kept[p].tolist(), p, row_tokens)]
     chunks.sort(key=lambda c: -len(c["ids"]))
     bins: list[dict[str, list]] = []
     for chunk in chunks:  # first fit, longest first
         row = next((b for b in bins if len(b["ids"]) + len(chunk["ids"]) <= row_tokens), None)
         if row is None:
-            bins.append(row := {name: [] for name in FIELDS})
-        doc = row["docs"][-1] + 1 if row["docs"] else 0
-        for name in FIELDS:
-            row[name].extend([doc] * len(chunk["ids"]) if name == "docs" else chunk[name])
+            bins.append(row := {name: [] for name in EMPTY | OUTSIDE})
+        chunk["docs"] = [row["docs"][-1] + 1 if row["docs"] else 0] * len(chunk["ids"])
+        for name in row:
+            row[name].extend(chunk[name])
     bins.sort(key=lambda b: -len(b["ids"]))
     whole = -(-len(bins[0]["ids"]) // row_tokens) * row_tokens if bins and fixed else 0
     for at in range(0, len(bins), rows):
@@ -348,26 +284,25 @@ def row_length(row_tokens: int, longest_row: int) -> int:
 
 def idle(row_tokens: int = 1, rows: int = 1) -> Packed:
     """Padding only: a microbatch that adds exactly 0, for a rank with fewer microbatches than the others."""
-    return _pad([{name: [EMPTY[name]] for name in FIELDS}], row_tokens, rows)
+    return _pad([{name: [] for name in EMPTY | OUTSIDE}], row_tokens, rows)
 
 
-def _group_chunks(
-    batch: RolloutBatch, advantages: Tensor, p: int, row_tokens: int, skip_zero: bool
-) -> Iterator[dict[str, list]]:
+def _group_chunks(batch: RolloutBatch, keep: Sequence[bool], p: int, row_tokens: int) -> Iterator[dict[str, list]]:
     """One group as prompt[:-1] followed by branches; each branch repeats the prompt's last token, which predicts its first."""
     prompt, chunk, branch = batch.prompts[p], None, 0
     head = len(prompt) - 1
     for g in range(batch.group_size):
         number = p * batch.group_size + g
-        completion, advantage = batch.completions[number], float(advantages[p, g])
-        if skip_zero and advantage == 0.0 or not completion.ids:
-            continue
+        completion = batch.completions[number]
         n, written = len(completion.ids), completion.written
+        if not keep[g] or not n:
+            continue
         if chunk is not None and len(chunk["ids"]) + n > row_tokens:
             yield chunk
             chunk = None
         if chunk is None:
-            chunk, branch = {name: [EMPTY[name]] * head for name in FIELDS}, 0
+            branch = 0
+            chunk = {name: [empty] * head for name, empty in (EMPTY | OUTSIDE).items()}
             chunk |= dict(ids=prompt[:-1], positions=list(range(head)))
         branch += 1
         added = dict(
@@ -375,10 +310,8 @@ def _group_chunks(
             targets=[token if mine else -100 for token, mine in zip(completion.ids, written, strict=True)],
             positions=range(head, head + n),
             branches=[branch] * n,
-            old_logprobs=completion.logprobs,
-            advantages=[advantage * mine for mine in written],
             completion=[number if mine else -1 for mine in written],
-            offset=[at if mine else 0 for at, mine in enumerate(written)],
+            offset=range(n),
         )
         for name, values in added.items():
             chunk[name].extend(values)
@@ -389,11 +322,19 @@ def _group_chunks(
 def _pad(bins: list[dict[str, list]], length: int = 0, rows: int = 0) -> Packed:
     """The bins as rows of one length, at least `length`; padding up to so many rows."""
     T = max(length, *(len(b["ids"]) for b in bins))
-    bins = bins + [{name: [] for name in FIELDS}] * (rows - len(bins))
-    dtype = {name: torch.float32 if isinstance(EMPTY[name], float) else torch.long for name in FIELDS}
-    padded = {name: [b[name] + [EMPTY[name]] * (T - len(b[name])) for b in bins] for name in FIELDS}
-    fields = {name: torch.tensor(padded[name], dtype=dtype[name]) for name in FIELDS}
-    return Packed(**fields, places=Places.of(fields["docs"], fields["completion"], fields["offset"]))
+    bins = bins + [{name: [] for name in bins[0]}] * (rows - len(bins))
+
+    def table(name: str, empty: int) -> Tensor:
+        return torch.tensor([b[name] + [empty] * (T - len(b[name])) for b in bins])
+
+    tokens = {name: table(name, empty) for name, empty in EMPTY.items()}
+    completion, offset = (table(name, -1).flatten() for name in OUTSIDE)
+    flat = (completion >= 0).nonzero()[:, 0]
+    numbers, row = completion[flat].unique(return_inverse=True)
+    offset = offset[flat]
+    longest = int(offset.max()) + 1 if len(numbers) else 1
+    n_tokens = int((tokens["docs"] >= 0).sum())
+    return Packed(**tokens, flat=flat, row=row, offset=offset, numbers=numbers, longest=longest, n_tokens=n_tokens)
 
 
 @torch.no_grad()
@@ -402,11 +343,8 @@ def score_logprobs(model: GPT, batch: RolloutBatch, *, temperature: float, row_t
     model's device."""
     device = model.wte.weight.device
     table = torch.zeros(batch.mask().shape, device=device)
-    for packed in pack(
-        batch, torch.ones_like(batch.rewards), skip_zero=False, **row_shapes(batch, row_tokens, rows, device)
-    ):
+    for packed in pack(batch, **row_shapes(batch, row_tokens, rows, device)):
         packed = packed.to(device)
-        where = dict(positions=packed.positions, mask=packed.mask(), places=packed.places.flat)
-        found = packed.unpack(model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **where)[0])
-        table[packed.rows(), : found.shape[1]] = found
+        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, temperature=temperature, **packed.where())
+        table[packed.numbers, : packed.longest] = packed.unpack(logprobs)
     return table

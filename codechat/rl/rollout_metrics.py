@@ -11,8 +11,6 @@ timings), each under the rule by which ranks are combined, and one collective re
     completion_tokens_mean     tokens that the policy wrote, per completion; truncated_frac: share cut off within an answer
     entropy                    nats per token: -log p of each sampled token under the sampler, averaged over all completion tokens. Its
                                expectation is the mean entropy of the distributions sampled from, and every engine returns it
-
-Left out: metrics of the update itself (`losses`), verdicts (`evaluation.diagnose`).
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | No
             exact_match=float(batch.correct.double().mean()),
             frac_zero_std_groups=int(equal.sum()) / len(equal),
             completion_tokens_mean=batch.n_tokens / len(batch.completions),
-            truncated_frac=batch.truncated_frac,
+            truncated_frac=float(batch.cut_off().double().mean()),
             **batch.tier_shares(tiers),
         ),
         sums=dict(effective_groups=float((~equal).sum())),
@@ -93,12 +91,14 @@ def rank_metrics(batch: RolloutBatch, tiers: Sequence[str], rewards: Tensor | No
     )
 
 
-def live_groups(rewards: Tensor) -> float:
-    """How many of this rank's groups (P, G) have rewards that differ. Groups of one completion are one group of all ranks, which then counts on
-    each; a collective there."""
+def live_completions(rewards: Tensor) -> Tensor:
+    """(P, G) bool, all equal: whether rewards (P, G) differ within any group of this rank. Groups of one completion are one group of all ranks; a
+    collective there."""
     if rewards.shape[1] > 1:
-        return float((~zero_variance(rewards)).sum())
-    return lone_differ(dist.all_gather_objects(ends_of_lone(rewards)))
+        differ = bool((~zero_variance(rewards)).any())
+    else:
+        differ = lone_differ(dist.all_gather_objects(ends_of_lone(rewards))) > 0
+    return torch.full(rewards.shape, differ)
 
 
 def ends_of_lone(rewards: Tensor) -> tuple[float, ...]:

@@ -1,35 +1,35 @@
-"""What a loop measures within a step, and how fast it is. `rl.rollout_metrics` defines the metrics of rollouts, `runs.metrics` names and units."""
+"""What a loop of reinforcement learning measures within a step. `rl.rollout_metrics` defines the metrics of rollouts, `runs.metrics` names and units."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from codechat.core.errors import RunError
 from codechat.distributed import dist, hardware
 from codechat.evaluation import diagnose
 from codechat.rl.rollout import RolloutBatch
-from codechat.rl.rollout_metrics import Pairs, rollout_metrics
+from codechat.rl.rollout_metrics import rollout_metrics
 from codechat.tasks.base import Task
 
-RATIOS = ("clipped_low", "clipped_high", "kl_old")
+MAXIMA = ("logprob_mismatch", "ratio_max")
+CLIPPING = ("clipped_low", "clipped_high", "kl_old", "ratio_max")  # measures of loops that clip ratios
 
 
 class Meter:
     """Sums and maxima over the microbatches of one step, and where its time goes."""
 
-    def __init__(self, *sums: str, ratios: bool = False) -> None:
-        """sums: what `add` will be given, beside tokens; ratios: the loop clips ratios. Every rank logs the same names, also where it had nothing to do."""
-        self.sums: Counter[str] = Counter(dict.fromkeys(("tokens", *sums, *(RATIOS if ratios else ())), 0.0))
-        self.maxima = {"logprob_mismatch": 0.0} | ({"ratio_max": 0.0} if ratios else {})
+    def __init__(self, measures: Sequence[str] = ()) -> None:
+        """measures: what `add` will be given, so that every rank logs the same names, also where it had nothing to do."""
+        self.sums: Counter[str] = Counter({name: 0.0 for name in ("tokens", *measures) if name not in MAXIMA})
+        self.maxima = {name: 0.0 for name in ("logprob_mismatch", *measures) if name in MAXIMA}
         self.policy_loss = 0.0  # microbatches add up, each divided by the counts of its whole update
-        self.updates = 0  # counted by loops that make several in a step: what is logged is their mean loss
+        self.updates = 0  # what is logged is their mean loss
         self.unread: list[tuple[str, Tensor | float]] = []  # what `read` will note, in order
         self.trained = 0  # tokens that went through a forward and a backward pass, prompts included
         self.began = self.sampled = time.perf_counter()
@@ -38,10 +38,6 @@ class Meter:
         """Sampling ends here and learning begins, with the weights as they are."""
         self.sampled = time.perf_counter()
         self.model, self.before = model, diagnose.bf16_snapshot(model)
-
-    def loss(self, loss: Tensor, trained: int) -> None:
-        self.add(policy_loss=loss.detach())
-        self.trained += trained
 
     def add(self, **values: Tensor | float) -> None:
         """Values of a microbatch: sums, or maxima where `maxima` has the name."""
@@ -52,13 +48,11 @@ class Meter:
         that come with it."""
         unread, self.unread = self.unread, []
         tensors = [value for _, value in unread if isinstance(value, Tensor)] + [*more]
-        found = torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else []
-        values = iter(found)
+        values = iter(torch.stack([x.detach().double() for x in tensors]).tolist() if tensors else [])
         for name, given in unread:
             value = next(values) if isinstance(given, Tensor) else float(given)
             if name in self.maxima:
-                # NaN where either is, which `max` may drop
-                self.maxima[name] = float(np.maximum(self.maxima[name], value))
+                self.maxima[name] = float(np.maximum(self.maxima[name], value))  # NaN where either is
             elif name == "policy_loss":
                 self.policy_loss += value
             else:
@@ -76,14 +70,14 @@ class Meter:
         task: Task,
         rewards: Tensor | None = None,
         *,
-        ratios: Pairs = {},
+        ratios: Mapping[str, tuple[float, float]] = {},
         **means: float,
     ) -> dict[str, float]:
         """The step's metrics over all ranks; rewards, ratios and means as `rollout_metrics` takes them. A collective."""
         differ, n_weights = diagnose.count_changed_bf16(self.before, self.model)
         (changed,) = self.read(differ)
         peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
-        mfu = batch.flops(cfg.model, self.trained) / (self.seconds() * peak)
+        mfu = batch.flops(cfg.model, self.trained) / ((time.perf_counter() - self.began) * peak)
         tokens = self.sums["tokens"]
         row = rollout_metrics(
             batch,
@@ -100,10 +94,6 @@ class Meter:
             row["clip_frac"] = row["clipped_low"] + row["clipped_high"]
         return row
 
-    def seconds(self) -> float:
-        """Since the step began."""
-        return time.perf_counter() - self.began
-
     def rates(self, n_tokens: float) -> dict[str, float]:
         """Seconds of the step's parts, and completion tokens of all ranks per second."""
         now = time.perf_counter()
@@ -113,29 +103,3 @@ class Meter:
             step_s=now - self.began,
             tok_per_s=n_tokens / (now - self.began),
         )
-
-
-class Pace:
-    """Tokens per second and MFU between logged steps; evaluations do not count."""
-
-    def __init__(self, step: int) -> None:
-        self.restart(step)
-
-    def restart(self, step: int) -> None:
-        self.began, self.step = time.perf_counter(), step
-
-    def rates(self, step: int, tokens_per_step: int, flops_per_token: float = 0.0) -> dict[str, float]:
-        """tok_per_s of all ranks since the last restart, with mfu where FLOPs are given; restarts."""
-        rate = tokens_per_step * (step - self.step) / (time.perf_counter() - self.began)
-        self.restart(step)
-        if not flops_per_token:
-            return dict(tok_per_s=rate)
-        peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
-        return dict(tok_per_s=rate, mfu=rate * flops_per_token / (peak * dist.world_size()))
-
-
-def check_finite(step: int, **values: float) -> None:
-    """RunError for a metric that is not finite: the run ends before it is saved."""
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise RunError(f"{name} is {value} at step {step}; lower --lr or --muon-lr; the last checkpoint is kept")

@@ -1,33 +1,27 @@
-"""What a loop opens before its first step: the checkpoint it starts from, its policy, reference model and optimizers, its task."""
+"""What a loop opens before its first step: the checkpoint it starts from, its policy and reference model, its task."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
-
-from torch import nn
 
 from codechat import tasks
 from codechat.core import config
 from codechat.core.errors import MissingFile
-from codechat.distributed import dist, hardware, sharding
+from codechat.distributed import sharding
 from codechat.evaluation import evaluate
-from codechat.models import fp8, lora, optim
+from codechat.models import fp8, lora
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import engines
-from codechat.rl.engines import Engine
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.runs.run import StopSignal, continues
 from codechat.tasks.base import Problem, Task
 from codechat.text import chat, tokenizer
 from codechat.text.tokenizer import Tokenizer
-from codechat.training import preflight
-from codechat.training.cadence import evaluate_policy
-from codechat.training.sampling import RolloutSampler, spread_strata
 
 C = TypeVar("C")
 
@@ -66,24 +60,23 @@ def build_policy(cfg: Any, parent: Checkpoint | None) -> GPT:
     return lora.attach(build_model(cfg, parent), cfg.lora_rank, cfg.lora_alpha, cfg.lora_targets, cfg.seed)
 
 
-def build_optimizers(cfg: Any, model: nn.Module) -> list[Any]:
-    return optim.build(model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay)
-
-
-def lineage(cfg: Any, kind: str, parent: Checkpoint | None, **trained_on: Any) -> list[Mapping[str, Any]]:
-    """The runs that led to this one, itself last, each with its seed and what it was trained on: what the contamination check searches."""
-    former = parent.meta.get("lineage", []) if parent else []
-    return [*former, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}]
-
-
 def load_task(cfg: Any, tok: Tokenizer) -> tuple[Task, list[Problem], Callable[[GPT], dict[str, Any]]]:
-    """(task, its training problems, evaluate). evaluate(model) gives a row of eval.jsonl: `cadence.evaluate_policy` on validation problems."""
+    """(task, its training problems, evaluate). evaluate(model) gives a row of eval.jsonl: `evaluate_policy` on validation problems."""
     task = tasks.load(cfg.task, **({"source": cfg.data_dir} if cfg.data_dir else {}))
     held_out, probes = task.problems("select", limit=cfg.eval_examples), read_probes(cfg)
     training_problems = task.problems("train", seed=cfg.seed)
-    if cfg.strata:
-        training_problems = spread_strata(task, training_problems)
     return task, training_problems, lambda model: evaluate_policy(cfg, model, tok, task, held_out, probes)
+
+
+def evaluate_policy(
+    cfg: Any, model: GPT, tok: Tokenizer, task: Task, problems: Sequence[Problem], probes: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """A row of eval.jsonl: pass@k and tiers on validation problems, and the behaviour matrix where there are probes."""
+    how = dict(temperature=cfg.temperature, top_k=cfg.top_k, max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+    with sharding.whole(model) as policy:
+        scores = evaluate.evaluate_task(policy, tok, cfg.tags, task, problems, n=max(cfg.ks), ks=cfg.ks, **how)
+        matrix = evaluate.behaviour_matrix(policy, tok, cfg.tags, probes, seed=cfg.seed).metrics() if probes else {}
+    return scores.row() | matrix
 
 
 def open_eval_task(cfg: Any, tok: Tokenizer, interrupt: StopSignal) -> Callable[[GPT, int], dict[str, Any]]:
@@ -114,21 +107,3 @@ def read_probes(cfg: Any) -> list[Any]:
     except MissingFile as absent:
         print(f"no behaviour probes: {absent}", file=sys.stderr)
         return []
-
-
-def compile_on_gpu(model: GPT) -> None:
-    """Compile each block on a GPU, where packed rows have one shape. On a CPU nothing: their lengths differ from step to step."""
-    if dist.device().type == "cuda":
-        hardware.compile_blocks(model)
-
-
-def open_rollouts(
-    cfg: Any, model: GPT, task: Task, problems: list[Problem], tok: Tokenizer, interrupt: StopSignal
-) -> tuple[Engine, RolloutSampler]:
-    """(engine, its sampler of rollouts), after the checks of `preflight`; on a GPU with compiled blocks. An engine that is waited for gives up when the run is interrupted."""
-    compile_on_gpu(model)
-    engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
-    at_once = cfg.device_batch_size if cfg.grad_accum > 1 else None
-    sample = RolloutSampler(cfg, engine, model, task, problems, tok, at_once, cfg.solved_share)
-    preflight.check(cfg, task, problems, model, engine, sample)
-    return engine, sample

@@ -67,16 +67,6 @@ class RolloutSettings(Settings):
         "batches of device_batch_size problems per step, sampled one after another; their gradients add up",
         least=1,
     )
-    strata: bool = opt(
-        False,
-        "every step has the strata of the task's training problems in their shares; needs a task with strata",
-    )
-    solved_share: float = opt(
-        1.0,
-        "how often a kind of problem is drawn whose last group was all correct; else another, of its stratum if it can be; 1 = always",
-        least=0,
-        most=1,
-    )
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     rows: int = opt(8, "packed rows per forward pass", least=1)
 
@@ -85,10 +75,6 @@ class RolloutSettings(Settings):
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(
                 f"temperature {self.temperature}; it must be above 0: a greedy policy has no gradient; correct --temperature"
-            )
-        if self.solved_share < 1 and getattr(self, "sample_ahead", False):
-            raise ConfigError(
-                f"solved_share {self.solved_share} with sample_ahead, which draws a batch before the one in training is judged; leave out one of them"
             )
 
     @property

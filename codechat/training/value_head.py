@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from codechat.distributed import dist, sharding
 from codechat.models import optim
 from codechat.models.gpt import GPT
-from codechat.rl.rollout import Packed, RolloutBatch
-from codechat.training.updates import packs
+from codechat.rl import rollout
+from codechat.rl.rollout import RolloutBatch
 
 
 class ValueHead(nn.Linear):
@@ -29,25 +29,25 @@ class ValueHead(nn.Linear):
     def optimizers(self, lr: float) -> list[torch.optim.Optimizer]:
         return optim.build(self, lr=lr, weight_decay=0.0)
 
-    def copy_of_state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """A copy that later steps do not change: checkpoints are written beside training."""
         return {name: value.clone() for name, value in self.state_dict().items()}
 
-
-def states(model: GPT, packed: Packed) -> Tensor:
-    """(R, T, D) last states of packed rollouts."""
-    with dist.autocast():
-        return model.hidden(packed.ids, positions=packed.positions, mask=packed.mask())
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.load_state_dict(state)
 
 
 @torch.no_grad()
 def values_of(cfg: Any, model: GPT, head: ValueHead, batch: RolloutBatch) -> Tensor:
     """(N, C): the value before each sampled token, 0 behind a completion's end. A collective where the model is sharded."""
-    table = torch.zeros(batch.mask().shape, device=dist.device())
+    device, table = dist.device(), torch.zeros(batch.mask().shape, device=dist.device())
     with sharding.whole(model) as reader:
-        for packed in packs(cfg, reader, batch, torch.ones_like(batch.rewards), skip_zero=False):
-            found = packed.unpack(head(states(reader, packed)))
-            table[packed.rows(), : found.shape[1]] = found
+        for packed in rollout.pack(batch, **rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, device)):
+            packed = packed.to(device)
+            at = packed.where()
+            with dist.autocast():
+                hidden = reader.hidden(packed.ids, positions=at["positions"], mask=at["mask"])
+            table[packed.numbers, : packed.longest] = packed.unpack(head(hidden))
     return table
 
 

@@ -1,0 +1,255 @@
+"""What the loops that learn from a task's reward share: rollouts in, updates out, and everything about a step that has one right answer.
+
+    with rl_session(cfg, "reinforce") as r:                 # policy, task, engine, run; checks; resume; the last save
+        for step in r.steps():                              # evaluates and saves when due
+            batch = r.sample()                              # P problems x G completions
+            advantage = group_advantages(batch.rewards)     # (P, G)
+            for update in r.updates(batch, advantage != 0): # none where all groups of all ranks agree
+                for mb in update.microbatches():            # completions padded to (B, C)
+                    logprobs, entropy = mb.logprobs()
+                    mb.backward(...)
+                update.apply()
+            r.log(batch)
+
+Shapes: P problems with G completions each, N = P x G, C tokens of the longest one; B completions of a microbatch; R packed rows of T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codechat import tasks
+from codechat.core.errors import RunError
+from codechat.distributed import dist, hardware, sharding
+from codechat.evaluation import diagnose
+from codechat.models.gpt import GPT
+from codechat.rl import engines, rollout
+from codechat.rl.losses import importance_weights
+from codechat.rl.rollout import Packed, RolloutBatch
+from codechat.runs.run import StopSignal, continues
+from codechat.tasks import custom, redteam
+from codechat.tasks.base import Problem, Task
+from codechat.training import opening
+from codechat.training.meters import Meter
+from codechat.training.sampling import RolloutSampler, step_seed
+from codechat.training.session import Session, totals
+from codechat.training.value_head import ValueHead
+
+REFERENCE_SOLUTIONS = 512  # training problems whose own solution is scored before the first step
+
+
+@contextmanager
+def rl_session(
+    cfg: Any, kind: str, *, reference: bool = False, value_head: bool = False, measures: Sequence[str] = ()
+) -> Iterator[RLSession]:
+    """Opens a run of reinforcement learning, in its process group. UserError, before anything is written, for bad settings or a DEAD task.
+
+    reference: keep the starting policy as `r.reference`. value_head: train `r.head`. measures: names that `Microbatch.backward` adds up."""
+    with dist.session(cfg) as world, StopSignal() as interrupt:
+        cfg, parent, tok = opening.load_parent(cfg)
+        task, problems, evaluate = opening.load_task(cfg, tok)
+        model = opening.build_policy(cfg, parent)
+        frozen = opening.build_model(cfg, parent) if reference else None
+        head = ValueHead(cfg.model.n_embd).to(world.device) if value_head else None
+        if world.device.type == "cuda":  # packed rows have one shape there
+            hardware.compile_blocks(model)
+        engine = engines.open_engine(cfg, tok, give_up=lambda: interrupt.requested)
+        sampler = RolloutSampler(cfg, engine, model, task, problems, tok)
+        check_signal(cfg, task, problems, sampler)
+        r = RLSession(
+            kind,
+            cfg,
+            model,
+            tok,
+            interrupt,
+            parent=parent,
+            evaluate=lambda policy, step: evaluate(policy),
+            trained_on=dict(task=cfg.task, data_dir=cfg.data_dir),
+            heads={head: head.optimizers(cfg.value_lr)} if head else {},
+            sentinel=(sentinel := diagnose.Sentinel(cfg.dead_patience)),
+            **({"value_head": head} if head else {}),
+        )
+        r.world, r.task, r.engine, r.sampler, r.sentinel = world, task, engine, sampler, sentinel
+        r.reference, r.head, r.measures = frozen, head, measures
+        with r.running():
+            yield r
+
+
+def check_signal(cfg: Any, task: Task, problems: list[Problem], sampler: RolloutSampler) -> None:
+    """Before the first step: the task's reference solutions earn the full reward, an own task's reward keeps its contract, and the diagnosis is
+    not DEAD, unless --allow-dead; else RunError. Nothing where --diagnose-groups is 0 or the run is resumed. A collective."""
+    if not cfg.diagnose_groups or cfg.resume or continues(cfg):
+        return
+    tasks.check_reference_solutions(task, problems[:REFERENCE_SOLUTIONS]).require()
+    if custom.is_custom(task):
+        redteam.report(task, problems)
+    sampler.engine.push(sampler.model, 0)
+    batch = sampler(0, cfg.diagnose_groups, seed=cfg.seed + 1, group_size=max(8, cfg.group_size // 2))
+    found = diagnose.judge(batch.rewards, batch.correct, min_groups=min(cfg.diagnose_groups, diagnose.MIN_GROUPS))
+    if found.verdict == "DEAD" and not cfg.allow_dead:
+        raise RunError(
+            f"diagnose says DEAD on {cfg.task}: {found.effective_groups} of {found.n_groups} groups have any variance, mean reward "
+            f"{found.reward_mean:.3f}; {found.remedy}; --allow-dead trains all the same"
+        )
+
+
+class RLSession(Session):
+    """A run that learns from rollouts; see `rl_session`, which opens it."""
+
+    world: dist.World
+    task: Task
+    engine: engines.Engine
+    sampler: RolloutSampler
+    sentinel: diagnose.Sentinel
+    reference: GPT | None
+    head: ValueHead
+    measures: Sequence[str]
+
+    def sample(self) -> RolloutBatch:
+        """G completions of this rank's next P problems, drawn by the policy as it is. A collective."""
+        self.meter = Meter(self.measures)
+        self.engine.push(self.model, self.step)
+        self.drawn = self.world.size * self.cfg.problems_per_rank  # of all ranks, in this step
+        return self.draw(self.world.rank * self.cfg.problems_per_rank, self.cfg.problems_per_rank)
+
+    def draw(self, at: int, n: int) -> RolloutBatch:
+        """Rollouts of n problems from the at-th of this step on. A collective."""
+        return self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg, self.step), key=at)
+
+    def score(self, model: GPT, batch: RolloutBatch) -> Tensor:
+        """(N, C) log-probabilities of the completions under a model, without gradient. A collective where it is sharded."""
+        how = dict(temperature=self.cfg.temperature, row_tokens=self.cfg.row_tokens, rows=self.cfg.rows)
+        with sharding.whole(model) as reader, dist.autocast():
+            return rollout.score_logprobs(reader, batch, **how)
+
+    def to_device(self, *tensors: Tensor) -> list[Tensor]:
+        return [dist.send(x, self.world.device) for x in tensors]
+
+    def updates(self, batch: RolloutBatch, live: Tensor, epochs: int = 1, minibatches: int = 1) -> Iterator[Update]:
+        """Optimizer updates: `epochs` passes over the batch in `minibatches`, to which groups are dealt in turn. live: (P, G) bool, completions
+        that have an advantage. Where none of a minibatch of all ranks has, there is no update: neither momentum nor a KL term or an entropy bonus
+        may move the policy then. A collective."""
+        rank_first = self.world.rank * self.cfg.problems_per_rank
+        done = self.counts.get("problems", 0) + self.drawn
+        self.sampler.ahead(self.step + 1, done + rank_first, rank_first)
+        self.counts["problems"] = done
+        self.meter.rolled_out(self.model)
+        self.sampled_logprobs, mask = self.to_device(batch.logprobs(), batch.mask())
+        dealt = [list(range(m, len(batch.problems), minibatches)) for m in range(minibatches)]
+        written = batch.mask().sum(1).view_as(live)  # (P, G)
+        counts = totals([[live[g].numel(), int(written[g].sum()), int(live[g].sum()), int(written[g][live[g]].sum())] for g in dealt])  # fmt: skip
+        self.n_tokens = sum(count[1] for count in counts)
+        for epoch in range(epochs):
+            for number, (groups, count) in enumerate(zip(dealt, counts)):
+                if count[2] > 0:
+                    yield Update(self, batch, groups, mask, *count, first=epoch == number == 0)
+
+    def log(
+        self,
+        batch: RolloutBatch,
+        paid: Tensor | None = None,
+        ratios: Mapping[str, tuple[float, float]] = {},
+        **means: float | Tensor,
+    ) -> None:
+        """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
+        DEAD steps in a row. paid: (P, G) rewards that advantages were made of, where those are not the task's; ratios: name -> (sum, count). A
+        collective."""
+        means = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
+        row = self.meter.row(self.cfg, batch, self.task, paid, ratios=ratios, **means)
+        row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)
+        row |= self.meter.rates(self.n_tokens)
+        if self.sentinel.update(1.0 - row["frac_zero_std_groups"]):
+            self.why = f"DEAD: {self.sentinel.dead_steps} steps in a row in which under 5 % of groups had variance; {diagnose.REMEDIES['DEAD']}"
+        self.run.log(self.step + 1, {**row, "dead_steps": self.sentinel.dead_steps})
+        every = self.cfg.log_rollouts_every
+        if every and self.step % every == 0 and dist.is_main():
+            self.run.log_samples(self.step + 1, batch.best_and_worst(groups=4))
+        self.bar.update(1)
+        reward, exact, groups = (row[name] for name in ("reward_mean", "exact_match", "effective_groups"))
+        self.bar.set_postfix(reward=f"{reward:.3f}", exact=f"{exact:.2f}", groups=f"{groups:.0f}")
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer update on some groups of a batch. Counts are of all ranks: completions, their tokens, the live ones among them, and theirs."""
+
+    session: RLSession
+    batch: RolloutBatch
+    groups: list[int]
+    mask: Tensor  # (N, C) on the device
+    n_sequences: float
+    n_tokens: float
+    n_live: float
+    n_live_tokens: float
+    first: bool  # of its step
+
+    def microbatches(self, keep: Tensor | None = None) -> Iterator[Microbatch]:
+        """Packed rows on this rank's device, equally many on every rank where the model is sharded. keep: (P, G) bool; what is left out must add
+        exactly 0 to the gradient; default all."""
+        cfg, device = self.session.cfg, dist.device()
+        part = self.batch.take(self.groups)
+        shapes = rollout.row_shapes(part, cfg.row_tokens, cfg.rows, device)
+        rows = list(rollout.pack(part, None if keep is None else keep[self.groups], **shapes))
+        idle = rollout.idle(shapes["row_tokens"], shapes["rows"]) if shapes["fixed"] else rollout.idle()
+        numbers = dist.send(torch.tensor(self.batch.numbers(self.groups)), device)
+        for packed in sharding.in_step(self.session.model, rows, idle):
+            packed = packed.to(device)
+            yield Microbatch(self, packed, numbers[packed.numbers], packed.mask())
+
+    def apply(self) -> None:
+        """One optimizer step on the gradients of all ranks."""
+        self.session.apply_gradients()
+        self.session.meter.updates += 1
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """B completions in packed rows. numbers (B,): which of the N of the batch. mask (B, C): tokens that the policy wrote."""
+
+    update: Update
+    packed: Packed
+    numbers: Tensor
+    mask: Tensor
+
+    def of(self, table: Tensor) -> Tensor:
+        """(B, C) these completions' values of a table (N, C), or (B, 1) of one value each, (P, G) or (N,)."""
+        table = table if len(table) == len(self.update.mask) and table.ndim == 2 else table.view(-1, 1)
+        return dist.send(table, self.numbers.device)[self.numbers, : self.packed.longest]
+
+    def logprobs(self, states: bool = False) -> tuple[Tensor, ...]:
+        """(B, C) log-probabilities at the sampling temperature and entropies, which carry gradient where --entropy-coef asks for it; with
+        states=True also what `ValueHead` reads, as `unpack` takes it."""
+        session, cfg, packed = self.update.session, self.update.session.cfg, self.packed
+        how = dict(temperature=cfg.temperature, entropy_grad=getattr(cfg, "entropy_coef", 0) != 0, **packed.where())
+        if states:
+            how["states"] = True
+        with dist.autocast():
+            logprobs, entropy, *hidden = session.model.token_logprobs(packed.ids, packed.targets, **how)
+        logprobs, entropy = packed.unpack(logprobs), packed.unpack(entropy)
+        if self.update.first:
+            session.meter.gap(logprobs, self.of(session.sampled_logprobs), self.mask)
+        return logprobs, entropy, *hidden
+
+    def importance(self, logprobs: Tensor) -> Tensor:
+        """(B, C) weights of tokens whose sampler computes other probabilities than the policy, see `losses.importance_weights`; measured, and
+        1 where --importance-cap is 0."""
+        session = self.update.session
+        weights, off_policy = importance_weights(
+            logprobs, self.of(session.sampled_logprobs), self.mask, session.cfg.importance_cap
+        )
+        session.meter.add(**off_policy)
+        return weights
+
+    def backward(self, loss: Tensor, **sums: Tensor) -> None:
+        """The backward pass of a loss that is divided by counts of the whole update; sums: over tokens, to be logged."""
+        loss.backward()
+        meter = self.update.session.meter
+        sums = {"policy_loss": loss, "tokens": self.mask.sum()} | sums
+        meter.add(**{name: value.detach() for name, value in sums.items()})
+        meter.trained += self.packed.n_tokens

@@ -1,0 +1,198 @@
+"""A run while it trains: what every loop shares, whatever it learns. `rl_session` adds rollouts.
+
+s = Session("sft", cfg, model, tok, interrupt, parent=parent, evaluate=evaluate, loader=loader)
+with s.running():
+    for step in s.steps():             # evaluates, saves and ends when due
+        ...                            # forward and backward passes
+        s.apply_gradients()
+        s.log_supervised(nats, tokens_per_step)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from codechat.core.errors import RunError
+from codechat.distributed import dist, gradient_sums, hardware
+from codechat.models import lora, optim
+from codechat.models.gpt import GPT
+from codechat.rl.engines import EngineLost
+from codechat.runs import checkpoint
+from codechat.runs.checkpoint import Checkpoint
+from codechat.runs.run import Run, StopSignal
+from codechat.text.tokenizer import Tokenizer
+
+
+class Stateful(Protocol):
+    def state(self) -> Any: ...
+
+    def load_state(self, state: Any) -> None: ...
+
+
+class Session:
+    """Opens or resumes a run, then evaluates, saves and stops it. A lost engine and Ctrl-C lose nothing: what was trained is saved at the end.
+
+    evaluate(model, step): a row of eval.jsonl. heads: modules beside the model, such as a value head, with optimizers of their own.
+    kept: what a checkpoint holds beside model and optimizers. trained_on: what the contamination check searches."""
+
+    def __init__(
+        self,
+        kind: str,
+        cfg: Any,
+        model: GPT,
+        tok: Tokenizer,
+        interrupt: StopSignal,
+        *,
+        parent: Checkpoint | None,
+        evaluate: Callable[[GPT, int], Mapping[str, Any]],
+        heads: Mapping[nn.Module, Sequence[torch.optim.Optimizer]] = {},
+        max_steps: int | None = None,
+        tags: str | None = None,
+        trained_on: Mapping[str, Any] = {},
+        **kept: Stateful,
+    ) -> None:
+        self.cfg, self.model, self.tok, self.evaluate = cfg, model, tok, evaluate
+        self.interrupt, self.heads, self.kept = interrupt, heads, kept
+        self.max_steps = cfg.max_steps if max_steps is None else max_steps
+        self.optimizers = optim.build(
+            model, lr=cfg.lr, optimizer=cfg.optimizer, muon_lr=cfg.muon_lr, weight_decay=cfg.weight_decay
+        ) + [optimizer for some in heads.values() for optimizer in some]
+        before = parent.meta.get("lineage", []) if parent else []
+        self.meta = {
+            "tokenizer": tok.to_dict(),
+            "tags": tags or cfg.tags,
+            "lineage": [*before, {"run": cfg.run_name, "kind": kind, "seed": cfg.seed, **trained_on}],
+        }
+        self.counts: dict[str, int] = {}  # what the loop counts over the whole run; saved too
+        self.stopping, self.why = False, ""  # why: the reason of an early end, if it is not an interruption
+        self.lr = self.grad_norm = 0.0
+        how = dict(kind=kind, parent=cfg.init_from, resume=cfg.resume, overwrite=cfg.overwrite)
+        self.run = Run.create(cfg.run_name, cfg, **how)
+        self.start = self.step = self._restore() if self.run.resumed else 0
+
+    def _restore(self) -> int:
+        last = checkpoint.load(self.run.path)
+        checkpoint.restore(last, lora.merged(self.model), self.optimizers)
+        lora.load(self.model, last.extra.get("lora", {}))
+        self.counts = dict(last.extra["counts"])
+        for name, part in self.kept.items():
+            part.load_state(last.extra[name])
+        return last.step
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """The run while it trains. At the end no checkpoint is half written, and a run that ended early says why."""
+        bar = tqdm(
+            initial=self.start, total=self.max_steps, desc=self.run.name, unit="step", disable=not dist.is_main()
+        )
+        with self.run, checkpoint.settled(), bar as self.bar:
+            lost = None
+            try:
+                yield self
+            except EngineLost as error:  # on all ranks, before anything of this step was learned
+                lost = error
+                if self.step > self.start:
+                    self.save(wait=True)
+            if self.why:
+                self.run.stop(self.why)
+            elif lost or self.stopping:
+                self.run.stop(f"{lost or 'interrupted'} at step {self.step}; continue with --resume")
+
+    # ---- the steps
+
+    def steps(self) -> Iterator[int]:
+        """The steps to train. Before each what is due is evaluated and saved, once more after the last; ends early when interrupted, on all
+        ranks together. A resumed run evaluates its first weights only if that was cut off."""
+        self.pace = (self.start, time.perf_counter())
+        evaluated = self.run.resumed and dist.broadcast_object(self.start in set(self.run.evals()["step"]))
+        for self.step in range(self.start, self.max_steps + 1):
+            done, self.stopping = self.step == self.max_steps, dist.any(self.interrupt.requested or bool(self.why))
+            if (done or self._due(self.cfg.eval_every)) and not (self.step == self.start and evaluated):
+                self.run.log_eval(self.step, self.evaluate(self.model, self.step))
+                self.pace = (self.step, time.perf_counter())
+            if (done or self.stopping or self._due(self.cfg.save_every)) and self.step > self.start:
+                self.save(wait=done or self.stopping)
+            if done or self.stopping:
+                return
+            self._set_rate()
+            yield self.step
+
+    def _due(self, every: int) -> bool:
+        return bool(every and self.step % every == 0)
+
+    def _set_rate(self) -> None:
+        cfg = self.cfg
+        schedule = dict(warmup_steps=cfg.warmup_steps, schedule=cfg.schedule, final=cfg.final_lr_share)
+        scale = optim.lr_scale(self.step, max_steps=self.max_steps, **schedule)
+        optim.set_lr(self.optimizers, scale)
+        self.lr = cfg.lr * scale
+
+    def apply_gradients(self) -> None:
+        """Add the gradients of all ranks, clip their common norm, take a step. RunError, before it, where the norm is not finite: such weights
+        are never saved, so the last checkpoint is good."""
+        parts = (self.model, *self.heads)
+        for part in parts:
+            gradient_sums.finish(part)
+        self.grad_norm = dist.clip_gradients([p for part in parts for p in part.parameters()], self.cfg.grad_clip)
+        if not math.isfinite(self.grad_norm):
+            raise RunError(f"the gradient's norm is {self.grad_norm} at step {self.step + 1}; lower --lr or --muon-lr; "
+                           "the last checkpoint is kept")  # fmt: skip
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def save(self, wait: bool) -> None:
+        """Write a checkpoint beside training; wait: until it is on the disk. RunError for weights that are not finite."""
+        finite = torch.stack([dist.local(p).isfinite().all() for p in self.model.parameters()]).all()
+        if dist.any(not finite):
+            raise RunError(
+                f"weights are not finite after step {self.step}; lower --lr or --muon-lr; the last checkpoint is kept"
+            )
+        parts = {name: part.state() for name, part in self.kept.items()}
+        checkpoint.save(
+            self.run.path,
+            self.step,
+            model=lora.merged(self.model),
+            optimizers=self.optimizers,
+            extra={"lora": lora.adapters(self.model), "counts": dict(self.counts), **parts},
+            meta=self.meta,
+            keep_last=self.cfg.keep_last,
+            keep_every=self.cfg.keep_every,
+            wait=wait,
+        )
+
+    # ---- metrics
+
+    def log_supervised(self, nats: Tensor, tokens_per_step: int, **row: float) -> None:
+        """Every --log-every steps a row of metrics. nats: this rank's part of the step's mean loss; `train_loss` is that of all ranks.
+        A collective in the steps that are logged."""
+        self.bar.update(1)
+        if (self.step + 1) % self.cfg.log_every and self.step + 1 != self.max_steps:
+            return
+        ((train_loss,),) = totals([[float(nats)]])
+        rates = self.rates(tokens_per_step, self.cfg.model.flops_per_token(self.cfg.length))
+        row = dict(tokens=(self.step + 1) * tokens_per_step, train_loss=train_loss) | row
+        self.run.log(self.step + 1, row | dict(lr=self.lr, grad_norm=self.grad_norm) | rates)
+        self.bar.set_postfix(loss=f"{train_loss:.3f}", tok_s=f"{rates['tok_per_s']:,.0f}")
+
+    def rates(self, tokens_per_step: int, flops_per_token: float = 0.0) -> dict[str, float]:
+        """tok_per_s of all ranks since the last call or evaluation, with mfu where FLOPs are given."""
+        (step, began), self.pace = self.pace, (self.step + 1, time.perf_counter())
+        rate = tokens_per_step * (self.step + 1 - step) / (self.pace[1] - began)
+        if not flops_per_token:
+            return dict(tok_per_s=rate)
+        peak, _ = hardware.peak_flops(dist.device(), dist.compute_dtype())
+        return dict(tok_per_s=rate, mfu=rate * flops_per_token / (peak * dist.world_size()))
+
+
+def totals(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Numbers of this rank added up over all ranks, in their places. A collective."""
+    return dist.sum_(torch.tensor(rows, dtype=torch.float64)).tolist()
