@@ -169,17 +169,17 @@ by_hand_grad = torch.autograd.grad(by_hand, policy.wte.weight)[0]
 
 # %%
 made = [Completion(completion, [0.0] * len(completion), "stop") for completion in completions] * 2
-step = rollout.RolloutBatch([problem] * 2, [prompt] * 2, made, answers * 2, scores * 2, three[:2], 5)
+step = rollout.RolloutBatch([problem] * 2, [prompt] * 2, made, answers * 2, scores * 2, 5)
 library = torch.zeros(())
-for packed in rollout.pack(step, both, row_tokens=512, rows=8):
-    where = dict(positions=packed.positions, mask=packed.mask())
-    logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **where)
-    mask = packed.targets >= 0
-    library = library + losses.policy_gradient_loss(logprobs, packed.advantages, mask, count=step.n_tokens)
+for packed in rollout.pack(step, both != 0, row_tokens=512, rows=8):
+    logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
+    advantage_of, mask = both.view(-1, 1)[packed.numbers], packed.mask()
+    library = library + losses.policy_gradient_loss(packed.unpack(logprobs), advantage_of, mask, count=step.n_tokens)
 torch.testing.assert_close(by_hand, library, rtol=1e-4, atol=1e-7)
 grad = torch.autograd.grad(library, policy.wte.weight)[0]
 torch.testing.assert_close(by_hand_grad, grad, rtol=1e-3, atol=1e-6)
 print(inspect.getsource(losses.policy_gradient_loss))
+print(inspect.getsource(reinforce.train))
 print(f"by hand {by_hand.item():.6f}, library {library.item():.6f}, from {int(mask.sum())} of {count} tokens")
 
 # %% [markdown]

@@ -133,15 +133,16 @@ with pd.option_context("display.max_colwidth", None):
 def gradient(batch, advantage, broken):
     """(D,) the gradient of the step's loss, and how many tokens it trains."""
     kept = pad_sequence([torch.tensor(trained_by_the_set(c.ids)) for c in batch.completions], batch_first=True)
-    packs = list(rollout.pack(batch, advantage, row_tokens=1024, rows=8))
-    for packed in packs:
-        if broken:
-            packed.targets[(packed.completion >= 0) & ~kept[packed.completion, packed.offset]] = -100
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+    trained = 0
+    for packed in rollout.pack(batch, advantage != 0, row_tokens=1024, rows=8):
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
+        mask = packed.mask() & (kept[packed.numbers, : packed.longest] if broken else True)
+        loss = losses.policy_gradient_loss(packed.unpack(logprobs), advantage.view(-1, 1)[packed.numbers], mask, count=batch.n_tokens)
+        loss.backward()
+        trained += int(mask.sum())
     found = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in policy.parameters()])
     policy.zero_grad()
-    return found, sum(int((p.targets >= 0).sum()) for p in packs)
+    return found, trained
 
 
 # %%

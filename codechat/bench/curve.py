@@ -119,7 +119,7 @@ def gradient_norm(cfg: CurveBench, start: loading.LoadedModel, batch: dict[str, 
     rewards = torch.tensor(batch["rewards"]).view(-1, cfg.group_size)
     advantage = advantages.group_advantages(rewards, "zscore").view(-1, 1)
     mask = torch.ones_like(logprobs)
-    loss, _ = losses.clipped_policy_loss(logprobs, logprobs.detach(), advantage, mask)
+    loss = losses.clipped_policy_loss(losses.policy_ratio(logprobs, logprobs.detach(), mask), advantage)
     weights = losses.token_weights(mask.sum(1), "sequence", n_sequences=len(ids), n_tokens=ids.numel(), max_tokens=C)
     losses.masked_sum(loss * weights, mask).backward()
     return float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))

@@ -20,19 +20,16 @@ Left out: sharded weights, sampling temperatures, a stop symbol.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from codechat import training
 from codechat.core.command import train_main
 from codechat.core.config import default, opt
 from codechat.core.errors import ConfigError
-from codechat.distributed import dist, sharding
-from codechat.labs import chars_learning
 from codechat.models.config import GPTConfig
-from codechat.runs import run as run_module
 from codechat.training.settings import CheckpointSettings, MinibatchSettings, OptimizerSettings, RunSettings
 
 if TYPE_CHECKING:
+    from codechat.models.gpt import GPT
     from codechat.runs.run import Run
 
 
@@ -117,9 +114,13 @@ class CharsConfig(MinibatchSettings, CheckpointSettings, OptimizerSettings, RunS
 
 def train(cfg: CharsConfig) -> Run:
     """Learn the text; returns the finished run. UserError, before anything is written, for bad settings."""
-    learning = chars_learning
+    from codechat.distributed import dist, sharding
+    from codechat.labs import chars_learning as learning
+    from codechat.runs.run import StopSignal
+    from codechat.training.session import Session
+
     cfg, parent, text = learning.load(cfg)
-    with dist.session(cfg) as world, run_module.StopSignal() as interrupt:
+    with dist.session(cfg) as world, StopSignal() as interrupt:
         per_step = cfg.tokens_per_step(world.size)
         steps = cfg.max_tokens // per_step
         if not steps:
@@ -127,61 +128,49 @@ def train(cfg: CharsConfig) -> Run:
                 f"max_tokens {cfg.max_tokens} is less than the {per_step} of one step; raise it, or lower --device-batch-size"
             )
         learner = learning.Learner(cfg, parent, text, world)
-        model, head = learner.model, learner.head
-        optimizers = training.build_optimizers(cfg, model)
-        heads = (head,) if cfg.objective == "ppo" else ()
-        optimizers += head.optimizers(chars_learning.VALUE_LR) if heads else []
-        weights = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        lineage = training.lineage(cfg, "chars", parent, objective=cfg.objective)
-        run, last = training.open_run("chars", cfg, model, optimizers)
-        start = last.step if last else 0
-        if last:
-            head.load_state_dict(last.extra["value_head"])
+        head = learner.head
 
-        def save(step: int, wait: bool) -> None:
-            extra = dict(tags="text", value_head=head.copy_of_state())
-            training.save(run, step, cfg, model, optimizers, tok=text.tokenizer, lineage=lineage, wait=wait, **extra)
+        def evaluate(model: GPT, step: int) -> dict[str, Any]:
+            with sharding.whole(model) as reader:
+                if cfg.samples:
+                    session.run.log_samples(step, learning.write_samples(reader, text, cfg, world.device))
+                return {**learning.validate(reader, text, cfg, world.device), "tokens": step * per_step}
 
-        with training.running(run, start, steps) as bar:
-            pace = training.Pace(start)
-            for step in range(start, steps + 1):
-                turn = training.turn(cfg, step, start, run, stopping=interrupt.requested, max_steps=steps)
-                if turn.evaluate:
-                    with sharding.whole(model) as reader:
-                        found = learning.validate(reader, text, cfg, world.device)
-                        run.log_eval(step, {**found, "tokens": step * per_step})
-                        if cfg.samples:
-                            run.log_samples(step, learning.write_samples(reader, text, cfg, world.device))
-                    pace.restart(step)
-                if turn.save:
-                    save(step, wait=turn.last)
-                if turn.last:
-                    break
-
-                # read the windows of this step; where the policy learns from rewards: draw symbols, reward them, credit each draw
+        session = Session(
+            "chars",
+            cfg,
+            learner.model,
+            text.tokenizer,
+            interrupt,
+            parent=parent,
+            evaluate=evaluate,
+            heads={head: head.optimizers(learning.VALUE_LR)} if cfg.objective == "ppo" else {},
+            max_steps=steps,
+            tags="text",
+            trained_on=dict(objective=cfg.objective),
+            value_head=head,
+        )
+        with session.running():
+            for step in session.steps():
+                # where the policy learns from rewards: draw symbols, reward them, credit each draw
                 learner.begin(step)
                 if cfg.learns_from_rewards:
                     learner.draw(step)
                     learner.credit(step * per_step)
-
-                # learn: each minibatch is one update, its loss divided by the places of all ranks
-                lr, grad_norm = training.set_rate(cfg, optimizers, step, steps), 0.0
+                # each minibatch is one update, its loss divided by the places of all ranks
                 for update in range(learner.updates()):
                     learner.loss(update).backward()
-                    grad_norm = training.apply_gradients(cfg, optimizers, model, *heads, weights=weights)
-                bar.update(1)
-
-                # log
+                    session.apply_gradients()
+                session.bar.update(1)
                 if (step + 1) % cfg.log_every == 0 or step + 1 == steps:
                     values = dist.mean(learner.row)
                     epoch = (step + 1) * cfg.device_batch_size * cfg.horizon * world.size / len(text.train)
-                    row = dict(tokens=(step + 1) * per_step, epoch=epoch, lr=lr, grad_norm=grad_norm)
-                    run.log(step + 1, values | row | pace.rates(step + 1, per_step))
-                    training.check_finite(step + 1, **values)
+                    grad_norm = session.grad_norm if learner.updates() else 0.0
+                    row = dict(tokens=(step + 1) * per_step, epoch=epoch, lr=session.lr, grad_norm=grad_norm)
+                    session.run.log(step + 1, values | row | session.rates(per_step))
                     shown = ("train_loss", "reward_mean", "frac_zero_std_groups")
-                    bar.set_postfix({name: f"{values[name]:.3f}" for name in shown if name in values})
-            training.stop(run, step, interrupted=turn.stopping)
-    return run
+                    session.bar.set_postfix({name: f"{values[name]:.3f}" for name in shown if name in values})
+    return session.run
 
 
 def main(argv: list[str] | None = None) -> int:

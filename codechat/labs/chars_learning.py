@@ -25,7 +25,8 @@ from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.tasks import chars
 from codechat.text import tokenizer
-from codechat.training import ValueHead, explained_variance, step_seed
+from codechat.training.sampling import step_seed
+from codechat.training.value_head import ValueHead, explained_variance
 
 if TYPE_CHECKING:
     from codechat.labs.chars import CharsConfig
@@ -183,14 +184,10 @@ class Learner:
             logprobs, entropy = per_token_rewards.symbol_logprobs(
                 self.model, part.inputs, hidden, part.drawn, entropy_grad=cfg.entropy_coef != 0
             )
-        draw_loss, stats = losses.clipped_policy_loss(
-            logprobs,
-            part.logprobs,
-            self.advantage[at],
-            torch.ones_like(logprobs),
-            clip_eps_low=CLIP,
-            clip_eps_high=CLIP,
-        )
+        advantage, on = self.advantage[at], torch.ones_like(logprobs)
+        ratio = losses.policy_ratio(logprobs, part.logprobs, on)
+        draw_loss = losses.clipped_policy_loss(ratio, advantage, CLIP, CLIP)
+        stats = losses.clip_statistics(ratio, logprobs, part.logprobs, advantage, on, CLIP, CLIP)
         loss = draw_loss.mean() - cfg.entropy_coef * entropy.mean()
         self._log(policy_loss=loss.detach())
         if cfg.kl_coef:

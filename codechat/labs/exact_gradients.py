@@ -191,8 +191,8 @@ def group_loss(
             group_advantages(groups.rewards, baseline).view(-1, 1),
             groups.rows(groups.world.logprobs(groups.old)),
         )
-        clip = dict(clip_eps_low=clip_eps[0], clip_eps_high=clip_eps[1], level=level)
-        found, _ = losses.clipped_policy_loss(logprobs, old, advantage, groups.mask, **clip)
+        ratio = losses.policy_ratio(logprobs, old, groups.mask, level)
+        found = losses.clipped_policy_loss(ratio, advantage, *clip_eps)
         if aggregation == "token":  # over the tokens of each group
             return found / groups.lengths.view(N, G).sum(1).repeat_interleave(G)[:, None].double()
         lengths = groups.lengths.double()
@@ -210,7 +210,8 @@ def gae_loss(lam: float, value_error: float = 0.0) -> Loss:
         rewards = torch.zeros_like(values)
         rewards[torch.arange(len(values)), groups.lengths - 1] = groups.rewards.flatten()
         advantage, _ = estimate_gae(rewards, values, groups.mask, lam=lam)
-        return losses.clipped_policy_loss(logprobs, logprobs.detach(), advantage, groups.mask)[0] / groups.at.shape[1]
+        ratio = losses.policy_ratio(logprobs, logprobs.detach(), groups.mask)
+        return losses.clipped_policy_loss(ratio, advantage) / groups.at.shape[1]
 
     return loss
 
@@ -255,7 +256,8 @@ def kl_in_reward(kind: losses.KLKind, reference: Tensor) -> Loss:
         world = groups.world
         kl = (losses.kl_estimate(world.logprobs(groups.theta), world.logprobs(reference), kind) * world.mask).sum(1)
         advantage = group_advantages(kl[groups.at], "leave_one_out").view(-1, 1)
-        return losses.clipped_policy_loss(logprobs, logprobs.detach(), advantage, groups.mask)[0] / groups.at.shape[1]
+        ratio = losses.policy_ratio(logprobs, logprobs.detach(), groups.mask)
+        return losses.clipped_policy_loss(ratio, advantage) / groups.at.shape[1]
 
     return loss
 

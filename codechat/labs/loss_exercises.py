@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from codechat.core.errors import ConfigError, nearest
-from codechat.rl import advantages, functional, losses, preference_losses
+from codechat.rl import advantages, losses, preference_losses
 
 CASES = 6
 CORRECT, EMPTY = "correct", "not filled in yet"
@@ -137,13 +137,19 @@ def _preference(name: str, case: Callable[[torch.Generator], Case]) -> Exercise:
     return Exercise(lambda **own: getattr(preference_losses, name)(**own).losses, case, ("chosen", "rejected"))
 
 
+def _entropy(logits: Tensor) -> Tensor:
+    """(..., V) logits -> (...) entropy in nats."""
+    logp = logits.log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
+
+
 EXERCISES: Mapping[str, Exercise] = {
     "masked_mean": Exercise(
         lambda x, mask: losses.masked_mean(x, mask),
         lambda rng: dict(x=_normal(rng, 3, 5), mask=_mask(rng, 3, 5)),
         ("x",),
     ),
-    "entropy": Exercise(functional.compute_entropy, lambda rng: dict(logits=3 * _normal(rng, 2, 3, 5)), ("logits",)),
+    "entropy": Exercise(_entropy, lambda rng: dict(logits=3 * _normal(rng, 2, 3, 5)), ("logits",)),
     "group_advantages": Exercise(
         lambda rewards, eps: advantages.group_advantages(rewards, "zscore", eps),
         lambda rng: dict(rewards=_normal(rng, 3, 4), eps=1e-6),
@@ -154,9 +160,9 @@ EXERCISES: Mapping[str, Exercise] = {
         ("logprobs",),
     ),
     "clipped_policy_loss": Exercise(
-        lambda logprobs, old_logprobs, advantages, clip_eps: functional.compute_grpo_clip_loss(
-            advantages, logprobs, old_logprobs, clip_eps
-        )[0],
+        lambda logprobs, old_logprobs, advantages, clip_eps: losses.clipped_policy_loss(
+            (logprobs - old_logprobs).exp(), advantages, clip_eps, clip_eps
+        ),
         _ratios,
         ("logprobs",),
     ),

@@ -33,7 +33,7 @@ from codechat.labs.reward_starts import Setting, StartsConfig
 from codechat.models import optim
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
-from codechat.rl.advantages import group_advantages, worth_an_update, zero_variance
+from codechat.rl.advantages import group_advantages, zero_variance
 
 START, SFT_STEPS, WIDTH = "weak", (35, 60, 150, 151), 64  # SFT ends behind the start
 LRS, GROUP_SIZES, TEMPERATURES = (2e-4, 1e-3, 5e-3), (2, 8, 24), (0.5, 1.0, 1.5)
@@ -90,10 +90,10 @@ def setting_of(cfg: RatesConfig) -> Setting:
 def backward(policy: GPT, batch: rollout.RolloutBatch, temperature: float) -> None:
     """Add the gradient of REINFORCE's loss with the group's mean as baseline, at the temperature of sampling."""
     advantages = group_advantages(batch.correct.float())
-    for packed in rollout.pack(batch, advantages, row_tokens=ROW_TOKENS, rows=ROWS):
-        where = dict(positions=packed.positions, mask=packed.mask())
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, temperature=temperature, **where)
-        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+    for packed in rollout.pack(batch, advantages != 0, row_tokens=ROW_TOKENS, rows=ROWS):
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, temperature=temperature, **packed.where())
+        advantage = advantages.view(-1, 1)[packed.numbers]  # (B, 1)
+        losses.policy_gradient_loss(packed.unpack(logprobs), advantage, packed.mask(), batch.n_tokens).backward()
 
 
 def reinforce(
@@ -106,7 +106,7 @@ def reinforce(
         how = dict(group_size=group_size, temperature=temperature, seed=seed * 1_000_003 + step)
         batch = setting.sampled(policy, asked, **how)
         live = int((~zero_variance(batch.correct)).sum())
-        if worth_an_update(live):
+        if live:
             backward(policy, batch, temperature)
             for optimizer in optimizers:
                 optimizer.step()

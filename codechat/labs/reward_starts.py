@@ -41,7 +41,7 @@ from codechat.models import optim
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.rl import losses, rollout
-from codechat.rl.advantages import group_advantages, worth_an_update, zero_variance
+from codechat.rl.advantages import group_advantages, zero_variance
 from codechat.tasks.base import Problem, Score
 from codechat.tasks.funcall.task import FuncallTask
 from codechat.tasks.toolbox.catalogue import TOOLS
@@ -232,7 +232,7 @@ def reinforce(setting: Setting, policy: GPT, shape: str, baseline: str, seed: in
         batch = setting.sampled(policy, asked, group_size=cfg.group_size, seed=seed * 1_000_003 + step)
         rewards = torch.tensor([reshaped(score, shape) for score in batch.scores]).view_as(batch.rewards)
         live = int((~zero_variance(rewards)).sum())
-        if worth_an_update(live):
+        if live:
             backward(policy, batch, group_advantages(rewards, baseline))
             _update(optimizers)
         yield dict(reward=float(rewards.mean()), exact=float(batch.correct.float().mean()), live=live / cfg.problems)
