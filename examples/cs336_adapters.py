@@ -13,7 +13,6 @@ Shapes: B sequences, T tokens, V vocabulary, N responses. Log-probabilities and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -382,10 +381,6 @@ def run_masked_normalize(
 
 
 # ---- the optional part on safety and RLHF
-
-
-def get_packed_sft_dataset(tokenizer: Any, dataset_path: str | PathLike, seq_length: int, shuffle: bool) -> Dataset:
-    return get_packed_sft_dataset(tokenizer, dataset_path, seq_length, shuffle)
 
 
 def run_iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> Iterable[Any]:

@@ -60,8 +60,9 @@ from codechat import pretrain
 from codechat.core import config
 from codechat.runs import paths
 paths.ROOT = pathlib.Path(sys.argv[1])
-set_rate = pretrain.training.set_rate
-pretrain.training.set_rate = lambda *a: time.sleep(0.3) or set_rate(*a)  # steps long enough to be interrupted
+from codechat.training.session import Session
+set_rate = Session._set_rate
+Session._set_rate = lambda self: time.sleep(0.3) or set_rate(self)  # steps long enough to be interrupted
 print(pretrain.train(config.resolve(pretrain.PretrainConfig, file=sys.argv[2])).status["status"])
 """
 

@@ -23,7 +23,6 @@ from codechat.labs import chars as loop
 from codechat.labs import denoise
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.labs import per_token_rewards
 from codechat.runs import checkpoint, run
 from codechat.tasks import chars
 from codechat.text import tokenizer

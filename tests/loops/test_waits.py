@@ -16,7 +16,7 @@ import test_loops
 import torch
 from test_loops import conversations, text_corpus  # noqa: F401  (fixtures)
 
-from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft, training
+from codechat import expert_iteration, grpo, ppo, preference, pretrain, reinforce, sft
 from codechat.bench.sync_count import SyncCount, on_meta
 from codechat.core import config
 from codechat.evaluation import domain_loss
@@ -24,6 +24,9 @@ from codechat.models.generate import Completion
 from codechat.rl.engines import Local
 from codechat.tasks.base import Score
 from codechat.tasks.toy import ToyTask
+from codechat.training import opening
+from codechat.training.rl_session import Microbatch
+from codechat.training.session import Session
 
 
 def drawn(policy: Any, prompts: Sequence[list[int]], *, samples_per_prompt: int, **how: Any) -> list[Completion]:
@@ -40,11 +43,11 @@ def scored(self: ToyTask, problem: Any, text: str) -> Score:
 @pytest.fixture
 def no_values(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that needs values: sampling, evaluations, checkpoints, and where a restored weight would come from."""
-    own = training.load_task
+    load_task = opening.load_task
     monkeypatch.setattr(Local, "sample", staticmethod(drawn))
     monkeypatch.setattr(ToyTask, "score", scored)
-    monkeypatch.setattr(training, "load_task", lambda cfg, tok: (*own(cfg, tok)[:2], lambda model: {}))
-    monkeypatch.setattr(training, "save", lambda *a, **k: None)
+    monkeypatch.setattr(opening, "load_task", lambda cfg, tok: (*load_task(cfg, tok)[:2], lambda model: {}))
+    monkeypatch.setattr(Session, "save", lambda self, wait: None)
     monkeypatch.setattr(domain_loss, "held_out_losses", lambda *a: {})
     monkeypatch.setattr(pretrain, "bits_per_byte", lambda *a: {})
 
@@ -86,8 +89,8 @@ def test_a_step_of_rl_waits_for_the_norm_of_each_update_and_once_for_what_it_log
     no_values: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """However many microbatches an update has."""
-    own, passes = training.token_logprobs, []
-    monkeypatch.setattr(training, "token_logprobs", lambda *a, **k: passes.append(a) or own(*a, **k))
+    logprobs, passes = Microbatch.logprobs, []
+    monkeypatch.setattr(Microbatch, "logprobs", lambda *a, **k: passes.append(a) or logprobs(*a, **k))
 
     def train(steps: int) -> None:
         module.train(settings(module, cls, run_name=f"{name}-{steps}", max_steps=steps, **changes))

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.tasks.base import Problem, Score
 from codechat.text import tokenizer
 from codechat.text.call_grammar import call_grammar
-from codechat.training import updates, value_head
 
 SHAPE = GPTConfig(depth=2, n_embd=64, n_head=4, block_size=256, vocab_size=300)
 DOCS = torch.tensor([[0] * 50 + [1] * 60 + [2] * 90 + [-1] * 56, [0] * 256])
@@ -45,9 +43,9 @@ def packed_rollouts() -> rollout.Packed:
     completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in (7, 31, 5, 12, 20, 1)]
     problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(2)]
     batch = RolloutBatch(
-        problems, [ids(11), ids(40)], completions, [""] * 6, [Score(0.0, "x", {}, False)] * 6, torch.rand(2, 3, generator=rng), 3
+        problems, [ids(11), ids(40)], completions, [""] * 6, [Score(0.0, "x", {}, False)] * 6, 3
     )  # fmt: skip
-    (packed,) = rollout.pack(batch, batch.rewards - 0.5, row_tokens=128, rows=4, skip_zero=False)
+    (packed,) = rollout.pack(batch, row_tokens=128, rows=4)
     return packed
 
 
@@ -123,9 +121,9 @@ def test_on_a_gpu_no_mask_reaches_torchs_attention(monkeypatch: pytest.MonkeyPat
     model.loss(ids, ids, positions=ids, mask=conversations.packed_mask(DOCS)).backward()
     held = conversations.Batch(ids, ids, DOCS, ids, ids)
     domain_loss.sums(model, {"x": [held]}, torch.device("cpu"))
-    cfg = SimpleNamespace(temperature=1.0)
-    updates.token_logprobs(cfg, model, packed)[0].sum().backward()
-    value_head.states(model, packed)
+    where = packed.where()
+    model.token_logprobs(packed.ids, packed.targets, **where)[0].sum().backward()
+    model.hidden(packed.ids, positions=where["positions"], mask=where["mask"])
     assert calls == [("flex", False)] * 8
     calls.clear()
     for graph in (False, True):

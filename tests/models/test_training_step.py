@@ -27,7 +27,7 @@ from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint
 from codechat.tasks.base import Problem, Score
 from codechat.text import tokenizer
-from codechat.training import opening, updates
+from codechat.training import opening
 
 SHAPE = GPTConfig(depth=12, n_embd=32, n_head=2, block_size=128, vocab_size=300)
 RL = SimpleNamespace(temperature=1.0, row_tokens=64, rows=2, grad_clip=1.0)
@@ -43,15 +43,15 @@ def rollouts(seed: int) -> RolloutBatch:
     lengths = torch.randint(1, 20, (12,), generator=rng).tolist()
     completions = [Completion(x := ids(n), [-1.0] * len(x), "stop") for n in lengths]
     problems = [Problem(str(i), [{"role": "user", "content": "?"}], None, "train") for i in range(3)]
-    scores = [Score(0.0, "x", {}, False)] * 12
-    return RolloutBatch(problems, [ids(5 + i) for i in range(3)], completions, [""] * 12, scores, torch.rand(3, 4, generator=rng), 4)  # fmt: skip
+    scores = [Score(x, "x", {}, False) for x in torch.rand(12, generator=rng).tolist()]
+    return RolloutBatch(problems, [ids(5 + i) for i in range(3)], completions, [""] * 12, scores, 4)
 
 
 def pretrain_step(model: GPT, optimizers: list[Any], accum: int = 1) -> None:
     for i in range(accum):
         ids = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(i))
         (model.loss(ids, ids, reduction="sum", every=True) / ids.numel()).backward()
-    updates.apply_gradients(RL, optimizers, model)
+    take_step(optimizers, model)
 
 
 def sft_step(model: GPT, optimizers: list[Any]) -> None:
@@ -59,19 +59,28 @@ def sft_step(model: GPT, optimizers: list[Any]) -> None:
     targets = ids.masked_fill(DOCS != 1, -100)
     mask = packed_attention.Documents(DOCS).mask  # the mask of a GPU reaches no operator that waits
     model.loss(ids, targets, reduction="sum", positions=ids, mask=mask).backward()
-    updates.apply_gradients(RL, optimizers, model)
+    take_step(optimizers, model)
+
+
+def take_step(optimizers: list[Any], model: GPT) -> None:
+    dist.clip_gradients(model.parameters(), RL.grad_clip)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def rl_step(model: GPT, optimizers: list[Any], seed: int) -> int:
     batch = rollouts(seed)
     n = 0
-    for n, packed in enumerate(updates.packs(RL, model, batch, batch.rewards - 0.5), 1):
+    shapes = rollout.row_shapes(batch, RL.row_tokens, RL.rows, dist.device())
+    for n, packed in enumerate(rollout.pack(batch, batch.rewards != 0.5, **shapes), 1):
         assert packed.ids.shape == (2, 64)
         with torch.enable_grad():
             mask = packed_attention.Documents(packed.docs).mask
             logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=mask)
-            losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, 100).backward()
-    updates.apply_gradients(RL, optimizers, model)
+            advantages = (batch.rewards - 0.5).view(-1, 1)[packed.numbers]
+            losses.policy_gradient_loss(packed.unpack(logprobs), advantages, packed.mask(), 100).backward()
+    take_step(optimizers, model)
     return n
 
 

@@ -134,14 +134,10 @@ def test_an_environment_that_ends_after_one_turn_is_the_single_turn_path(policy:
     for a, b in zip(one.completions, many.completions, strict=True):
         assert (a.ids, a.logprobs, a.stop, a.written) == (b.ids, b.logprobs, b.stop, b.written)
     assert one.prompts == many.prompts and one.texts == many.texts and torch.equal(one.rewards, many.rewards)
-    assert one.scores == many.scores and one.n_tokens == many.n_tokens and one.truncated_frac == many.truncated_frac
-    advantage = advantages.group_advantages(one.rewards)
-    for a, b in zip(
-        rollout.pack(one, advantage, row_tokens=128, rows=4),
-        rollout.pack(many, advantage, row_tokens=128, rows=4),
-        strict=True,
-    ):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in rollout.FIELDS)
+    assert one.scores == many.scores and one.n_tokens == many.n_tokens and torch.equal(one.cut_off(), many.cut_off())
+    how = dict(row_tokens=128, rows=4)
+    for a, b in zip(rollout.pack(one, **how), rollout.pack(many, **how), strict=True):
+        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in (*rollout.EMPTY, "flat", "row"))
 
 
 def test_the_mask_covers_exactly_what_the_policy_wrote(batch: rollout.RolloutBatch) -> None:
@@ -181,20 +177,25 @@ def test_prompt_and_completion_are_the_conversation_as_rendered() -> None:
 
 
 def test_sampled_logprobs_equal_recomputed_ones_over_all_turns(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    seen = 0
-    for packed in rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=256, rows=2):
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        on = packed.targets >= 0
-        torch.testing.assert_close(logprobs[on], packed.old_logprobs[on], atol=2e-5, rtol=0)
-        assert torch.equal(on, packed.completion >= 0) and not packed.advantages[~on].any()
-        seen += int(on.sum())
-    assert seen == batch.n_tokens == int(batch.mask().sum()) < int(batch.lengths().sum())
+    packs = list(rollout.pack(batch, row_tokens=256, rows=2))
+    assert all(torch.equal((p.targets >= 0).flatten().nonzero()[:, 0], p.flat) for p in packs)
+    assert sum(len(p.flat) for p in packs) == batch.n_tokens == int(batch.mask().sum()) < int(batch.lengths().sum())
     torch.testing.assert_close(
         rollout.score_logprobs(policy, batch, temperature=1.0, row_tokens=256, rows=2),
         batch.logprobs(),
         atol=2e-5,
         rtol=0,
     )
+
+
+def reinforce(policy: GPT, batch: rollout.RolloutBatch, **how: int) -> None:
+    """Add the policy gradient of packed episodes."""
+    advantage = advantages.group_advantages(batch.rewards).view(-1, 1)
+    for packed in rollout.pack(batch, **how):
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
+        losses.policy_gradient_loss(
+            packed.unpack(logprobs), advantage[packed.numbers], packed.mask(), batch.n_tokens
+        ).backward()
 
 
 def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout.RolloutBatch) -> None:
@@ -213,9 +214,7 @@ def test_the_gradient_is_that_of_the_plain_sequences(policy: GPT, batch: rollout
         ).backward()
     plain = [p.grad.clone() for p in policy.parameters()]
     policy.zero_grad()
-    for packed in rollout.pack(batch, advantage, row_tokens=200, rows=2):
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+    reinforce(policy, batch, row_tokens=200, rows=2)
     for a, p in zip(plain, policy.parameters()):
         torch.testing.assert_close(a, p.grad, atol=2e-6, rtol=1e-4)
     policy.zero_grad()
@@ -241,7 +240,7 @@ def test_an_episode_says_how_it_ended(policy: GPT, closing: None) -> None:
     cut = collect(policy, Talk(ends_after=99), max_new_tokens=2)
     assert any(c.stop == "length" and len(t) < 5 for t, c in zip(cut.turns, cut.completions))
     full = collect(policy, Talk(ends_after=99, max_turns=50), max_new_tokens=60)
-    assert {c.stop for c in full.completions} == {"context"} and full.truncated_frac == 1.0
+    assert {c.stop for c in full.completions} == {"context"} and full.cut_off().all()
     for i, c in enumerate(full.completions):
         assert len(full.prompts[i // 4]) + len(c.ids) <= policy.cfg.block_size and c.written[-1]
 
@@ -339,13 +338,7 @@ def read_what_was_said(home: Path, seed: int) -> list[Claim]:
     for step in range(90):
         batch = collect(model, Guess(), problems, group_size=16, max_new_tokens=4, seed=1000 * seed + step)
         rewards.append(float(batch.rewards.mean()))
-        for packed in rollout.pack(batch, advantages.group_advantages(batch.rewards), row_tokens=512, rows=8):
-            logprobs, _ = model.token_logprobs(
-                packed.ids, packed.targets, positions=packed.positions, mask=packed.mask()
-            )
-            losses.policy_gradient_loss(
-                logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens
-            ).backward()
+        reinforce(model, batch, row_tokens=512, rows=8)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         update(optimizers)
     return [

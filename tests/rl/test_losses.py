@@ -9,7 +9,15 @@ import torch
 
 from codechat.core.errors import ConfigError
 from codechat.rl.advantages import group_advantages, zero_variance
-from codechat.rl.losses import kl_estimate, masked_mean, masked_sum, policy_gradient_loss
+from codechat.rl.losses import (
+    clip_statistics,
+    clipped_policy_loss,
+    kl_estimate,
+    masked_mean,
+    masked_sum,
+    policy_gradient_loss,
+    policy_ratio,
+)
 
 LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -4.0, -8.0]])
 ADVANTAGES = torch.tensor([[2.0], [-1.0]])
@@ -92,12 +100,6 @@ def test_accumulated_microbatches_equal_the_whole_batch() -> None:
     assert abs(sum(alone) / 2 - whole) > 0.1
 
 
-def test_per_token_and_per_row_advantages_agree() -> None:
-    assert policy_gradient_loss(LOGPROBS, ADVANTAGES.expand(2, 3), MASK) == policy_gradient_loss(
-        LOGPROBS, ADVANTAGES, MASK
-    )
-
-
 # ---------------------------------------------------------------- KL
 
 
@@ -144,9 +146,35 @@ def test_estimators_by_hand() -> None:
     torch.testing.assert_close(kl_estimate(new, old, "k3"), torch.tensor([[1 - math.log(2), -0.5 + math.log(2)]]))
 
 
-def test_an_unknown_estimator() -> None:
-    with pytest.raises(ConfigError, match="'k4'"):
-        estimates("k4")
+def test_k3_of_a_log_ratio_that_overflows_is_finite() -> None:
+    far = torch.tensor([[-200.0]], requires_grad=True)
+    kl_estimate(far, torch.tensor([[-1.0]]), "k3").sum().backward()
+    assert kl_estimate(far, torch.tensor([[-1.0]]), "k3").isfinite().all() and far.grad.isfinite().all()
+
+
+# ---------------------------------------------------------------- clipped ratios
+
+OLD = LOGPROBS - torch.tensor([[2.0, 0.5, 1.0], [0.5, 1.1, 2.0]]).log()
+
+
+def test_clipped_loss_by_hand_and_its_gradient() -> None:
+    """A token has no gradient only where its ratio has passed the bound in the direction in which its advantage pushes it."""
+    logprobs = LOGPROBS.clone().requires_grad_()
+    ratio = policy_ratio(logprobs, OLD, torch.ones(2, 3))
+    loss = clipped_policy_loss(ratio, ADVANTAGES)
+    torch.testing.assert_close(loss, torch.tensor([[-2.4, -1.0, -2.0], [0.8, 1.1, 2.0]]))
+    loss.sum().backward()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[0.0, -1.0, -2.0], [0.0, 1.1, 2.0]]))
+    found = clip_statistics(ratio, LOGPROBS, OLD, ADVANTAGES, MASK, 0.2, 0.2)
+    assert (int(found["clipped_low"]), int(found["clipped_high"]), float(found["ratio_max"])) == (1, 1, pytest.approx(2.0))
+    torch.testing.assert_close(
+        found["kl_old"], masked_sum(ratio.detach().reciprocal() - 1 + ratio.detach().log(), MASK)
+    )
+
+
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
+    ratio = policy_ratio(LOGPROBS, OLD, MASK, "sequence")
+    torch.testing.assert_close(ratio, torch.tensor([[1.0], [1.1 ** (1 / 3)]]).expand(2, 3))
 
 
 # ---------------------------------------------------------------- advantages
@@ -194,22 +222,11 @@ def test_zero_variance_sees_the_smallest_difference() -> None:
     assert zero_variance(rewards).tolist() == [True, False]
 
 
-def test_no_baseline_copies() -> None:
-    rewards = REWARDS.clone()
-    group_advantages(rewards, "none").zero_()
-    assert torch.equal(rewards, REWARDS)
-
-
 @pytest.mark.parametrize(
-    "rewards, baseline, value",
-    [
-        (torch.zeros(4), "mean", r"\(4,\)"),
-        (torch.zeros(4, 1), "mean", "group_size 1"),
-        (torch.zeros(4, 2), "median", "'median'"),
-    ],
+    "rewards, baseline", [(torch.zeros(4), "mean"), (torch.zeros(4, 1), "mean"), (torch.zeros(4, 2), "x")]
 )
-def test_invalid_rewards(rewards: torch.Tensor, baseline: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=value):
+def test_invalid_rewards(rewards: torch.Tensor, baseline: str) -> None:
+    with pytest.raises(ConfigError):
         group_advantages(rewards, baseline)  # type: ignore[arg-type]
 
 

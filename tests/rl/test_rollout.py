@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from raising import raising
 
-from codechat.core.errors import ConfigError
+from codechat.core.errors import RunError
 from codechat.models import generate, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
@@ -20,12 +17,9 @@ from codechat.reinforce import ReinforceConfig
 from codechat.rl import advantages, losses, rollout
 from codechat.rl.engines import Local
 from codechat.tasks.base import Problem, Score
-from codechat.tasks.funcall.task import FuncallTask
-from codechat.tasks.toolbox import reading
 from codechat.tasks.toy import ToyTask
 from codechat.text import tokenizer
-from codechat.training import RolloutSampler, updates
-from codechat.training.sampling import spread_strata
+from codechat.training.sampling import RolloutSampler
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +75,14 @@ def plain_gradient(
 
 
 def packed_gradient(
-    policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor, **how: int
+    policy: GPT, batch: rollout.RolloutBatch, advantage: torch.Tensor, skip_zero: bool = True, **how: int
 ) -> tuple[float, list[torch.Tensor]]:
     policy.zero_grad()
     total = 0.0
-    for packed in rollout.pack(batch, advantage, **how):
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        loss = losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens)
+    for packed in rollout.pack(batch, advantage != 0 if skip_zero else None, **how):
+        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, **packed.where())
+        advantages = advantage.view(-1, 1)[packed.numbers]
+        loss = losses.policy_gradient_loss(packed.unpack(logprobs), advantages, packed.mask(), count=batch.n_tokens)
         loss.backward()
         total += loss.item()
     return total, [p.grad.clone() for p in policy.parameters()]
@@ -110,16 +105,9 @@ def test_packing_changes_neither_loss_nor_gradient(
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-4)
 
 
-def test_sampled_logprobs_equal_recomputed_ones_in_packed_rows(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    for packed in rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=256, rows=4):
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        mask = packed.targets >= 0
-        torch.testing.assert_close(logprobs[mask], packed.old_logprobs[mask], atol=1e-5, rtol=0)
-
-
 def test_packed_targets_are_the_sampled_ids(batch: rollout.RolloutBatch) -> None:
     learned: list[tuple[int, ...]] = []
-    for packed in rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=256, rows=4):
+    for packed in rollout.pack(batch, row_tokens=256, rows=4):
         for row in range(len(packed.ids)):
             for doc in range(int(packed.docs[row].max()) + 1):
                 for branch in range(1, int(packed.branches[row].max()) + 1):
@@ -130,8 +118,8 @@ def test_packed_targets_are_the_sampled_ids(batch: rollout.RolloutBatch) -> None
 
 
 def test_a_branch_sees_its_prompt_and_itself_only(batch: rollout.RolloutBatch) -> None:
-    packed = next(rollout.pack(batch, torch.ones_like(batch.rewards), row_tokens=512, rows=8))
-    mask, docs, branches = packed.mask().mask[0, 0], packed.docs[0], packed.branches[0]
+    packed = next(rollout.pack(batch, row_tokens=512, rows=8))
+    mask, docs, branches = packed.where()["mask"].mask[0, 0], packed.docs[0], packed.branches[0]
     for q, k in ((q, k) for q in range(len(docs)) for k in range(len(docs)) if mask[q, k] and q != k):
         assert k < q and docs[k] == docs[q] and branches[k] in (0, branches[q])
 
@@ -140,53 +128,45 @@ def test_zero_advantage_completions_are_left_out_and_change_nothing(policy: GPT,
     advantage = advantages.group_advantages(batch.rewards)
     advantage[1] = 0.0
     _, skipped = packed_gradient(policy, batch, advantage, row_tokens=256, rows=4)
-    policy.zero_grad()
-    everything = list(rollout.pack(batch, advantage, row_tokens=256, rows=4, skip_zero=False))
-    for packed in everything:
-        logprobs, _ = policy.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
-    fewer = sum(int((p.targets >= 0).sum()) for p in rollout.pack(batch, advantage, row_tokens=256, rows=4))
-    assert fewer < sum(int((p.targets >= 0).sum()) for p in everything)
-    for a, p in zip(skipped, policy.parameters()):
-        torch.testing.assert_close(a, p.grad, atol=1e-6, rtol=1e-5)
+    _, whole = packed_gradient(policy, batch, advantage, skip_zero=False, row_tokens=256, rows=4)
+    how = dict(row_tokens=256, rows=4)
+    kept, everything = rollout.pack(batch, advantage != 0, **how), rollout.pack(batch, **how)
+    assert sum(len(p.flat) for p in kept) < sum(len(p.flat) for p in everything)
+    for a, b in zip(skipped, whole):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
 def test_group_order_changes_nothing(policy: GPT, batch: rollout.RolloutBatch) -> None:
     advantage = advantages.group_advantages(batch.rewards)
-    order, G = [2, 0, 1], batch.group_size
-    moved = rollout.RolloutBatch(
-        [batch.problems[p] for p in order],
-        [batch.prompts[p] for p in order],
-        [batch.completions[p * G + g] for p in order for g in range(G)],
-        [batch.texts[p * G + g] for p in order for g in range(G)],
-        [batch.scores[p * G + g] for p in order for g in range(G)],
-        batch.rewards[order],
-        G,
-    )
+    order = [2, 0, 1]
+    moved = batch.take(order)
+    assert moved.texts == [batch.texts[p * 4 + g] for p in order for g in range(4)]
     _, a = packed_gradient(policy, batch, advantage, row_tokens=128, rows=4)
     _, b = packed_gradient(policy, moved, advantage[order], row_tokens=128, rows=4)
     for x, y in zip(a, b):
         torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-4)
 
 
-def test_truncated_share_counts_completions_without_a_stop(batch: rollout.RolloutBatch) -> None:
-    assert batch.truncated_frac == 1.0
-    assert {c.stop for c in batch.completions} <= {"length", "context"}
-    assert all(isinstance(c, generate.Completion) for c in batch.completions)
-
-
 def test_unpacking_puts_every_target_back_in_its_place(policy: GPT, batch: rollout.RolloutBatch) -> None:
-    """Values at the targets as a row per completion, whatever the packing; and the model's scores of a whole batch as one table."""
-    sampled = batch.logprobs()
+    """Values at the targets as a row per completion, whatever the packing; and the model's scores of a whole batch equal the sampled ones."""
     for how in (dict(row_tokens=512, rows=8), dict(row_tokens=40, rows=2)):
-        for packed in rollout.pack(batch, torch.ones_like(batch.rewards), **how):
-            found = packed.unpack(packed.old_logprobs)
-            assert torch.equal(found, sampled[packed.rows(), : found.shape[1]])
-            assert torch.equal(packed.unpack(packed.completion >= 0), batch.mask()[packed.rows(), : found.shape[1]])
-        torch.testing.assert_close(
-            rollout.score_logprobs(policy, batch, temperature=1.0, **how), sampled, atol=1e-5, rtol=0
-        )
-    assert batch.take([2, 0]).texts == batch.texts[8:] + batch.texts[:4]
+        for packed in rollout.pack(batch, **how):
+            at, C = packed.numbers, packed.longest
+            assert torch.equal(packed.mask(), batch.mask()[at, :C])
+            ids = packed.unpack(packed.targets)
+            assert [row[on].tolist() for row, on in zip(ids, packed.mask())] == [batch.completions[i].ids for i in at]
+        scored = rollout.score_logprobs(policy, batch, temperature=1.0, **how)
+        torch.testing.assert_close(scored, batch.logprobs(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_names_its_problem(batch: rollout.RolloutBatch, value: float) -> None:
+    class Broken(Letters):
+        def score(self, problem: Problem, completion: str) -> Score:
+            return Score(value if problem.id == "1" else 0.5, "some", {}, False)
+
+    with pytest.raises(RunError, match=r"problem 1 .*(nan|inf)"):
+        rollout.judged(Broken(), replace(batch, scores=[]))
 
 
 class Judged(ToyTask):
@@ -212,9 +192,10 @@ def test_a_part_is_judged_while_the_next_one_is_sampled(policy: GPT) -> None:
     engine.sample = sample
     cfg = ReinforceConfig(device_batch_size=2, grad_accum=3, group_size=3, max_new_tokens=4, tags="text")
     problems, tok = task.problems("train"), tokenizer.load("bytes")
-    parts = RolloutSampler(cfg, engine, policy, task, problems, tok, at_once=2)(1, 6, seed=7, key=4)
+    parts = RolloutSampler(cfg, engine, policy, task, problems, tok)(1, 6, seed=7, key=4)
     assert task.parts == 3
-    whole = RolloutSampler(cfg, Local(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
+    at_once = replace(cfg, device_batch_size=6, grad_accum=1)
+    whole = RolloutSampler(at_once, Local(), policy, ToyTask(), problems, tok)(1, 6, seed=7, key=4)
     assert [c.ids for c in parts.completions] == [c.ids for c in whole.completions]
     assert torch.equal(parts.rewards, whole.rewards) and parts.problems == whole.problems
 
@@ -232,78 +213,13 @@ def test_rows_have_one_shape_in_the_whole_run_where_code_is_compiled(
         sample, found = RolloutSampler(cfg, Local(), policy, task, [*short, long], tok), []
         for at in (0, len(short)):
             batch = sample(at, 1, seed=at)
-            minibatches = [batch, *(part for _, part in updates.minibatches(rollout.join([batch, batch]), 2))]
-            every = [p for b in minibatches for p in updates.packs(cfg, policy, b, torch.ones(1, 3))]
-            found.append({tuple(p.ids.shape) for p in every})
+            how = rollout.row_shapes(batch, cfg.row_tokens, cfg.rows, torch.device("cpu"))
+            found.append(
+                {tuple(p.ids.shape) for b in (batch, rollout.join([batch, batch])) for p in rollout.pack(b, **how)}
+            )
         return found
 
     first, second = shapes()
     assert first != second and max(T for _, T in first) < max(T for _, T in second) < 64
     monkeypatch.setattr(packed_attention, "DENSE", ())
     assert shapes() == [{(2, packed_attention.BLOCK)}] * 2
-
-
-# ---------------------------------------------------------------- which problems a step has
-
-
-class Kinds(ToyTask):
-    """Every problem of a stratum; the class "lower" is always solved."""
-
-    grouped_by, clustered_by = "stratum", "tool"
-
-    def problems(self, split: str, limit: int | None = None, seed: int = 0) -> list[Problem]:
-        kinds = [("call", "lower")] * 5 + [("call", "digit")] * 3 + [("unfitting", "upper")] * 2
-        return [
-            Problem(f"p{i}", [{"role": "user", "content": c}], c, split, dict(stratum=s, tool=c))
-            for i, (s, c) in enumerate(kinds * 10)
-        ]
-
-    def score(self, problem: Problem, completion: str) -> Score:
-        return Score(float(problem.gold == "lower"), "some", {}, problem.gold == "lower")
-
-
-def test_every_step_has_the_strata_in_their_shares() -> None:
-    """Of recipe nano's training problems a fifth has no fitting tool: three or four of the sixteen of each step."""
-    task = FuncallTask()
-    task.grouped_by = "stratum"
-    problems = reading.problems("train", 400, code_requests=["Write f."])
-    spread = spread_strata(task, random.Random(0).sample(problems, 400))
-    assert sorted(p.id for p in spread) == sorted(p.id for p in problems)
-    unfitting = [p.meta["stratum"] == "unfitting" for p in spread]
-    assert {sum(unfitting[at : at + 16]) for at in range(0, 400, 16)} <= {3, 4}
-    with raising(ConfigError, "toy", "strata"):
-        spread_strata(ToyTask(), ToyTask().problems("train"))
-
-
-def test_kinds_that_are_solved_are_drawn_less_within_their_stratum(policy: GPT) -> None:
-    task, tok = Kinds(), tokenizer.load("bytes")
-    problems = task.problems("train")
-    cfg = ReinforceConfig(group_size=2, max_new_tokens=2, tags="text", seed=3)
-
-    def drawn(
-        share: float, state: dict[str, object] | None = None
-    ) -> tuple[RolloutSampler, Counter[str], Counter[str]]:
-        sample = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=share)
-        if state:
-            sample.load_state(state)
-        first, later = (sample(at, 100, seed=1).problems for at in (0, 100))
-        return sample, Counter(p.gold for p in first), Counter(p.gold for p in later)
-
-    plain, before, after = drawn(1.0)
-    assert before == after == dict(lower=50, digit=30, upper=20) and plain.state() == {}
-    some, before, after = drawn(0.3)
-    assert before == dict(lower=50, digit=30, upper=20), "nothing is known before the first batch"
-    assert some.state() == {"solved": ["call/lower"]} and after["upper"] == 20
-    assert 8 <= after["lower"] <= 23 and after["digit"] == 80 - after["lower"]
-    _, resumed, _ = drawn(0.3, some.state())
-    assert resumed["lower"] < 25, "a resumed run knows it"
-    one = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=0.0)
-    one.load_state({"solved": ["call/lower", "call/digit"]})
-    assert {p.gold for p in one(0, 100, seed=1).problems} == {"upper"}, (
-        "a stratum that is solved leaves its places to others"
-    )
-    everything = RolloutSampler(cfg, Local(), policy, task, problems, tok, solved_share=0.0)
-    everything.load_state({"solved": ["call/lower", "call/digit", "unfitting/upper"]})
-    assert [p.id for p in everything(0, 100, seed=1).problems] == [p.id for p in problems], (
-        "where all is solved, all are drawn"
-    )

@@ -15,12 +15,12 @@ from codechat.rl.rollout_metrics import (
     RankMetrics,
     combine_ranks,
     ends_of_lone,
-    live_groups,
+    live_completions,
     rank_metrics,
     rollout_metrics,
 )
 from codechat.tasks.base import Problem, Score
-from codechat.training import Meter
+from codechat.training.meters import CLIPPING, Meter
 
 TIERS = ("none", "some", "all")
 
@@ -40,7 +40,7 @@ def batch_of(rewards: list[list[float]], seed: int = 0) -> RolloutBatch:
     scores = [Score(r, TIERS[(r > 0) + (r == 1)], {}, r == 1, terms={"close": r / 2}) for r in flat]
     problems = [Problem(str(p), [], None, "train") for p in range(len(rewards))]
     prompts, texts = [[1]] * len(rewards), [""] * len(flat)
-    return RolloutBatch(problems, prompts, completions, texts, scores, torch.tensor(rewards), len(rewards[0]))
+    return RolloutBatch(problems, prompts, completions, texts, scores, len(rewards[0]))
 
 
 BATCH = batch_of([[0.0, 1.0, 0.5], [0.5, 0.5, 0.5], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
@@ -77,7 +77,6 @@ def test_one_rank_keeps_the_numbers_of_diagnose(seed: int) -> None:
     assert found["reward_mean"] == judged.reward_mean and found["reward_std"] == judged.reward_std
     assert found["exact_match"] == judged.correct_share and found["frac_zero_std_groups"] == judged.frac_zero_std
     assert found["effective_groups"] == judged.effective_groups
-    assert found["truncated_frac"] == batch.truncated_frac
     assert {k: v for k, v in found.items() if "/" in k} == batch.tier_shares(TIERS)
 
 
@@ -113,8 +112,8 @@ def test_groups_of_one_are_judged_together_over_ranks(
         assert (found["effective_groups"], found["frac_zero_std_groups"]) == (live, 1 - live)
         ends = [ends_of_lone(batch.rewards) for batch in ranks]
         monkeypatch.setattr(dist, "all_gather_objects", lambda own, ends=ends: ends)
-        assert live_groups(ranks[0].rewards) == live
-    assert live_groups(BATCH.rewards) == 2.0, "larger groups are each rank's own"
+        assert live_completions(ranks[0].rewards).all() == bool(live)
+    assert live_completions(BATCH.rewards).all(), "larger groups are each rank's own"
 
 
 def test_a_loops_own_values_are_combined_by_their_rule() -> None:
@@ -132,7 +131,7 @@ def test_a_loops_own_values_are_combined_by_their_rule() -> None:
 
 @pytest.mark.parametrize("values", [(math.nan, 0.5), (0.5, math.nan), (math.nan, 0.5, math.nan, 0.25)])
 def test_a_nan_among_maxima_is_not_lost(values: tuple[float, ...]) -> None:
-    meter = Meter(ratios=True)
+    meter = Meter(CLIPPING)
     for value in values:
         meter.add(ratio_max=value, logprob_mismatch=torch.tensor(value))
         meter.read()
