@@ -42,9 +42,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     run_name: str = default("preference")
     loss: Literal["dpo", "ipo", "kto", "cpo", "orpo", "simpo"] = opt("dpo", "the paper")
     data_dir: str | None = opt(None, "directory with preferences.SPLIT.jsonl; none = pairs of rollouts on --task")
-    task: str | None = opt(
-        None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}"
-    )
+    task: str | None = opt(None, f"task to sample pairs on, and to evaluate on: {', '.join(NAMES)}")
     task_data: str | None = opt(None, "directory with TASK.SPLIT.jsonl problems; none = the task generates its own")
     sample_groups: int = opt(256, "groups to sample where pairs come from rollouts", least=1)
     group_size: int = opt(8, "completions per group", least=1)
@@ -60,9 +58,7 @@ class PreferenceConfig(LearningSettings, PolicySettings):
     temperature: float = opt(
         1.0, "sampling temperature of rollouts and evaluations; the loss is at temperature 1", least=0
     )
-    top_k: int | None = opt(
-        None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1
-    )
+    top_k: int | None = opt(None, "sample rollouts and evaluations among the k likeliest tokens; none = all", least=1)
     max_new_tokens: int = opt(64, "longest sampled completion, tokens", least=1)
     row_tokens: int = opt(512, "tokens of a packed training row", least=2)
     lr: float = default(5e-5)

@@ -17,12 +17,12 @@ from torch._dynamo.utils import counters
 from codechat import sft
 from codechat.bench.sync_count import SyncCount
 from codechat.core.errors import ConfigError
-from codechat.distributed import hardware
+from codechat.distributed import dist, hardware
 from codechat.models import fp8, head, loading, optim, packed_attention
 from codechat.models.config import GPTConfig
 from codechat.models.generate import Completion
 from codechat.models.gpt import GPT
-from codechat.rl import losses
+from codechat.rl import losses, rollout
 from codechat.rl.rollout import RolloutBatch
 from codechat.runs import checkpoint
 from codechat.tasks.base import Problem, Score

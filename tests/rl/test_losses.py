@@ -166,7 +166,11 @@ def test_clipped_loss_by_hand_and_its_gradient() -> None:
     loss.sum().backward()
     torch.testing.assert_close(logprobs.grad, torch.tensor([[0.0, -1.0, -2.0], [0.0, 1.1, 2.0]]))
     found = clip_statistics(ratio, LOGPROBS, OLD, ADVANTAGES, MASK, 0.2, 0.2)
-    assert (int(found["clipped_low"]), int(found["clipped_high"]), float(found["ratio_max"])) == (1, 1, pytest.approx(2.0))
+    assert (int(found["clipped_low"]), int(found["clipped_high"]), float(found["ratio_max"])) == (
+        1,
+        1,
+        pytest.approx(2.0),
+    )
     torch.testing.assert_close(
         found["kl_old"], masked_sum(ratio.detach().reciprocal() - 1 + ratio.detach().log(), MASK)
     )
