@@ -190,14 +190,8 @@ def train(cfg: GRPOConfig) -> Run:
                         sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
                     mb.backward(losses.masked_sum(loss * weights, mb.mask), **sums)
                 update.apply()
-            ratios = {name: (float(x), batch.n_tokens) for name, x in off_policy.items()}
-            resampled = r.drawn - r.world.size * cfg.problems_per_rank
-            r.log(
-                batch,
-                ratios=ratios if cfg.old_logprobs == "trainer" else {},
-                adv_abs_mean=advantage.abs().mean(),
-                resampled_groups=resampled,
-            )
+            means = dict(adv_abs_mean=advantage.abs().mean(), resampled_groups=r.resampled)
+            r.log(batch, sums=off_policy if cfg.old_logprobs == "trainer" else {}, **means)
     return r.run
 
 

@@ -84,12 +84,15 @@ RUN_PRESETS = run_presets(toy=TOY_RUN | {"lr": 2.5e-3, "schedule": "cosine"}, lo
 
 def token_rewards(cfg: PPOConfig, batch: RolloutBatch, paid: Tensor, old: Tensor, ref: Tensor | None) -> Tensor:
     """(N, C) reward of each token: `paid` (P, G) at the last one, less the KL penalty of each (arXiv:2203.02155, eq. 2)."""
+    import torch
+
+    from codechat.distributed import dist
     from codechat.rl.losses import kl_estimate
 
     rows = batch.lengths().nonzero()[:, 0]  # a prompt that fills the block leaves an empty completion
-    rewards = old.new_zeros(old.shape).cpu()
-    rewards[rows, batch.lengths()[rows] - 1] = paid.flatten()[rows].to(rewards.dtype)
-    rewards = rewards.to(old.device)
+    rewards = torch.zeros(old.shape)
+    rewards[rows, batch.lengths()[rows] - 1] = paid.flatten()[rows]
+    rewards = dist.send(rewards, old.device)
     return rewards if ref is None else rewards - cfg.kl_coef * kl_estimate(old, ref, cfg.kl_kind)
 
 
@@ -132,7 +135,7 @@ def train(cfg: PPOConfig) -> Run:
                         sums["kl_ref"] = losses.masked_sum(losses.kl_estimate(logprobs, mb.of(ref)), mb.mask)
                     mb.backward(losses.masked_mean(loss, mb.mask, update.n_tokens), **sums)
                 update.apply()
-            r.log(batch, paid, ratios=dict(adv_abs_mean=(adv_abs, len(written))), explained_variance=explained)
+            r.log(batch, paid, sums=dict(adv_abs_mean=adv_abs), explained_variance=explained)
     return r.run
 
 

@@ -122,6 +122,11 @@ class RLSession(Session):
         """Rollouts of n problems from the at-th of this step on. A collective."""
         return self.sampler(self.counts.get("problems", 0) + at, n, step_seed(self.cfg, self.step), key=at)
 
+    @property
+    def resampled(self) -> int:
+        """Problems that were drawn in this step to replace others."""
+        return self.drawn - self.world.size * self.cfg.problems_per_rank
+
     def score(self, model: GPT, batch: RolloutBatch) -> Tensor:
         """(N, C) log-probabilities of the completions under a model, without gradient. A collective where it is sharded."""
         how = dict(temperature=self.cfg.temperature, row_tokens=self.cfg.row_tokens, rows=self.cfg.rows)
@@ -154,12 +159,13 @@ class RLSession(Session):
         self,
         batch: RolloutBatch,
         paid: Tensor | None = None,
-        ratios: Mapping[str, tuple[float, float]] = {},
+        sums: Mapping[str, float | Tensor] = {},
         **means: float | Tensor,
     ) -> None:
         """Write the step's metrics, over all ranks, and every --log-rollouts-every steps its best and worst rollouts. Ends the run after too many
-        DEAD steps in a row. paid: (P, G) rewards that advantages were made of, where those are not the task's; ratios: name -> (sum, count). A
+        DEAD steps in a row. paid: (P, G) rewards that advantages were made of, where those are not the task's; sums: over this rank's tokens. A
         collective."""
+        ratios = {name: (float(value), batch.n_tokens) for name, value in sums.items()}
         means = {name: float(value) for name, value in means.items()} | self.engine.metrics(self.step)
         row = self.meter.row(self.cfg, batch, self.task, paid, ratios=ratios, **means)
         row |= dict(lr=self.lr, grad_norm=self.grad_norm if self.meter.updates else 0.0)

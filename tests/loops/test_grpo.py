@@ -38,28 +38,35 @@ NEW = OLD + torch.tensor([[2.0, 0.5, 9.0], [0.5, 1.1, 2.0]]).log()
 # ---------------------------------------------------------------- the clipped loss
 
 
+def clipped(
+    new: torch.Tensor, level: str = "token", low: float = 0.2, high: float = 0.2, A: torch.Tensor = ADVANTAGES
+) -> torch.Tensor:
+    return losses.clipped_policy_loss(losses.policy_ratio(new, OLD, MASK, level), A, low, high)
+
+
 def test_the_clipped_loss_by_hand_on_all_four_sides() -> None:
     """A > 0: the ratio counts up to 1.28, and below 1 without bound. A < 0: down to 0.8, and above 1 without bound."""
     new = NEW.clone().requires_grad_()
-    loss, stats = losses.clipped_policy_loss(new, OLD, ADVANTAGES, MASK, clip_eps_low=0.2, clip_eps_high=0.28)
-    expected = torch.tensor([[-2 * 1.28, -2 * 0.5], [0.8, 1.1]])
-    torch.testing.assert_close(loss[:, :2], expected)
+    loss = clipped(new, high=0.28)
+    torch.testing.assert_close(loss[:, :2], torch.tensor([[-2 * 1.28, -2 * 0.5], [0.8, 1.1]]))
     assert loss[1, 2].item() == pytest.approx(2.0)
     losses.masked_sum(loss, MASK).backward()
     # clipped tokens have no gradient; the others -A x ratio
     torch.testing.assert_close(new.grad, torch.tensor([[0.0, -1.0, 0.0], [0.0, 1.1, 2.0]]))
-    assert {k: int(stats[k]) for k in ("tokens", "clipped_low", "clipped_high")} == dict(
-        tokens=5, clipped_low=1, clipped_high=1
+    stats = losses.clip_statistics(losses.policy_ratio(NEW, OLD, MASK), NEW, OLD, ADVANTAGES, MASK, 0.2, 0.28)
+    assert (int(stats["clipped_low"]), int(stats["clipped_high"]), float(stats["ratio_max"])) == (
+        1,
+        1,
+        pytest.approx(2.0),
     )
-    assert float(stats["ratio_max"]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_step_raises_what_was_good_and_lowers_what_was_bad(advantage: float) -> None:
     logits = torch.zeros(1, 1, 3, requires_grad=True)
     new = logits.log_softmax(-1)[..., 1]
-    loss, _ = losses.clipped_policy_loss(new, new.detach(), torch.tensor([[advantage]]), torch.ones(1, 1))
-    loss.sum().backward()
+    ratio = losses.policy_ratio(new, new.detach(), torch.ones(1, 1))
+    losses.clipped_policy_loss(ratio, torch.tensor([[advantage]])).sum().backward()
     assert ((logits - 0.1 * logits.grad).softmax(-1)[0, 0, 1] > 1 / 3) == (advantage > 0)
 
 
@@ -67,25 +74,21 @@ def test_a_step_raises_what_was_good_and_lowers_what_was_bad(advantage: float) -
 def test_at_ratio_one_its_gradient_is_that_of_reinforce(level: str) -> None:
     """What makes GRPO's first update a REINFORCE step; per sequence GSPO spreads the same gradient evenly, so only the mean per sequence agrees."""
     new, plain = OLD.clone().requires_grad_(), OLD.clone().requires_grad_()
-    loss, _ = losses.clipped_policy_loss(new, OLD, ADVANTAGES, MASK, level=level)
     weights = losses.token_weights(MASK.sum(1), "token", n_sequences=2, n_tokens=5, max_tokens=3)
-    losses.masked_sum(loss * weights, MASK).backward()
+    losses.masked_sum(clipped(new, level) * weights, MASK).backward()
     losses.policy_gradient_loss(plain, ADVANTAGES, MASK).backward()
     torch.testing.assert_close(new.grad, plain.grad)
 
 
 def test_gspo_has_one_ratio_per_sequence_and_clips_it_whole() -> None:
     new = NEW.clone().requires_grad_()
-    loss, stats = losses.clipped_policy_loss(
-        new, OLD, ADVANTAGES, MASK, level="sequence", clip_eps_low=0.05, clip_eps_high=0.05
-    )
+    loss = clipped(new, "sequence", 0.05, 0.05)
     first, second = math.sqrt(2.0 * 0.5), (0.5 * 1.1 * 2.0) ** (1 / 3)  # 1 and 1.032: neither is clipped
     torch.testing.assert_close(loss[0, :2], torch.full((2,), -2 * first))
     torch.testing.assert_close(loss[1], torch.full((3,), second))
     losses.masked_sum(loss[1:], MASK[1:]).backward()
     torch.testing.assert_close(new.grad[1], torch.full((3,), second))  # 3 tokens x ratio / 3
-    up = losses.clipped_policy_loss(NEW, OLD, ADVANTAGES.abs(), MASK, level="sequence", clip_eps_high=0.03)
-    assert int(up[1]["clipped_high"]) == 3 and up[0][1].tolist() == pytest.approx([-1.03] * 3)
+    assert clipped(NEW, "sequence", high=0.03, A=ADVANTAGES.abs())[1].tolist() == pytest.approx([-1.03] * 3)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
@@ -94,9 +97,10 @@ def test_what_the_mask_hides_reaches_neither_value_nor_gradient(poison: float, l
     new = NEW.clone()
     new[0, 2] = poison
     new.requires_grad_()
-    loss, stats = losses.clipped_policy_loss(new, OLD, ADVANTAGES, MASK, level=level)
-    losses.masked_sum(loss, MASK).backward()
+    losses.masked_sum(clipped(new, level), MASK).backward()
     assert new.grad.isfinite().all() and new.grad[0, 2] == 0
+    ratio = losses.policy_ratio(new, OLD, MASK, level)
+    stats = losses.clip_statistics(ratio, new, OLD, ADVANTAGES, MASK, 0.2, 0.2)
     assert all(v.isfinite() for v in stats.values())
 
 
@@ -109,8 +113,6 @@ def test_weights_of_the_three_papers_by_hand() -> None:
     assert found["sequence"] == pytest.approx([1 / 4, 1 / 6])
     assert found["token"] == pytest.approx([1 / 5, 1 / 5])
     assert found["constant"] == pytest.approx([1 / 20, 1 / 20])
-    with raising(ConfigError, "mean", "sequence", "token", "constant"):
-        losses.token_weights(lengths, "mean", n_sequences=2, n_tokens=5, max_tokens=10)  # type: ignore[arg-type]
 
 
 def test_microbatches_add_up_whatever_the_weighing() -> None:
@@ -118,9 +120,7 @@ def test_microbatches_add_up_whatever_the_weighing() -> None:
 
         def total(rows: slice) -> torch.Tensor:
             weights = losses.token_weights(MASK[rows].sum(1), how, n_sequences=2, n_tokens=5, max_tokens=7)
-            return losses.masked_sum(
-                losses.clipped_policy_loss(NEW[rows], OLD[rows], ADVANTAGES[rows], MASK[rows])[0] * weights, MASK[rows]
-            )
+            return losses.masked_sum(clipped(NEW)[rows] * weights, MASK[rows])
 
         torch.testing.assert_close(total(slice(0, 1)) + total(slice(1, 2)), total(slice(0, 2)))
 
@@ -272,24 +272,17 @@ def test_groups_without_variance_are_replaced_by_further_problems(home: Path, mo
     assert taken and all(p.gold != "upper" for batch in taken for p in batch.problems)
 
 
-def test_replacing_groups_keeps_order_and_ids(home: Path) -> None:
+def test_replacing_groups_keeps_order_and_ids() -> None:
     """Pure bookkeeping: group 1 of three is exchanged, the others stay where they were."""
 
     def made(names: str) -> rollout.RolloutBatch:
-        groups = list(names)
-        return rollout.RolloutBatch(
-            groups,
-            [[ord(n)] for n in groups],
-            [n + i for n in groups for i in "xy"],
-            [n + i for n in groups for i in "xy"],  # type: ignore[arg-type]
-            [n for n in groups for _ in "xy"],
-            torch.tensor([[ord(n), 0.0] for n in groups]),
-            2,
-        )  # type: ignore[arg-type]
+        texts = [n + i for n in names for i in "xy"]
+        scores = [toy.Score(float(ord(n)), "some", {}, False) for n in names for _ in "xy"]
+        return rollout.RolloutBatch(list(names), [[ord(n)] for n in names], list(texts), texts, scores, 2)  # type: ignore[arg-type]
 
-    found = made("abc").replace([1], made("z"))
-    assert found.problems == list("azc") and found.texts == ["ax", "ay", "zx", "zy", "cx", "cy"]
-    assert found.rewards[:, 0].tolist() == [ord(n) for n in "azc"] and found.prompts == [[97], [122], [99]]
+    batch = made("abc").replace([1], made("z"))
+    assert batch.problems == list("azc") and batch.texts == ["ax", "ay", "zx", "zy", "cx", "cy"]
+    assert batch.rewards[:, 0].tolist() == [ord(n) for n in "azc"] and batch.prompts == [[97], [122], [99]]
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_raw_completions_end_behind_the_answer(home: Path, gsm8k: str, monkeypat
 
     problems = [p for p in task.problems("train") if p.gold["answer"] == "1"][:1]
     batch = rollout.collect(None, task, problems, tok, "raw", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
-    assert batch.texts == [written] * 2 and batch.scores[0].correct and batch.truncated_frac == 0
+    assert batch.texts == [written] * 2 and batch.scores[0].correct and not batch.cut_off().any()
     assert all(c.ids == tok.encode(written) and len(c.logprobs) == len(c.ids) for c in batch.completions)
     assert (tok.eot_id,) in seen["stop"] and tuple(tok.encode("</answer>")) in seen["stop"]
     chatting = rollout.collect(None, task, problems, tok, "reserved", group_size=2, max_new_tokens=64, sampler=sampler)  # type: ignore[arg-type]
@@ -297,7 +297,7 @@ def test_an_engine_samples_the_task_and_its_loss_loses_nothing(home: Path, monke
         assert list(there.evals()[column]) == pytest.approx(list(here.evals()[column]), abs=1e-5)
     lost = sft.train(sft_settings(home, run_name="lost", engine_url="http://127.0.0.1:9", **engine))
     assert lost.status["status"] != "finished"
-    assert lost.evals()["heldout_loss/worked"].notna().all() and "--resume" in lost.status["reason"]
+    assert "--resume" in lost.status["reason"]
 
 
 # ---------------------------------------------------------------- command lines to copy

@@ -338,7 +338,7 @@ def test_rows_of_one_shape_learn_alike(loss: str, home: Path, monkeypatch: pytes
 def test_more_rows_than_the_longest_pairs_need_are_several_passes_of_the_same_sums(home: Path) -> None:
     """First-fit may need a row more for shorter pairs; the sums come back in the order of the completions."""
     cfg, pairs = settings(write(home, PAIRS), row_tokens=32), read(write(home, PAIRS))
-    judge = preference.Judge(cfg.resolved(), GPT(replace(cfg.model, vocab_size=257)), pairs)
+    judge = preference.PreferenceLoss(cfg.resolved(), GPT(replace(cfg.model, vocab_size=257)), pairs)
     part, found = pairs.take([5, 2, 7, 0]), []
     for judge.rows in (1 << 30, 1):
         judge.model.zero_grad()

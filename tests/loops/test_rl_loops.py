@@ -27,7 +27,6 @@ from codechat.models.generate import Completion
 from codechat.rl import rollout_metrics
 from codechat.rl.rollout import RolloutBatch
 from codechat.rl.rollout_metrics import RankMetrics
-from codechat.runs import checkpoint
 from codechat.tasks import base, toy
 from codechat.text import chat, tokenizer
 
@@ -86,7 +85,7 @@ def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty()
         toy.ToyTask().problems("train")[:2],
         [base.Score(r, "", {}, False) for r in rewards.flatten().tolist()],
     )
-    batch = RolloutBatch(problems, [[1], [1]], said, [""] * 4, scores, rewards, 2)
+    batch = RolloutBatch(problems, [[1], [1]], said, [""] * 4, scores, 2)
     found = ppo.token_rewards(settings("ppo"), batch, batch.rewards, batch.logprobs(), None)
     assert found.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.25]]
 
@@ -94,24 +93,6 @@ def test_ppo_pays_the_last_token_of_each_completion_and_none_where_it_is_empty()
 @pytest.mark.parametrize("loop", LOOPS)
 def test_resuming_continues_the_same_curve_bitwise(loop: str, home: Path) -> None:
     resume_contract(LOOPS[loop][0].train, settings(loop, save_every=2, **MORE[loop]), 2)
-
-
-@pytest.mark.parametrize("loop", ["reinforce", *LOOPS])
-def test_a_resumed_run_knows_which_problems_were_solved(loop: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graded = toy.ToyTask.score
-
-    def score(self: toy.ToyTask, problem: toy.Problem, text: str) -> toy.Score:
-        return replace(graded(self, problem, text), correct=problem.gold in ("lower", "upper"))
-
-    monkeypatch.setattr(toy.ToyTask, "score", score)
-    train, drawn = LOOPS.get(loop, (reinforce,))[0].train, []
-    remembered = settings(loop, save_every=2, solved_share=0.2, log_rollouts_every=1, device_batch_size=8)
-    whole, _ = resume_contract(train, remembered, 2)
-    assert checkpoint.load(whole.path).extra["solved"] == ["toy-train-0", "toy-train-1"]
-    plain = train(replace(remembered, run_name="plain", solved_share=1.0))
-    for run in (whole, plain):
-        drawn.append(run.metrics().sort_values("step")["exact_match"].tolist())
-    assert drawn[0][0] == drawn[1][0] == 0.5 and max(drawn[0][1:]) < 0.5 == min(drawn[1][1:])
 
 
 @pytest.mark.parametrize("loop", ["reinforce", *LOOPS])
@@ -223,19 +204,11 @@ def test_kept_completions_by_hand() -> None:
         ("ppo", "minibatches", 3),
         ("expert", "group_size", 1),
         ("expert", "temperature", 0.0),
-        ("reinforce", "solved_share", 1.5),
     ],
 )
 def test_settings_that_cannot_be_are_rejected(loop: str, name: str, value: float) -> None:
     with raising(UserError, name, value):
         settings(loop, **{name: value})
-
-
-def test_solved_kinds_are_not_known_ahead_of_their_batch() -> None:
-    ahead = dict(engine="http", max_off_policy=1, importance_cap=2.0, sample_ahead=True, engine_dir="/dev/shm/x")
-    settings("reinforce", **ahead)
-    with raising(UserError, "solved_share", 0.5, "sample_ahead"):
-        settings("reinforce", solved_share=0.5, **ahead)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
