@@ -42,7 +42,7 @@ import pandas as pd
 import torch
 from IPython.display import HTML
 
-from codechat import GPT, GPTConfig, advantages, chat, conversations, frozen_rows, losses, optim, plots, rollout, tokenizer
+from codechat import GPT, GPTConfig, advantages, chat, conversations, frozen_rows, losses, optim, plots, reinforce, rollout, tokenizer
 from codechat.models.generate import Completion
 from codechat.reports.style import OKABE_ITO, finish, first_and_last, new_figure
 from codechat.reports.token_attribution import gradient_share, xray_values
