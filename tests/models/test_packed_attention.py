@@ -62,10 +62,10 @@ def test_a_block_mask_shows_what_the_dense_one_shows(as_on_a_gpu: None) -> None:
     packed = packed_rollouts()
     pairs = [
         (packed_attention.Documents(DOCS).mask, conversations.packed_mask(DOCS)),
-        (None, packed.mask()),
+        (None, packed.where()["mask"]),
     ]
     packed_attention.DENSE = ("cpu",)
-    pairs[1] = packed.mask().mask, pairs[1][1]
+    pairs[1] = packed.where()["mask"].mask, pairs[1][1]
     for dense, block in pairs:
         assert dense.dtype == torch.bool and not isinstance(block, Tensor)
         B, _, T, _ = dense.shape
@@ -85,14 +85,14 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
     def values() -> list[Tensor]:
         model.zero_grad()
         loss = model.loss(ids, targets, positions=positions, mask=conversations.packed_mask(DOCS))
-        where = dict(positions=packed.positions, mask=packed.mask())
+        where = dict(positions=packed.positions, mask=packed.where()["mask"])
         logprobs = model.token_logprobs(packed.ids, packed.targets, **where)[0]
         (loss + (logprobs * packed.advantages).sum()).backward()
         return [loss.detach(), logprobs.detach(), *(p.grad for p in model.parameters())]
 
     want = values()
     with gpu_steps.as_on_a_gpu():
-        assert not isinstance(packed.mask(), Tensor)
+        assert not isinstance(packed.where()["mask"], Tensor)
         for got, expected in zip(values(), want):
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
