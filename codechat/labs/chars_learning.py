@@ -16,11 +16,11 @@ from codechat.core import config
 from codechat.core.errors import ConfigError
 from codechat.distributed import dist, sharding
 from codechat.distributed.dist import World
-from codechat.labs import denoise
+from codechat.labs import denoise, per_token_rewards
 from codechat.models import generate
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
-from codechat.rl import advantages, losses, per_token_rewards
+from codechat.rl import advantages, losses
 from codechat.runs import checkpoint
 from codechat.runs.checkpoint import Checkpoint
 from codechat.tasks import chars

@@ -176,10 +176,11 @@ def reshaped(score: Score, shape: str) -> float:
 def backward(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor) -> None:
     """Add the gradient of REINFORCE's loss on the batch."""
     device = model.wte.weight.device
-    for packed in rollout.pack(batch, advantages, row_tokens=ROW_TOKENS, rows=ROWS):
+    for packed in rollout.pack(batch, advantages != 0, row_tokens=ROW_TOKENS, rows=ROWS):
         packed = packed.to(device)
-        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, positions=packed.positions, mask=packed.mask())
-        losses.policy_gradient_loss(logprobs, packed.advantages, packed.targets >= 0, count=batch.n_tokens).backward()
+        logprobs, _ = model.token_logprobs(packed.ids, packed.targets, **packed.where())
+        advantage = advantages.view(-1, 1).to(device)[packed.numbers]  # (B, 1)
+        losses.policy_gradient_loss(packed.unpack(logprobs), advantage, packed.mask(), batch.n_tokens).backward()
 
 
 def start_policies(setting: Setting, seed: int) -> dict[str, GPT]:

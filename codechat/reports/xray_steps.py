@@ -76,15 +76,16 @@ def token_gradients(model: GPT, batch: rollout.RolloutBatch, advantages: Tensor)
     tokens without loss."""
     device = model.wte.weight.device
     norms = torch.zeros(batch.mask().shape)
-    for packed in rollout.pack(batch, advantages, row_tokens=512, rows=8):
+    for packed in rollout.pack(batch, advantages != 0, row_tokens=512, rows=8):
         packed = packed.to(device)
+        where = packed.where()
         with torch.no_grad():
-            hidden = model.hidden(packed.ids, positions=packed.positions, mask=packed.mask())
+            hidden = model.hidden(packed.ids, positions=where["positions"], mask=where["mask"])
         hidden = hidden.detach().requires_grad_()
         logprobs, _ = model.token_logprobs(packed.ids, packed.targets, hidden=hidden)
-        (slope,) = torch.autograd.grad((logprobs * packed.advantages).sum(), hidden)
-        at = packed.completion >= 0
-        norms[packed.completion[at].cpu(), packed.offset[at].cpu()] = slope.norm(dim=-1)[at].cpu()
+        advantage = advantages.view(-1, 1).to(device)[packed.numbers]  # (B, 1)
+        (slope,) = torch.autograd.grad((packed.unpack(logprobs) * advantage).sum(), hidden)
+        norms[packed.numbers.cpu(), : packed.longest] = packed.unpack(slope.norm(dim=-1)).cpu()
     return norms
 
 

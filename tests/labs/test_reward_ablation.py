@@ -48,10 +48,9 @@ def batch_of(groups: list[list[str]], tags: str = "reserved") -> rollout.Rollout
     ids = [chat.completion_ids(t, TOK, tags) for t in texts]
     completions = [generate.Completion(ids=i, logprobs=[-1.0] * len(i), stop="stop") for i in ids]
     scores = [score_call(t, GOLD) for t in texts]
-    rewards = torch.tensor([s.reward for s in scores]).view(len(groups), -1)
     prompt = chat.prompt(problem.messages, TOK, tags)
     return rollout.RolloutBatch(
-        [problem] * len(groups), [prompt] * len(groups), completions, texts, scores, rewards, len(groups[0])
+        [problem] * len(groups), [prompt] * len(groups), completions, texts, scores, len(groups[0])
     )
 
 

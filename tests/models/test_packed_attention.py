@@ -85,9 +85,8 @@ def test_packed_rows_give_the_same_losses_and_gradients(options: dict[str, Any])
     def values() -> list[Tensor]:
         model.zero_grad()
         loss = model.loss(ids, targets, positions=positions, mask=conversations.packed_mask(DOCS))
-        where = dict(positions=packed.positions, mask=packed.where()["mask"])
-        logprobs = model.token_logprobs(packed.ids, packed.targets, **where)[0]
-        (loss + (logprobs * packed.advantages).sum()).backward()
+        logprobs = packed.unpack(model.token_logprobs(packed.ids, packed.targets, **packed.where())[0])
+        (loss + (logprobs * torch.linspace(-1, 1, len(packed.numbers))[:, None]).sum()).backward()
         return [loss.detach(), logprobs.detach(), *(p.grad for p in model.parameters())]
 
     want = values()
