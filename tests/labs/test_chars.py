@@ -20,7 +20,7 @@ from codechat.core import config
 from codechat.core.errors import ConfigError, DataError, MissingFile, UserError
 from codechat.data import sources
 from codechat.labs import chars as loop
-from codechat.labs import denoise
+from codechat.labs import denoise, per_token_rewards
 from codechat.models.config import GPTConfig
 from codechat.models.gpt import GPT
 from codechat.runs import checkpoint, run
