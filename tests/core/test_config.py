@@ -380,7 +380,7 @@ def test_help_comes_from_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--out str" in format_help(Named) and "(required)" in format_help(Named) and "PROMPTS" in format_help(Named)
 
 
-@pytest.mark.parametrize(("id", "name", "value"), [("pretrain", "final_lr_share", 1.5), ("chars", "lam", 1.5),
+@pytest.mark.parametrize(("id", "name", "value"), [("pretrain", "final_lr_share", 1.5),
                                                    ("ppo", "kl_coef", "inf"), ("grpo", "max_new_tokens", 0), ("sft", "eval_examples", 0),
                                                    ("grpo", "eval_examples", 0), ("preference", "eval_examples", 0)])  # fmt: skip
 def test_a_number_above_its_bounds_or_not_finite_is_rejected(id: str, name: str, value: object) -> None:
