@@ -46,9 +46,11 @@ freeze = False  # read the runs and freeze their rows
 seed = 0
 
 # %%
+import inspect
+
 import pandas as pd
 
-from codechat import PRESETS, config, frozen_rows, run_frames
+from codechat import PRESETS, config, grpo, frozen_rows, run_frames
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.evaluation.intervals import bootstrap_interval, estimate_pass_at_k, hierarchical_interval, paired_bootstrap
@@ -165,6 +167,16 @@ finish(axes[0, 0], x="correct completions of n=8", y="training problems", legend
 axes[0, 1].barh(TIERS, [before[f"tier/{t}"] for t in TIERS], color=[OKABE_ITO["green"] if t == "all_passed" else OKABE_ITO["sky"] for t in TIERS])
 finish(axes[0, 1], x="share of completions", y=None, legend=False)
 fig
+
+# %% [markdown]
+# ## The loop
+#
+# GRPO (arXiv:2402.03300, eq. 3), with $r_t = \pi(y_t) / \pi_{old}(y_t)$ and $A_i$ the reward within its group:
+# $$L = -\frac{1}{G}\sum_i \frac{1}{|y_i|}\sum_t \min\big(r_t A_i,\ \mathrm{clip}(r_t, 1-\varepsilon, 1+\varepsilon) A_i\big) + \beta\, KL_t$$
+# This is the whole of `train`: sample, credit, minibatches, loss, step.
+
+# %%
+print(inspect.getsource(grpo.train))
 
 # %% [markdown]
 # ## GRPO, three seeds

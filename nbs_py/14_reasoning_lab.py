@@ -46,9 +46,11 @@ fresh = False
 parent = "nano/pretrain"
 
 # %%
+import inspect
+
 import pandas as pd
 
-from codechat import config, frozen_rows, intervals, paths, run_frames, tasks
+from codechat import config, expert_iteration, frozen_rows, intervals, paths, run_frames, tasks
 from codechat.core import registry
 from codechat.core.atomic_files import read_rows
 from codechat.reports.style import OKABE_ITO, colour_of, finish, new_figure
@@ -167,6 +169,16 @@ sft, expert, grpo = (next(c for c in evals["checkpoint"].dropna().unique() if f"
 # %%
 steps = evals[evals["run"].str.endswith("/steps")].set_index("checkpoint")
 steps[["format_rate", "pass@1", "pass@4", *(f"reward/{t}" for t in TERMS)]].round(3)
+
+# %% [markdown]
+# ## The two loops
+#
+# Expert iteration (RAFT, arXiv:2304.06767) raises the likelihood of the best completions of each group, and nothing pushes the others away:
+# $L = -\frac{1}{N}\sum_{i \in best} \sum_t \log \pi(y_{i,t})$. GRPO (arXiv:2402.03300, eq. 3) weighs every completion by its advantage; notebook 13
+# prints its loop.
+
+# %%
+print(inspect.getsource(expert_iteration.train))
 
 # %% [markdown]
 # ## Expert iteration and GRPO, term by term

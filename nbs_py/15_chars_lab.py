@@ -115,6 +115,15 @@ flat = float((per_token_rewards.group_by_place(drawn, 8) == 0).all(1).float().me
 print(f"positions without a gradient: {silent:.0%} expected, {flat:.0%} of {256 * places:,} sampled")
 
 # %% [markdown]
+# ## The loop
+#
+# All four objectives share it. A policy is rewarded symbol by symbol and takes the clipped step of PPO (arXiv:1707.06347, eq. 7) on
+# $A = r - $ the mean of the draws of the same place (GRPO), or on what a learned value leaves unexplained (PPO).
+
+# %%
+print(inspect.getsource(lab.train))
+
+# %% [markdown]
 # ## Six ways, equal tokens
 #
 # A token here is a position in a backward pass. Fed by the text, eight samples share a position. Fed by its

@@ -53,7 +53,7 @@ import math
 import pandas as pd
 import torch
 
-from codechat import preference_losses as pl
+from codechat import preference, preference_losses as pl
 from codechat.labs.exact_gradients import World
 from codechat.reports.style import OKABE_ITO, finish, new_figure
 
@@ -138,6 +138,15 @@ table.round(3)
 # A positive number raises, a negative one lowers. In DPO, IPO and SimPO the two are opposite: the loss
 # depends only on their difference, so both may fall together. (At equal lengths; SimPO divides each by its
 # own.) CPO and ORPO raise the chosen text at any margin. IPO reverses once its margin is reached.
+
+# %% [markdown]
+# ## The loop
+#
+# DPO (arXiv:2305.18290, eq. 7): $L = -\log\sigma\big(\beta[(\log\pi - \log\pi_{ref})(y^+) - (\log\pi - \log\pi_{ref})(y^-)]\big)$; the others
+# change what stands in the brackets. The reference is asked once, before the first step.
+
+# %%
+print(inspect.getsource(preference.train))
 
 # %% [markdown]
 # ## Six policies
